@@ -1,0 +1,38 @@
+# One-line doors to tox; `make help` lists them. PYTHON is the interpreter of `tests`.
+PYTHON ?= python3
+TOOLS := .venv-tools
+TOX := $(TOOLS)/bin/tox
+export DATA_DIR ?= data
+export IPUFIT_PYTHON38 := $(shell .ci/find-python38)
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint types tests floor demo clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+test: $(TOX)  ## the everyday matrix: lint, types, tests, doctests, examples, floor
+	@$(TOOLS)/bin/python .ci/matrix.py
+
+lint: $(TOX)  ## ruff: rules and format
+	$(TOX) run -e lint
+
+types: $(TOX)  ## mypy: on the floor if there is a Python 3.8
+	$(TOX) run $(if $(IPUFIT_PYTHON38),-e floor -x testenv:floor.commands=mypy,-e types)
+
+tests: $(TOX)  ## tests, doctests and examples on the running interpreter
+	$(TOX) run -e tests
+
+floor: $(TOX)  ## types and tests on Python 3.8 and the lowest dependencies
+	$(TOX) run -e floor
+
+demo: $(TOX)  ## train the example; MNIST is looked for in DATA_DIR
+	$(TOX) run -e demo
+
+clean:  ## remove what the other targets made
+	rm -rf $(TOOLS) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+
+$(TOX): .ci/requirements.txt
+	$(PYTHON) -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/python -m pip install -qq --requirement $<
+	touch $@
