@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings PopTorch's backend knows, and the check of them before compiling."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from .errors import Error
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BOOL = _names(
+    """
+    auto_round_num_ipus use_model serial_phases_execution separate_backward_phase
+    broadcast_buffers enableExplicitIR enableInplaceAmbiguityChecking
+    enableLoadAndOffloadRNGState
+    batchSerializationSettings.concatOnVirtualGraphChange
+    batchSerializationSettings.concatOnExecutionPhaseChange
+    batchSerializationSettings.concatOnPipelineStageChange
+    strictOpVersions opxAliasChecking opxModifyChecking dotOpNames
+    exportPoplarComputationGraph exportPoplarVertexGraph separateCallOpPdfs
+    enableOutlining enableOutliningCopyCostPruning rearrangeAnchorsOnHost
+    rearrangeStreamsOnHost enablePrefetchDatastreams enableNonStableSoftmax
+    enableReplicatedGraphs enableGradientAccumulation
+    instrumentWithHardwareCycleCounter enablePipelining
+    disableGradAccumulationTensorStreams disableOptimizerStateTensorStreams
+    compileEngine constantWeights enableEngineCaching enableMergeExchange
+    enableFloatingPointChecks enableStochasticRounding ensureFp32LossScaleTensor
+    explicitRecomputation enableExplicitMainLoops useHostCopyOps aliasZeroCopy
+    delayVarUpdates enableFullyConnectedPass enableSerializedMatmuls enableStableNorm
+    decomposeGradSum enableDistributedReplicatedGraphs groupHostSync
+    automaticLossScalingSettings.enabled enableSupportedDataTypeCasting
+    groupNormStridedChannelGrouping scheduleNonWeightUpdateGradientConsumersEarly
+    replicatedCollectivesSettings.prepareScheduleForMergingCollectives
+    replicatedCollectivesSettings.mergeAllReduceCollectives
+    """
+)
+_UINT = _names(
+    """
+    device_iterations num_distributed_processes distributed_process_id ipu_version
+    ipu_id gradient_accumulation output_return_period replication_factor
+    input_group_size input_cgt execution_mode tensors_liveness output_mode
+    connection_type accumulateOuterFragmentSettings.schedule max_repeat_logs
+    accumulation_and_replication_reduction_type sync_pattern random_seed
+    executionPhaseSettings.phases executionPhaseSettings.stages
+    batchSerializationSettings.factor firstDotOp finalDotOp numIOTiles
+    mergeVarUpdateMemThreshold looseThresholdAtPeak accumulationFactor
+    swapLimitScheduler globalReplicationFactor globalReplicaOffset
+    defaultBufferingDepth defaultPrefetchBufferingDepth compilationProgressTotal
+    transitiveClosureOptimizationThreshold automaticLossScalingSettings.updatePeriod
+    autodiffSettings.stitchStrategy batchSerializationSettings.transformContext
+    batchSerializationSettings.method batchSerializationSettings.batchSchedule
+    autoRecomputation mergeVarUpdate virtualGraphMode syntheticDataMode
+    subgraphCopyingStrategy accumulationAndReplicationReductionType
+    meanAccumulationAndReplicationReductionStrategy
+    automaticLossScalingSettings.gradientTensorTrackingMethod
+    """
+)
+_FLOAT = _names(
+    """
+    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+    automaticLossScalingSettings.thresholdUpperCountProportion
+    automaticLossScalingSettings.binEdgeLocation
+    """
+)
+_STR = _names(
+    """
+    log_dir saveInitializersToFile model_name logDir cachePath partialsTypeMatMuls
+    customCodeletCompileFlags serializedPoprithmsShiftGraphsDir kahnTieBreaker
+    """
+)
+_LIST = _names(
+    """
+    accumulateOuterFragmentSettings.excludedVirtualGraphs dotChecks
+    hardwareInstrumentations customCodelets updatableNamedBuffers
+    """
+)
+_DICT = _names(
+    """
+    engineOptions reportOptions convolutionOptions matmulOptions lstmOptions
+    gclOptions location_activation location_weight location_optimizer
+    location_accumulator
+    """
+)
+KNOWN_POPART_OPTIONS: Mapping[str, frozenset[str]] = {
+    "bool": _BOOL,
+    "uint": _UINT,
+    "float": _FLOAT,
+    "str": _STR,
+    "list": _LIST,
+    "dict": _DICT,
+}
+"""The keys the backend accepts, by the kind of Python value that carries them."""
+
+# PopART 3.4's own MeanReductionStrategy ends at Post. The other enumerations are
+# bounded too, but PopTorch doesn't say where: they are left to the hardware.
+_HIGHEST = {"meanAccumulationAndReplicationReductionStrategy": 1}
+_NOT_PARSED = frozenset({"anchored_tensors", "patterns_level"})
+_PROGRESS_CALLBACK = "compilation_progress_bar_fn"
+_MEMORY_PROPORTION = "available_memory_proportion"
+
+
+def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
+    """Check settings as PopTorch's backend does before it compiles.
+
+    A setting is looked up among those of its value's type, so a known name with
+    a value of another type is unknown too. Empty containers set nothing and
+    aren't looked up.
+
+    Args:
+        options_dict: What `Options.toDict` returns.
+
+    Raises:
+        Error: If a setting is unknown, out of range, or of a type that the
+            backend doesn't take.
+
+    Example:
+        >>> from ipufit.emulator import Options, OutputMode
+        >>> options = Options().outputMode(OutputMode.All)
+        >>> validate_popart_options(options.toDict())
+        >>> _ = options._Popart.set("enableOutlinning", True)
+        >>> validate_popart_options(options.toDict())
+        Traceback (most recent call last):
+        ...
+        ipufit.emulator.errors.Error: 'poptorch_cpp_error': Unknown bool option ...
+    """
+    for key, value in options_dict.items():
+        if key in _NOT_PARSED or (key == _PROGRESS_CALLBACK and callable(value)):
+            continue
+        if isinstance(value, dict):
+            _check_dict(key, value, options_dict)
+        elif isinstance(value, (list, tuple, set)):
+            _check_elements(key, value)
+            if value:
+                _check_known("list", key)
+        else:
+            _check_known(_kind(key, value), key)
+            _check_range(key, value)
+
+
+def _backend_error(message: str) -> Error:
+    return Error(message, type="poptorch_cpp_error")
+
+
+def _kind(key: str, value: Any) -> str:
+    for kind, python_type in (
+        ("bool", bool),  # before int, which bool is too
+        ("float", float),
+        ("uint", int),
+        ("str", str),
+    ):
+        if isinstance(value, python_type):
+            return kind
+    raise _backend_error(
+        f"Unknown value type {type(value).__name__} for option {key}: use a bool, "
+        "int, float, str, or a list or dict of them."
+    )
+
+
+def _check_known(kind: str, key: str) -> None:
+    if key in KNOWN_POPART_OPTIONS[kind]:
+        return
+    homes = [other for other, keys in KNOWN_POPART_OPTIONS.items() if key in keys]
+    hint = f" It takes a {homes[0]}." if homes else " Check its spelling."
+    raise _backend_error(f"Unknown {kind} option {key}.{hint}")
+
+
+def _check_range(key: str, value: Any) -> None:
+    highest = _HIGHEST.get(key)
+    if highest is not None and not 0 <= value <= highest:
+        raise _backend_error(
+            f"Option {key} = {int(value)} is out of range: PopART knows 0 to {highest}."
+        )
+
+
+def _check_elements(key: str, values: Any) -> None:
+    for value in values:
+        if not isinstance(value, (str, int)):
+            raise _backend_error(
+                f"Unknown value type {type(value).__name__} inside option {key}: "
+                "use str or int."
+            )
+
+
+def _check_dict(key: str, value: dict[Any, Any], options: Mapping[str, Any]) -> None:
+    if key == _MEMORY_PROPORTION:
+        for ipu, proportion in value.items():
+            if not isinstance(proportion, (int, float)):
+                raise _backend_error(
+                    f"Unknown value type {type(proportion).__name__} for the memory "
+                    f"proportion of IPU{ipu}: use a float."
+                )
+        return
+    _check_elements(key, value.values())
+    if key == "patterns":
+        if "patterns_level" not in options:
+            raise _backend_error(
+                "Option patterns needs patterns_level: use `_Popart.setPatterns`."
+            )
+    elif value:
+        _check_known("dict", key)

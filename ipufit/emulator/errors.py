@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PopTorch's exceptions.
+
+The tree::
+
+    Exception
+    +-- Error                   anything the PopTorch layers refuse
+        +-- RecoverableError    transient device error, says how to recover
+        +-- UnrecoverableError  persistent device error
+"""
+
+from __future__ import annotations
+
+_PYTHON_ERROR = "poptorch_py_error"
+_CPP_ERROR = "poptorch_cpp_error"
+
+
+class Error(Exception):
+    """Base of the errors PopTorch raises (PopTorch user guide, "Error handling").
+
+    It derives from `Exception` directly: `except RuntimeError` doesn't see it.
+
+    Args:
+        message: What went wrong.
+        type: The layer that found it: `poptorch_py_error`,
+            `poptorch_cpp_error`, `popart_exception`, ...
+        location: Where in that layer, empty if unknown.
+
+    Example:
+        >>> from ipufit.emulator import Error
+        >>> error = Error("no loss found", type="poptorch_cpp_error")
+        >>> str(error)
+        "'poptorch_cpp_error': no loss found"
+        >>> error.message, error.type, error.location
+        ('no loss found', 'poptorch_cpp_error', '')
+    """
+
+    message: str
+    type: str
+    location: str
+
+    def __init__(
+        self, message: str = "", type: str = _PYTHON_ERROR, location: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.type = type
+        self.location = location
+
+    def __str__(self) -> str:
+        return f"'{self.type}': {self.message}"
+
+
+class RecoverableError(Error):
+    """A device error after which the run can be started again.
+
+    Args:
+        message: What went wrong.
+        type: The layer that found it.
+        location: Where in that layer, empty if unknown.
+        recovery_action: `IPU_RESET`, `LINK_RESET`, `PARTITION_RESET` or
+            `FULL_RESET`.
+
+    Example:
+        >>> from ipufit.emulator import RecoverableError
+        >>> RecoverableError("link down", recovery_action="LINK_RESET").recovery_action
+        'LINK_RESET'
+    """
+
+    recovery_action: str
+
+    def __init__(
+        self,
+        message: str = "",
+        type: str = _CPP_ERROR,
+        location: str = "",
+        *,
+        recovery_action: str = "IPU_RESET",
+    ) -> None:
+        super().__init__(message, type, location)
+        self.recovery_action = recovery_action
+
+
+class UnrecoverableError(Error):
+    """A device error that a reset doesn't cure.
+
+    Example:
+        >>> from ipufit.emulator import Error, UnrecoverableError
+        >>> isinstance(UnrecoverableError("tile memory parity"), Error)
+        True
+    """
+
+    def __init__(
+        self, message: str = "", type: str = _CPP_ERROR, location: str = ""
+    ) -> None:
+        super().__init__(message, type, location)
+
+
+def createPoptorchError(msg: str) -> Error:
+    """Build, but don't raise, the error PopTorch's Python layer raises.
+
+    Args:
+        msg: What went wrong.
+
+    Returns:
+        An `Error` of type `poptorch_py_error` without a location.
+
+    Example:
+        >>> from ipufit.emulator import createPoptorchError
+        >>> str(createPoptorchError("too late"))
+        "'poptorch_py_error': too late"
+    """
+    return Error(msg, type=_PYTHON_ERROR)
