@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all PopTorch optimisers share: constants, device state, construction.
+
+PopTorch's optimisers are torch's with more attributes. They run on the host as torch's
+do; for a training executor they are only a record of values to read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any, Callable, Dict, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger("poptorch::python")
+
+StateTensors = Dict[str, Tensor]
+
+_ACCUMULATION_TYPES = (torch.float32, torch.float16)
+
+
+class VariableAttributes:
+    """Which attributes of an optimiser may change once the model is compiled.
+
+    An attribute given to the constructor, even with its default's value, is variable:
+    the device streams it. The others are constants of the compiled program (PopTorch
+    user guide, "Constant attributes"). Change the record before compiling.
+
+    Args:
+        variable: Names of the variable attributes.
+        allowed: Names that may be marked at all.
+
+    Example:
+        >>> attributes = VariableAttributes(["lr"], allowed=["lr", "eps"])
+        >>> attributes.isConstant("lr"), attributes.isConstant("eps")
+        (False, True)
+    """
+
+    def __init__(self, variable: Iterable[str], allowed: Iterable[str]) -> None:
+        self._allowed = list(allowed)
+        self._variable = set(variable).intersection(self._allowed)
+
+    def isConstant(self, attr: str) -> bool:
+        """Say whether an attribute is compiled in.
+
+        Args:
+            attr: Any name; one that no optimiser knows counts as constant.
+
+        Returns:
+            Whether changing the attribute after compilation is an error.
+
+        Example:
+            >>> VariableAttributes(["lr"], allowed=["lr"]).isConstant("colour")
+            True
+        """
+        return attr not in self._variable
+
+    def markAsConstant(self, attr: str) -> None:
+        """Compile the attribute's value into the program.
+
+        Args:
+            attr: One of the allowed names.
+
+        Raises:
+            AssertionError: If the name is not allowed.
+
+        Example:
+            >>> attributes = VariableAttributes(["lr"], allowed=["lr"])
+            >>> attributes.markAsConstant("lr")
+            >>> attributes.isConstant("lr")
+            True
+        """
+        self._check_allowed(attr)
+        self._variable.discard(attr)
+
+    def markAsVariable(self, attr: str) -> None:
+        """Let the attribute change through `setOptimizer` after compilation.
+
+        Args:
+            attr: One of the allowed names.
+
+        Raises:
+            AssertionError: If the name is not allowed.
+
+        Example:
+            >>> attributes = VariableAttributes([], allowed=["lr"])
+            >>> attributes.markAsVariable("lr")
+            >>> attributes.isConstant("lr")
+            False
+        """
+        self._check_allowed(attr)
+        self._variable.add(attr)
+
+    def _check_allowed(self, attr: str) -> None:
+        if attr not in self._allowed:
+            raise AssertionError(
+                f"Unknown attribute {attr}, allowed values: {self._allowed}"
+            )
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Base of PopTorch's optimisers: state that lives on the device.
+
+    `state_dict()` has two entries more than torch's: `ipu_state`, the optimiser's
+    tensors on the device, and `ipu_param`, its variable hyper-parameters there. Both
+    are None until a model compiled with the optimiser has been attached.
+
+    It is not meant to be constructed by itself.
+
+    Example:
+        >>> from ipufit.emulator import optim
+        >>> weights = [torch.nn.Parameter(torch.zeros(2))]
+        >>> optimizer = optim.SGD(weights, lr=0.1)
+        >>> sorted(optimizer.state_dict())
+        ['ipu_param', 'ipu_state', 'param_groups', 'state']
+        >>> isinstance(optimizer, optim.Optimizer)
+        True
+    """
+
+    variable_attrs: VariableAttributes
+    loss_scaling: float
+
+    # What copies and pickles keep besides torch's own attributes.
+    _attribute_names: tuple[str, ...] = ()
+
+    # Class values, so that subclasses needn't call a constructor of ours.
+    _ipu_state: StateTensors | None = None
+    _ipu_param: StateTensors | None = None
+    _upload_pending: bool = False
+    _read_device: Callable[[], Mapping[str, StateTensors]] | None = None
+    _device_is_newer: bool = False
+
+    def has_state(self) -> bool:
+        """Say whether a device state is held, loaded or read back.
+
+        Returns:
+            False for a new optimiser.
+
+        Example:
+            >>> from ipufit.emulator import optim
+            >>> optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1).has_state()
+            False
+        """
+        return self._ipu_state is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give torch's state and the device's, read back if it's newer.
+
+        Returns:
+            Torch's `state` and `param_groups`, and `ipu_state` and `ipu_param`: names
+            to tensors, or None before the first attach.
+
+        Example:
+            >>> from ipufit.emulator import optim
+            >>> weights = [torch.nn.Parameter(torch.zeros(2))]
+            >>> print(optim.SGD(weights, lr=0.1).state_dict()["ipu_state"])
+            None
+        """
+        self._read_back()
+        return {
+            "ipu_state": self._ipu_state,
+            "ipu_param": self._ipu_param,
+            **super().state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state made by `state_dict` of a PopTorch optimiser.
+
+        The device gets it with the executor's next call or attach. Learning rates
+        restored into `param_groups` need a `setOptimizer` besides.
+
+        Args:
+            state_dict: With the entries of torch's and of the device's state.
+
+        Raises:
+            RuntimeError: If it is empty, or has no `ipu_state` and `ipu_param`, as one
+                of a torch optimiser.
+
+        Example:
+            >>> from ipufit.emulator import optim
+            >>> weights = [torch.nn.Parameter(torch.zeros(2))]
+            >>> state = optim.SGD(weights, lr=0.1).state_dict()
+            >>> optimizer = optim.SGD(weights, lr=0.2)
+            >>> optimizer.load_state_dict(state)
+            >>> optimizer.param_groups[0]["lr"]
+            0.1
+        """
+        if not state_dict:
+            raise RuntimeError(
+                "Cannot load optimizer state dictionary because it is empty."
+            )
+        if "ipu_state" not in state_dict or "ipu_param" not in state_dict:
+            raise RuntimeError(
+                "Only IPU optimizer states can be loaded onto the IPU. This one has "
+                f"{sorted(state_dict)}, but not both 'ipu_state' and 'ipu_param'."
+            )
+        super().load_state_dict(
+            {name: state_dict[name] for name in ("state", "param_groups")}
+        )
+        self._ipu_state = _cloned(state_dict["ipu_state"])
+        self._ipu_param = _cloned(state_dict["ipu_param"])
+        self._upload_pending = self.has_state()
+        self._device_is_newer = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("defaults", "state", "param_groups", "variable_attrs", "loss_scaling")
+        kept = {name: getattr(self, name) for name in names + self._attribute_names}
+        kept["_ipu_state"] = self._ipu_state
+        kept["_ipu_param"] = self._ipu_param
+        kept["_upload_pending"] = self.has_state()
+        return kept
+
+    def _bind_device(self, read: Callable[[], Mapping[str, StateTensors]]) -> None:
+        """Follow a device: `read` gives its `ipu_state` and `ipu_param`."""
+        self._read_device = read
+        self._device_is_newer = True
+
+    def _unbind_device(self) -> None:
+        """Keep what the device holds now and stop following it."""
+        self._read_back()
+        self._read_device = None
+
+    def _mark_device_newer(self) -> None:
+        """Have the next `state_dict` read the device: it has made updates."""
+        self._device_is_newer = self._read_device is not None
+
+    def _take_pending_upload(self) -> dict[str, StateTensors] | None:
+        """Give the state the device has still to receive, once."""
+        if not self._upload_pending or self._ipu_state is None:
+            return None
+        self._upload_pending = False
+        return {"ipu_state": self._ipu_state, "ipu_param": self._ipu_param or {}}
+
+    def _kept_state(self) -> dict[str, StateTensors] | None:
+        """Give the state read back from a device that is gone, if there is one."""
+        if self._upload_pending or self._ipu_state is None:
+            return None
+        return {"ipu_state": self._ipu_state, "ipu_param": self._ipu_param or {}}
+
+    def _read_back(self) -> None:
+        if self._read_device is None or not self._device_is_newer:
+            return
+        state = self._read_device()
+        self._ipu_state = state["ipu_state"]
+        self._ipu_param = state["ipu_param"]
+        self._device_is_newer = False
+
+    def _record(
+        self,
+        arguments: Mapping[str, Any],
+        loss_scaling: float | None,
+        **attributes: Any,
+    ) -> None:
+        """Keep the attributes torch has no place for, and what may vary.
+
+        Args:
+            arguments: Group variables given to the constructor, None where not given.
+            loss_scaling: The constructor's argument.
+            attributes: Values of the attributes named by `_attribute_names`.
+        """
+        given = {name for name, value in arguments.items() if value is not None}
+        if loss_scaling is not None:
+            given.add("loss_scaling")
+        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        allowed = [*self.defaults, "loss_scaling"]
+        self.variable_attrs = VariableAttributes(given, allowed)
+
+
+def torch_arguments(
+    torch_class: Callable[..., Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keep the arguments that were given and that this torch's constructor knows.
+
+    Args:
+        torch_class: The class of torch that will be constructed.
+        arguments: Values by name, None where not given.
+
+    Returns:
+        The keyword arguments to forward; torch's defaults fill in the rest.
+
+    Example:
+        >>> torch_arguments(torch.optim.SGD, {"lr": 0.1, "momentum": None, "colour": 1})
+        {'lr': 0.1}
+    """
+    known = inspect.signature(torch_class).parameters
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value is not None and name in known
+    }
+
+
+def accumulation_type(dtype: torch.dtype | None) -> torch.dtype:
+    """Check a type for accumulators; float32 if none was given.
+
+    Args:
+        dtype: The constructor's argument.
+
+    Returns:
+        A type the device can accumulate in.
+
+    Raises:
+        AssertionError: If it is neither float32 nor float16.
+
+    Example:
+        >>> accumulation_type(None)
+        torch.float32
+    """
+    if dtype is None:
+        return torch.float32
+    if dtype not in _ACCUMULATION_TYPES:
+        raise AssertionError(
+            "Accumulation types must be either torch.float32 or torch.float16, "
+            f"not {dtype}."
+        )
+    return dtype
+
+
+def _cloned(tensors: Mapping[str, Tensor] | None) -> StateTensors | None:
+    if tensors is None:
+        return None
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PopTorch's optimisers on the host: constructors, state, copies, LAMB's step."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+import pickle
+
+import pytest
+import torch
+
+from ipufit.emulator import optim
+
+F16, F32 = torch.float16, torch.float32
+
+# PopTorch 3.4, python/optim.py: arguments after `self`, in order.
+SIGNATURES = {
+    "SGD": "params lr momentum dampening weight_decay nesterov maximize foreach "
+    "differentiable loss_scaling velocity_scaling use_combined_accum accum_type "
+    "velocity_accum_type max_grad_norm",
+    "Adam": "params lr betas eps weight_decay amsgrad foreach maximize capturable "
+    "differentiable fused loss_scaling accum_type first_order_momentum_accum_type "
+    "second_order_momentum_accum_type max_grad_norm",
+    "AdamW": "params lr betas eps weight_decay amsgrad maximize foreach capturable "
+    "differentiable fused loss_scaling bias_correction accum_type "
+    "first_order_momentum_accum_type second_order_momentum_accum_type max_grad_norm",
+    "RMSprop": "params lr alpha eps weight_decay momentum centered foreach maximize "
+    "differentiable loss_scaling accum_type first_order_momentum_accum_type "
+    "second_order_momentum_accum_type use_tf_variant",
+    "LAMB": "params lr betas eps weight_decay bias_correction loss_scaling "
+    "max_weight_norm accum_type first_order_momentum_accum_type "
+    "second_order_momentum_accum_type",
+}
+
+# PopTorch 3.4 with torch 2.0.1: what holds when nothing but `lr` is given.
+ADAM_TYPES = {
+    "accum_type": F32,
+    "first_order_momentum_accum_type": F32,
+    "second_order_momentum_accum_type": F32,
+}
+DEFAULTS = {
+    "SGD": {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
+    "Adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False},
+    "AdamW": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
+    "RMSprop": {"alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0},
+    "LAMB": {
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 1e-2,
+        "max_weight_norm": 65500.0,
+    },
+}
+ATTRIBUTES = {
+    "SGD": {
+        "loss_scaling": 1.0,
+        "use_combined_accum": False,
+        "accum_type": F32,
+        "velocity_accum_type": F32,
+        "max_grad_norm": math.inf,
+    },
+    "Adam": {"loss_scaling": 1.0, "max_grad_norm": math.inf, **ADAM_TYPES},
+    "AdamW": {
+        "loss_scaling": 1.0,
+        "bias_correction": True,
+        "max_grad_norm": math.inf,
+        **ADAM_TYPES,
+    },
+    "RMSprop": {"loss_scaling": 1.0, "use_tf_variant": False, **ADAM_TYPES},
+    "LAMB": {
+        "loss_scaling": 1.0,
+        "bias_correction": True,
+        "max_weight_norm": 65500.0,
+        **ADAM_TYPES,
+    },
+}
+LEARNING_RATES = {"Adam": 1e-3, "AdamW": 1e-3, "RMSprop": 1e-2, "LAMB": 1e-3}
+NAMES = sorted(SIGNATURES)
+
+
+def parameter(*values):
+    return torch.nn.Parameter(torch.tensor(values or (1.0, -2.0)))
+
+
+def build(name, params=None, **arguments):
+    if name == "SGD":
+        arguments.setdefault("lr", 0.1)
+    return getattr(optim, name)(params or [parameter()], **arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_come_in_poptorchs_order(name):
+    arguments = list(inspect.signature(getattr(optim, name)).parameters.values())
+    required = {"params", "lr"} if name == "SGD" else {"params"}
+    assert [a.name for a in arguments] == SIGNATURES[name].split()
+    assert {a.kind for a in arguments} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    for argument in arguments:
+        expected = inspect.Parameter.empty if argument.name in required else None
+        assert argument.default is expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_left_out_take_poptorchs_defaults(name):
+    optimizer = build(name)
+    group = optimizer.param_groups[0]
+    for variable, value in DEFAULTS[name].items():
+        assert optimizer.defaults[variable] == value
+        assert group[variable] == value
+    for attribute, value in ATTRIBUTES[name].items():
+        assert getattr(optimizer, attribute) == value
+    assert group["lr"] == LEARNING_RATES.get(name, 0.1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_argument_is_accepted_by_position_and_none_means_left_out(name):
+    count = len(SIGNATURES[name].split()) - 1
+    lr = 0.1 if name == "SGD" else None
+    arguments = [lr, *([None] * (count - 1))]
+    optimizer = getattr(optim, name)([parameter()], *arguments)
+    variable = {n for n in optimizer.defaults if not constant(optimizer, n)}
+    assert variable == ({"lr"} if name == "SGD" else set())
+
+
+def constant(optimizer, name):
+    return optimizer.variable_attrs.isConstant(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_classes_are_torchs_and_poptorchs_optimizers(name):
+    optimizer = build(name)
+    assert isinstance(optimizer, optim.Optimizer)
+    assert optim.Optimizer in type(optimizer).__bases__
+    parent = getattr(torch.optim, name) if name != "LAMB" else torch.optim.Optimizer
+    assert type(optimizer).__bases__[1] is parent
+
+
+def test_what_is_given_is_variable_even_with_its_defaults_value():
+    optimizer = optim.Adam([parameter()], lr=1e-3, weight_decay=0.0, loss_scaling=1.0)
+    for name in ("lr", "weight_decay", "loss_scaling"):
+        assert not constant(optimizer, name)
+    for name in ("betas", "eps", "amsgrad", "accum_type", "no_such_attribute"):
+        assert constant(optimizer, name)
+
+
+def test_the_mandatory_learning_rate_is_variable_and_the_optional_constant():
+    assert not constant(optim.SGD([parameter()], 0.1), "lr")
+    for name in ("Adam", "AdamW", "RMSprop", "LAMB"):
+        assert constant(build(name), "lr")
+
+
+def test_marking_changes_what_is_variable():
+    optimizer = build("SGD", momentum=0.9)
+    optimizer.variable_attrs.markAsConstant("momentum")
+    optimizer.variable_attrs.markAsVariable("loss_scaling")
+    assert constant(optimizer, "momentum")
+    assert not constant(optimizer, "loss_scaling")
+
+
+@pytest.mark.parametrize("mark", ["markAsConstant", "markAsVariable"])
+def test_only_known_attributes_can_be_marked(mark):
+    attributes = build("SGD").variable_attrs
+    with pytest.raises(AssertionError, match=r"Unknown attribute accum_type, allowed"):
+        getattr(attributes, mark)("accum_type")
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (name, argument)
+        for name in NAMES
+        for argument in SIGNATURES[name].split()
+        if argument.endswith("accum_type")
+    ],
+)
+def test_accumulators_have_16_or_32_bits(name, argument):
+    assert getattr(build(name, **{argument: F16}), argument) == F16
+    with pytest.raises(AssertionError, match=r"must be either torch\.float32 or"):
+        build(name, **{argument: torch.float64})
+
+
+def test_velocity_scaling_belongs_to_combined_sgd(caplog):
+    groups = [{"params": [parameter()]}, {"params": [parameter()]}]
+    groups[1]["velocity_scaling"] = 4.0
+    combined = optim.SGD(groups, 0.1, velocity_scaling=2.0, use_combined_accum=True)
+    combined.add_param_group({"params": [parameter()]})
+    assert combined.defaults["velocity_scaling"] == 2.0
+    assert [g["velocity_scaling"] for g in combined.param_groups] == [2.0, 4.0, 2.0]
+    assert not constant(combined, "velocity_scaling")
+    assert not caplog.records
+
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        separate = build("SGD", velocity_scaling=2.0)
+    assert "velocity_scaling" not in separate.defaults
+    assert "use_combined_accum" in caplog.text
+
+
+def test_combined_sgd_has_a_velocity_scaling_of_one_unless_given():
+    optimizer = build("SGD", use_combined_accum=True)
+    assert optimizer.param_groups[0]["velocity_scaling"] == 1.0
+    assert constant(optimizer, "velocity_scaling")
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop"])
+def test_on_the_host_they_step_as_torchs(name):
+    ours, theirs = parameter(1.0, -2.0, 0.5), parameter(1.0, -2.0, 0.5)
+    optimizer = build(name, [ours], lr=0.1, weight_decay=0.1, loss_scaling=1024.0)
+    reference = getattr(torch.optim, name)([theirs], lr=0.1, weight_decay=0.1)
+    for scale in (1.0, -0.5, 2.0):
+        for weight in (ours, theirs):
+            weight.grad = scale * torch.tensor([0.1, 0.2, -3.0])
+        optimizer.step()
+        reference.step()
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+@pytest.mark.parametrize("max_weight_norm", [None, 0.5, 0.0])
+def test_lamb_follows_the_formula_on_the_host(bias_correction, max_weight_norm):
+    weight = parameter(1.0, -2.0, 0.5)
+    optimizer = optim.LAMB(
+        [weight],
+        lr=0.1,
+        betas=(0.8, 0.9),
+        eps=1e-3,
+        weight_decay=0.1,
+        bias_correction=bias_correction,
+        max_weight_norm=max_weight_norm,
+    )
+    w = weight.detach().double()
+    m, v = torch.zeros(3).double(), torch.zeros(3).double()
+    for t, scale in enumerate((1.0, -0.5, 2.0), start=1):
+        gradient = scale * torch.tensor([0.1, 0.2, -3.0])
+        weight.grad = gradient
+        optimizer.step()
+        m = 0.8 * m + 0.2 * gradient
+        v = 0.9 * v + 0.1 * gradient**2
+        mc = m / (1 - 0.8**t) if bias_correction else m
+        vc = v / (1 - 0.9**t) if bias_correction else v
+        x = mc / (vc.sqrt() + 1e-3) + 0.1 * w
+        largest = 65500.0 if max_weight_norm is None else max_weight_norm
+        trust = min(float(w.norm()), largest) / float(x.norm()) if largest else 1.0
+        w = w - 0.1 * trust * x
+    assert torch.allclose(weight.detach().double(), w, rtol=1e-5)
+
+
+def test_lamb_leaves_zero_weights_their_whole_step():
+    weight = parameter(0.0, 0.0)
+    weight.grad = torch.tensor([1.0, -1.0])
+    optim.LAMB([weight], lr=0.5, betas=(0.0, 0.0)).step()
+    assert torch.allclose(weight, torch.tensor([-0.5, 0.5]))
+
+
+def test_lamb_calls_its_closure_with_gradients_enabled():
+    weight = parameter(1.0)
+    optimizer = optim.LAMB([weight], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (weight**2).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 1.0
+    assert float(weight.detach()) < 1.0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"lr": -1.0}, {"eps": math.nan}, {"betas": (0.9, 1.0)}, {"weight_decay": -0.1}],
+)
+def test_lamb_refuses_senseless_values(arguments):
+    with pytest.raises(ValueError, match="LAMB's"):
+        optim.LAMB([parameter()], **arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
+)
+def test_copies_keep_poptorchs_attributes(name, duplicate):
+    optimizer = build(name, weight_decay=0.5, loss_scaling=8.0, accum_type=F16)
+    twin = duplicate(optimizer)
+    for attribute in ATTRIBUTES[name]:
+        assert getattr(twin, attribute) == getattr(optimizer, attribute)
+    assert not constant(twin, "weight_decay")
+    assert constant(twin, "eps")
+    assert twin.param_groups[0]["weight_decay"] == 0.5
+    twin.param_groups[0]["params"][0].grad = torch.ones(2)
+    twin.step()
+
+
+def device_state(value):
+    return {
+        "ipu_state": {"Accl1___w": torch.tensor([value])},
+        "ipu_param": {"lossScaling_FLOAT": torch.tensor(value)},
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_is_no_device_state_before_a_device(name):
+    state = build(name).state_dict()
+    assert state["ipu_state"] is None
+    assert state["ipu_param"] is None
+    assert set(state) == {"ipu_state", "ipu_param", "state", "param_groups"}
+
+
+def test_the_device_is_read_once_after_each_change():
+    optimizer, reads = build("SGD"), []
+
+    def read():
+        reads.append(None)
+        return device_state(float(len(reads)))
+
+    optimizer._bind_device(read)
+    for _ in range(2):
+        assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 1.0
+    optimizer._mark_device_newer()
+    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 2.0
+    optimizer._mark_device_newer()
+    optimizer._unbind_device()
+    optimizer._mark_device_newer()
+    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 3.0
+    assert len(reads) == 3
+
+
+def test_a_loaded_state_waits_for_the_device():
+    source, target = build("SGD", lr=0.5), build("SGD", lr=0.1)
+    source._bind_device(lambda: device_state(4.0))
+    target.load_state_dict(source.state_dict())
+    assert target.param_groups[0]["lr"] == 0.5
+    assert target.state_dict()["ipu_state"]["Accl1___w"] == 4.0
+    assert target._take_pending_upload()["ipu_state"]["Accl1___w"] == 4.0
+    assert target._take_pending_upload() is None
+
+
+def test_loading_wins_over_what_the_device_holds():
+    optimizer = build("SGD")
+    optimizer._bind_device(lambda: device_state(1.0))
+    state = {**optimizer.state_dict(), **device_state(9.0)}
+    optimizer._mark_device_newer()
+    optimizer.load_state_dict(state)
+    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 9.0
+
+
+def test_a_loaded_state_is_a_copy():
+    optimizer = build("SGD")
+    state = {**optimizer.state_dict(), **device_state(1.0)}
+    optimizer.load_state_dict(state)
+    state["ipu_state"]["Accl1___w"].fill_(5.0)
+    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 1.0
+
+
+def test_a_state_from_before_the_device_has_nothing_to_upload():
+    optimizer = build("SGD")
+    optimizer.load_state_dict(build("SGD").state_dict())
+    assert not optimizer.has_state()
+    assert optimizer._take_pending_upload() is None
+
+
+def test_copies_carry_the_state_and_upload_it():
+    optimizer = build("SGD")
+    optimizer._bind_device(lambda: device_state(2.0))
+    optimizer.state_dict()
+    twin = pickle.loads(pickle.dumps(optimizer))
+    assert twin._take_pending_upload()["ipu_state"]["Accl1___w"] == 2.0
+
+
+def test_an_empty_state_is_refused():
+    with pytest.raises(RuntimeError, match="because it is empty"):
+        build("SGD").load_state_dict({})
+
+
+def test_a_torch_state_is_refused_and_changes_nothing():
+    optimizer = build("SGD", lr=0.1)
+    state = torch.optim.SGD([parameter()], lr=0.7).state_dict()
+    with pytest.raises(RuntimeError, match="Only IPU optimizer states can be loaded"):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_schedulers_take_them():
+    optimizer = build("Adam", lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
