@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulated pod: how many IPUs there are, and who holds which.
+
+Programs hold IPUs from attach to detach. Two of them fit side by side or take
+turns, exactly as on hardware, so a forgotten `detachFromDevice()` shows here too.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+from .errors import createPoptorchError
+
+MAX_IPUS_PER_PROCESS = 64
+NUM_IPUS_VARIABLE = "IPUFIT_EMULATOR_IPUS"
+
+
+class Pod:
+    """A number of IPUs that programs acquire and release.
+
+    Args:
+        num_ipus: How many there are; by default `IPUFIT_EMULATOR_IPUS`, or 64,
+            the most that PopTorch gives to one process.
+
+    Example:
+        >>> pod = Pod(num_ipus=2)
+        >>> held = pod.acquire(2)
+        >>> pod.release(held)
+    """
+
+    def __init__(self, num_ipus: int | None = None) -> None:
+        self._num_ipus = num_ipus
+        self._held: set[int] = set()
+
+    @property
+    def num_ipus(self) -> int:
+        """The number of IPUs, held or free."""
+        if self._num_ipus is not None:
+            return self._num_ipus
+        text = os.environ.get(NUM_IPUS_VARIABLE, str(MAX_IPUS_PER_PROCESS))
+        if not text.isdigit() or int(text) < 1:
+            raise createPoptorchError(
+                f"{NUM_IPUS_VARIABLE}={text!r} is not a number of IPUs: set it to 1 or "
+                "more, or unset it."
+            )
+        return int(text)
+
+    def acquire(self, count: int, first: int | None = None) -> frozenset[int]:
+        """Take `count` free IPUs, or those from `first` on.
+
+        Raises:
+            Error: There are not so many, or somebody holds them.
+        """
+        if first is not None:
+            wanted = range(first, first + count)
+            if any(ipu in self._held for ipu in wanted) or wanted[-1] >= self.num_ipus:
+                raise createPoptorchError(
+                    f"Failed to acquire device Id {first}: {self._description()}"
+                )
+        else:
+            free = [ipu for ipu in range(self.num_ipus) if ipu not in self._held]
+            if len(free) < count:
+                raise createPoptorchError(
+                    f"Failed to acquire {count} IPU(s): {self._description()} Detach "
+                    "or destroy another model first."
+                )
+            wanted = free[:count]  # type: ignore[assignment]
+        taken = frozenset(wanted)
+        self._held |= taken
+        return taken
+
+    def release(self, ipus: frozenset[int]) -> None:
+        """Give back what `acquire` returned."""
+        self._held -= ipus
+
+    def _description(self) -> str:
+        return f"{len(self._held)} of the {self.num_ipus} emulated IPUs are in use."
+
+
+POD = Pod()
+"""The pod of this process."""
+
+
+class Lease:
+    """IPUs held by one owner, given back when the owner is gone.
+
+    Args:
+        owner: Whose life bounds the lease.
+        count: Number of IPUs.
+        first: Demand those from this one on.
+    """
+
+    def __init__(self, owner: object, count: int, first: int | None = None) -> None:
+        self._release = weakref.finalize(owner, POD.release, POD.acquire(count, first))
+
+    def end(self) -> None:
+        """Give the IPUs back; once is enough."""
+        self._release()
