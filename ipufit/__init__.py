@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras-like `compile`, `fit`, `evaluate` and `predict` for PyTorch on IPUs.
+
+Names are imported when they are first used, so that `ipufit.emulator`, which stands
+alone, neither chooses a PopTorch nor waits for the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._poptorch import poptorch
+    from .batching import BatchPlan
+    from .callbacks import Callback, History
+    from .config import IPUConfig
+    from .errors import (
+        ConfigError,
+        CoverageWarning,
+        DataError,
+        DroppedRowsWarning,
+        IpufitError,
+        IpufitWarning,
+        NonFiniteLossWarning,
+        NotCompiledError,
+        UnknownNameError,
+        UnsupportedError,
+    )
+    from .metrics import Metric, Sums
+    from .model import IPUModel
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "BatchPlan",
+    "Callback",
+    "ConfigError",
+    "CoverageWarning",
+    "DataError",
+    "DroppedRowsWarning",
+    "History",
+    "IPUConfig",
+    "IPUModel",
+    "IpufitError",
+    "IpufitWarning",
+    "Metric",
+    "NonFiniteLossWarning",
+    "NotCompiledError",
+    "Sums",
+    "UnknownNameError",
+    "UnsupportedError",
+    "__version__",
+    "poptorch",
+]
+
+_HOMES = {
+    "_poptorch": ("poptorch",),
+    "batching": ("BatchPlan",),
+    "callbacks": ("Callback", "History"),
+    "config": ("IPUConfig",),
+    "metrics": ("Metric", "Sums"),
+    "model": ("IPUModel",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use."""
+    if name not in __all__:
+        raise AttributeError(f"module 'ipufit' has no attribute {name!r}")
+    home = importlib.import_module(f".{_HOME_OF.get(name, 'errors')}", __name__)
+    value = globals()[name] = getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return list(__all__)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam: the only module that decides which PopTorch there is.
+
+The installed PopTorch if there is one, else `ipufit.emulator`, which keeps the same
+contract; `IPUFIT_BACKEND` can insist on either. A PopTorch that is installed but
+broken raises its own error: nobody who asked for IPUs is emulated silently.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from . import _env
+
+logger = logging.getLogger("ipufit")
+
+if TYPE_CHECKING:
+    import ipufit.emulator as poptorch
+else:
+    _wanted = _env.backend()
+    if _wanted == "emulator":
+        import ipufit.emulator as poptorch
+
+        logger.info("Running on ipufit.emulator, as IPUFIT_BACKEND asks.")
+    else:
+        try:
+            import poptorch  # noqa: TID251 - the one module that may
+
+            logger.info("Running on PopTorch %s.", poptorch.__version__)
+        except ModuleNotFoundError as error:
+            if _wanted == "poptorch" or error.name != "poptorch":
+                raise
+            import ipufit.emulator as poptorch
+
+            logger.warning(
+                "PopTorch is not installed: running on ipufit.emulator, on this "
+                "machine's processor. Set IPUFIT_BACKEND=emulator to choose it, or "
+                "IPUFIT_BACKEND=poptorch to insist on IPUs."
+            )
+
+__all__ = ["poptorch"]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nested tuples, lists and dicts of tensors: flatten, rebuild, map.
+
+Samples, inputs and outputs may nest; loaders and executors pass flat lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Iterator, Sequence
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The shape of a nesting, without its leaves.
+
+    Example:
+        >>> structure = Structure.of({"a": 1, "b": (2, 3)})
+        >>> structure.num_leaves
+        3
+        >>> structure.rebuild([10, 20, 30])
+        {'a': 10, 'b': (20, 30)}
+    """
+
+    kind: Any
+    keys: tuple[Any, ...] = ()
+    children: tuple[Structure, ...] = ()
+
+    @classmethod
+    def of(cls, value: Any) -> Structure:
+        """How `value` nests: tuples, lists and dicts do, the rest are leaves."""
+        if isinstance(value, dict):
+            children = tuple(cls.of(element) for element in value.values())
+            return cls(dict, tuple(value), children)
+        if isinstance(value, (tuple, list)):
+            children = tuple(cls.of(element) for element in value)
+            return cls(type(value), (), children)
+        return cls(None)
+
+    @property
+    def num_leaves(self) -> int:
+        """How many leaves it holds."""
+        if self.kind is None:
+            return 1
+        return sum(child.num_leaves for child in self.children)
+
+    def flatten(self, value: Any) -> list[Any]:
+        """The leaves of `value` in the order of this structure.
+
+        Raises:
+            TypeError: `value` nests differently.
+        """
+        if self.kind is None:
+            return [value]
+        return [
+            leaf
+            for child, element in zip(self.children, self._elements(value))
+            for leaf in child.flatten(element)
+        ]
+
+    def _elements(self, value: Any) -> Sequence[Any]:
+        if self.kind is dict:
+            if not isinstance(value, dict) or value.keys() != set(self.keys):
+                raise TypeError(f"expected a dict with keys {self.keys}, got {value!r}")
+            return [value[key] for key in self.keys]
+        if not isinstance(value, (tuple, list)) or len(value) != len(self.children):
+            raise TypeError(f"expected {len(self.children)} elements, got {value!r}")
+        return value
+
+    def rebuild(self, leaves: Iterable[Any]) -> Any:
+        """A value of this structure with `leaves` in it."""
+        return self._rebuild(iter(leaves))
+
+    def _rebuild(self, leaves: Iterator[Any]) -> Any:
+        if self.kind is None:
+            return next(leaves)
+        elements = [child._rebuild(leaves) for child in self.children]
+        if self.kind is dict:
+            return dict(zip(self.keys, elements))
+        if hasattr(self.kind, "_fields"):  # a namedtuple
+            return self.kind(*elements)
+        return self.kind(elements)
+
+
+def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with `function` applied to each leaf.
+
+    Example:
+        >>> tree_map(lambda x: x + 1, {"a": (1, 2)})
+        {'a': (2, 3)}
+    """
+    structure = Structure.of(value)
+    return structure.rebuild(function(leaf) for leaf in structure.flatten(value))

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras's hooks, called in Keras's order."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, Union
+
+from ipufit.state import RunState
+
+CallbackLike = Union["Callback", Iterable[Any], None]
+"""A callback, or nested sequences of them."""
+
+
+class Callback:
+    """Base of callbacks: override the hooks that matter.
+
+    `logs` is one dict per event, shared by all callbacks: keys added in
+    `on_epoch_end` reach the ones after it, History included. It is never None.
+
+    Attributes:
+        model: The `IPUModel` that runs.
+        run: Where it stands; `run.stop("why")` ends it in order.
+        params: Keras's: `verbose`, `epochs`, `steps`.
+
+    Example:
+        >>> class StopWhenGood(Callback):
+        ...     def on_epoch_end(self, epoch, logs):
+        ...         if logs["accuracy"] > 0.99:
+        ...             self.run.stop("accuracy above 99%")
+    """
+
+    model: Any = None
+    run: RunState = RunState()
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Keras's: `verbose`, `epochs`, `steps`."""
+        return self.run.params
+
+    def set_model(self, model: Any) -> None:
+        """Called before a run with the model that runs."""
+        self.model = model
+
+    def set_run(self, run: RunState) -> None:
+        """Called before a run with its state."""
+        self.run = run
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """`fit` begins; `logs` is empty."""
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """`fit` ends; `logs` has the last epoch's figures, `val_` ones included."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """An epoch begins (0-based); `logs` is empty."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """An epoch ends; `logs` has its figures, `val_` ones if it was validated."""
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """A training call begins: `batch` is its first update; `logs` is empty."""
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """A training call ends: `batch` is its last update.
+
+        `logs` has the epoch's figures so far.
+        """
+
+    def on_test_begin(self, logs: dict[str, Any]) -> None:
+        """`evaluate` or a validation begins; `logs` is empty."""
+
+    def on_test_end(self, logs: dict[str, Any]) -> None:
+        """It ends; `logs` has its figures, without `val_`."""
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """A call of it begins; `logs` is empty."""
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """A call of it ends; `logs` has its figures so far."""
+
+    def on_predict_begin(self, logs: dict[str, Any]) -> None:
+        """`predict` begins; `logs` is empty."""
+
+    def on_predict_end(self, logs: dict[str, Any]) -> None:
+        """`predict` ends; `logs` is empty."""
+
+    def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """A call of it begins; `logs` is empty."""
+
+    def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """A call of it ends; `logs` has its `outputs`."""
+
+
+class CallbackList(Callback):
+    """Callbacks that are called one after the other.
+
+    Args:
+        callbacks: In order; nested sequences are flattened.
+
+    Raises:
+        TypeError: Something among them is no callback.
+    """
+
+    def __init__(self, callbacks: CallbackLike) -> None:
+        self.callbacks: list[Callback] = list(_flatten(callbacks))
+
+    def set_model(self, model: Any) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.set_model(model)
+
+    def set_run(self, run: RunState) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.set_run(run)
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_train_begin(logs)
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_train_end(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_epoch_end(epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_train_batch_end(batch, logs)
+
+    def on_test_begin(self, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_test_begin(logs)
+
+    def on_test_end(self, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_test_end(logs)
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_test_batch_begin(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_test_batch_end(batch, logs)
+
+    def on_predict_begin(self, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_predict_begin(logs)
+
+    def on_predict_end(self, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_predict_end(logs)
+
+    def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_predict_batch_begin(batch, logs)
+
+    def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """For each."""
+        for callback in self.callbacks:
+            callback.on_predict_batch_end(batch, logs)
+
+
+def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
+    if callbacks is None:
+        return
+    if isinstance(callbacks, Callback):
+        yield callbacks
+        return
+    if isinstance(callbacks, (str, type)) or not isinstance(callbacks, Iterable):
+        raise TypeError(
+            f"callbacks contains {callbacks!r}: use ipufit.Callback objects, nested in "
+            "lists if you like."
+        )
+    for callback in callbacks:
+        yield from _flatten(callback)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`History`: one row of figures per epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .base import Callback
+
+
+class History(Callback):
+    """What `fit` returns.
+
+    Attributes:
+        epoch: The epochs of the last `fit`, 0-based.
+        history: For each figure its values, one per epoch that had it.
+        dropped_samples: Samples left out of every epoch: they don't fill a call.
+        coverage: Which samples the figures are about; empty if about all.
+
+    Example:
+        >>> history = History()
+        >>> history.on_epoch_end(0, {"loss": 0.5})
+        >>> history.history
+        {'loss': [0.5]}
+    """
+
+    def __init__(self) -> None:
+        self.epoch: list[int] = []
+        self.history: dict[str, list[float]] = {}
+        self.dropped_samples = 0
+        self.coverage = ""
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """A new run: epochs are counted anew."""
+        self.epoch = []
+        self.dropped_samples = self.params.get("dropped_samples", 0)
+        self.coverage = self.run.coverage
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Keep the epoch's figures."""
+        self.epoch.append(epoch)
+        for name, value in logs.items():
+            self.history.setdefault(name, []).append(value)

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`IPUConfig`: how a model is laid out on IPUs, as one frozen value.
+
+Training and inference options are two results of it. Whoever wants more passes
+`poptorch.Options` of their own, which win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+import torch
+
+from ._poptorch import poptorch
+from .batching import BatchPlan, check_positive, derive_plan
+from .errors import ConfigError
+
+PRECISIONS = ("float32", "float16")
+EXECUTIONS = ("pipelined", "sharded")
+
+
+@dataclass(frozen=True)
+class IPUConfig:
+    """How a model runs on IPUs; the same on the emulator.
+
+    Args:
+        micro_batch_size: Samples of one forward pass on one replica; derived from
+            `batch_size` if left open.
+        gradient_accumulation: Micro-batches per weight update; derived likewise.
+        replicas: Copies of the model, each with samples of its own.
+        device_iterations: Weight updates per call: Keras's `steps_per_execution`.
+        pipeline: The stages of the model, in the order of the data, one IPU each:
+            names of the model's `poptorch.Block`s or of its submodules, sequences of
+            such names, or `poptorch.Stage`s; or a ready PopTorch strategy. None for a
+            model on one IPU.
+        execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one after
+            the other.
+        loss_block: The block the loss joins. Only a ready strategy needs it, and only
+            if the model's blocks are closed (`with poptorch.Block(...)`); else it is
+            the last of `pipeline`.
+        precision: `"float32"`, or `"float16"` for weights and activations; figures
+            are summed in float32 all the same.
+        offload_optimizer: Keep the optimiser's state off the chip.
+        available_memory_proportion: Share of each IPU's memory, 0 to 1, for the
+            temporary data of convolutions and matrix products: one number, or one
+            per IPU.
+        seed: Of the devices' random numbers and of shuffling.
+        profile_dir: Write PopVision reports of training here.
+        training_options: Own options for training. They are cloned, and what they
+            say wins over this config.
+        inference_options: The same for `evaluate` and `predict`.
+
+    Raises:
+        ConfigError: A value that is out of range.
+
+    Example:
+        >>> config = IPUConfig(micro_batch_size=40, device_iterations=10)
+        >>> config.training_plan(batch_size=400).gradient_accumulation
+        10
+    """
+
+    micro_batch_size: int | None = None
+    gradient_accumulation: int | None = None
+    replicas: int = 1
+    device_iterations: int = 1
+    pipeline: Any = None
+    execution: str = "pipelined"
+    loss_block: str | None = None
+    precision: str = "float32"
+    offload_optimizer: bool = False
+    available_memory_proportion: float | Sequence[float] | None = None
+    seed: int | None = None
+    profile_dir: str | None = None
+    training_options: poptorch.Options | None = None
+    inference_options: poptorch.Options | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "micro_batch_size",
+            "gradient_accumulation",
+            "replicas",
+            "device_iterations",
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                check_positive(name, value)
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("execution", self.execution, EXECUTIONS)
+        if isinstance(self.pipeline, str):
+            raise ConfigError(
+                f"pipeline={self.pipeline!r} is one name: give a sequence with a name "
+                f"for each stage, as in pipeline=({self.pipeline!r}, ...)."
+            )
+        for share in self._memory_proportions().values():
+            if not 0 <= share <= 1:
+                raise ConfigError(
+                    f"available_memory_proportion={share} is not a share: use numbers "
+                    "from 0 to 1."
+                )
+
+    # Plans ------------------------------------------------------------------
+
+    def training_plan(self, batch_size: int | None = None) -> BatchPlan:
+        """The factors of a training call.
+
+        Args:
+            batch_size: Samples per weight update; None to take the product of the
+                factors given, or 32 if none is.
+
+        Returns:
+            The plan.
+
+        Raises:
+            ConfigError: The factors don't multiply up to it.
+
+        Example:
+            >>> IPUConfig(replicas=4).training_plan(batch_size=32).micro_batch_size
+            8
+        """
+        own = self.training_options
+        return derive_plan(
+            batch_size,
+            micro_batch_size=self.micro_batch_size,
+            gradient_accumulation=(
+                self.gradient_accumulation
+                if own is None
+                else own.Training.gradient_accumulation
+            ),
+            replicas=self.replicas if own is None else own.replication_factor,
+            processes=_num_processes(own),
+            device_iterations=(
+                self.device_iterations if own is None else own.device_iterations
+            ),
+            stages=self.num_stages if own is None and self._is_pipelined() else 1,
+        )
+
+    def inference_plan(self, batch_size: int) -> BatchPlan:
+        """The factors of a call that only looks.
+
+        Args:
+            batch_size: Samples of one pass over all replicas.
+
+        Returns:
+            The plan: no accumulation, and enough device iterations for the stages.
+
+        Raises:
+            ConfigError: The replicas don't divide it.
+
+        Example:
+            >>> IPUConfig(pipeline=("a", "b", "c")).inference_plan(8).device_iterations
+            3
+        """
+        own = self.inference_options
+        iterations = max(self.device_iterations, self._least_inference_iterations())
+        return derive_plan(
+            batch_size,
+            micro_batch_size=None,
+            gradient_accumulation=1,
+            replicas=self.replicas if own is None else own.replication_factor,
+            processes=_num_processes(own),
+            device_iterations=iterations if own is None else own.device_iterations,
+        )
+
+    @property
+    def num_stages(self) -> int:
+        """Forward stages, as far as `pipeline` says."""
+        return len(self.stages) if self.stages else 1
+
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """The names of each stage; empty without a pipeline or with a strategy.
+
+        Example:
+            >>> IPUConfig(pipeline=["a", ("b", "c")]).stages
+            (('a',), ('b', 'c'))
+        """
+        if not isinstance(self.pipeline, (tuple, list)):
+            return ()
+        return tuple(_stage_names(stage) for stage in self.pipeline)
+
+    @property
+    def last_block(self) -> str | None:
+        """The block that the loss joins, if one has to be entered for it."""
+        if self.loss_block is not None:
+            return self.loss_block
+        return self.stages[-1][-1] if self.stages else None
+
+    def _is_pipelined(self) -> bool:
+        return self.execution == "pipelined"
+
+    def _least_inference_iterations(self) -> int:
+        if self.stages:
+            return self.num_stages if self._is_pipelined() else 1
+        if self.pipeline is not None and self.gradient_accumulation is not None:
+            # A strategy doesn't tell its stages, but training with G micro-batches
+            # per update allows at most (G + 1) / 2 of them.
+            return (self.gradient_accumulation + 1) // 2
+        return 1
+
+    # Options ----------------------------------------------------------------
+
+    def build_training_options(
+        self, plan: BatchPlan, *, sums_gradients: bool = False
+    ) -> poptorch.Options:
+        """The options of the training model.
+
+        Args:
+            plan: From `training_plan`.
+            sums_gradients: Add the gradients of an update instead of averaging them:
+                for losses that are sums themselves.
+
+        Returns:
+            New options; figures come back under `OutputMode.Sum` unless the user's
+            own options choose a mode.
+        """
+        options = self._own_or_derived(self.training_options, plan)
+        if self.training_options is None:
+            options.Training.gradientAccumulation(plan.gradient_accumulation)
+            if sums_gradients:
+                options.Training.accumulationAndReplicationReductionType(
+                    poptorch.ReductionType.Sum
+                )
+            if self.offload_optimizer:
+                options.TensorLocations.setOptimizerLocation(
+                    poptorch.TensorLocationSettings().useOnChipStorage(False)
+                )
+            if self.precision == "float16":
+                options.Precision.enableStochasticRounding(True)
+            if self.profile_dir is not None:
+                options.enableProfiling(self.profile_dir)
+        if options.defaultOutputMode():
+            options.outputMode(poptorch.OutputMode.Sum)
+        return options
+
+    def build_inference_options(self, plan: BatchPlan) -> poptorch.Options:
+        """The options of the inference model: all outputs unless the user says else."""
+        options = self._own_or_derived(self.inference_options, plan)
+        if options.defaultOutputMode():
+            options.outputMode(poptorch.OutputMode.All)
+        return options
+
+    def _own_or_derived(
+        self, own: poptorch.Options | None, plan: BatchPlan
+    ) -> poptorch.Options:
+        if own is not None:
+            return own.clone()
+        options = poptorch.Options()
+        options.deviceIterations(plan.device_iterations)
+        options.replicationFactor(plan.replicas)
+        options.autoRoundNumIPUs(True)
+        options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
+        options.showCompilationProgressBar(False)  # we show the phase ourselves
+        strategy = self._strategy()
+        if strategy is not None:
+            options.setExecutionStrategy(strategy)
+        proportions = self._memory_proportions()
+        if proportions:
+            options.setAvailableMemoryProportion(proportions)
+        if self.seed is not None:
+            with torch.random.fork_rng(devices=[]):  # randomSeed reseeds torch
+                options.randomSeed(self.seed)
+        return options
+
+    def _strategy(self) -> Any:
+        if self.pipeline is None:
+            return None
+        if not isinstance(self.pipeline, (tuple, list)):
+            return self.pipeline
+        kinds = {
+            "pipelined": poptorch.PipelinedExecution,
+            "sharded": poptorch.ShardedExecution,
+        }
+        stages = [
+            given
+            if isinstance(given, poptorch.Stage)
+            else poptorch.Stage(*names).ipu(i)
+            for i, (given, names) in enumerate(zip(self.pipeline, self.stages))
+        ]
+        return kinds[self.execution](*stages)
+
+    def _memory_proportions(self) -> dict[str, float]:
+        given = self.available_memory_proportion
+        if given is None:
+            return {}
+        if isinstance(given, Mapping):
+            raise ConfigError(
+                f"available_memory_proportion={given!r}: give a number, or a sequence "
+                "with one per IPU."
+            )
+        shares = [given] * self.num_stages if isinstance(given, (int, float)) else given
+        return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
+
+
+def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"{name}={value!r} is none of {', '.join(map(repr, choices))}."
+        )
+
+
+def _stage_names(stage: Any) -> tuple[str, ...]:
+    if isinstance(stage, poptorch.Stage):
+        return tuple(stage.blocks)
+    names = (stage,) if isinstance(stage, str) else tuple(stage)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"pipeline has the stage {stage!r}: a stage is a name, several of them, "
+            "or a poptorch.Stage."
+        )
+    return names
+
+
+def _num_processes(own: poptorch.Options | None) -> int:
+    """As PopTorch sees it: from the launcher's variables, or the user's options."""
+    options = poptorch.Options() if own is None else own
+    return int(options.Distributed.numProcesses)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops: train an epoch, predict. Control flow and nothing else."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipufit._tree import Structure
+from ipufit.batching import BatchPlan
+from ipufit.callbacks import CallbackList
+from ipufit.data import InferenceBatches, TrainingBatches
+from ipufit.errors import NonFiniteLossWarning
+from ipufit.metrics import MetricCollection
+from ipufit.state import RunState
+from ipufit.types import Logs
+
+from .coverage import cut
+from .executors import Executors
+
+
+def train_epoch(
+    executors: Executors,
+    batches: TrainingBatches,
+    plan: BatchPlan,
+    figures: MetricCollection,
+    hooks: CallbackList,
+    run: RunState,
+) -> Logs:
+    """Train on every call of an epoch.
+
+    Hooks see a call as Keras's see `steps_per_execution` batches: it begins with the
+    index of its first update and ends with that of its last.
+
+    Returns:
+        The figures of the epoch so far, if it was stopped.
+    """
+    figures.reset()
+    logs: Logs = {}
+    for call, batch in enumerate(batches):
+        first = call * plan.device_iterations
+        hooks.on_train_batch_begin(first, {})
+        figures.add(executors.train(batch))
+        run.updates += plan.device_iterations
+        run.samples += plan.samples_per_call
+        logs = figures.logs()
+        _report_non_finite(logs["loss"], run, first)
+        hooks.on_train_batch_end(first + plan.device_iterations - 1, logs)
+        if run.is_stopping:
+            break
+    return logs
+
+
+def predict(
+    executors: Executors,
+    batches: InferenceBatches,
+    num_inputs: int,
+    hooks: CallbackList,
+) -> Any:
+    """The outputs of every sample, in order.
+
+    Args:
+        executors: With the inference program prepared.
+        batches: The calls.
+        num_inputs: How many tensors of a batch the program takes.
+        hooks: Hear of each call.
+
+    Returns:
+        Tensors, nested as the module returns them.
+    """
+    parts: list[list[Tensor]] = []
+    structure = Structure.of(None)
+    hooks.on_predict_begin({})
+    for call, (batch, num_real) in enumerate(batches):
+        hooks.on_predict_batch_begin(call, {})
+        outputs = cut(executors.infer(batch[:num_inputs]), slice(num_real))
+        structure = Structure.of(outputs)
+        parts.append(structure.flatten(outputs))
+        hooks.on_predict_batch_end(call, {"outputs": outputs})
+    hooks.on_predict_end({})
+    return structure.rebuild(torch.cat(leaf) for leaf in zip(*parts))
+
+
+def _report_non_finite(loss: float, run: RunState, update: int) -> None:
+    if not math.isfinite(loss):
+        warnings.warn(
+            f"The training loss is {loss} in epoch {run.epoch + 1}, at update {update} "
+            "or one of its call. The weights are probably lost: lower the learning "
+            "rate or look for infinite values in the data.",
+            NonFiniteLossWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that ipufit raises or warns of.
+
+    IpufitError
+    ├── ConfigError      (ValueError)    options that contradict each other
+    ├── DataError        (ValueError)    data that can't be fed as it is
+    ├── UnknownNameError (ValueError)    a name nobody knows, with a suggestion
+    ├── NotCompiledError (ValueError)    `fit` before `compile`
+    └── UnsupportedError (TypeError)     something PopTorch or ipufit can't do
+
+    IpufitWarning (UserWarning)
+    ├── DroppedRowsWarning    rows that don't fill a call were left out
+    ├── CoverageWarning       figures cover only a part of the samples
+    └── NonFiniteLossWarning  the loss became NaN or infinite
+
+Errors of PopTorch itself pass through unchanged.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Iterable
+
+
+class IpufitError(Exception):
+    """Base of ipufit's errors."""
+
+
+class ConfigError(IpufitError, ValueError):
+    """Options that contradict each other or PopTorch's rules."""
+
+
+class DataError(IpufitError, ValueError):
+    """Data that can't be fed as it is."""
+
+
+class UnknownNameError(IpufitError, ValueError):
+    """A name that stands for nothing.
+
+    Args:
+        kind: What was looked for, as in "optimizer".
+        name: What was asked for.
+        known: The names there are.
+
+    Example:
+        >>> print(UnknownNameError("loss", "msee", ["mae", "mse"]))
+        Unknown loss 'msee'. Did you mean 'mse'? Known: mae, mse.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(name.lower(), names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        super().__init__(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+
+
+class NotCompiledError(IpufitError, ValueError):
+    """The model was used before `compile`."""
+
+
+class UnsupportedError(IpufitError, TypeError):
+    """Something that PopTorch, or ipufit on top of it, can't do."""
+
+
+class IpufitWarning(UserWarning):
+    """Base of ipufit's warnings."""
+
+
+class DroppedRowsWarning(IpufitWarning):
+    """Rows that don't fill a call were left out of an epoch."""
+
+
+class CoverageWarning(IpufitWarning):
+    """Reported figures cover only a part of the samples."""
+
+
+class NonFiniteLossWarning(IpufitWarning):
+    """The loss became NaN or infinite."""

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From names and torch's optimisers to PopTorch's.
+
+PopTorch takes four of torch's optimisers as they are, but keeps their momentum only
+until the next detach and compiles their settings in as constants. Its own ones have
+neither fault, so torch's are rebuilt as PopTorch's, with their parameter groups.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Union
+
+import torch
+
+from ._poptorch import poptorch
+from .errors import UnknownNameError, UnsupportedError
+
+OptimizerLike = Union[str, torch.optim.Optimizer]
+"""A name, an optimiser of torch, or one of `poptorch.optim`."""
+
+_Factory = Callable[[Any], torch.optim.Optimizer]
+
+_NAMED: dict[str, _Factory] = {
+    "adam": lambda params: poptorch.optim.Adam(params, lr=1e-3),
+    "adamw": lambda params: poptorch.optim.AdamW(params, lr=1e-3),
+    "lamb": lambda params: poptorch.optim.LAMB(params, lr=1e-3),
+    "rmsprop": lambda params: poptorch.optim.RMSprop(params, lr=1e-3),
+    "sgd": lambda params: poptorch.optim.SGD(params, lr=1e-2),
+}
+
+# The subclass first: in newer torch AdamW derives from Adam.
+_REBUILT: tuple[tuple[type[torch.optim.Optimizer], str, tuple[str, ...]], ...] = (
+    (torch.optim.AdamW, "AdamW", ("lr", "betas", "eps", "weight_decay")),
+    (torch.optim.Adam, "Adam", ("lr", "betas", "eps", "weight_decay")),
+    (
+        torch.optim.RMSprop,
+        "RMSprop",
+        ("lr", "alpha", "eps", "weight_decay", "momentum", "centered"),
+    ),
+    (
+        torch.optim.SGD,
+        "SGD",
+        ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
+    ),
+)
+
+_HAS_NO_COUNTERPART = ("amsgrad", "maximize")
+
+
+def resolve_optimizer(
+    optimizer: OptimizerLike, module: torch.nn.Module
+) -> torch.optim.Optimizer:
+    """The PopTorch optimiser that is meant.
+
+    Names take PopTorch's defaults and a learning rate of 0.001 (0.01 for SGD).
+
+    Args:
+        optimizer: A name, a torch optimiser (SGD, Adam, AdamW, RMSprop), or one of
+            `poptorch.optim`, which is used as it is.
+        module: Whose parameters a named optimiser gets.
+
+    Returns:
+        An optimiser of `poptorch.optim`.
+
+    Raises:
+        UnknownNameError: The name is unknown.
+        UnsupportedError: PopTorch has no such optimiser, or not that setting of it.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> adam = torch.optim.Adam(module.parameters(), lr=0.02)
+        >>> resolve_optimizer(adam, module).param_groups[0]["lr"]
+        0.02
+    """
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in _NAMED:
+            raise UnknownNameError("optimizer", optimizer, _NAMED)
+        return _NAMED[optimizer.lower()](module.parameters())
+    if isinstance(optimizer, poptorch.optim.Optimizer):
+        return optimizer
+    for torch_class, name, settings in _REBUILT:
+        if type(optimizer) is torch_class:
+            return _rebuild(optimizer, getattr(poptorch.optim, name), settings)
+    raise UnsupportedError(
+        f"{_class_name(optimizer)} can't run on an IPU. Use one of "
+        f"{', '.join(sorted(_NAMED))}, torch.optim's SGD, Adam, AdamW or RMSprop, or "
+        "an optimizer of poptorch.optim."
+    )
+
+
+def _rebuild(
+    optimizer: torch.optim.Optimizer,
+    poptorch_class: type[torch.optim.Optimizer],
+    settings: tuple[str, ...],
+) -> torch.optim.Optimizer:
+    for name in _HAS_NO_COUNTERPART:
+        if any(group.get(name) for group in optimizer.param_groups):
+            raise UnsupportedError(
+                f"{_class_name(optimizer)} with {name}=True can't run on an IPU: "
+                f"PopTorch has no {name}. Leave it out."
+            )
+    if optimizer.state:
+        raise UnsupportedError(
+            f"This {_class_name(optimizer)} has made steps already, and its state "
+            "can't be moved to an IPU. Pass a new one."
+        )
+    groups: list[dict[str, Any]] = [
+        {name: _plain(group[name]) for name in ("params", *settings)}
+        for group in optimizer.param_groups
+    ]
+    defaults = {name: _plain(optimizer.defaults[name]) for name in settings}
+    if not isinstance(defaults["lr"], float):  # every group has its own
+        defaults["lr"] = groups[0]["lr"]
+    known = inspect.signature(poptorch_class).parameters
+    return poptorch_class(groups, **{n: v for n, v in defaults.items() if n in known})
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as PopTorch wants them: no tensors, betas as a tuple of floats."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, (tuple, list)) and not isinstance(
+        value[0], torch.nn.Parameter
+    ):
+        return tuple(_plain(element) for element in value)
+    return float(value) if type(value) is int else value
+
+
+def _class_name(value: object) -> str:
+    return f"{type(value).__module__.split('._')[0]}.{type(value).__qualname__}"

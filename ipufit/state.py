@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run stands: what callbacks read, and how they stop it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RunState:
+    """The progress of one `fit`, `evaluate` or `predict`.
+
+    Attributes:
+        epoch: 0-based.
+        updates: Weight updates so far, in this run.
+        samples: Samples trained on so far, in this run.
+        stop_reason: Why it shall stop; None while it shall not.
+        coverage: Which samples the figures are about; empty if about all.
+        params: Keras's: `verbose`, `epochs`, `steps`.
+
+    Example:
+        >>> run = RunState()
+        >>> run.stop("the loss is small enough")
+        >>> run.is_stopping
+        True
+    """
+
+    epoch: int = 0
+    updates: int = 0
+    samples: int = 0
+    stop_reason: str | None = None
+    coverage: str = ""
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def stop(self, reason: str) -> None:
+        """Ask the run to end in order; the first reason is kept."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody asked."""
+        return self.stop_reason is not None

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names for the types that cross module borders."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Union
+
+from torch import Tensor
+
+Batch = List[Tensor]
+"""The tensors of one call, inputs first, then targets; dim 0 counts rows."""
+
+Logs = Dict[str, float]
+"""Figures by name, as callbacks get them and History keeps them."""
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""`loss(outputs, targets)`."""
+
+Verbose = Union[int, str]
+"""0 silent, 1 bars, 2 lines, or `"auto"`."""

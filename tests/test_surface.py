@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`__all__` is exactly what users can see."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import ipufit
+
+# Module -> the modules that are part of its surface, as `poptorch.optim` is.
+SURFACES = {
+    "ipufit": {"poptorch"},
+    "ipufit.emulator": {"enums", "ops", "optim", "options"},
+}
+
+
+def undeclared(module):
+    """Names `dir` shows that are public, are no modules and aren't in `__all__`."""
+    return {
+        name
+        for name in dir(module)
+        if not name.startswith("_") and not inspect.ismodule(getattr(module, name))
+    } - {*module.__all__, "annotations"}  # `from __future__ import annotations`
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_every_visible_name_is_declared(name):
+    assert undeclared(importlib.import_module(name)) == set()
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_every_declared_name_is_there_and_is_no_stray_module(name):
+    module = importlib.import_module(name)
+    assert module.__all__
+    assert len(set(module.__all__)) == len(module.__all__)
+    modules = {
+        declared
+        for declared in module.__all__
+        if inspect.ismodule(getattr(module, declared))
+    }
+    assert modules <= SURFACES[name]
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_no_declared_name_is_private(name):
+    module = importlib.import_module(name)
+    private = {declared for declared in module.__all__ if declared.startswith("_")}
+    assert private <= {"__version__"}
+
+
+def test_a_leaked_import_is_noticed():
+    class Leaky:
+        __all__ = ("shown",)
+        shown = 1
+        leaked = 2
+
+    assert undeclared(Leaky) == {"leaked"}
+
+
+def test_what_type_checkers_see_of_ipufit_is_what_there_is():
+    tree = ast.parse(inspect.getsource(ipufit))
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+    assert imported | {"__version__"} == set(ipufit.__all__)
+
+
+def test_the_emulator_alone_imports_nothing_else_of_ipufit():
+    code = (
+        "import sys, ipufit.emulator\n"
+        "print(sorted(m for m in sys.modules if m.startswith('ipufit.')"
+        " and not m.startswith('ipufit.emulator')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+    assert done.stderr == ""
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="IPUModle"):
+        ipufit.IPUModle  # noqa: B018
