@@ -32,7 +32,6 @@ FLOORS = {
     "planning": 2,
     "state": 2,
     "_poptorch": 1,
-    "batching": 1,  # arithmetic that `config` builds on
     "batching": 1,
     "_env": 0,
     "_tree": 0,
