@@ -14,13 +14,13 @@ is the accuracy over all test images: about 98.5% on MNIST.
 from __future__ import annotations
 
 import argparse
-import logging
 
 import torch
 from handwriting import load_digits
 from torch import Tensor, nn
 
 import ipufit
+from ipufit import poptorch
 
 
 class ConvLayer(nn.Module):
@@ -80,8 +80,7 @@ def main(arguments: list[str] | None = None) -> float:
     """Train and test; returns the accuracy on the test images."""
     args = parse_arguments(arguments)
     if args.debug:
-        logging.basicConfig()
-        logging.getLogger("poptorch::python").setLevel(logging.DEBUG)
+        poptorch.setLogLevel("DEBUG")
     digits = load_digits(args.data, args.data_dir)
     print(f"{len(digits.train)} images to train on, from {digits.origin}")
 

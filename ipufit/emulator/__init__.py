@@ -17,6 +17,8 @@ from ._custom_args import (
     registerCustomArgParser,
 )
 from ._environment import ipuHardwareIsAvailable, ipuHardwareVersion, isRunningOnIpu
+from ._logging import apply_environment as _apply_environment
+from ._logging import setLogLevel
 from .accessor import AsynchronousDataAccessor
 from .blocks import (
     BeginBlock,
@@ -66,6 +68,8 @@ from .options import (
 )
 
 __version__ = "3.4.0+emulator"
+
+_apply_environment()
 
 __all__ = [
     "AsynchronousDataAccessor",
@@ -119,5 +123,6 @@ __all__ = [
     "reconstructTensorStructure",
     "registerCustomArgParser",
     "removeBlocks",
+    "setLogLevel",
     "trainingModel",
 ]
