@@ -8,7 +8,7 @@ Training and inference options are two results of it. Whoever wants more passes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import torch
 
@@ -18,6 +18,12 @@ from .errors import ConfigError
 
 PRECISIONS = ("float32", "float16")
 EXECUTIONS = ("pipelined", "sharded")
+_STRATEGIES = (
+    poptorch.PipelinedExecution,
+    poptorch.ShardedExecution,
+    poptorch.SerialPhasedExecution,
+    poptorch.ParallelPhasedExecution,
+)
 
 
 @dataclass(frozen=True)
@@ -76,28 +82,48 @@ class IPUConfig:
     inference_options: poptorch.Options | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "micro_batch_size",
-            "gradient_accumulation",
-            "replicas",
-            "device_iterations",
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                check_positive(name, value)
+        for name in ("micro_batch_size", "gradient_accumulation"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        check_positive("replicas", self.replicas)
+        check_positive("device_iterations", self.device_iterations)
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("execution", self.execution, EXECUTIONS)
-        if isinstance(self.pipeline, str):
-            raise ConfigError(
-                f"pipeline={self.pipeline!r} is one name: give a sequence with a name "
-                f"for each stage, as in pipeline=({self.pipeline!r}, ...)."
-            )
+        self._check_pipeline()
         for share in self._memory_proportions().values():
             if not 0 <= share <= 1:
                 raise ConfigError(
                     f"available_memory_proportion={share} is not a share: use numbers "
                     "from 0 to 1."
                 )
+        if self.seed is not None and (
+            isinstance(self.seed, bool) or not isinstance(self.seed, int)
+        ):
+            raise ConfigError(f"seed={self.seed!r} is not a whole number.")
+        for name in ("training_options", "inference_options"):
+            own = getattr(self, name)
+            if own is None:
+                continue
+            if not isinstance(own, poptorch.Options):
+                raise ConfigError(f"{name}={own!r} is not a poptorch.Options.")
+            object.__setattr__(self, name, own.clone())  # frozen, like all the rest
+
+    def _check_pipeline(self) -> None:
+        if isinstance(self.pipeline, str):
+            raise ConfigError(
+                f"pipeline={self.pipeline!r} is one name: give a sequence with a name "
+                f"for each stage, as in pipeline=({self.pipeline!r}, ...)."
+            )
+        if isinstance(self.pipeline, (tuple, list)):
+            names = [name for stage in self.stages for name in stage]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ConfigError(f"pipeline names {', '.join(twice)} more than once.")
+        elif self.pipeline is not None and not isinstance(self.pipeline, _STRATEGIES):
+            raise ConfigError(
+                f"pipeline={self.pipeline!r} is neither a sequence of stages nor a "
+                "strategy such as poptorch.PipelinedExecution."
+            )
 
     # Plans ------------------------------------------------------------------
 
@@ -283,12 +309,15 @@ class IPUConfig:
         given = self.available_memory_proportion
         if given is None:
             return {}
-        if isinstance(given, Mapping):
+        is_one = isinstance(given, (int, float))
+        shares: Any = [given] * self.num_stages if is_one else given
+        if not isinstance(shares, (tuple, list)) or not all(
+            isinstance(share, (int, float)) for share in shares
+        ):
             raise ConfigError(
                 f"available_memory_proportion={given!r}: give a number, or a sequence "
                 "with one per IPU."
             )
-        shares = [given] * self.num_stages if isinstance(given, (int, float)) else given
         return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
 
 
@@ -302,7 +331,8 @@ def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 def _stage_names(stage: Any) -> tuple[str, ...]:
     if isinstance(stage, poptorch.Stage):
         return tuple(stage.blocks)
-    names = (stage,) if isinstance(stage, str) else tuple(stage)
+    is_several = isinstance(stage, (tuple, list))
+    names = tuple(stage) if is_several else (stage,)
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"pipeline has the stage {stage!r}: a stage is a name, several of them, "

@@ -14,12 +14,11 @@ from .batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from .callbacks import CallbackList, History, ProgressDisplay, make_progress
 from .callbacks.base import CallbackLike
 from .config import IPUConfig
-from .data import InferenceBatches, Source, TrainingBatches, as_source, split_validation
+from .data import InferenceBatches, Source, TrainingBatches, as_source, fit_sources
 from .engine import Evaluation, Executors, describe_coverage, predict, train_epoch
 from .errors import (
     ConfigError,
     CoverageWarning,
-    DataError,
     DroppedRowsWarning,
     NotCompiledError,
     UnsupportedError,
@@ -177,8 +176,8 @@ class IPUModel:
             Error: What PopTorch refuses (`ipufit.poptorch.Error`).
         """
         optimizer, loss = self._compiled()
-        check_positive("epochs", epochs or 1)
-        source, validation = _sources(x, y, validation_split, validation_data)
+        is_validated = _epochs(initial_epoch, epochs, validation_freq)
+        source, validation = fit_sources(x, y, validation_split, validation_data)
         plan = self._checked(self.config.training_plan(batch_size))
         options = self.config.build_training_options(plan, sums_gradients=loss.is_sum)
         batches = TrainingBatches(
@@ -191,7 +190,14 @@ class IPUModel:
             else self._evaluation(validation, validation_batch_size)
         )
         _warn_of_dropped(batches, source, plan)
-        run = RunState(coverage=_warn_of_coverage(options, plan, "fit"))
+        coverages = {"": _warn_of_coverage(options, plan, "fit")}
+        if test is not None:
+            coverages["validation "] = _warn_of_coverage(
+                test.options, test.plan, "fit's validation"
+            )
+        run = RunState(
+            coverage=", ".join(of + text for of, text in coverages.items() if text)
+        )
         run.params = {
             "verbose": verbose,
             "epochs": epochs,
@@ -199,8 +205,9 @@ class IPUModel:
             "calls": len(batches),
             "dropped_samples": batches.num_dropped,
         }
-        self.history = History()
-        with self._running(run, callbacks, self.history, verbose) as (hooks, display):
+        history = History()
+        with self._running(run, callbacks, history, verbose) as (hooks, display):
+            self.history, self._run = history, run
             if test is not None:
                 test.prepare(display)
             self._executors.prepare_training(
@@ -208,20 +215,20 @@ class IPUModel:
             )
             logs: Logs = {}
             hooks.on_train_begin({})
-            for epoch in range(initial_epoch, epochs):
+            for epoch in is_validated:
                 run.epoch = epoch
                 hooks.on_epoch_begin(epoch, {})
                 logs = train_epoch(
                     self._executors, batches, plan, self._training_figures, hooks, run
                 )
-                if test is not None and _is_due(validation_freq, epoch):
+                if test is not None and is_validated[epoch]:
                     test.prepare(display)
                     logs = {**logs, **_prefixed(test.run(hooks))}
-                hooks.on_epoch_end(epoch, logs)
+                hooks.on_epoch_end(epoch, dict(logs))
                 if run.is_stopping:
                     break
             hooks.on_train_end(dict(logs))
-        return self.history
+        return history
 
     # Evaluate and predict -----------------------------------------------------
 
@@ -251,7 +258,9 @@ class IPUModel:
             ConfigError: The own inference options return sums of outputs.
         """
         self._compiled()
-        test = self._evaluation(as_source(x, y), batch_size)
+        source = as_source(x, y)
+        source.require_targets("x", "evaluate")
+        test = self._evaluation(source, batch_size)
         run = RunState(params={"verbose": verbose, "calls": len(test.batches)})
         run.coverage = _warn_of_coverage(test.options, test.plan, "evaluate")
         with self._running(run, callbacks, None, verbose) as (hooks, display):
@@ -303,11 +312,6 @@ class IPUModel:
         return plan, self.config.build_inference_options(plan)
 
     def _evaluation(self, source: Source, batch_size: int | None) -> Evaluation:
-        if not source.has_targets:
-            raise DataError(
-                "The data to evaluate on has no targets: pass y, or a dataset of pairs "
-                "(input, target)."
-            )
         plan, options = self._inference(batch_size)
         if options.output_mode == poptorch.OutputMode.Sum.value:
             raise ConfigError(
@@ -359,42 +363,11 @@ class IPUModel:
         hooks = CallbackList([callbacks, own, display])
         hooks.set_model(self)
         hooks.set_run(run)
-        self._run = run
         try:
             yield hooks, display
         finally:
             display.close()
             self._executors.fetch_weights()
-
-
-def _sources(
-    x: Any, y: Any, validation_split: float, validation_data: Any
-) -> tuple[Source, Source | None]:
-    """What to train on, and what to validate on if anything."""
-    if validation_split and validation_data is None:
-        source, validation = split_validation(x, y, validation_split)
-        _require_targets(source)
-        return source, validation
-    source = as_source(x, y)
-    _require_targets(source)
-    if validation_data is None:
-        return source, None
-    if isinstance(validation_data, (tuple, list)):
-        if len(validation_data) != 2:
-            raise DataError(
-                f"validation_data has {len(validation_data)} parts: pass a dataset, or "
-                "a pair (x, y)."
-            )
-        return source, as_source(*validation_data, name="validation_data")
-    return source, as_source(validation_data, name="validation_data")
-
-
-def _require_targets(source: Source) -> None:
-    if not source.has_targets:
-        raise DataError(
-            "The data to train on has no targets: pass y, or a dataset of pairs "
-            "(input, target)."
-        )
 
 
 def _warn_of_dropped(batches: TrainingBatches, source: Source, plan: BatchPlan) -> None:
@@ -420,10 +393,20 @@ def _warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -
     return coverage
 
 
-def _is_due(frequency: int | Sequence[int], epoch: int) -> bool:
-    if isinstance(frequency, int):
-        return (epoch + 1) % frequency == 0
-    return epoch + 1 in frequency
+def _epochs(
+    initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
+) -> dict[int, bool]:
+    """The epochs to come, 0-based, and whether each is validated."""
+    for name, value in (("epochs", epochs), ("initial_epoch", initial_epoch)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{name}={value!r} is not a whole number of 0 or more.")
+    to_come = range(initial_epoch, epochs)
+    if isinstance(validation_freq, Sequence) and not isinstance(validation_freq, str):
+        for epoch in validation_freq:
+            check_positive("validation_freq", epoch)
+        return {epoch: epoch + 1 in validation_freq for epoch in to_come}
+    check_positive("validation_freq", validation_freq)
+    return {epoch: (epoch + 1) % validation_freq == 0 for epoch in to_come}
 
 
 def _prefixed(logs: Logs) -> Logs:

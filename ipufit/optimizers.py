@@ -14,7 +14,7 @@ from typing import Any, Callable, Union
 import torch
 
 from ._poptorch import poptorch
-from .errors import UnknownNameError, UnsupportedError
+from .errors import ConfigError, UnknownNameError, UnsupportedError
 
 OptimizerLike = Union[str, torch.optim.Optimizer]
 """A name, an optimiser of torch, or one of `poptorch.optim`."""
@@ -65,6 +65,7 @@ def resolve_optimizer(
 
     Raises:
         UnknownNameError: The name is unknown.
+        ConfigError: It optimises something else than `module`.
         UnsupportedError: PopTorch has no such optimiser, or not that setting of it.
 
     Example:
@@ -77,6 +78,12 @@ def resolve_optimizer(
         if optimizer.lower() not in _NAMED:
             raise UnknownNameError("optimizer", optimizer, _NAMED)
         return _NAMED[optimizer.lower()](module.parameters())
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UnsupportedError(
+            f"optimizer={optimizer!r} is neither a name ({', '.join(sorted(_NAMED))}) "
+            "nor an optimizer made with the module's parameters."
+        )
+    _refuse_strangers(optimizer, module)
     if isinstance(optimizer, poptorch.optim.Optimizer):
         return optimizer
     for torch_class, name, settings in _REBUILT:
@@ -87,6 +94,20 @@ def resolve_optimizer(
         f"{', '.join(sorted(_NAMED))}, torch.optim's SGD, Adam, AdamW or RMSprop, or "
         "an optimizer of poptorch.optim."
     )
+
+
+def _refuse_strangers(
+    optimizer: torch.optim.Optimizer, module: torch.nn.Module
+) -> None:
+    own = {id(parameter) for parameter in module.parameters()}
+    groups = optimizer.param_groups
+    strangers = sum(id(p) not in own for group in groups for p in group["params"])
+    if strangers:
+        raise ConfigError(
+            f"{strangers} parameters of this {_class_name(optimizer)} are not the "
+            "module's. Make it with module.parameters() of the module that you passed "
+            "to IPUModel."
+        )
 
 
 def _rebuild(

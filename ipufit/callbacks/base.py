@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Iterator, Union
 
+from ipufit.errors import ConfigError
 from ipufit.state import RunState
 
 CallbackLike = Union["Callback", Iterable[Any], None]
@@ -98,7 +99,7 @@ class CallbackList(Callback):
         callbacks: In order; nested sequences are flattened.
 
     Raises:
-        TypeError: Something among them is no callback.
+        ConfigError: Something among them is no callback.
     """
 
     def __init__(self, callbacks: CallbackLike) -> None:
@@ -192,7 +193,7 @@ def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
         yield callbacks
         return
     if isinstance(callbacks, (str, type)) or not isinstance(callbacks, Iterable):
-        raise TypeError(
+        raise ConfigError(
             f"callbacks contains {callbacks!r}: use ipufit.Callback objects, nested in "
             "lists if you like."
         )

@@ -30,6 +30,9 @@ class History(Callback):
         self.dropped_samples = 0
         self.coverage = ""
 
+    def set_model(self, model: Any) -> None:
+        """Keep no model: it keeps its history, and shall free its IPUs when it goes."""
+
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """A new run: epochs are counted anew."""
         self.epoch = []

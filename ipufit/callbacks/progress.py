@@ -15,6 +15,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 
 from ipufit.errors import ConfigError
 from ipufit.types import Verbose
@@ -80,7 +81,7 @@ class LineProgress(ProgressDisplay):
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """The figures of an `evaluate` of its own; `fit` reports them itself."""
         if "epochs" not in self.params:
-            self._print(f"Evaluated - {format_logs(logs)}")
+            self._print(f"Evaluated - {format_logs(logs)}{self._coverage()}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -128,7 +129,7 @@ class BarProgress(ProgressDisplay):
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """The bar stays with the figures."""
         if "epochs" not in self.params:
-            self._finish(format_logs(logs))
+            self._finish(f"{format_logs(logs)}{self._coverage()}")
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
         """A bar."""
@@ -152,8 +153,10 @@ class BarProgress(ProgressDisplay):
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[figures]}"),
+            # The only one to wrap if the terminal is narrow.
+            TextColumn("{task.fields[figures]}", table_column=Column(overflow="fold")),
             console=self._console,
+            get_time=self._clock,
             refresh_per_second=10,
         )
         self._bar.start()
@@ -198,9 +201,9 @@ def make_progress(
     if verbose == "auto":
         verbose = 1 if console.is_terminal else 2
     displays = {0: ProgressDisplay, 1: BarProgress, 2: LineProgress}
-    if verbose not in displays:
+    if not isinstance(verbose, int) or verbose not in displays:
         raise ConfigError(f"verbose={verbose!r} is none of 0, 1, 2 and 'auto'.")
-    return displays[verbose](console, clock)  # type: ignore[index]
+    return displays[verbose](console, clock)
 
 
 def format_logs(logs: dict[str, Any]) -> str:

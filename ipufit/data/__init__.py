@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .adapters import Source, as_source, split_validation
+from .adapters import Source, as_source, fit_sources, split_validation
 from .loader import InferenceBatches, TrainingBatches
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "Source",
     "TrainingBatches",
     "as_source",
+    "fit_sources",
     "split_validation",
 ]

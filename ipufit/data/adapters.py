@@ -7,6 +7,7 @@ loaders can carry. `Source` remembers how they nested.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Sequence, Sized, cast
 
@@ -19,8 +20,6 @@ from ipufit._tree import Structure
 from ipufit.errors import DataError
 
 NOTHING = Structure(tuple)
-
-
 """The structure of targets that aren't there."""
 
 
@@ -51,6 +50,18 @@ class Source:
         """Whether samples come with targets."""
         return self.targets.num_leaves > 0
 
+    def require_targets(self, name: str, purpose: str) -> None:
+        """Refuse samples without targets.
+
+        Raises:
+            DataError: There are none.
+        """
+        if not self.has_targets:
+            raise DataError(
+                f"`{name}` has no targets to {purpose} with: pass y, or a dataset of "
+                "pairs (input, target)."
+            )
+
     def example(self, rows: int, *, has_targets: bool = True) -> list[Tensor]:
         """The first sample, repeated: what a batch of `rows` looks like."""
         sample = self.dataset[0]
@@ -78,10 +89,9 @@ def as_source(x: Any, y: Any = None, *, name: str = "x") -> Source:
         >>> source.num_samples, source.has_targets
         (5, True)
     """
-    if isinstance(x, TensorDataset):
+    if type(x) is TensorDataset and len(x.tensors) <= 2:  # a subclass may do more
         _refuse_targets(x, y, name)
-        first, *rest = x.tensors
-        return _from_arrays(first, _unwrap_single(tuple(rest)), name)
+        return _from_arrays(*x.tensors, name=name)
     if isinstance(x, IterableDataset) or not _is_dataset_or_arrays(x):
         raise DataError(
             f"`{name}` is {_describe(x)}. Pass tensors, NumPy arrays, or a map-style "
@@ -90,7 +100,51 @@ def as_source(x: Any, y: Any = None, *, name: str = "x") -> Source:
     if isinstance(x, Dataset):
         _refuse_targets(x, y, name)
         return _from_dataset(x, name)
-    return _from_arrays(x, y, name)
+    return _from_arrays(x, y, name=name)
+
+
+def fit_sources(
+    x: Any, y: Any, validation_split: float, validation_data: Any
+) -> tuple[Source, Source | None]:
+    """What `fit` trains on, and what it validates on if anything.
+
+    Args:
+        x: As for `as_source`.
+        y: As for `as_source`.
+        validation_split: As for `split_validation`; 0 for none.
+        validation_data: A dataset or a pair (x, y), which goes before the split.
+
+    Returns:
+        Both.
+
+    Raises:
+        DataError: As `as_source` and `split_validation` do, or there are no targets.
+
+    Example:
+        >>> x, y = torch.zeros(4, 1), torch.zeros(4)
+        >>> train, validation = fit_sources(x, y, 0.5, None)
+        >>> train.num_samples, validation.num_samples
+        (2, 2)
+    """
+    validation = None
+    if validation_split and validation_data is None:
+        source, validation = split_validation(x, y, validation_split)
+    else:
+        source = as_source(x, y)
+    source.require_targets("x", "train")
+    if validation_data is not None:
+        pair = validation_data
+        if not isinstance(pair, (tuple, list)):
+            pair = (validation_data,)
+        elif len(pair) != 2:
+            raise DataError(
+                f"`validation_data` has {len(pair)} parts: pass a dataset, or a pair "
+                "(x, y)."
+            )
+        validation = as_source(*pair, name="validation_data")
+    if validation is not None:
+        validation.require_targets("validation_data", "validate")
+    return source, validation
 
 
 def split_validation(x: Any, y: Any, fraction: float) -> tuple[Source, Source]:
@@ -112,14 +166,16 @@ def split_validation(x: Any, y: Any, fraction: float) -> tuple[Source, Source]:
         >>> [part.num_samples for part in split_validation(x, y, 0.3)]
         [7, 3]
     """
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+        raise DataError(f"validation_split={fraction!r} is not a number.")
     whole = as_source(x, y)
     if not isinstance(whole.dataset, ArrayDataset):
         raise DataError(
             f"validation_split={fraction} needs arrays, and `x` is {_describe(x)}. "
             "Split it with torch.utils.data.random_split and pass validation_data."
         )
-    at = int(whole.num_samples * (1.0 - fraction))
-    if not 0 < at < whole.num_samples:
+    at = int(whole.num_samples * (1.0 - fraction)) if 0 < fraction < 1 else 0
+    if not at:
         raise DataError(
             f"validation_split={fraction} of {whole.num_samples} samples leaves {at} "
             "for training: use a fraction between 0 and 1 that leaves some to each."
@@ -186,7 +242,7 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         return tuple(_as_tensor(leaf, f"sample {int(index)}") for leaf in leaves)
 
 
-def _from_arrays(x: Any, y: Any, name: str) -> Source:
+def _from_arrays(x: Any, y: Any = None, *, name: str) -> Source:
     inputs = Structure.of(x)
     targets = NOTHING if y is None else Structure.of(y)
     leaves = inputs.flatten(x) + (targets.flatten(y) if y is not None else [])
@@ -227,12 +283,10 @@ def _from_dataset(dataset: Dataset[Any], name: str) -> Source:
 
 
 def _as_tensor(value: Any, where: str) -> Tensor:
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf":
-            raise DataError(f"{where} has an array of {value.dtype}: use numbers.")
-        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = _from_numpy(np.asarray(value, order="C"), where)
     elif not isinstance(value, Tensor):
-        if not isinstance(value, (bool, int, float, np.number, np.bool_)):
+        if not isinstance(value, (bool, int, float)):
             raise DataError(
                 f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
                 "arrays or numbers."
@@ -243,6 +297,21 @@ def _as_tensor(value: Any, where: str) -> Tensor:
     # An IPU has no 64-bit floats; PopTorch would convert them at every call.
     wide = value.dtype == torch.float64
     return torch.as_tensor(value, dtype=torch.float32 if wide else None)
+
+
+def _from_numpy(array: Any, where: str) -> Tensor:
+    """The same memory as a tensor; read-only memory too, because we only read it."""
+    try:
+        if array.dtype.kind not in "biuf":
+            raise TypeError("it holds no numbers")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writ")
+            return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
+            "Convert it to float32 or int64."
+        ) from None
 
 
 def _is_dataset_or_arrays(x: Any) -> bool:
@@ -259,12 +328,6 @@ def _refuse_targets(x: Any, y: Any, name: str) -> None:
             f"`y` was given beside {_describe(x)}, whose samples contain the targets. "
             "Pass one of the two."
         )
-
-
-def _unwrap_single(tensors: tuple[Tensor, ...]) -> Any | None:
-    if not tensors:
-        return None
-    return tensors[0] if len(tensors) == 1 else tensors
 
 
 def _describe(x: Any) -> str:

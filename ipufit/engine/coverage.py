@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import tree_map
+from ipufit._tree import Structure, tree_map
 from ipufit.batching import BatchPlan
+from ipufit.errors import UnsupportedError
 
 
 def returned_rows(options: poptorch.Options, plan: BatchPlan) -> Tensor | None:
@@ -60,11 +61,32 @@ def describe_coverage(options: poptorch.Options, plan: BatchPlan) -> str:
     return f"OutputMode.{name}: {len(rows)} of every {plan.samples_per_call} samples"
 
 
+def check_rows(outputs: Any, num_rows: int) -> None:
+    """Refuse outputs that don't have one row per sample.
+
+    A value per micro-batch can't be told apart from rows, cut or joined.
+
+    Raises:
+        UnsupportedError: There is such an output.
+
+    Example:
+        >>> check_rows((torch.zeros(4, 3), None), num_rows=4)
+    """
+    for leaf in Structure.of(outputs).flatten(outputs):
+        if isinstance(leaf, Tensor) and (leaf.dim() == 0 or len(leaf) != num_rows):
+            raise UnsupportedError(
+                f"The module returned a tensor of shape {tuple(leaf.shape)} for "
+                f"{num_rows} samples. Outside training every output needs one row per "
+                "sample: return batched tensors only, or leave this one out in eval "
+                "mode."
+            )
+
+
 def cut(values: Any, rows: Any) -> Any:
     """The `rows` of nested tensors: a slice, a mask or indices.
 
     Example:
-        >>> cut({"a": torch.arange(4)}, slice(2))
-        {'a': tensor([0, 1])}
+        >>> cut({"a": torch.arange(4), "b": None}, slice(2))
+        {'a': tensor([0, 1]), 'b': None}
     """
-    return tree_map(lambda tensor: tensor[rows], values)
+    return tree_map(lambda x: x[rows] if isinstance(x, Tensor) else x, values)

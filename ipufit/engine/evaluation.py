@@ -15,9 +15,9 @@ from ipufit.losses import Loss
 from ipufit.metrics import MetricCollection
 from ipufit.types import Logs
 
-from .coverage import cut, returned_rows
+from .coverage import check_rows, cut, returned_rows
 from .executors import Executors
-from .step import in_float32
+from .step import widened
 
 
 class Evaluation:
@@ -73,15 +73,17 @@ class Evaluation:
             hooks.on_test_batch_begin(call, {})
             self._add_call(batch, num_real)
             hooks.on_test_batch_end(call, self._figures.logs())
-        logs = self._figures.logs()
-        hooks.on_test_end(logs)
-        return logs
+        hooks.on_test_end(self._figures.logs())
+        return self._figures.logs()
 
     def _add_call(self, batch: Any, num_real: int) -> None:
         num_inputs = self._source.inputs.num_leaves
         outputs = self._executors.infer(batch[:num_inputs])
         targets = batch[num_inputs:]
         rows = returned_rows(self.options, self.plan)
+        check_rows(
+            outputs, self.plan.samples_per_call if rows is None else rows.numel()
+        )
         if rows is not None:
             is_real = rows.lt(num_real)
             outputs = cut(outputs, is_real)
@@ -95,7 +97,7 @@ class Evaluation:
             self._add(outputs, self._source.targets.rebuild(targets), num_real)
 
     def _add(self, outputs: Any, targets: Any, num_rows: int) -> None:
-        outputs = in_float32(outputs)
+        outputs, targets = widened((outputs, targets))
         with torch.no_grad():
             total = self._loss.total(self._loss.value(outputs, targets), num_rows)
             self._figures.add(self._figures.vector(total, outputs, targets, num_rows))

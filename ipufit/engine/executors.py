@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable, Iterator
+import weakref
+from typing import Any, Callable, Iterator, List, MutableMapping, Tuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,12 @@ from ipufit.losses import Loss
 from ipufit.metrics import MetricCollection
 
 from .step import Step, mode, stage_blocks
+
+_Classes = List[Tuple[Tensor, type]]
+_TRAINERS: MutableMapping[
+    torch.nn.Module, tuple[weakref.ReferenceType[Executors], _Classes]
+] = weakref.WeakKeyDictionary()
+"""Who trains a module, and the classes that its weights had before."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -89,6 +96,7 @@ class Executors:
             self._training.setOptimizer(optimizer)
             return
         self.drop_training()
+        self._take_over()
         self._step.describe(source.inputs, source.targets, loss, figures)
         with mode(self._step, training=True), self._undone_on_failure():
             self._training = poptorch.trainingModel(
@@ -99,6 +107,21 @@ class Executors:
         self._training_key = key
         display.compiled("training", seconds)
 
+    def _take_over(self) -> None:
+        """End the training program that another `Executors` has of this module.
+
+        PopTorch wraps a module for training once at a time. An owner that is gone has
+        fetched its weights, but left them with the classes that PopTorch gave them.
+        """
+        if self._step.module not in _TRAINERS:
+            return
+        owner, classes = _TRAINERS[self._step.module]
+        previous = owner()
+        if previous is None:
+            _restore(classes)
+        else:
+            previous.drop_training()
+
     @contextlib.contextmanager
     def _undone_on_failure(self) -> Iterator[None]:
         """Leave the module unwrapped if its training program can't be compiled.
@@ -106,15 +129,15 @@ class Executors:
         `destroy()` does nothing before the first compilation, so PopTorch would keep
         the weights' classes and refuse to wrap the module once its fault is mended.
         """
-        module = self._step.module
-        classes = [(t, type(t)) for t in (*module.parameters(), *module.buffers())]
+        step = self._step
+        classes = [(t, type(t)) for t in (*step.parameters(), *step.buffers())]
+        _TRAINERS[step.module] = weakref.ref(self), classes
         try:
             yield
         except BaseException:
             self.drop_training()
-            for tensor, original in classes:
-                tensor.__class__ = original
-            self._step = self._new_step(module)
+            _restore(classes)
+            self._step = self._new_step(step.module)
             raise
 
     def prepare_inference(
@@ -236,6 +259,11 @@ def _signature(
         (tuple(t.shape), t.dtype) for t in source.example(1, has_targets=has_targets)
     ]
     return plan, source.inputs, source.targets if has_targets else None, leaves
+
+
+def _restore(classes: _Classes) -> None:
+    for tensor, original in classes:
+        tensor.__class__ = original
 
 
 def _ready(executor: poptorch.PoplarExecutor | None) -> poptorch.PoplarExecutor:

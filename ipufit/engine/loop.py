@@ -19,7 +19,7 @@ from ipufit.metrics import MetricCollection
 from ipufit.state import RunState
 from ipufit.types import Logs
 
-from .coverage import cut
+from .coverage import check_rows, cut
 from .executors import Executors
 
 
@@ -40,7 +40,6 @@ def train_epoch(
         The figures of the epoch so far, if it was stopped.
     """
     figures.reset()
-    logs: Logs = {}
     for call, batch in enumerate(batches):
         first = call * plan.device_iterations
         hooks.on_train_batch_begin(first, {})
@@ -52,7 +51,7 @@ def train_epoch(
         hooks.on_train_batch_end(first + plan.device_iterations - 1, logs)
         if run.is_stopping:
             break
-    return logs
+    return figures.logs()
 
 
 def predict(
@@ -72,17 +71,24 @@ def predict(
     Returns:
         Tensors, nested as the module returns them.
     """
-    parts: list[list[Tensor]] = []
+    parts: list[list[Any]] = []
     structure = Structure.of(None)
     hooks.on_predict_begin({})
     for call, (batch, num_real) in enumerate(batches):
         hooks.on_predict_batch_begin(call, {})
-        outputs = cut(executors.infer(batch[:num_inputs]), slice(num_real))
+        outputs = executors.infer(batch[:num_inputs])
+        check_rows(outputs, len(batch[0]))
+        outputs = cut(outputs, slice(num_real))
         structure = Structure.of(outputs)
         parts.append(structure.flatten(outputs))
         hooks.on_predict_batch_end(call, {"outputs": outputs})
     hooks.on_predict_end({})
-    return structure.rebuild(torch.cat(leaf) for leaf in zip(*parts))
+    return structure.rebuild(_joined(leaf) for leaf in zip(*parts))
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """One output of all calls; what is no tensor is the same in each."""
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
 
 
 def _report_non_finite(loss: float, run: RunState, update: int) -> None:
@@ -92,5 +98,5 @@ def _report_non_finite(loss: float, run: RunState, update: int) -> None:
             "or one of its call. The weights are probably lost: lower the learning "
             "rate or look for infinite values in the data.",
             NonFiniteLossWarning,
-            stacklevel=5,
+            stacklevel=4,
         )

@@ -15,6 +15,8 @@ from ipufit.losses import Loss
 from ipufit.metrics import MetricCollection
 from ipufit.metrics.base import rows_of
 
+_WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+
 
 class Step(torch.nn.Module):
     """One micro-batch: from flat tensors to outputs, or to the figures' sums.
@@ -64,8 +66,8 @@ class Step(torch.nn.Module):
         self.targets = targets
         self.loss = loss
         self.figures = figures
-        if isinstance(loss.function, torch.nn.Module):
-            self.loss_module = loss.function  # its buffers belong to the program
+        is_module = isinstance(loss.function, torch.nn.Module)
+        self.loss_module = loss.function if is_module else None  # for its buffers
 
     def forward(self, *tensors: Tensor) -> Any:
         """Inputs, then targets if there are any."""
@@ -79,7 +81,7 @@ class Step(torch.nn.Module):
         if self.loss is None or self.figures is None:
             raise RuntimeError("targets were passed to a step without a loss")
         with self._loss_place():
-            outputs = in_float32(outputs)
+            outputs, targets = widened((outputs, targets))
             value = poptorch.identity_loss(
                 self.loss.value(outputs, targets), reduction="sum"
             )
@@ -113,19 +115,25 @@ def call_module(module: torch.nn.Module, inputs: Any) -> Any:
     return module(inputs)
 
 
-def in_float32(outputs: Any) -> Any:
-    """Nested outputs with half-precision tensors in float32, where sums are made.
+def widened(values: Any) -> Any:
+    """Nested tensors in the types that torch's losses and exact sums want.
+
+    Half precision becomes float32, and every whole-number type int64, as which class
+    indices leave a device but in 32 bits.
 
     Example:
-        >>> in_float32((torch.zeros(1, dtype=torch.float16), 3))[0].dtype
+        >>> widened((torch.zeros(1, dtype=torch.float16), 3))[0].dtype
         torch.float32
     """
 
     def widen(leaf: Any) -> Any:
-        is_half = isinstance(leaf, Tensor) and leaf.dtype == torch.float16
-        return leaf.to(torch.float32) if is_half else leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.dtype == torch.float16:
+            return leaf.to(torch.float32)
+        return leaf.to(torch.int64) if leaf.dtype in _WHOLE_NUMBERS else leaf
 
-    return tree_map(widen, outputs)
+    return tree_map(widen, values)
 
 
 @contextlib.contextmanager

@@ -58,6 +58,11 @@ def resolve_metrics(
     """
     if isinstance(metrics, (str, Metric)) or callable(metrics):
         metrics = [metrics]
+    if not isinstance(metrics, (tuple, list, type(None))):
+        raise ConfigError(
+            f"metrics={metrics!r} is not a list of names, ipufit.Metric objects and "
+            "functions."
+        )
     resolved: dict[str, Metric] = {}
     for item in metrics or ():
         metric = _resolve(item)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks, one and many."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from ipufit import Callback, ConfigError, History
+from ipufit.callbacks import CallbackList, make_progress
+from ipufit.state import RunState
+from tests.reference import HOOKS, Recorder
+
+
+def arguments_of(name):
+    return (3, {}) if "batch" in name or "epoch" in name else ({},)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_callback_is_called_with_one_shared_dict_in_order(name):
+    order = []
+
+    class Adds(Callback):
+        def __init__(self, key):
+            self._key = key
+
+    def hook(self, *arguments):
+        order.append((self._key, list(arguments[-1])))
+        arguments[-1][self._key] = 1.0
+
+    setattr(Adds, name, hook)
+    everybody = CallbackList([Adds("a"), [Adds("b"), (Adds("c"),)]])
+    getattr(everybody, name)(*arguments_of(name))
+    assert order == [("a", []), ("b", ["a"]), ("c", ["a", "b"])]
+
+
+def test_the_list_knows_every_hook():
+    assert len(HOOKS) == 14
+    assert set(HOOKS) <= set(vars(CallbackList))
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize(
+    "make", [Callback, History, *(lambda v=v: make_progress(v) for v in (0, 1, 2))]
+)
+def test_every_callback_takes_every_hook(make, name):
+    callback = make()
+    run = RunState(params={"epochs": 1, "calls": 2, "verbose": 0})
+    callback.set_run(run)
+    callback.set_model(object())
+    try:
+        getattr(callback, name)(*arguments_of(name))
+    finally:
+        getattr(callback, "close", lambda: None)()
+    assert inspect.signature(getattr(callback, name)) == inspect.signature(
+        getattr(Callback(), name)
+    )
+
+
+@pytest.mark.parametrize("callbacks", [None, [], (), [[], None]])
+def test_no_callbacks_are_fine(callbacks):
+    assert CallbackList(callbacks).callbacks == []
+
+
+def test_any_iterable_of_callbacks_is_fine():
+    one, two = Recorder(), Recorder()
+    assert CallbackList(one).callbacks == [one]
+    assert CallbackList(iter([one, two])).callbacks == [one, two]
+
+
+@pytest.mark.parametrize("callbacks", [3, "early", Callback, [Callback], [lambda: 1]])
+def test_what_is_no_callback_is_refused(callbacks):
+    with pytest.raises(ConfigError, match=r"use ipufit\.Callback"):
+        CallbackList(callbacks)
+
+
+def test_all_hear_of_the_model_and_the_run():
+    recorder, run, model = Recorder(), RunState(params={"epochs": 2}), object()
+    everybody = CallbackList([recorder])
+    everybody.set_model(model)
+    everybody.set_run(run)
+    assert recorder.model is model
+    assert recorder.run is run
+    assert recorder.params == {"epochs": 2}

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows, on a fixed console and a manual clock."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+import torch
+from rich.console import Console
+
+from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
+from ipufit.callbacks import make_progress
+from ipufit.callbacks.progress import (
+    BarProgress,
+    LineProgress,
+    ProgressDisplay,
+    format_logs,
+)
+from ipufit.state import RunState
+
+LOGS = {"accuracy": 0.98765, "loss": 0.25}
+
+
+class ManualClock:
+    """Seconds that pass when told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def console():
+    def make(*, is_terminal, width=120):
+        return Console(
+            file=io.StringIO(),
+            width=width,
+            force_terminal=is_terminal,
+            color_system=None,
+            legacy_windows=False,
+            _environ={},
+        )
+
+    return make
+
+
+def shown(console):
+    """What is on the screen at the end, as a terminal draws it."""
+    lines, row = [""], 0
+    tokens = re.findall(
+        r"\x1b\[\??\d*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", console.file.getvalue()
+    )
+    for token in tokens:
+        if token == "\n":
+            row += 1
+            lines.extend([""] * (row + 1 - len(lines)))
+        elif token == "\x1b[1A":
+            row -= 1
+        elif token == "\x1b[2K":
+            lines[row] = ""
+        elif not token.startswith(("\x1b", "\r")):
+            lines[row] += token
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def play_fit(display, clock, coverage=""):
+    """Two epochs of two calls of 50 samples, a second each."""
+    run = RunState(coverage=coverage)
+    run.params = {"epochs": 2, "calls": 2, "steps": 2, "verbose": 1}
+    display.set_run(run)
+    display.compiling("training")
+    display.compiled("training", 1.25)
+    display.on_train_begin({})
+    for epoch in range(2):
+        display.on_epoch_begin(epoch, {})
+        for call in range(2):
+            display.on_train_batch_begin(call, {})
+            clock.now += 1.0
+            run.samples += 50
+            display.on_train_batch_end(call, LOGS)
+        display.on_test_begin({})
+        display.on_test_batch_begin(0, {})
+        display.on_test_batch_end(0, LOGS)
+        display.on_test_end(LOGS)
+        display.on_epoch_end(epoch, {**LOGS, "val_loss": 1e-4})
+    display.on_train_end(LOGS)
+    display.close()
+
+
+FIGURES = "accuracy: 0.9877 - loss: 0.2500 - val_loss: 1.0000e-04"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_are_one_per_compilation_and_epoch(console, clock, is_terminal):
+    screen = console(is_terminal=is_terminal)
+    play_fit(make_progress(2, screen, clock), clock)
+    assert screen.file.getvalue() == (
+        "Compiled the training program in 1.2s\n"
+        f"Epoch 1/2 - 2.0s - 50 samples/s - {FIGURES}\n"
+        f"Epoch 2/2 - 2.0s - 50 samples/s - {FIGURES}\n"
+    )
+
+
+BARS = f"""
+Compiling the training program ...
+Compiled the training program in 1.2s
+Epoch 1/2 {"━" * 20} 2/2 0:00:02 50 samples/s - {FIGURES}
+Epoch 2/2 {"━" * 20} 2/2 0:00:02 50 samples/s - {FIGURES}
+"""
+
+# Narrow: the figures wrap, the rest keeps its place.
+NARROW_BARS = f"""
+Compiling the training program ...
+Compiled the training program in 1.2s
+Epoch 1/2 {"━" * 20} 2/2 0:00:02 50 samples/s - accuracy:
+{" " * 43}0.9877 - loss: 0.2500 -
+{" " * 43}val_loss: 1.0000e-04
+Epoch 2/2 {"━" * 20} 2/2 0:00:02 50 samples/s - accuracy:
+{" " * 43}0.9877 - loss: 0.2500 -
+{" " * 43}val_loss: 1.0000e-04
+"""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize(("width", "expected"), [(120, BARS), (70, NARROW_BARS)])
+def test_bars_stay_with_the_figures_of_their_epoch(
+    console, clock, is_terminal, width, expected
+):
+    screen = console(is_terminal=is_terminal, width=width)
+    play_fit(make_progress(1, screen, clock), clock)
+    assert shown(screen) == expected.strip().splitlines()
+
+
+def test_silence_is_silent(console, clock):
+    screen = console(is_terminal=True)
+    play_fit(make_progress(0, screen, clock), clock)
+    assert screen.file.getvalue() == ""
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_figures_of_a_part_say_so(console, clock, verbose):
+    screen = console(is_terminal=False)
+    coverage = "OutputMode.Final: 2 of every 6 samples"
+    display = make_progress(verbose, screen, clock)
+    play_fit(display, clock, coverage)
+    joined = re.sub(r"\s+", " ", " ".join(shown(screen)))
+    assert joined.count(f"({coverage})") == 2
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_an_evaluation_shows_its_figures_and_what_they_cover(console, clock, verbose):
+    screen = console(is_terminal=False)
+    display = make_progress(verbose, screen, clock)
+    display.set_run(RunState(coverage="half of them", params={"calls": 1}))
+    display.on_test_begin({})
+    display.on_test_batch_end(0, LOGS)
+    display.on_test_end(LOGS)
+    display.close()
+    text = " ".join(shown(screen))
+    assert text.startswith("Evaluat")
+    assert "accuracy: 0.9877 - loss: 0.2500 (half of them)" in text
+
+
+def test_a_prediction_has_a_bar(console, clock):
+    screen = console(is_terminal=False)
+    display = make_progress(1, screen, clock)
+    display.set_run(RunState(params={"calls": 2}))
+    display.on_predict_begin({})
+    display.on_predict_batch_end(0, {})
+    display.on_predict_batch_end(1, {})
+    display.on_predict_end({})
+    assert "2/2" in shown(screen)[-1]
+
+
+@pytest.mark.parametrize(
+    ("verbose", "is_terminal", "expected"),
+    [
+        (0, True, ProgressDisplay),
+        (1, False, BarProgress),
+        (2, True, LineProgress),
+        ("auto", True, BarProgress),
+        ("auto", False, LineProgress),
+    ],
+)
+def test_auto_is_bars_on_a_terminal_and_lines_elsewhere(
+    console, verbose, is_terminal, expected
+):
+    assert type(make_progress(verbose, console(is_terminal=is_terminal))) is expected
+
+
+@pytest.mark.parametrize("verbose", [3, -1, "1", "loud", None, [1], 1.5])
+def test_an_unknown_verbosity_is_refused(verbose):
+    with pytest.raises(ConfigError, match="none of 0, 1, 2 and 'auto'"):
+        make_progress(verbose)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.5, "0.5000"),
+        (-0.5, "-0.5000"),  # unlike Keras's verbose=2, which writes -5.0000e-01
+        (12345.6, "12345.6000"),
+        (0.0011, "0.0011"),
+        (0.001, "1.0000e-03"),
+        (0.0, "0.0000e+00"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_are_kerass(value, expected):
+    assert format_logs({"loss": value}) == f"loss: {expected}"
+
+
+# In a fit -------------------------------------------------------------------------
+
+
+def make_model():
+    model = IPUModel(torch.nn.Linear(2, 1), IPUConfig())
+    model.compile("sgd", "mse")
+    return model
+
+
+DATA = torch.randn(8, 2), torch.randn(8, 1)
+
+
+def test_a_fit_with_lines_prints_them_to_standard_output(capsys):
+    model = make_model()
+    model.fit(*DATA, batch_size=4, epochs=2, validation_split=0.5, verbose=2)
+    model.evaluate(*DATA, verbose=2)
+    model.predict(DATA[0], verbose=2)
+    out, err = capsys.readouterr()
+    lines = [re.sub(r"[\d.]+s", "_s", line) for line in out.splitlines()]
+    assert [line.split(" - ")[0] for line in lines] == [
+        "Compiled the inference program in _s",
+        "Compiled the training program in _s",
+        "Epoch 1/2",
+        "Epoch 2/2",
+        "Evaluated",
+    ]
+    assert err == ""
+
+
+@pytest.mark.parametrize("verbose", [1, "auto"])
+def test_an_error_within_a_bar_leaves_the_terminal_usable(monkeypatch, capsys, verbose):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich: behave as on a terminal
+    from tests.reference import AtEpochEnd
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_model().fit(
+            *DATA, batch_size=4, callbacks=AtEpochEnd(interrupt), verbose=verbose
+        )
+    out = capsys.readouterr().out
+    assert out.count("\x1b[?25l") == out.count("\x1b[?25h")  # cursor hidden, shown
+    assert out.endswith("\n") or out.endswith("\x1b[?25h")
+    model = make_model()
+    model.fit(*DATA, batch_size=4, verbose=verbose)  # a bar of its own starts
+
+
+def test_a_failed_compilation_leaves_nothing_on_the_screen_but_its_phase(capsys):
+    class Broken(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * x.sum().item()
+
+    model = IPUModel(Broken(2, 1))
+    model.compile("sgd", "mse")
+    with pytest.raises(poptorch.Error):
+        model.fit(*DATA, batch_size=4, verbose=2)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two programs, one module: weights, devices, and what is left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+
+from ipufit import IPUConfig, IPUModel, poptorch
+from tests import reference
+from tests.reference import AtEpochEnd
+
+IPUS = "IPUFIT_EMULATOR_IPUS"
+
+
+def adam(module):
+    return torch.optim.Adam(module.parameters(), lr=0.01)
+
+
+def make_model(module=None, config=None, optimizer=adam):
+    module = reference.network() if module is None else module
+    model = IPUModel(module, config or IPUConfig(replicas=2))
+    model.compile(
+        optimizer(module) if callable(optimizer) else optimizer,
+        "cross_entropy",
+        ["accuracy"],
+    )
+    return model
+
+
+def train_twin(twin, optimizer, epochs, x, y, batch_size=32):
+    for _ in range(epochs):
+        trained = reference.train(twin, optimizer, x, y, batch_size)
+    return trained.figures()
+
+
+def fit(model, x, y, epochs=1, **settings):
+    settings = {"batch_size": 32, "shuffle": False, "verbose": 0, **settings}
+    return model.fit(x, y, epochs=epochs, **settings)
+
+
+X, Y = reference.samples(64)
+adam(reference.network())  # torch's first optimizer keeps its caller's frame alive
+
+
+@pytest.fixture
+def scarce(monkeypatch):
+    """Have so many IPUs, and no more."""
+
+    def set_ipus(count):
+        gc.collect()  # what other tests left
+        monkeypatch.setenv(IPUS, str(count))
+
+    return set_ipus
+
+
+# Scarce IPUs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ipus", [None, 2, 3])
+def test_training_and_validation_take_turns_if_ipus_are_scarce(scarce, ipus):
+    expected = fit(make_model(), X, Y, 3, validation_data=(X[:40], Y[:40])).history
+    if ipus is not None:
+        scarce(ipus)  # a program needs 2
+    model = make_model()
+    assert fit(model, X, Y, 3, validation_data=(X[:40], Y[:40])).history == expected
+    assert model.evaluate(X[:40], Y[:40], verbose=0) == {
+        "accuracy": expected["val_accuracy"][-1],
+        "loss": expected["val_loss"][-1],
+    }
+    assert len(set(expected["loss"])) == 3
+
+
+def test_programs_take_turns_from_the_start_if_poptorch_waits(scarce, monkeypatch):
+    expected = fit(make_model(), X, Y, 2, validation_data=(X, Y)).history
+    monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
+    scarce(2)
+    assert fit(make_model(), X, Y, 2, validation_data=(X, Y)).history == expected
+
+
+def test_too_few_ipus_for_one_program_are_poptorchs_error(scarce):
+    scarce(1)
+    model = make_model()
+    before = reference.weights(model.module)
+    with pytest.raises(poptorch.Error, match="acquire"):
+        fit(model, X, Y)
+    assert_untouched(model.module, before)
+    scarce(2)
+    assert len(fit(model, X, Y).history["loss"]) == 1
+
+
+def test_detach_gives_all_ipus_back_and_the_next_run_takes_them_again(scarce):
+    scarce(2)
+    first, second = make_model(), make_model()
+    expected = fit(make_model(), X, Y, 2).history["loss"]
+    losses = fit(first, X, Y).history["loss"]
+    with pytest.raises(poptorch.Error, match="acquire"):
+        fit(second, X, Y)
+    first.detach()
+    fit(second, X, Y)
+    second.detach()
+    losses += fit(first, X, Y).history["loss"]
+    assert losses == pytest.approx(expected, rel=1e-6)  # Adam's state was kept
+
+
+def test_a_model_that_is_gone_gives_its_ipus_back(scarce):
+    scarce(2)
+    for _ in range(3):
+        fit(make_model(), X, Y)
+
+
+# The user's module ----------------------------------------------------------------
+
+
+def assert_untouched(module, before):
+    after = reference.weights(module)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def hooks_of(module):
+    return [
+        hooks
+        for child in module.modules()
+        for hooks in (child._forward_hooks, child._forward_pre_hooks)
+        if hooks
+    ]
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_modes_flags_and_hooks_are_left_as_they_were(is_training):
+    module = reference.network().train(is_training)
+    module[1].train(not is_training)
+    before = [child.training for child in module.modules()]
+    names = list(module.state_dict())
+    model = make_model(
+        module, IPUConfig(pipeline=("0", "2"), gradient_accumulation=4, replicas=2)
+    )
+    fit(model, X, Y, validation_data=(X, Y))
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert [child.training for child in module.modules()] == before
+    assert hooks_of(module) == []
+    assert list(module.state_dict()) == names
+    assert threading.active_count() == 1
+
+
+class Modal(torch.nn.Module):
+    """Returns zeros in train mode, its weights' product in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.linear(x) * (0.0 if self.training else 1.0)
+
+
+def test_training_runs_in_train_mode_and_the_rest_in_eval_mode():
+    model = make_model(Modal().eval())
+    history = fit(model, X, Y, validation_data=(X, Y)).history
+    assert history["loss"] == [pytest.approx(torch.log(torch.tensor(4.0)).item())]
+    assert history["val_loss"] != pytest.approx(history["loss"], rel=1e-4)
+    assert model.predict(X, verbose=0).abs().sum() > 0
+
+
+def test_weights_trained_in_a_fit_are_in_the_module_after_it_and_during_callbacks():
+    seen = []
+    model = make_model()
+    look = AtEpochEnd(
+        lambda callback, _: seen.append(reference.weights(callback.model.module))
+    )
+    fit(model, X, Y, 2, callbacks=look)
+    twin, optimizer = reference.network(), None
+    optimizer = adam(twin)
+    for at_end in seen:
+        train_twin(twin, optimizer, 1, X, Y)
+        for name, value in reference.weights(twin).items():
+            torch.testing.assert_close(at_end[name], value, rtol=1e-5, atol=1e-6)
+    assert len(seen) == 2
+    reference.assert_same_weights(model.module, twin)
+
+
+def test_the_trained_module_can_be_copied_and_saved(tmp_path):
+    model = make_model()
+    fit(model, X, Y)
+    clone = copy.deepcopy(model.module)
+    reference.assert_same_weights(clone, model.module, rtol=0, atol=0)
+    assert all(type(p) is torch.nn.Parameter for p in clone.parameters())
+    torch.save(model.module.state_dict(), tmp_path / "weights.pt")
+    loaded = reference.network(seed=1)
+    loaded.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    reference.assert_same_weights(loaded, model.module, rtol=0, atol=0)
+
+
+def test_batch_norm_learns_its_statistics():
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4))
+    twin = copy.deepcopy(module)
+    fit(make_model(module, IPUConfig()), X, Y)
+    train_twin(twin, adam(twin), 1, X, Y)
+    torch.testing.assert_close(module[0].running_mean, twin[0].running_mean)
+    torch.testing.assert_close(module[0].running_var, twin[0].running_var)
+
+
+# Interrupted and repaired ---------------------------------------------------------
+
+
+def test_an_interrupt_leaves_the_weights_that_were_trained():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model = make_model()
+    recorder = reference.Recorder()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, X, Y, 5, callbacks=[recorder, AtEpochEnd(interrupt, epoch=1)])
+    assert "on_train_end" not in recorder.names()
+    twin = reference.network()
+    train_twin(twin, adam(twin), 2, X, Y)
+    reference.assert_same_weights(model.module, twin)
+    assert len(fit(model, X, Y).history["loss"]) == 1
+
+
+class Breakable(torch.nn.Module):
+    """Reads a value while it is traced, until it is repaired."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.linear = torch.nn.Linear(3, 4)
+        self.is_broken = True
+
+    def forward(self, x):
+        if self.is_broken:
+            x = x * x.mean().item()
+        return self.linear(self.norm(x))
+
+
+def loss_with_weights():
+    return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", loss_with_weights()])
+def test_a_model_that_could_not_be_compiled_can_be_repaired(loss):
+    module = Breakable()
+    model = IPUModel(module, IPUConfig())
+    model.compile(adam(module), loss)
+    before = reference.weights(module)
+    classes = [type(p) for p in (*module.parameters(), *module.buffers())]
+    for run in (
+        lambda: fit(model, X, Y),
+        lambda: fit(model, X, Y, validation_data=(X, Y)),
+        lambda: model.evaluate(X, Y, verbose=0),
+        lambda: model.predict(X, verbose=0),
+    ):
+        with pytest.raises(poptorch.Error, match="item"):
+            run()
+        assert_untouched(module, before)
+        assert [type(p) for p in (*module.parameters(), *module.buffers())] == classes
+        assert module.training
+    module.is_broken = False
+    history = fit(model, X, Y, 3, validation_data=(X, Y)).history
+    assert history["loss"][2] < history["loss"][0]
+    assert len(history["val_loss"]) == 3
+
+
+# One run after another ------------------------------------------------------------
+
+
+def test_fitting_twice_is_fitting_longer_whatever_comes_between():
+    expected = fit(make_model(), X, Y, 4).history["loss"]
+    model = make_model()
+    model.predict(X[:5], verbose=0)
+    losses = list(fit(model, X, Y).history["loss"])
+    model.evaluate(X[:7], Y[:7], verbose=0)
+    losses += fit(model, X, Y, 3, initial_epoch=1).history["loss"]
+    model.predict(X, batch_size=2, verbose=0)
+    model.detach()
+    losses += fit(model, X, Y).history["loss"]
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_optimizers_state_survives_a_new_compilation():
+    """Another batch size needs another program; Adam goes on where it was."""
+    model, twin = make_model(), reference.network()
+    optimizer = adam(twin)
+    for batch_size in (32, 16, 64, 32):
+        fit(model, X, Y, batch_size=batch_size)
+        train_twin(twin, optimizer, 1, X, Y, batch_size)
+    reference.assert_same_weights(model.module, twin)
+
+
+def test_a_validation_of_other_data_than_the_evaluation_is_no_problem():
+    model = make_model()
+    wide, labels = reference.samples(24, seed=5)
+    fit(model, X, Y, validation_data=(wide, labels), validation_batch_size=8)
+    expected = reference.evaluate(model.module, X, Y)
+    assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, rel=1e-5)
+    expected = reference.evaluate(model.module, wide, labels)
+    figures = model.evaluate(wide, labels, batch_size=8, verbose=0)
+    assert figures == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("between", ["nothing", "evaluate", "detach"])
+def test_host_edits_of_weights_between_runs_are_respected(between):
+    model, twin = make_model(optimizer="sgd"), reference.network()
+    fit(model, X, Y)
+    if between == "evaluate":
+        model.evaluate(X, Y, verbose=0)
+    elif between == "detach":
+        model.detach()
+    with torch.no_grad():
+        for module in (model.module, twin):
+            for parameter in module.parameters():
+                parameter.fill_(0.125)
+    expected = reference.evaluate(twin, X, Y)
+    assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, rel=1e-5)
+    fit(model, X, Y)
+    train_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.01), 1, X, Y)
+    reference.assert_same_weights(model.module, twin)
+
+
+def test_loaded_weights_are_respected():
+    model = make_model(optimizer="sgd")
+    fit(model, X, Y, 3)
+    model.module.load_state_dict(reference.network(seed=9).state_dict())
+    expected = reference.evaluate(reference.network(seed=9), X, Y)
+    assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, rel=1e-5)
+
+
+def test_frozen_and_thawed_weights_are_respected():
+    model, twin = make_model(optimizer="sgd"), reference.network()
+    for is_trained in (True, False, True):
+        frozen = reference.weights(model.module[0])
+        for module in (model.module, twin):
+            module[0].requires_grad_(is_trained)
+        fit(model, X, Y)
+        own = [p for p in twin.parameters() if p.requires_grad]
+        train_twin(twin, torch.optim.SGD(own, lr=0.01), 1, X, Y)
+        reference.assert_same_weights(model.module, twin)
+        is_same = torch.equal(frozen["weight"], model.module[0].weight)
+        assert is_same == (not is_trained)
+
+
+def test_a_learning_rate_changed_between_fits_is_used():
+    model, twin = make_model(optimizer="sgd"), reference.network()
+    for rate in (0.01, 0.5):
+        model.optimizer.param_groups[0]["lr"] = rate
+        fit(model, X, Y)
+        train_twin(twin, torch.optim.SGD(twin.parameters(), lr=rate), 1, X, Y)
+    reference.assert_same_weights(model.module, twin)
+
+
+def test_compiling_anew_takes_the_new_optimizer_loss_and_metrics():
+    x, y = reference.samples(64)
+    onehot = torch.nn.functional.one_hot(y, 4).float()
+    model, twin = make_model(), reference.network()
+    fit(model, x, y)
+    train_twin(twin, adam(twin), 1, x, y)
+    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.1), "mse", ["mae"])
+    history = fit(model, x, onehot).history
+    assert sorted(history) == ["loss", "mae"]
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for rows in torch.arange(64).split(32):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(twin(x[rows]), onehot[rows]).backward()
+        optimizer.step()
+    reference.assert_same_weights(model.module, twin)
+
+
+@pytest.mark.parametrize("ipus", [None, 2])
+def test_a_callback_may_evaluate_and_predict_in_mid_fit(scarce, ipus):
+    if ipus is not None:
+        scarce(ipus)
+    expected = fit(make_model(), X, Y, 2, validation_data=(X, Y)).history
+    seen = []
+
+    class Nosy(reference.Recorder):
+        def on_train_batch_end(self, batch, logs):
+            figures = self.model.evaluate(X[:9], Y[:9], batch_size=4, verbose=0)
+            seen.append(figures["loss"])
+            self.model.predict(X[:3], verbose=0)
+
+    model = make_model()
+    history = fit(model, X, Y, 2, validation_data=(X, Y), callbacks=Nosy()).history
+    assert set(history) == set(expected)
+    for name, values in expected.items():
+        assert history[name] == pytest.approx(values, rel=1e-6)
+    assert len(set(seen)) == 4
+
+
+def test_two_models_of_one_module_train_it_by_turns():
+    module, twin = reference.network(), reference.network()
+    first = make_model(module, IPUConfig(), "sgd")
+    second = make_model(module, IPUConfig(replicas=2), "sgd")
+    for model in (first, second, first):
+        fit(model, X, Y)
+        train_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.01), 1, X, Y)
+    reference.assert_same_weights(module, twin)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_module_with_buffers_can_get_a_second_model(is_gone):
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4))
+    model = make_model(module, IPUConfig(), "sgd")
+    fit(model, X, Y)
+    if is_gone:
+        del model
+    again = make_model(module, IPUConfig(device_iterations=2), "sgd")
+    assert len(fit(again, X, Y).history["loss"]) == 1

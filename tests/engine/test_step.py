@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is traced: pipelines, nested inputs and outputs, precision."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from ipufit import IPUConfig, IPUModel, UnsupportedError, poptorch
+from tests import reference
+
+X, Y = reference.samples(48)
+IS_OLD_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 1)
+
+
+class OwnBlocks(nn.Module):
+    """Two stages that the module marks itself, closed at their ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 5)
+        self.second = nn.Linear(5, 4)
+
+    def forward(self, x):
+        with poptorch.Block("early", ipu_id=0):
+            x = torch.tanh(self.first(x))
+        with poptorch.Block("late", ipu_id=1):
+            return self.second(x)
+
+
+def strategy(*stages, kind=poptorch.PipelinedExecution):
+    return kind(*(poptorch.Stage(name).ipu(i) for i, name in enumerate(stages)))
+
+
+PIPELINES = {
+    "submodules": (reference.network, {"pipeline": ("0", "2")}),
+    "three stages": (reference.network, {"pipeline": ["0", "1", "2"]}),
+    "several names a stage": (reference.network, {"pipeline": [("0", "1"), "2"]}),
+    "own blocks": (OwnBlocks, {"pipeline": ("early", "late")}),
+    "stages": (
+        OwnBlocks,
+        {"pipeline": [poptorch.Stage("early").ipu(0), poptorch.Stage("late").ipu(1)]},
+    ),
+    "stages and names": (
+        reference.network,
+        {"pipeline": [poptorch.Stage("0").ipu(0), "2"]},
+    ),
+    "strategy": (
+        OwnBlocks,
+        {"pipeline": strategy("early", "late"), "loss_block": "late"},
+    ),
+    "sharded": (reference.network, {"pipeline": ("0", "2"), "execution": "sharded"}),
+    "sharded strategy": (
+        OwnBlocks,
+        {
+            "pipeline": strategy("early", "late", kind=poptorch.ShardedExecution),
+            "loss_block": "late",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_learns_what_one_ipu_does(monkeypatch, name):
+    make, settings = PIPELINES[name]
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "8")
+    module = make()
+    twin = copy.deepcopy(module)
+    model = IPUModel(module, IPUConfig(gradient_accumulation=6, replicas=2, **settings))
+    model.compile("sgd", "cross_entropy", ["accuracy"])
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
+    for _ in range(2):  # a second fit, with an evaluation between
+        history = model.fit(X, Y, batch_size=24, shuffle=False, verbose=0)
+        trained = reference.train(twin, optimizer, X, Y, 24)
+        assert history.history["loss"] == [
+            pytest.approx(trained.figures()["loss"], rel=1e-5)
+        ]
+        figures = model.evaluate(X[:11], Y[:11], verbose=0)
+        expected = reference.evaluate(twin, X[:11], Y[:11])
+        assert figures == pytest.approx(expected, rel=1e-4)
+    reference.assert_same_weights(module, twin)
+    model.detach()
+
+
+@pytest.mark.parametrize("ipus", [1, 2])
+def test_a_pipeline_really_takes_an_ipu_for_each_stage(monkeypatch, ipus):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", str(ipus))
+    model = IPUModel(reference.network(), IPUConfig(pipeline=("0", "2")))
+    model.compile("sgd", "cross_entropy")
+    if ipus == 1:
+        with pytest.raises(poptorch.Error, match="acquire"):
+            model.fit(X, Y, batch_size=24, verbose=0)
+    else:
+        model.fit(X, Y, batch_size=24, verbose=0)
+    model.detach()
+
+
+def test_a_loss_outside_every_block_is_poptorchs_error():
+    settings = PIPELINES["strategy"][1]
+    model = IPUModel(
+        OwnBlocks(), IPUConfig(gradient_accumulation=3, pipeline=settings["pipeline"])
+    )
+    model.compile("sgd", "cross_entropy")
+    with pytest.raises(poptorch.Error, match="Block"):
+        model.fit(X, Y, batch_size=24, verbose=0)
+
+
+# Nested inputs, targets, outputs --------------------------------------------------
+
+
+class TwoInTwoOut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Linear(3, 4)
+        self.right = nn.Linear(2, 1)
+
+    def forward(self, left, right):
+        return self.left(left), self.right(right)
+
+
+class DictInDictOut(TwoInTwoOut):
+    def forward(self, *, right, left):
+        classes, number = super().forward(left, right)
+        return {"classes": classes, "number": [number, None]}
+
+
+def pair_loss(outputs, targets):
+    classes, number = outputs
+    labels, values = targets
+    return nn.functional.cross_entropy(classes, labels) + nn.functional.mse_loss(
+        number, values
+    )
+
+
+def dict_loss(outputs, targets):
+    return pair_loss(
+        (outputs["classes"], outputs["number"][0]),
+        (targets["labels"], targets["values"]),
+    )
+
+
+def right_labels(outputs, targets):
+    return outputs[0].argmax(dim=1).eq(targets[0]).float()
+
+
+RIGHT = torch.randn(48, 2, generator=torch.Generator().manual_seed(1))
+VALUES = torch.randn(48, 1, generator=torch.Generator().manual_seed(2))
+
+
+class Samples(Dataset):
+    """A dataset whose samples nest as a function of the index says."""
+
+    def __init__(self, count, sample):
+        self._count = count
+        self._sample = sample
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, index):
+        return self._sample(index)
+
+
+def train_pairs(twin):
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
+    losses = []
+    for rows in torch.arange(48).split(12):
+        optimizer.zero_grad()
+        loss = pair_loss(
+            TwoInTwoOut.forward(twin, X[rows], RIGHT[rows]), (Y[rows], VALUES[rows])
+        )
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+@pytest.mark.parametrize(
+    ("module_class", "loss", "x", "y"),
+    [
+        (TwoInTwoOut, pair_loss, (X, RIGHT), (Y, VALUES)),
+        (TwoInTwoOut, pair_loss, [X, RIGHT], [Y, VALUES]),
+        (
+            DictInDictOut,
+            dict_loss,
+            {"left": X, "right": RIGHT},
+            {"values": VALUES, "labels": Y},
+        ),
+    ],
+)
+def test_two_inputs_and_two_outputs_nest_as_they_like(module_class, loss, x, y, kind):
+    module = module_class()
+    twin = copy.deepcopy(module)
+    metrics = [right_labels] if loss is pair_loss else []
+    model = IPUModel(module, IPUConfig(replicas=2, device_iterations=2))
+    model.compile("sgd", loss, metrics)
+
+    def row(index, nested):
+        if isinstance(nested, dict):
+            return {key: value[index] for key, value in nested.items()}
+        return type(nested)(value[index] for value in nested)
+
+    data = (x, y)
+    if kind == "dataset":
+        data = (Samples(48, lambda i: (row(i, x), row(i, y))),)
+    history = model.fit(*data, batch_size=12, shuffle=False, verbose=0)
+    assert history.history["loss"] == [pytest.approx(train_pairs(twin), rel=1e-5)]
+    reference.assert_same_weights(module, twin)
+    predicted = model.predict(data[0], verbose=0)
+    with torch.no_grad():
+        classes, number = TwoInTwoOut.forward(twin, X, RIGHT)
+    if module_class is DictInDictOut:
+        assert list(predicted) == ["classes", "number"]
+        assert type(predicted["number"]) is list
+        assert predicted["number"][1] is None
+        predicted = (predicted["classes"], predicted["number"][0])
+    assert type(predicted) is tuple
+    torch.testing.assert_close(predicted, (classes, number), rtol=1e-4, atol=1e-5)
+    evaluated = model.evaluate(*data, verbose=0)
+    expected = float(pair_loss((classes, number), (Y, VALUES)))
+    assert evaluated["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+class WithPenalty(nn.Linear):
+    """Returns a value of the micro-batch beside its rows."""
+
+    def forward(self, x):
+        return super().forward(x), self.weight.square().sum()
+
+
+def test_a_value_of_the_micro_batch_may_train_but_is_not_taken_for_rows():
+    def loss(outputs, targets):
+        return nn.functional.mse_loss(outputs[0], targets) + 0.1 * outputs[1]
+
+    module = WithPenalty(3, 1)
+    twin = copy.deepcopy(module)
+    model = IPUModel(module, IPUConfig(replicas=2))
+    model.compile("sgd", loss)
+    history = model.fit(X, VALUES, batch_size=48, verbose=0)
+    expected = loss(twin(X), VALUES)
+    assert history.history["loss"] == [pytest.approx(expected.item(), rel=1e-5)]
+    for run in (model.predict, lambda x, **k: model.evaluate(x, VALUES, **k)):
+        with pytest.raises(UnsupportedError, match="one row per sample"):
+            run(X, verbose=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+def test_class_indices_may_have_any_type_of_whole_numbers(dtype):
+    model = IPUModel(reference.network())
+    model.compile("sgd", "cross_entropy", ["accuracy"])
+    history = model.fit(X, Y.to(dtype), batch_size=24, validation_split=0.5, verbose=0)
+    expected = reference.evaluate(model.module, X[24:], Y[24:])
+    figures = {name: history.history[f"val_{name}"][0] for name in expected}
+    assert figures == pytest.approx(expected, rel=1e-5)
+
+
+# Precision ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    IS_OLD_TORCH, reason="torch 2.0 multiplies no float16 matrices on the host"
+)
+def test_half_precision_trains_and_reports_in_single():
+    module, twin = reference.network(), reference.network()
+    model = IPUModel(module, IPUConfig(precision="float16", replicas=2))
+    model.compile(
+        torch.optim.SGD(module.parameters(), lr=0.1), "cross_entropy", ["accuracy"]
+    )
+    assert {p.dtype for p in module.parameters()} == {torch.float16}
+    x, y = reference.samples(4096)
+    history = model.fit(x, y, batch_size=512, shuffle=False, epochs=2, verbose=0)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for epoch in range(2):
+        expected = reference.train(twin, optimizer, x, y, 512).figures()
+        for name, value in expected.items():
+            assert history.history[name][epoch] == pytest.approx(value, abs=0.01)
+    assert {p.dtype for p in module.parameters()} == {torch.float16}
+    assert model.predict(x[:5], verbose=0).dtype == torch.float16
+    # 4096 samples: sums in float16 would be exact to 4 at best.
+    accuracy = model.evaluate(x, y, verbose=0)["accuracy"]
+    assert (accuracy * 4096) == pytest.approx(round(accuracy * 4096), abs=1e-6)

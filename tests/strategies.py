@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hypothesis strategies that several tests share."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+from hypothesis import strategies as st
+
+from ipufit import BatchPlan
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+leaves = st.integers(min_value=-1000, max_value=1000)
+
+nestings = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=8,
+)
+"""Nested tuples, namedtuples, lists and dicts of whole numbers."""
+
+
+def plans(most=3):
+    """Every factor from 1 to `most`."""
+    factor = st.integers(1, most)
+    return st.builds(
+        BatchPlan,
+        micro_batch_size=factor,
+        gradient_accumulation=factor,
+        replicas=factor,
+        device_iterations=factor,
+    )
+
+
+@st.composite
+def output_modes(draw, plan):
+    """`(name, period)` of an output mode for training with `plan`; None: default."""
+    name = draw(st.sampled_from([None, "All", "Sum", "Final", "EveryN"]))
+    divisors = [n for n in range(1, 10) if plan.device_iterations % n == 0]
+    return name, draw(st.sampled_from(divisors)) if name == "EveryN" else 1
+
+
+@st.composite
+def sample_counts(draw, plan, most_calls=2):
+    """Enough samples for a call, and mostly not a multiple of it."""
+    calls = draw(st.integers(1, most_calls))
+    return calls * plan.samples_per_call + draw(
+        st.integers(0, plan.samples_per_call - 1)
+    )

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`batch_size` and its factors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit import BatchPlan, ConfigError
+from ipufit.batching import check_positive, derive_plan
+from tests.strategies import plans
+
+FREE = {
+    "micro_batch_size": None,
+    "gradient_accumulation": None,
+    "replicas": 1,
+    "processes": 1,
+    "device_iterations": 1,
+}
+
+
+def derive(batch_size=None, **factors):
+    return derive_plan(batch_size, **{**FREE, **factors})
+
+
+@given(plans(most=50))
+def test_a_call_is_made_of_its_factors(plan):
+    assert plan.batch_size == (
+        plan.micro_batch_size * plan.gradient_accumulation * plan.replicas
+    )
+    assert plan.samples_per_call == plan.batch_size * plan.device_iterations
+    assert plan.micro_batches_per_call * plan.micro_batch_size == plan.samples_per_call
+
+
+def test_processes_count_for_the_batch_but_not_for_a_call_of_one_process():
+    plan = BatchPlan(3, gradient_accumulation=2, replicas=4, processes=5)
+    assert plan.batch_size == 120
+    assert plan.samples_per_update == plan.samples_per_call == 24
+
+
+@given(plans(most=12), st.sampled_from(["micro", "accumulation", "both", "neither"]))
+def test_what_is_left_open_is_derived(plan, given):
+    factors = {"replicas": plan.replicas}
+    if given in ("micro", "both"):
+        factors["micro_batch_size"] = plan.micro_batch_size
+    if given in ("accumulation", "both"):
+        factors["gradient_accumulation"] = plan.gradient_accumulation
+    derived = derive(plan.batch_size, **factors)
+    assert derived.batch_size == plan.batch_size
+    for name, value in factors.items():
+        assert getattr(derived, name) == value
+
+
+@given(
+    st.integers(1, 500),
+    st.none() | st.integers(1, 40),
+    st.none() | st.integers(1, 12),
+    st.integers(1, 8),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+def test_a_plan_keeps_every_promise_or_is_refused(
+    batch_size, micro, accumulation, replicas, processes, stages
+):
+    try:
+        plan = derive(
+            batch_size,
+            micro_batch_size=micro,
+            gradient_accumulation=accumulation,
+            replicas=replicas,
+            processes=processes,
+            stages=stages,
+        )
+    except ConfigError:
+        copies, least = replicas * processes, 2 * stages - 1
+        assert not any(
+            size * steps * copies == batch_size
+            for size in ([micro] if micro else range(1, batch_size + 1))
+            for steps in ([accumulation] if accumulation else range(1, batch_size + 1))
+            if steps >= least
+        )
+        return
+    assert plan.batch_size == batch_size
+    assert plan.micro_batch_size == (micro or plan.micro_batch_size)
+    assert plan.gradient_accumulation == (accumulation or plan.gradient_accumulation)
+    assert (plan.replicas, plan.processes) == (replicas, processes)
+    assert plan.gradient_accumulation >= 2 * stages - 1
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 6))
+def test_the_nearest_legal_values_are_legal_and_nearest(batch_size, micro, replicas):
+    factors = {"micro_batch_size": micro, "replicas": replicas}
+    if batch_size % (micro * replicas) == 0:
+        assert derive(batch_size, **factors).batch_size == batch_size
+        return
+    with pytest.raises(ConfigError) as caught:
+        derive(batch_size, **factors)
+    sentence = str(caught.value).split("legal value")[1]
+    nearest = [int(number) for number in re.findall(r"\d+", sentence)]
+    assert nearest
+    for value in nearest:
+        assert derive(value, **factors).batch_size == value
+        assert abs(value - batch_size) < micro * replicas
+
+
+def test_a_batch_that_does_not_divide_shows_every_factor():
+    with pytest.raises(ConfigError) as caught:
+        derive(100, micro_batch_size=8, replicas=3)
+    message = str(caught.value)
+    for part in ("batch_size=100", "micro-batch 8", "replicas * processes 3", "24"):
+        assert part in message
+    assert "96 and 120" in message
+
+
+def test_a_batch_that_contradicts_given_factors_names_the_product():
+    with pytest.raises(ConfigError, match="batch_size=24"):
+        derive(100, micro_batch_size=4, gradient_accumulation=3, replicas=2)
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(7, (14, 1)), (100, (98, 112))])
+def test_the_legal_values_below_the_smallest_are_not_offered(batch_size, expected):
+    with pytest.raises(ConfigError) as caught:
+        derive(batch_size, gradient_accumulation=7, replicas=2)
+    numbers = re.findall(r"\d+", str(caught.value).split("legal value")[1])
+    assert "0" not in numbers
+    assert str(expected[0]) in numbers
+
+
+def test_nothing_at_all_is_kerass_32():
+    assert derive().batch_size == 32
+
+
+def test_the_factors_alone_give_the_batch():
+    plan = derive(micro_batch_size=5, gradient_accumulation=3, replicas=2)
+    assert plan.batch_size == 30
+
+
+def test_accumulation_is_the_smallest_that_a_pipeline_allows():
+    plan = derive(60, stages=3)
+    assert (plan.micro_batch_size, plan.gradient_accumulation) == (12, 5)
+
+
+def test_accumulation_that_cannot_fill_the_pipeline_is_refused():
+    with pytest.raises(ConfigError, match=r"gradient_accumulation=4 .* 3 stages.*= 5"):
+        derive(gradient_accumulation=4, stages=3)
+
+
+def test_a_batch_too_small_for_the_pipeline_is_refused_with_the_least():
+    with pytest.raises(ConfigError, match="batch_size=24 or more"):
+        derive(16, micro_batch_size=4, replicas=2, stages=2)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, "8", True, None])
+def test_only_positive_whole_numbers_count(value):
+    with pytest.raises(ConfigError, match="replicas="):
+        check_positive("replicas", value)
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "gradient_accumulation"])
+def test_every_factor_is_checked(name):
+    with pytest.raises(ConfigError, match=f"{name}=0"):
+        derive(**{name: 0})
+
+
+def test_the_description_multiplies_up():
+    plan = BatchPlan(4, 5, replicas=2, device_iterations=3)
+    numbers = [int(number) for number in re.findall(r"\d+", plan.describe())]
+    assert numbers == [120, 4, 5, 2, 3]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam: which PopTorch runs, seen from fresh interpreters.
+
+Fake installations of `poptorch` stand in for the one of the Poplar SDK.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WORKING = "from ipufit.emulator import *\n__version__ = '3.4.0'\n"
+# What each broken installation does, and the last line that it ends in.
+BROKEN = {
+    "missing library": (
+        "raise ImportError('libpoplar.so: cannot open shared object file')\n",
+        "ImportError: libpoplar.so: cannot open shared object file",
+    ),
+    "missing module": (
+        "import poptorch_core_that_is_not_there\n",
+        "ModuleNotFoundError: No module named 'poptorch_core_that_is_not_there'",
+    ),
+    "wrong torch": (
+        "raise RuntimeError('built for torch 1.13')\n",
+        "RuntimeError: built for torch 1.13",
+    ),
+}
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Run code in a new interpreter, with `poptorch` made of a source if any."""
+
+    def run(code, *, poptorch=None, backend=None):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment.pop("IPUFIT_BACKEND", None)
+        if poptorch is not None:
+            package = tmp_path / "poptorch"
+            package.mkdir()
+            (package / "__init__.py").write_text(poptorch, encoding="utf-8")
+            environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
+        if backend is not None:
+            environment["IPUFIT_BACKEND"] = backend
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=str(tmp_path),
+            check=False,
+        )
+
+    return run
+
+
+WHICH = "from ipufit import poptorch; print(poptorch.__name__, poptorch.__version__)"
+LOGGED = "import logging; logging.basicConfig(level=logging.INFO)\n"
+
+
+def last_line(done):
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_an_installed_poptorch_is_used(python):
+    done = python(LOGGED + WHICH, poptorch="__version__ = '3.4.0'\n")
+    assert done.stdout.split() == ["poptorch", "3.4.0"]
+    assert done.stderr.splitlines() == ["INFO:ipufit:Running on PopTorch 3.4.0."]
+
+
+def test_without_one_the_emulator_says_once_that_it_is_the_emulator(python):
+    code = LOGGED + "import ipufit\nipufit.IPUModel, ipufit.IPUConfig\n" + WHICH
+    done = python(code)
+    assert done.stdout.split()[0] == "ipufit.emulator"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("WARNING:ipufit:")
+    assert "ipufit.emulator" in line
+    assert "IPUFIT_BACKEND=poptorch" in line
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("backend", [None, "auto", "poptorch"])
+def test_a_broken_poptorch_raises_its_own_error(python, kind, backend):
+    source, message = BROKEN[kind]
+    done = python(WHICH, poptorch=source, backend=backend)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert last_line(done) == message
+
+
+@pytest.mark.parametrize("kind", ["missing library", None])
+def test_the_emulator_can_be_insisted_on(python, kind):
+    source = BROKEN[kind][0] if kind else "__version__ = '3.4.0'"
+    done = python(LOGGED + WHICH, poptorch=source, backend="emulator")
+    assert done.stdout.split()[0] == "ipufit.emulator"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("INFO:ipufit:")
+
+
+def test_poptorch_can_be_insisted_on(python):
+    done = python(WHICH, backend="poptorch")
+    assert done.returncode == 1
+    assert "No module named 'poptorch'" in last_line(done)
+
+
+def test_an_unknown_backend_is_refused(python):
+    done = python(WHICH, backend="nonsense")
+    assert done.returncode == 1
+    assert "ConfigError" in last_line(done)
+    assert "'nonsense'" in last_line(done)
+    assert "auto, poptorch, emulator" in last_line(done)
+
+
+def test_the_emulator_alone_does_not_mind_a_broken_poptorch(python):
+    code = "import ipufit.emulator as poptorch; print(poptorch.__name__)"
+    done = python(code, poptorch=BROKEN["missing library"][0])
+    assert (done.stdout.strip(), done.stderr) == ("ipufit.emulator", "")
+
+
+def test_models_train_through_the_one_installed_module(python):
+    code = """
+import sys, torch, poptorch, ipufit
+from ipufit import IPUModel, config, model, optimizers
+assert ipufit.poptorch is poptorch is sys.modules["poptorch"]
+for module in (config, model, optimizers):
+    assert module.poptorch is poptorch, module
+made = []
+original = poptorch.trainingModel
+poptorch.trainingModel = lambda *a, **k: made.append(1) or original(*a, **k)
+model = IPUModel(torch.nn.Linear(2, 1))
+model.compile("sgd", "mse")
+model.fit(torch.zeros(4, 2), torch.zeros(4), batch_size=4, verbose=0)
+assert made == [1]
+"""
+    done = python(code, poptorch=WORKING)
+    assert (done.returncode, done.stderr) == (0, "")
