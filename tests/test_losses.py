@@ -86,6 +86,19 @@ def test_a_module_reduces_as_it_was_told(reduction):
     torch.testing.assert_close(reported, F.cross_entropy(LOGITS, CLASSES))
 
 
+def test_a_sum_may_come_as_one_value_per_sample_too():
+    class Squares:
+        reduction = "sum"
+
+        def __call__(self, outputs, targets):
+            return (outputs - targets).square()
+
+    loss = resolve_loss(Squares())
+    value = loss.value(NUMBERS, torch.zeros(3, 1))
+    assert value == NUMBERS.square().sum()
+    assert loss.total(value, rows=3) == value
+
+
 def test_a_function_may_give_one_value_per_sample():
     def half_square(outputs, targets):
         return (outputs - targets).square().mean(dim=1) / 2

@@ -70,6 +70,18 @@ def test_parameter_groups_keep_their_own_settings(module):
     assert [len(group["params"]) for group in groups] == [2, 2]
 
 
+def test_every_group_may_have_a_learning_rate_without_a_common_one(module):
+    first, second = module
+    given = torch.optim.SGD(
+        [
+            {"params": first.parameters(), "lr": 0.5},
+            {"params": second.parameters(), "lr": 0.25},
+        ],
+    )
+    groups = resolve_optimizer(given, module).param_groups
+    assert [group["lr"] for group in groups] == [0.5, 0.25]
+
+
 def test_a_learning_rate_may_be_a_tensor(module):
     given = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.25))
     lr = resolve_optimizer(given, module).param_groups[0]["lr"]

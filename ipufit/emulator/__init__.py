@@ -9,6 +9,8 @@ those of torch on this machine's processor.
 
 from __future__ import annotations
 
+import torch  # noqa: F401 - PopTorch has it too: configuration files use it
+
 from . import enums, ops, optim, options
 from ._custom_args import (
     ICustomArgParser,

@@ -59,7 +59,10 @@ class CallArguments:
 
     def like_meta(self) -> CallArguments:
         """The same with tensors that have shapes and types but no data."""
-        empty = [torch.empty_like(t, device="meta") for t in self.tensors()]
+        empty = [
+            torch.empty_like(tensor, device="meta").as_subclass(type(tensor))
+            for tensor in self.tensors()
+        ]
         args, kwargs = reconstructTensorStructure((self.args, self.kwargs), iter(empty))
         return CallArguments(args, kwargs)
 

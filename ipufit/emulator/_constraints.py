@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from torch.fx.node import Node
+
 from ._layout import Layout
 from ._pod import MAX_IPUS_PER_PROCESS
 from ._program import Program
 from .enums import OutputMode
 from .errors import createPoptorchError
 from .options import Options
-from .strategies import is_pipelined
+from .strategies import ExecutionStrategy, ParallelPhasedExecution, is_pipelined
 
 
 def check_inference_options(options: Options) -> None:
@@ -39,9 +41,18 @@ def check_program(
     """Hold a traced program against the options that it is compiled with.
 
     Raises:
-        Error: Too many IPUs or stages, an output mode that the program can't
-            have, or buffers that replicas would have to broadcast.
+        Error: Several processes train, too many IPUs or stages, blocks in the
+            wrong place or order, an output mode that the program can't have, or
+            buffers that replicas would have to broadcast.
     """
+    if is_training and options.Distributed.numProcesses > 1:
+        raise createPoptorchError(
+            "The emulator reduces no gradients over processes, and Options.Distributed "
+            f"says there are {options.Distributed.numProcesses}: it runs one process "
+            "so far. Train with Options.Distributed.disable(), or more replicas "
+            "(Options.replicationFactor) in this process."
+        )
+    _check_placement(program, options._execution_strategy)
     num_ipus = program.num_ipus * layout.replicas
     if num_ipus > MAX_IPUS_PER_PROCESS:
         raise createPoptorchError(
@@ -60,6 +71,40 @@ def check_program(
             "buffer broadcasting using poptorch.Options.broadcastBuffers(False). "
             f"Changed in place: {', '.join(sorted(program.unsynchronised_weights))}."
         )
+
+
+def _check_placement(program: Program, strategy: ExecutionStrategy) -> None:
+    for block in program.blocks:
+        if block.ipu < 0:
+            raise createPoptorchError(
+                f"No active Block: '{block.block_id}' was given no IPU. Pass "
+                "`ipu_id`, or set it on the stage or the phase."
+            )
+        is_parallel = isinstance(strategy, ParallelPhasedExecution)
+        if is_parallel and block.phase % 2 != block.ipu % 2:
+            raise createPoptorchError(
+                "When phases are executed in parallel, even phases must run on even "
+                f"IPUs and odd phases on odd IPUs: phase {block.phase}, block "
+                f"'{block.block_id}', is on IPU {block.ipu}."
+            )
+    if is_pipelined(strategy) and program.num_ipus > 1:
+        _check_stage_order(program)
+
+
+def _check_stage_order(program: Program) -> None:
+    """Stages of a pipeline pass data on to later ones only."""
+    stages: dict[Node, int] = {}
+    for node in program.graph.graph.nodes:
+        latest = max((stages[source] for source in node.all_input_nodes), default=0)
+        block = node.meta.get("block")
+        stages[node] = latest if block is None else block.stage
+        if latest > stages[node]:
+            raise createPoptorchError(
+                f"Block '{block.block_id}' is in stage {block.stage} of the pipeline "
+                f"but needs results of stage {latest}: stages must increase along the "
+                "data. poptorch.AutoStage.AutoIncrement gives each block a stage of "
+                "its own, several on one IPU if need be."
+            )
 
 
 def _check_stages(forward: int, layout: Layout, *, is_training: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's side of an attached model: its weights, and how it runs a call.
+"""The device's side of a compiled model: its weights, and how it runs a call.
 
 Nothing here is shared with the host's module. Weights move only through `upload`
 and `download`, so that a copy which a script forgets is missing here as it would be
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ._layout import Layout, Outputs
+from ._dtypes import device_tensor
+from ._layout import Inputs, Layout, Outputs
 from ._program import Program
-from ._tracing import device_tensor
+from .enums import MeanReductionStrategy, ReductionType
 
 if TYPE_CHECKING:
     from ._update_rules import DeviceOptimizer
+    from .options import Options
 
 
 class DeviceWeights:
@@ -36,20 +38,21 @@ class DeviceWeights:
     def __init__(
         self, program: Program, host: dict[str, Tensor], replicas: int
     ) -> None:
-        self._program = program
-        self._replicas: list[dict[str, Tensor]] = []
+        self._volatile = [name in program.volatile_weights for name in host]
+        self._is_volatile = any(self._volatile)
         shared: dict[str, Tensor] = {}
         for name in program.weight_names:
             tensor = device_tensor(host[name].detach(), copy=True)
             wants_grad = host[name].requires_grad and tensor.is_floating_point()
             shared[name] = tensor.requires_grad_(wants_grad and program.has_loss)
-        for replica in range(replicas):
-            own = dict(shared)
-            if replica:
-                for name in program.updated_weights:
-                    if not shared[name].requires_grad:
-                        own[name] = shared[name].clone()
-            self._replicas.append(own)
+        own = [
+            name for name in program.updated_weights if not shared[name].requires_grad
+        ]
+        self._replicas = [shared] + [
+            {**shared, **{name: shared[name].clone() for name in own}}
+            for _ in range(1, replicas)
+        ]
+        self._arguments = [list(weights.values()) for weights in self._replicas]
 
     @property
     def trained(self) -> dict[str, Tensor]:
@@ -62,28 +65,28 @@ class DeviceWeights:
 
     def arguments(self, replica: int) -> list[Tensor]:
         """What the program takes on `replica`, in order."""
-        own = self._replicas[replica]
-        volatile = self._program.volatile_weights
-        if not volatile:
-            return list(own.values())
-        return [t.clone() if name in volatile else t for name, t in own.items()]
+        arguments = self._arguments[replica]
+        if not self._is_volatile:
+            return arguments
+        pairs = zip(arguments, self._volatile)
+        return [tensor.clone() if changes else tensor for tensor, changes in pairs]
 
+    @torch.no_grad()
     def upload(self, host: dict[str, Tensor]) -> None:
         """Take the host's values."""
-        with torch.no_grad():
-            for own in self._replicas:
-                for name, tensor in own.items():
-                    tensor.copy_(device_tensor(host[name].detach()))
+        for weights in self._replicas:
+            for name, tensor in weights.items():
+                tensor.copy_(device_tensor(host[name].detach()))
 
+    @torch.no_grad()
     def download(self, host: dict[str, Tensor]) -> None:
         """Write the first replica's values into the host's tensors.
 
         Integer weights are constants of the compiled program: they don't come back.
         """
-        with torch.no_grad():
-            for name, tensor in self._replicas[0].items():
-                if tensor.is_floating_point():
-                    host[name].detach().copy_(tensor)
+        for name, tensor in self._replicas[0].items():
+            if tensor.is_floating_point():
+                host[name].detach().copy_(tensor)
 
 
 class DeviceRng:
@@ -91,6 +94,14 @@ class DeviceRng:
 
     Args:
         seed: Where its stream begins.
+
+    Example:
+        >>> rng = DeviceRng(seed=1)
+        >>> with rng:
+        ...     first = torch.rand(2)
+        >>> with DeviceRng(seed=1):
+        ...     print(torch.equal(torch.rand(2), first))
+        True
     """
 
     def __init__(self, seed: int) -> None:
@@ -111,23 +122,22 @@ def run_inference(
     program: Program,
     weights: DeviceWeights,
     layout: Layout,
-    inputs: list[Tensor],
+    inputs: Inputs,
     outputs: Outputs,
 ) -> None:
     """One call of an inference model: every micro-batch once."""
-    blocks = layout.split(inputs)
-    with torch.no_grad():
-        for step in range(layout.steps):
-            for replica, rows in layout.micro_batches(blocks, step):
+    for step in range(layout.steps):
+        for replica, rows in inputs.micro_batches(step):
+            with torch.no_grad():  # each time: the program may leave it otherwise
                 results = program.run(*weights.arguments(replica), *rows)
-                outputs.add(step, replica, results)
+            outputs.add(step, replica, results)
 
 
 def run_training(
     program: Program,
     weights: DeviceWeights,
     layout: Layout,
-    inputs: list[Tensor],
+    inputs: Inputs,
     outputs: Outputs,
     optimizer: DeviceOptimizer,
     reduction: GradientReduction,
@@ -137,15 +147,14 @@ def run_training(
     Each update accumulates the gradients of G micro-batches on each of R replicas,
     reduces them as asked, and steps the optimiser once (PopART, `popprograms.cpp`).
     """
-    blocks = layout.split(inputs)
     trained = weights.trained
     for iteration in range(layout.device_iterations):
         first = iteration * layout.gradient_accumulation
         for step in range(first, first + layout.gradient_accumulation):
-            for replica, rows in layout.micro_batches(blocks, step):
+            for replica, rows in inputs.micro_batches(step):
                 with torch.enable_grad():
                     *results, loss = program.run(*weights.arguments(replica), *rows)
-                    reduction.backward(loss)
+                reduction.backward(loss)
                 outputs.add(step, replica, tuple(results))
         optimizer.step(reduction.take_gradients(trained))
 
@@ -164,9 +173,25 @@ class GradientReduction:
         self._divisor = 1 if is_running else divisor
         self._scale = loss_scaling / divisor if is_running else loss_scaling
 
+    @classmethod
+    def from_options(
+        cls, options: Options, layout: Layout, loss_scaling: float
+    ) -> GradientReduction:
+        """Read the reduction off the options."""
+        training = options.Training
+        kind = training.accumulation_and_replication_reduction_type
+        strategy = training.meanAccumulationAndReplicationReductionStrategy
+        is_mean = kind == ReductionType.Mean
+        return cls(
+            divisor=layout.gradient_accumulation * layout.replicas if is_mean else 1,
+            is_running=strategy == MeanReductionStrategy.Running,
+            loss_scaling=loss_scaling,
+        )
+
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of one micro-batch."""
-        torch.autograd.backward(loss, torch.full_like(loss, self._scale))
+        """Add the gradients of one micro-batch; none if nothing is trained."""
+        if loss.requires_grad:
+            torch.autograd.backward(loss, torch.full_like(loss, self._scale))
 
     def take_gradients(self, trained: dict[str, Tensor]) -> dict[str, Tensor | None]:
         """The reduced gradients; the next update starts from nothing."""

@@ -10,13 +10,16 @@ batching"; PopART, `stepiosplitter.cpp`, `dataflow.hpp`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterator
+from typing import TYPE_CHECKING, Iterator
 
 import torch
 from torch import Tensor
 
-from ._tracing import device_tensor
-from .enums import OutputMode
+from ._dtypes import device_tensor, host_tensor
+from .enums import CommGroupType, OutputMode
+
+if TYPE_CHECKING:
+    from .options import Options
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Layout:
             `inputReplicaGrouping`.
         is_orthogonal: Whether group members stand apart (`r % groups`) instead of
             side by side.
+
+    Example:
+        >>> Layout(1, 1, replicas=4, input_groups=2, is_orthogonal=True).group(3)
+        1
     """
 
     device_iterations: int
@@ -38,6 +45,17 @@ class Layout:
     replicas: int
     input_groups: int
     is_orthogonal: bool = False
+
+    @classmethod
+    def from_options(cls, options: Options) -> Layout:
+        """Read the factors off the options."""
+        return cls(
+            device_iterations=options.device_iterations,
+            gradient_accumulation=options.Training.gradient_accumulation,
+            replicas=options.replication_factor,
+            input_groups=options.replication_factor // options.input_group_size,
+            is_orthogonal=options.input_cgt == CommGroupType.Orthogonal,
+        )
 
     @property
     def steps(self) -> int:
@@ -63,22 +81,59 @@ class Layout:
             return replica % self.input_groups
         return replica // (self.replicas // self.input_groups)
 
-    def split(self, tensors: list[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Cut the input of a call into its micro-batches, in order."""
-        if self.input_blocks == 1:
-            return [tuple(device_tensor(tensor) for tensor in tensors)]
-        cut = [
-            torch.split(device_tensor(tensor), tensor.shape[0] // self.input_blocks)
+
+class Inputs:
+    """The inputs of one call, cut into micro-batches.
+
+    With groups of replicas and several steps the rows are read `[D, G, groups, B]`,
+    the natural extension of the layout without groups; PopTorch's own arithmetic
+    gives members of one group different rows there.
+
+    Args:
+        layout: The factors of the call.
+        tensors: The caller's tensors, of the combined batch size.
+        written: Those, by index, that the program changes in place.
+    """
+
+    def __init__(
+        self, layout: Layout, tensors: list[Tensor], written: tuple[int, ...] = ()
+    ) -> None:
+        self._layout = layout
+        self._tensors = tensors
+        self._written = written
+        self._on_device = [
+            device_tensor(tensor.detach(), copy=tensor.is_inference())
             for tensor in tensors
         ]
-        return list(zip(*cut)) if cut else [()] * self.input_blocks
+        self._groups = [layout.group(replica) for replica in range(layout.replicas)]
+        # Members of a group must not see each other's changes.
+        self._is_shared = bool(written) and layout.input_groups < layout.replicas
+        count = layout.input_blocks
+        self._blocks: list[tuple[Tensor, ...]] = [()] * count
+        if count == 1:  # 0-d tensors too
+            self._blocks = [tuple(self._on_device)]
+        elif tensors:
+            cut = [torch.split(t, t.shape[0] // count) for t in self._on_device]
+            self._blocks = list(zip(*cut))
 
-    def micro_batches(
-        self, blocks: list[tuple[Tensor, ...]], step: int
-    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    def micro_batches(self, step: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Each replica with its micro-batch of `step` (`d * G + g`)."""
-        for replica in range(self.replicas):
-            yield replica, blocks[step * self.input_groups + self.group(replica)]
+        first = step * self._layout.input_groups
+        for replica, group in enumerate(self._groups):
+            rows = self._blocks[first + group]
+            yield (
+                replica,
+                tuple(row.clone() for row in rows) if self._is_shared else rows,
+            )
+
+    def write_back(self) -> None:
+        """Give the caller what the program wrote into its inputs.
+
+        PopTorch copies such tensors back after the run (`PoplarExecutable.cpp`).
+        Nothing comes back from replicas that share their rows.
+        """
+        for index in self._written:
+            self._tensors[index].detach().copy_(self._on_device[index])
 
 
 class Outputs:
@@ -88,20 +143,12 @@ class Outputs:
         layout: The factors of the call.
         mode: Final, EveryN, All or Sum.
         period: N of EveryN.
-        constants: Outputs, by index, that come back once, as they are.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        mode: OutputMode,
-        period: int,
-        constants: dict[int, Tensor],
-    ) -> None:
+    def __init__(self, layout: Layout, mode: OutputMode, period: int) -> None:
         self._layout = layout
         self._mode = mode
         self._period = period
-        self._constants = constants
         self._kept: list[list[Tensor]] = []
 
     def add(self, step: int, replica: int, tensors: tuple[Tensor, ...]) -> None:
@@ -126,26 +173,10 @@ class Outputs:
 
     def tensors(self) -> list[Tensor]:
         """The results of the call: fresh tensors in 32 bits at most."""
-        return [
-            host_tensor(self._constants[index].clone())
-            if index in self._constants
-            else host_tensor(_join([kept[index] for kept in self._kept]))
-            for index in range(len(self._kept[0]))
-        ]
+        return [host_tensor(_join(blocks)) for blocks in zip(*self._kept)]
 
 
-def host_tensor(tensor: Tensor) -> Tensor:
-    """`tensor` in the type in which a device returns it.
-
-    Example:
-        >>> host_tensor(torch.tensor([1, 2])).dtype
-        torch.int32
-    """
-    narrow = {torch.int64: torch.int32, torch.float64: torch.float32}
-    return torch.as_tensor(tensor, dtype=narrow.get(tensor.dtype))
-
-
-def _join(blocks: list[Tensor]) -> Tensor:
+def _join(blocks: tuple[Tensor, ...]) -> Tensor:
     if len(blocks) == 1:
         return torch.clone(blocks[0], memory_format=torch.contiguous_format)
     return torch.stack(blocks) if blocks[0].dim() == 0 else torch.cat(blocks)

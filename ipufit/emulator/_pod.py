@@ -7,6 +7,7 @@ turns, exactly as on hardware, so a forgotten `detachFromDevice()` shows here to
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
 
@@ -52,30 +53,28 @@ class Pod:
         Raises:
             Error: There are not so many, or somebody holds them.
         """
-        if first is not None:
-            wanted = range(first, first + count)
-            if any(ipu in self._held for ipu in wanted) or wanted[-1] >= self.num_ipus:
-                raise createPoptorchError(
-                    f"Failed to acquire device Id {first}: {self._description()}"
-                )
-        else:
-            free = [ipu for ipu in range(self.num_ipus) if ipu not in self._held]
-            if len(free) < count:
-                raise createPoptorchError(
-                    f"Failed to acquire {count} IPU(s): {self._description()} Detach "
-                    "or destroy another model first."
-                )
-            wanted = free[:count]  # type: ignore[assignment]
-        taken = frozenset(wanted)
+        taken = self._choose(count, first)
+        if taken is None:
+            gc.collect()  # a holder may be gone without Python knowing
+            taken = self._choose(count, first)
+        if taken is None:
+            what = f"{count} IPU(s)" if first is None else f"device Id {first}"
+            raise createPoptorchError(
+                f"Failed to acquire {what}: {len(self._held)} of the {self.num_ipus} "
+                "emulated IPUs are in use. Detach or destroy another model first."
+            )
         self._held |= taken
         return taken
+
+    def _choose(self, count: int, first: int | None) -> frozenset[int] | None:
+        ipus = range(self.num_ipus)
+        wanted = ipus if first is None else ipus[first : first + count]
+        free = [ipu for ipu in wanted if ipu not in self._held]
+        return frozenset(free[:count]) if len(free) >= count else None
 
     def release(self, ipus: frozenset[int]) -> None:
         """Give back what `acquire` returned."""
         self._held -= ipus
-
-    def _description(self) -> str:
-        return f"{len(self._held)} of the {self.num_ipus} emulated IPUs are in use."
 
 
 POD = Pod()

@@ -3,19 +3,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 from torch.fx.graph_module import GraphModule
+from torch.fx.node import Node
 
 from ._args import CallArguments
 from ._custom_args import flattenTensorStructure, reconstructTensorStructure
+from ._dtypes import device_tensor, host_tensor
 from ._losses import final_loss
-from ._tracing import NORM_FUNCTIONS, Tracer, device_tensor, traceable_indexing
+from ._refusals import untraceable
+from ._tensor_devices import FACTORIES, RANDOM_FACTORIES
+from ._tracing import NORM_FUNCTIONS, Tracer, named_weights
+from ._visibility import EscapeGuard, visible_indexing
 from .blocks import BlockPlacement, tracing_blocks
-from .errors import createPoptorchError
+from .errors import Error, createPoptorchError
+from .strategies import ExecutionStrategy
+
+logger = logging.getLogger("poptorch::python")
 
 _BATCH_NORMS = (
     torch.nn.BatchNorm1d,
@@ -31,18 +42,19 @@ class Program:
 
     Attributes:
         graph: The recorded calls; takes the weights, then the inputs, and returns
-            the outputs, then the loss if there is one.
+            the outputs that it computes, then the loss if there is one.
         weight_names: The weights it takes, in order.
         output_structure: What `forward` returned, with the traced tensors in it.
-        constant_outputs: Those outputs, by index, that no call computed.
+        constant_outputs: Those outputs, by index, that no micro-batch changes.
         has_loss: Whether the last result is the final loss.
-        num_ipus: IPUs that one replica needs.
-        num_forward_stages: Pipeline stages of the forward pass.
+        blocks: Where the blocks run, in the order in which they begin.
+        ipus: The IPUs of one replica that have something to do.
         is_random: Whether it draws random numbers.
         updated_weights: Floating-point weights that it changes in place.
         volatile_weights: Integer ones, whose changes do not persist.
         unsynchronised_weights: Of the updated weights, those that replicas would
             have to broadcast: all but the statistics of normalisation layers.
+        written_inputs: Inputs, by index, that it changes in place.
     """
 
     graph: GraphModule
@@ -50,12 +62,13 @@ class Program:
     output_structure: Any
     constant_outputs: dict[int, Tensor]
     has_loss: bool
-    num_ipus: int
-    num_forward_stages: int
+    blocks: tuple[BlockPlacement, ...]
+    ipus: tuple[int, ...]
     is_random: bool
     updated_weights: frozenset[str]
     volatile_weights: frozenset[str]
     unsynchronised_weights: frozenset[str]
+    written_inputs: tuple[int, ...]
 
     @property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
@@ -63,11 +76,34 @@ class Program:
         forward: Callable[..., tuple[Tensor, ...]] = self.graph.forward
         return forward
 
+    @property
+    def num_ipus(self) -> int:
+        """IPUs that one replica needs: those below the highest one count too."""
+        return max(len(self.ipus), max(self.ipus) + 1)
+
+    @property
+    def num_forward_stages(self) -> int:
+        """IPU switches along the data, plus one (PopTorch, `CompilerImpl.cpp`)."""
+        last_ipu = 0
+        switches = 0
+        for block in self.blocks:
+            switches += block.ipu != last_ipu
+            last_ipu = block.ipu
+        return switches + 1
+
     def rebuild_outputs(self, tensors: list[Tensor]) -> Any:
-        """Put `tensors` where `forward` returned tensors."""
+        """Put `tensors`, and the constants, where `forward` returned tensors."""
         if self.output_structure is None:
             return None
-        return reconstructTensorStructure(self.output_structure, iter(tensors))
+        count = len(tensors) + len(self.constant_outputs)
+        computed = iter(tensors)
+        values = [
+            self.constant_outputs[index].clone()
+            if index in self.constant_outputs
+            else next(computed)
+            for index in range(count)
+        ]
+        return reconstructTensorStructure(self.output_structure, values)
 
 
 def is_tracing() -> bool:
@@ -75,18 +111,11 @@ def is_tracing() -> bool:
     return _is_tracing
 
 
-def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters, then buffers, each tensor once."""
-    weights: dict[str, Tensor] = dict(module.named_parameters())
-    weights.update(module.named_buffers())
-    return weights
-
-
 def trace(
     module: torch.nn.Module,
     arguments: CallArguments,
     *,
-    strategy: Any,
+    strategy: ExecutionStrategy,
     is_training: bool,
 ) -> Program:
     """Run `module` once on the arguments of one micro-batch and record it.
@@ -94,24 +123,36 @@ def trace(
     Raises:
         Error: The module breaks a rule of tracing; the message names it.
     """
+    _refuse_scripted(module)
     weights = named_weights(module)
-    tracer = Tracer(weights, arguments.tensors())
     bindings = _bindings(module)
     rng_state = torch.random.get_rng_state()
     try:
-        with torch.set_grad_enabled(is_training), _tracing_flag(), tracing_blocks(
-            strategy, tracer.begin_block, tracer.end_block
-        ), traceable_indexing(), tracer:
-            outputs = module(*arguments.args, **arguments.kwargs)
+        with torch.inference_mode(False), torch.set_grad_enabled(
+            is_training
+        ), visible_indexing():
+            tracer = Tracer(weights, arguments.tensors())
+            with _tracing_flag(), tracing_blocks(
+                strategy, tracer.begin_block, tracer.end_block
+            ), EscapeGuard(tracer.is_recording, tracer.is_on_device), tracer:
+                outputs = module(*arguments.args, **arguments.kwargs)
         is_random = not torch.equal(rng_state, torch.random.get_rng_state())
+    except Error:
+        # A weight that was replaced explains best why it can't be used.
+        _refuse_rebound(_restore_bindings(module, bindings))
+        raise
     finally:
         torch.random.set_rng_state(rng_state)
         rebound = _restore_bindings(module, bindings)
     _refuse_rebound(rebound)
     _refuse_homeless(tracer)
     flat = list(flattenTensorStructure(outputs))
-    nodes = tracer.finish(flat)
-    results = list(nodes)
+    computed = {i: t for i, t in enumerate(flat) if tracer.is_on_device(t)}
+    nodes = dict(zip(computed, tracer.finish(computed.values())))
+    _refuse_rebound([f"{_kind(weights[n])} {n} is reassigned" for n in tracer.rebound])
+    _warn_of_host_outputs(flat, computed)
+    constants = {i for i, node in nodes.items() if _is_constant(node)}
+    results = [node for i, node in nodes.items() if i not in constants]
     if is_training:
         results.append(final_loss(tracer.graph))
     tracer.graph.output(tuple(results))
@@ -120,15 +161,19 @@ def trace(
     return Program(
         graph=GraphModule(tracer.root, tracer.graph),
         weight_names=tuple(weights),
-        output_structure=outputs,
+        output_structure=reconstructTensorStructure(
+            outputs, [tensor.detach() for tensor in flat]
+        ),
         constant_outputs={
-            index: flat[index].detach().clone()
-            for index, node in enumerate(nodes)
-            if node.op == "get_attr"
+            index: (host_tensor(tensor) if index in computed else tensor)
+            .detach()
+            .clone()
+            for index, tensor in enumerate(flat)
+            if index in constants or index not in computed
         },
         has_loss=is_training,
-        num_ipus=max(len(tracer.ipus()), max(tracer.ipus()) + 1),
-        num_forward_stages=_count_stages(tracer.begun),
+        blocks=tuple(tracer.begun),
+        ipus=tuple(tracer.ipus()),
         is_random=is_random,
         updated_weights=updated & floating,
         volatile_weights=updated - floating,
@@ -137,6 +182,7 @@ def trace(
             for name in updated & floating
             if not tracer.mutated[name] or tracer.mutated[name] - NORM_FUNCTIONS
         ),
+        written_inputs=tuple(tracer.written_inputs),
     )
 
 
@@ -161,6 +207,11 @@ def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArgu
                 f"multiple of {explain} = "
                 f"{factor} because it is divided into that many micro-batches."
             )
+        if tensor.requires_grad:
+            logger.warning(
+                "Input tensor has requires_grad=True set. It is detached: there is "
+                "no backward pass to the inputs."
+            )
         rows = tensor.narrow(0, 0, size // factor) if tensor.dim() else tensor
         return device_tensor(rows.detach(), copy=True)
 
@@ -171,26 +222,31 @@ def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArgu
     return CallArguments(args, kwargs)
 
 
-class _tracing_flag:
-    """Makes `is_tracing` true for a while."""
+@contextlib.contextmanager
+def _tracing_flag() -> Iterator[None]:
+    """Make `is_tracing` true for a while."""
+    global _is_tracing
+    before, _is_tracing = _is_tracing, True
+    try:
+        yield
+    finally:
+        _is_tracing = before
 
-    def __enter__(self) -> None:
-        global _is_tracing
-        self._before, _is_tracing = _is_tracing, True
 
-    def __exit__(self, *exception: object) -> None:
-        global _is_tracing
-        _is_tracing = self._before
+def _is_constant(node: Node) -> bool:
+    """Whether an output is a tensor as it was created, which nothing else uses."""
+    return node.target in FACTORIES - RANDOM_FACTORIES and not node.users
 
 
-def _count_stages(begun: list[BlockPlacement]) -> int:
-    """IPU switches along the data, plus one (PopTorch, `CompilerImpl.cpp`)."""
-    last_ipu = 0
-    switches = 0
-    for block in begun:
-        switches += block.ipu != last_ipu
-        last_ipu = block.ipu
-    return switches + 1
+def _warn_of_host_outputs(flat: list[Tensor], computed: dict[int, Tensor]) -> None:
+    for index, tensor in enumerate(flat):
+        if index not in computed:
+            warnings.warn(
+                "Output expected to be on the IPU but is on "
+                f"{tensor.device.type}: it is returned as it was when the model was "
+                "traced.",
+                stacklevel=2,
+            )
 
 
 _Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
@@ -209,6 +265,8 @@ def _restore_bindings(module: torch.nn.Module, bindings: _Bindings) -> list[str]
     problems = []
     for owner, prefix, kind, before in bindings:
         now = getattr(owner, kind)
+        for name in now.keys() - before.keys():
+            del now[name]
         for name, tensor in before.items():
             if now.get(name) is tensor:
                 continue
@@ -220,6 +278,16 @@ def _restore_bindings(module: torch.nn.Module, bindings: _Bindings) -> list[str]
             now[name] = tensor
             owner.__dict__.pop(name, None)
     return problems
+
+
+def _kind(weight: Tensor) -> str:
+    return "Parameter" if isinstance(weight, torch.nn.Parameter) else "Buffer"
+
+
+def _refuse_scripted(module: torch.nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):  # type: ignore[attr-defined,unused-ignore]
+            raise untraceable(f"a torch.jit.ScriptModule: {type(part).__name__}")
 
 
 def _refuse_rebound(problems: list[str]) -> None:

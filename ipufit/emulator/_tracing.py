@@ -4,23 +4,17 @@
 PopTorch executes `forward` a single time, when the model is compiled, and the
 device then repeats what was recorded. So does the emulator: `Tracer` is a
 `TorchFunctionMode` that sees every call of torch's Python API, carries it out on
-copies of the weights, and appends it to a graph. Python values are baked in,
-Python side effects happen once, and whatever needs the *value* of a tensor while
-tracing (`.item()`, `if tensor:`) is refused as it is on an IPU.
+copies of the weights, and appends it to a graph. Python values are baked in and
+Python side effects happen once. Calls that touch tensors of the host only are none
+of the device's business: they run there and then.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import operator
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-)
+from typing import Any, Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
@@ -28,33 +22,23 @@ from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
+from ._dtypes import device_tensor
+from ._operands import has_tensors, map_leaves, map_tensors, tensors_in
+from ._refusals import (
+    host_tensor_among,
+    refuse_custom_backward,
+    refuse_dynamic_shape,
+    refuse_value_reader,
+    untraceable,
+)
+from ._tensor_devices import FACTORIES, emulated_devices, is_host_device
 from .blocks import BlockPlacement
-from .errors import createPoptorchError
-
-_VALUE_READERS = {
-    "item": ".item()",
-    "tolist": ".tolist()",
-    "numpy": ".numpy()",
-    "cpu": ".cpu()",
-    "is_nonzero": "is_nonzero()",
-    "equal": "torch.equal()",
-    "allclose": "torch.allclose()",
-    "__bool__": "the truth value (`if tensor:`, `and`, `while`)",
-    "__int__": "int()",
-    "__float__": "float()",
-    "__complex__": "complex()",
-    "__index__": "use as an index",
-    "__array__": "conversion to a NumPy array",
-    "__contains__": "`in`",
-    "backward": ".backward()",
-}
-"""Functions that give Python a value which exists only when the device runs."""
 
 NORM_FUNCTIONS = frozenset({"batch_norm", "instance_norm"})
 """Functions that keep running statistics."""
 
-_FROM_PYTHON = frozenset({"tensor", "as_tensor", "asarray", "from_numpy"})
-"""Functions that turn Python data into a tensor: constants of the program."""
+_MOVES = frozenset({"to", "type_as"})
+_RETURN_NOTHING = frozenset({"__setitem__", "__set__"})
 
 _LITERALS = (
     type(None),
@@ -72,49 +56,80 @@ _LITERALS = (
 """What `torch.fx` can write into the code that it generates."""
 
 
-_INDEXING = ("__getitem__", "__setitem__")
-_INT_INDEX_ESCAPES = torch.__version__.startswith("2.0.")
+def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters, then buffers, each tensor once."""
+    weights: dict[str, Tensor] = dict(module.named_parameters())
+    weights.update(module.named_buffers())
+    return weights
 
 
 class Tracer(TorchFunctionMode):
     """Record the torch calls made while active.
 
+    Construct it in the grad mode that the program will start in.
+
     Args:
         weights: Name to host tensor, parameters and buffers; each becomes an
             input of the graph. Calls run on copies, so a trace changes no weight.
         inputs: The tensors the module is called with, inputs of the graph too.
+
+    Attributes:
+        graph: What was recorded.
+        root: Holds the graph's constants.
+        begun: The blocks that began, in order.
+        homeless_op: The first call outside all blocks after one was closed.
+        mutated: The weights that were changed in place, each with the functions that
+            did it; none: through a view. Complete after `finish`.
+        written_inputs: Inputs, by index, that were changed in place. After `finish`.
+        rebound: Weights that were given other memory, as by `weight.data = ...`.
+            After `finish`.
     """
 
     def __init__(self, weights: dict[str, Tensor], inputs: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.graph = Graph()
         self.root = torch.nn.Module()
-        self._num_constants = 0
         self.begun: list[BlockPlacement] = []
         self.homeless_op: str | None = None
         self.mutated: dict[str, set[str]] = {}
-        self._node_of: dict[int, Node] = {}
-        self._kept_alive: list[Tensor] = []
-        self._stand_in: dict[int, Tensor] = {}
+        self.written_inputs: list[int] = []
+        self.rebound: list[str] = []
+        self._inputs = inputs
+        self._stand_ins: dict[str, Tensor] = {}
+        self._stand_in_of: dict[int, Tensor] = {}
         self._host_of: dict[int, Tensor] = {}
         self._weight_name: dict[int, str] = {}
+        self._node_of: dict[int, Node] = {}
+        self._kept_alive: list[Tensor] = []
+        self._num_constants = 0
         self._placement: BlockPlacement | None = None
         self._is_block_closed = False
         self._has_op_before_blocks = False
         self._was_grad_enabled = torch.is_grad_enabled()
-        for name, tensor in weights.items():
-            node = self._placeholder("weight_", name)
+        self._is_recording = False
+        for index, (name, tensor) in enumerate(weights.items()):
             copy = device_tensor(tensor.detach(), copy=True)
             copy.requires_grad_(tensor.requires_grad and copy.is_floating_point())
-            self._bind_stand_in(tensor, copy, node)
+            self._stand_ins[name] = copy
+            self._stand_in_of[id(tensor)] = copy
+            self._host_of[id(copy)] = tensor
             self._weight_name[id(copy)] = name
+            node = self.graph.placeholder(f"weight_{index}")
+            self._bind(tensor, node)
+            self._bind(copy, node)
         for index, tensor in enumerate(inputs):
-            self._bind(tensor, self._placeholder("input_", str(index)))
-        self._first_versions = {
-            name: self._stand_in[id(tensor)]._version
-            for name, tensor in weights.items()
-        }
-        self._weights = weights
+            self._bind(tensor, self.graph.placeholder(f"input_{index}"))
+        self._first_memory = {n: t.data_ptr() for n, t in self._stand_ins.items()}
+        self._first_versions = {n: t._version for n, t in self._stand_ins.items()}
+        self._first_input_versions = [tensor._version for tensor in inputs]
+
+    def is_on_device(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is a weight, an input, or computed from one."""
+        return id(tensor) in self._node_of
+
+    def is_recording(self) -> bool:
+        """Whether a call that was seen is being carried out."""
+        return self._is_recording
 
     # Blocks -----------------------------------------------------------------
 
@@ -137,15 +152,30 @@ class Tracer(TorchFunctionMode):
     # Results ----------------------------------------------------------------
 
     def finish(self, outputs: Iterable[Tensor]) -> list[Node]:
-        """Close the recording and name the nodes of `outputs`.
+        """Close the recording and name the nodes of `outputs`, tensors on the device.
 
-        Also completes `mutated`: the weights that the module changed in place,
-        each with the functions that did it (empty: through a view).
+        An output that shares memory with a weight is copied: the weight may change
+        before the output is read.
         """
-        for name, tensor in self._weights.items():
-            if self._stand_in[id(tensor)]._version != self._first_versions[name]:
+        memory = {_storage(copy) for copy in self._stand_ins.values()}
+        nodes = []
+        for tensor in outputs:
+            refuse_custom_backward(tensor)
+            node = self._node_of[id(tensor)]
+            if _storage(self._device(tensor)) in memory:
+                node = self.graph.call_function(torch.clone, (node,))
+            nodes.append(node)
+        for name, copy in self._stand_ins.items():
+            if copy._version != self._first_versions[name]:
                 self.mutated.setdefault(name, set())
-        return [self._node(tensor) for tensor in outputs]
+            if copy.data_ptr() != self._first_memory[name]:
+                self.rebound.append(name)
+        self.written_inputs = [
+            index
+            for index, tensor in enumerate(self._inputs)
+            if tensor._version != self._first_input_versions[index]
+        ]
+        return nodes
 
     # TorchFunctionMode ------------------------------------------------------
 
@@ -156,32 +186,61 @@ class Tracer(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Carry out `func` on the device's copies and record it."""
-        kwargs = kwargs or {}
+        """Carry out `func`, on copies of the weights, and record it."""
         name = getattr(func, "__name__", str(func))
-        touched = list(_tensors((args, kwargs)))
-        if name in _VALUE_READERS and touched:
-            raise createPoptorchError(
-                f"{_VALUE_READERS[name]} needs the value of a tensor while the model "
-                "is traced, but values exist only when the compiled model runs. "
-                "Compute with tensors (torch.where, masks), or take the value from "
-                "the output of the model."
-            )
+        args, kwargs, device = emulated_devices(name, args, kwargs or {})
+        touched = list(tensors_in((args, kwargs)))
+        on_device = [tensor for tensor in touched if self.is_on_device(tensor)]
+        is_creating = (
+            func in FACTORIES if device is None else not is_host_device(device)
+        )
+        if not on_device and not is_creating:
+            return func(*args, **kwargs)  # on the host, once
+        if on_device:
+            if name == "__repr__":
+                return f"tensor(<unavailable>, shape={tuple(args[0].shape)})"
+            refuse_value_reader(name, args, device)
+            refuse_dynamic_shape(name, args, kwargs)
+            for tensor in on_device:
+                refuse_custom_backward(tensor)
+        if not is_creating:  # creation takes constants from the host
+            self._refuse_host_tensors(name, touched)
+        self._is_recording = True
+        try:
+            result = self._carry_out(func, name, args, kwargs)
+        finally:
+            self._is_recording = False
+        return map_tensors(result, self._host)
+
+    def _carry_out(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        touched = list(tensors_in((args, kwargs)))
         before = self._weight_marks(name, touched)
-        result = func(*_map(args, self._device), **_map(kwargs, self._device))
+        result = func(
+            *map_tensors(args, self._device), **map_tensors(kwargs, self._device)
+        )
+        if any(result is tensor for tensor in touched if not self.is_on_device(tensor)):
+            result = result.clone()  # moved to the device it seems to be on already
         self._note_mutations(name, before)
-        if self._is_worth_recording(name, touched, result):
+        if has_tensors(result) or name in _RETURN_NOTHING:
             self._record(func, name, args, kwargs, result)
-        return _map(result, self._host)
+        return result
+
+    def _refuse_host_tensors(self, name: str, touched: list[Tensor]) -> None:
+        allowed = (
+            touched[:1] if name in _MOVES else touched[1:] if name == "copy_" else ()
+        )
+        for tensor in touched:
+            is_allowed = any(tensor is other for other in allowed)
+            if not self.is_on_device(tensor) and not is_allowed:
+                raise host_tensor_among(name, tensor)
 
     # Recording --------------------------------------------------------------
-
-    def _is_worth_recording(
-        self, name: str, touched: list[Tensor], result: Any
-    ) -> bool:
-        if any(True for _ in _tensors(result)):
-            return True
-        return bool(touched) and name in ("__setitem__", "__set__")  # return None
 
     def _record(
         self,
@@ -191,11 +250,9 @@ class Tracer(TorchFunctionMode):
         kwargs: dict[str, Any],
         result: Any,
     ) -> None:
-        if name in _FROM_PYTHON and not any(True for _ in _tensors((args, kwargs))):
-            return  # `_node` makes it a constant when it is used
         self._record_grad_mode()
-        node_args = _map(args, self._argument, everything=True)
-        node_kwargs = _map(kwargs, self._argument, everything=True)
+        node_args = map_leaves(args, self._argument)
+        node_kwargs = map_leaves(kwargs, self._argument)
         if name in ("__get__", "__set__"):
             # A property such as `x.T`: the function is a bound slot of it.
             attribute = func.__self__.__name__  # type: ignore[attr-defined]
@@ -204,7 +261,10 @@ class Tracer(TorchFunctionMode):
             node = self.graph.call_function(
                 accessor, (node_args[0], attribute, *values)
             )
-        elif name in _INDEXING or is_tensor_method_or_property(func):
+        elif is_tensor_method_or_property(func) or name in (
+            "__getitem__",
+            "__setitem__",
+        ):
             node = self.graph.call_method(name, node_args, node_kwargs)
         else:
             node = self.graph.call_function(func, node_args, node_kwargs)
@@ -222,33 +282,33 @@ class Tracer(TorchFunctionMode):
             self._bind(result, node)
         elif isinstance(result, (tuple, list)):
             for index, element in enumerate(result):
-                if any(True for _ in _tensors(element)):
+                if has_tensors(element):
                     item = self.graph.call_function(operator.getitem, (node, index))
                     item.meta.update(node.meta)
                     self._bind_result(element, item)
 
+    def _bind(self, tensor: Tensor, node: Node) -> None:
+        self._node_of[id(tensor)] = node
+        self._kept_alive.append(tensor)  # an id is only unique while it lives
+        host = self._host_of.get(id(tensor))
+        if host is not None:  # changed in place: later uses depend on the change
+            self._node_of[id(host)] = node
+
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self._node(value)
+            return self._node_of.get(id(value)) or self._constant(value)
+        if isinstance(value, np.generic):
+            return value.item()
         if isinstance(value, _LITERALS):
             return value
-        if hasattr(value, "item") and type(value).__module__ == "numpy":
-            return value.item()
+        if isinstance(value, torch.nn.Module) and named_weights(value):
+            raise untraceable(f"{type(value).__name__} as an argument")
         return self._attribute(value)
 
-    def _node(self, tensor: Tensor) -> Node:
-        node = self._node_of.get(id(tensor))
-        if node is None:
-            # Neither weight, input nor result of a recorded call: PopTorch
-            # freezes such a tensor into the program.
-            if tensor.grad_fn is not None:
-                raise createPoptorchError(
-                    "The model uses a tensor made by a function that cannot be traced "
-                    f"({tensor.grad_fn}). Use functions of torch's Python API."
-                )
-            copy = device_tensor(tensor.detach(), copy=True)
-            node = self._attribute(copy)
-            self._bind_stand_in(tensor, copy, node)
+    def _constant(self, tensor: Tensor) -> Node:
+        """A tensor of the host, frozen; a copy each time, lest the model change it."""
+        frozen = device_tensor(tensor.detach(), copy=True)
+        node: Node = self.graph.call_function(torch.clone, (self._attribute(frozen),))
         return node
 
     def _attribute(self, value: Any) -> Node:
@@ -261,27 +321,8 @@ class Tracer(TorchFunctionMode):
         node: Node = self.graph.get_attr(name)
         return node
 
-    def _placeholder(self, prefix: str, name: str) -> Node:
-        node: Node = self.graph.placeholder(prefix + name.replace(".", "_"))
-        return node
-
-    def _bind(self, tensor: Tensor, node: Node) -> None:
-        self._node_of[id(tensor)] = node
-        self._kept_alive.append(tensor)  # an id is only unique while it lives
-        host = self._host_of.get(id(tensor))
-        if host is not None:  # changed in place: later uses depend on the change
-            self._node_of[id(host)] = node
-
-    def _bind_stand_in(self, host: Tensor, copy: Tensor, node: Node) -> None:
-        self._stand_in[id(host)] = copy
-        self._host_of[id(copy)] = host
-        self._bind(host, node)
-        self._bind(copy, node)
-
     def _device(self, tensor: Tensor) -> Tensor:
-        if id(tensor) not in self._node_of:
-            self._node(tensor)
-        return self._stand_in.get(id(tensor), tensor)
+        return self._stand_in_of.get(id(tensor), tensor)
 
     def _host(self, tensor: Tensor) -> Tensor:
         return self._host_of.get(id(tensor), tensor)
@@ -315,104 +356,11 @@ class Tracer(TorchFunctionMode):
         if not self.begun:
             self._has_op_before_blocks = True
         elif self._is_block_closed and self.homeless_op is None:
-            storages = {_storage(tensor) for tensor in _tensors((args, kwargs))}
-            results = {_storage(tensor) for tensor in _tensors(result)}
+            storages = {_storage(tensor) for tensor in tensors_in((args, kwargs))}
+            results = {_storage(tensor) for tensor in tensors_in(result)}
             if storages and not results <= storages:  # views are folded away
                 self.homeless_op = str(node.target)
 
 
-@contextlib.contextmanager
-def traceable_indexing() -> Iterator[None]:
-    """Make `tensor[i]` visible to a `TorchFunctionMode`.
-
-    torch 2.0 passes an index to the mode only if it is a tuple.
-    """
-    if not _INT_INDEX_ESCAPES:
-        yield
-        return
-
-    def with_tuple(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # the name is what the trace records
-        def access(self: Tensor, index: Any, *value: Any) -> Any:
-            index = index if isinstance(index, tuple) else (index,)
-            return original(self, index, *value)
-
-        return access
-
-    for name in _INDEXING:
-        setattr(Tensor, name, with_tuple(getattr(Tensor, name)))
-    try:
-        yield
-    finally:
-        for name in _INDEXING:
-            delattr(Tensor, name)  # the inherited one is back
-
-
-def device_tensor(tensor: Tensor, *, copy: bool = False) -> Tensor:
-    """`tensor` in a type that an IPU holds.
-
-    64-bit integers keep their type, because torch's CPU kernels ask for it where
-    an IPU takes 32 bits, but only the values of 32 bits; `float64` and `bfloat16`
-    become `float32` (PopTorch, `PoplarExecutable.cpp`).
-
-    Example:
-        >>> device_tensor(torch.tensor([2**32 + 7, -1]))
-        tensor([ 7, -1])
-        >>> device_tensor(torch.zeros(1, dtype=torch.float64)).dtype
-        torch.float32
-    """
-    if tensor.dtype == torch.int64:
-        return torch.as_tensor(tensor.to(torch.int32), dtype=torch.int64)
-    if tensor.dtype in (torch.float64, torch.bfloat16):
-        return torch.as_tensor(tensor, dtype=torch.float32)
-    return torch.clone(tensor) if copy else tensor
-
-
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if not tensor.is_sparse else id(tensor)
-
-
-def _leaves(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        for element in value.values():
-            yield from _leaves(element)
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _leaves(element)
-    elif isinstance(value, slice):
-        yield from _leaves((value.start, value.stop, value.step))
-    else:
-        yield value
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
-
-
-def _map(
-    value: Any, function: Callable[[Any], Any], *, everything: bool = False
-) -> Any:
-    """Apply `function` to the tensors (or to every leaf) of nested arguments."""
-    if isinstance(value, dict):
-        return {k: _map(v, function, everything=everything) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        elements = [_map(v, function, everything=everything) for v in value]
-        if everything:
-            return tuple(elements) if isinstance(value, tuple) else elements
-        if all(new is old for new, old in zip(elements, value)):
-            return value  # keeps torch's own named results as they are
-        return (
-            type(value)(*elements)
-            if hasattr(value, "_fields")
-            else type(value)(elements)
-        )
-    if isinstance(value, slice):
-        return slice(
-            *(
-                _map(v, function, everything=everything)
-                for v in (value.start, value.stop, value.step)
-            )
-        )
-    if everything or isinstance(value, Tensor):
-        return function(value)
-    return value

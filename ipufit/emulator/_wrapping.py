@@ -8,9 +8,10 @@ back when somebody reads them; `destroy()` takes the subclasses away again.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch._C import DisableTorchFunctionSubclass
 from .errors import createPoptorchError
 
 if TYPE_CHECKING:
-    from .executor import PoplarExecutor
+    from ._lifecycle import Lifecycle
 
 _ORIGINAL = "_poptorch_original_class"
 
@@ -35,7 +36,7 @@ class Wrapping:
         Error: A buffer is of a class of its own.
     """
 
-    def __init__(self, module: torch.nn.Module, executor: PoplarExecutor) -> None:
+    def __init__(self, module: torch.nn.Module, executor: Lifecycle) -> None:
         reference = weakref.ref(executor)
         self._module = module
         self._weights: list[tuple[Tensor, type[Tensor]]] = []
@@ -82,13 +83,71 @@ def original_class(module: torch.nn.Module) -> type[torch.nn.Module]:
     return getattr(type(module), _ORIGINAL, type(module))
 
 
-def _fetch(reference: weakref.ReferenceType[PoplarExecutor]) -> bool:
+class ParameterView:
+    """What an executor shows of a parameter of the top-level module.
+
+    As in PopTorch it isn't a tensor: it only passes attributes on.
+
+    Args:
+        parameter: The parameter.
+
+    Example:
+        >>> from ipufit.emulator import inferenceModel
+        >>> view = inferenceModel(torch.nn.Linear(2, 3)).weight
+        >>> isinstance(view, torch.Tensor), view.shape
+        (False, torch.Size([3, 2]))
+    """
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self._parameter = parameter
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the parameter."""
+        return getattr(self._parameter, name)
+
+
+def _fetch(reference: weakref.ReferenceType[Lifecycle]) -> bool:
     executor = reference()
     return executor is not None and executor.copyWeightsToHostIfNeeded()
 
 
+@contextlib.contextmanager
+def _undressed(dressed: Any) -> Iterator[None]:
+    """Give a dressed weight or module its own class for a while."""
+    dressed_class = dressed.__class__  # read as an attribute: it fetches the values
+    dressed.__class__ = getattr(dressed_class, _ORIGINAL)
+    try:
+        yield
+    finally:
+        dressed.__class__ = dressed_class
+
+
+def _copied_with_class(dressed: Any) -> Any:
+    """A shallow copy stays dressed: what is made of it finds the executor too."""
+    with _undressed(dressed):
+        twin = copy.copy(dressed)
+    twin.__class__ = type(dressed)
+    return twin
+
+
+def _deeply_copied(dressed: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy has weights of its own, of no executor."""
+    with _undressed(dressed):
+        return copy.deepcopy(dressed, memo)
+
+
+def _pickled(dressed: Any, protocol: Any) -> Any:
+    """What is unpickled elsewhere knows nothing of us."""
+    with _undressed(dressed):
+        function, arguments, *rest = dressed.__reduce_ex__(protocol)
+    if function.__name__ == "__newobj__":
+        # Pickle demands the object's very class, which is ours, next to it.
+        function = arguments[0].__new__
+    return (function, arguments, *rest)
+
+
 def _self_fetching(
-    original: type[Any], reference: weakref.ReferenceType[PoplarExecutor]
+    original: type[Any], reference: weakref.ReferenceType[Lifecycle]
 ) -> type[Any]:
     """A subclass of `original` whose values are fetched when they are read."""
 
@@ -105,23 +164,9 @@ def _self_fetching(
             with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
                 return func(*args, **(kwargs or {}))
 
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            # Somebody else's copy is an ordinary tensor.
-            return (
-                self.detach().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
-                if original is Tensor
-                else original(self.detach(), self.requires_grad).__reduce_ex__(protocol)
-            )
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-            if id(self) not in memo:
-                value = self.detach().clone()
-                memo[id(self)] = (
-                    value.requires_grad_(self.requires_grad)
-                    if original is Tensor
-                    else original(value, self.requires_grad)
-                )
-            return memo[id(self)]
+        __copy__ = _copied_with_class
+        __deepcopy__ = _deeply_copied
+        __reduce_ex__ = _pickled
 
     setattr(SelfFetching, _ORIGINAL, original)
     SelfFetching.__name__ = SelfFetching.__qualname__ = f"Poptorch{original.__name__}"
@@ -130,7 +175,7 @@ def _self_fetching(
 
 def _wrapped_module_class(
     original: type[torch.nn.Module],
-    reference: weakref.ReferenceType[PoplarExecutor],
+    reference: weakref.ReferenceType[Lifecycle],
 ) -> type[torch.nn.Module]:
     """A subclass of `original` that knows its executor."""
 
@@ -162,40 +207,19 @@ def _wrapped_module_class(
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:
             _fetch(reference)
             state = super().state_dict(*args, **kwargs)
-            plain: dict[int, Tensor] = {}
+            twins: dict[int, Tensor] = {}  # tied weights stay tied
             for key, value in state.items():
                 if hasattr(type(value), _ORIGINAL):
-                    state[key] = plain.setdefault(id(value), _undressed(value))
+                    if id(value) not in twins:
+                        with _undressed(value):
+                            twins[id(value)] = copy.copy(value)
+                    state[key] = twins[id(value)]
             return state
 
-        def __copy__(self) -> Any:
-            # Part of PopTorch's contract: an inference model made from a shallow
-            # copy of a wrapped module still finds the training executor.
-            twin = torch.nn.Module.__new__(type(self))
-            twin.__dict__.update(self.__dict__)
-            return twin
-
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            _fetch(reference)
-            twin = torch.nn.Module.__new__(original)
-            twin.__dict__.update(self.__dict__)
-            return twin.__reduce_ex__(protocol)
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-            _fetch(reference)
-            twin = torch.nn.Module.__new__(original)
-            memo[id(self)] = twin
-            twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-            return twin
+        __copy__ = _copied_with_class
+        __deepcopy__ = _deeply_copied
+        __reduce_ex__ = _pickled
 
     setattr(Wrapped, _ORIGINAL, original)
     Wrapped.__name__ = Wrapped.__qualname__ = f"Poptorch{original.__name__}"
     return Wrapped
-
-
-def _undressed(tensor: Tensor) -> Tensor:
-    plain = tensor.detach()
-    original = getattr(type(tensor), _ORIGINAL)
-    if original is not Tensor:
-        return original(plain, tensor.requires_grad)  # type: ignore[no-any-return]
-    return plain

@@ -19,6 +19,7 @@ from ipufit.callbacks.progress import (
     format_logs,
 )
 from ipufit.state import RunState
+from tests.reference import AtEpochEnd
 
 LOGS = {"accuracy": 0.98765, "loss": 0.25}
 
@@ -252,7 +253,6 @@ def test_a_fit_with_lines_prints_them_to_standard_output(capsys):
 @pytest.mark.parametrize("verbose", [1, "auto"])
 def test_an_error_within_a_bar_leaves_the_terminal_usable(monkeypatch, capsys, verbose):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich: behave as on a terminal
-    from tests.reference import AtEpochEnd
 
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -150,6 +150,20 @@ def test_samples_that_nest_differently_are_refused_by_their_index():
         source.dataset[1]
 
 
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (((), {}), "holds no arrays"),
+        (Items([]), "has no samples"),
+        (X[:0], "has no samples"),
+        (torch.tensor(3.0), "holds a single number"),
+    ],
+)
+def test_data_without_samples_is_refused_by_its_name(x, message):
+    with pytest.raises(DataError, match=f"`validation_data` {message}"):
+        as_source(x, name="validation_data")
+
+
 def test_an_example_is_the_first_sample_repeated():
     source = as_source(X, Y)
     x, y = source.example(4)

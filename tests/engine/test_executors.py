@@ -78,8 +78,24 @@ def test_training_and_validation_take_turns_if_ipus_are_scarce(scarce, ipus):
 def test_programs_take_turns_from_the_start_if_poptorch_waits(scarce, monkeypatch):
     expected = fit(make_model(), X, Y, 2, validation_data=(X, Y)).history
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-    scarce(2)
-    assert fit(make_model(), X, Y, 2, validation_data=(X, Y)).history == expected
+    attached = []
+
+    class Watch(reference.Recorder):
+        def on_test_begin(self, logs):
+            programs = self.model._executors
+            attached.append(
+                (
+                    programs._training.isAttachedToDevice(),
+                    programs._inference.isAttachedToDevice(),
+                )
+            )
+
+    for is_scarce in (False, True):
+        if is_scarce:
+            scarce(2)
+        history = fit(make_model(), X, Y, 2, validation_data=(X, Y), callbacks=Watch())
+        assert history.history == expected
+    assert attached == [(False, True)] * 4
 
 
 def test_too_few_ipus_for_one_program_are_poptorchs_error(scarce):

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On the IPU or on the host: where a call of torch puts the tensors it creates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+FACTORIES = frozenset(
+    getattr(torch, name)
+    for name in (
+        "arange",
+        "empty",
+        "full",
+        "full_like",
+        "linspace",
+        "logspace",
+        "normal",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "range",
+        "tensor",
+        "zeros",
+        "zeros_like",
+    )
+)
+"""Functions that create tensors on the IPU when they aren't told another device
+(PopTorch, `_poplar_executor.py`). Others, `torch.eye` for one, use the host."""
+
+RANDOM_FACTORIES = frozenset(
+    getattr(torch, name) for name in ("normal", "rand", "randint", "randn", "randperm")
+)
+
+
+def is_host_device(device: Any) -> bool:
+    """Whether a `device` argument asks for the host.
+
+    An emulated device's tensors say that they are on `torch.device("cpu")`, so only
+    the string is taken at its word.
+
+    Example:
+        >>> is_host_device("cpu"), is_host_device(torch.zeros(1).device)
+        (True, False)
+    """
+    return isinstance(device, str) and device == "cpu"
+
+
+def emulated_devices(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Replace "ipu" devices in the arguments of a call of torch.
+
+    Args:
+        name: Of the function.
+        args: Its arguments.
+        kwargs: The same by name.
+
+    Returns:
+        The arguments, and the device that they ask for, if any.
+
+    Example:
+        >>> emulated_devices("zeros", (2,), {"device": "ipu:0"})
+        ((2,), {'device': device(type='cpu')}, device(type='cpu'))
+    """
+    if name == "to":
+        args = (*args[:1], *map(_emulated_device, args[1:]))
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": _emulated_device(kwargs["device"])}
+    positional = args[1:2] if name == "to" else ()
+    devices = [d for d in positional if isinstance(d, (str, torch.device))]
+    return args, kwargs, kwargs.get("device") or next(iter(devices), None)
+
+
+def _emulated_device(value: Any) -> Any:
+    is_ipu = isinstance(value, (str, torch.device)) and str(value).startswith("ipu")
+    return torch.device("cpu") if is_ipu else value

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules made of a function, and the comparison of device and host."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+
+
+class Function(nn.Module):
+    """Calls `function(self, *inputs)`; keyword arguments are attributes."""
+
+    def __init__(self, function, **attributes):
+        super().__init__()
+        self.function = function
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def as_on_device(value):
+    """What the host computed, in the types that a device returns."""
+    if isinstance(value, torch.Tensor):
+        narrow = {torch.int64: torch.int32, torch.float64: torch.float32}
+        return value.detach().to(narrow.get(value.dtype, value.dtype))
+    if isinstance(value, (tuple, list)):
+        return [as_on_device(element) for element in value]
+    return value
+
+
+def assert_same(actual, expected):
+    torch.testing.assert_close(as_on_device(actual), as_on_device(expected))
+
+
+def assert_device_equals_host(module, *inputs):
+    """Two calls: what was baked in while tracing would show in the second."""
+    executor = poptorch.inferenceModel(module)
+    try:
+        for factor in (1, -2):
+            given = [x * factor if x.is_floating_point() else x for x in inputs]
+            with torch.no_grad():
+                actual = executor(*[x.clone() for x in given])
+                expected = module(*[x.clone() for x in given])
+            assert_same(actual, expected)
+    finally:
+        executor.destroy()
+
+
+X = torch.linspace(-1, 2, 24).reshape(4, 6)
+
+
+class Linear(nn.Module):
+    """Trains `transform(layer, x)` towards zero."""
+
+    def __init__(self, transform):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 6)
+        self.transform = transform
+
+    def forward(self, x):
+        return (self.transform(self.layer, x) ** 2).mean()
+
+
+class Marked(Linear):
+    def forward(self, x):
+        return poptorch.identity_loss(super().forward(x), reduction="none")

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compiling refuses: stages, IPUs, output modes, buffers, processes."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import (
+    AutoStage,
+    Block,
+    OutputMode,
+    Phase,
+    PipelinedExecution,
+    ShardedExecution,
+    Stage,
+)
+
+
+class Blocks(nn.Module):
+    """Enters a block on each of `ipus`; `prefix` is work outside all blocks."""
+
+    def __init__(self, ipus, *, prefix=False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.ipus = ipus
+        self.prefix = prefix
+
+    def forward(self, x):
+        x = x * self.weight if self.prefix or not self.ipus else x
+        for number, ipu in enumerate(self.ipus):
+            Block.start(f"block{number}", ipu_id=ipu)
+            x = x * self.weight
+        return poptorch.identity_loss(x, reduction="mean")
+
+
+def make_options(*, G=1, D=1, R=1, strategy=None):  # noqa: N803
+    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    options.Training.gradientAccumulation(G)
+    if strategy is not None:
+        options.setExecutionStrategy(strategy)
+    return options
+
+
+def compile_training(model, options, rows=1):
+    executor = poptorch.trainingModel(model, options)
+    try:
+        executor.compile(torch.ones(rows))
+    finally:
+        executor.destroy()
+
+
+def compile_inference(model, options, rows=1):
+    executor = poptorch.inferenceModel(model, options)
+    try:
+        executor.compile(torch.ones(rows))
+    finally:
+        executor.destroy()
+
+
+# Pipeline stages --------------------------------------------------------------
+
+WORKED = [  # (IPUs in order, prefix, min G of training, min D of inference)
+    ([], False, 1, 1),
+    ([0, 0], False, 1, 1),
+    ([0, 1], False, 3, 2),
+    ([0, 1, 0], False, 5, 3),
+    ([0, 1, 2, 1], False, 7, 4),
+    ([1], False, 3, 2),
+    ([1, 1], True, 3, 2),
+]
+
+
+@pytest.mark.parametrize(("ipus", "prefix", "min_g", "min_d"), WORKED)
+def test_training_needs_as_many_accumulation_steps_as_stages(
+    ipus, prefix, min_g, min_d
+):
+    def attempt(g):
+        strategy = PipelinedExecution(AutoStage.AutoIncrement)
+        model = Blocks(ipus, prefix=prefix)
+        compile_training(model, make_options(G=g, strategy=strategy), g)
+
+    attempt(min_g)
+    if min_g > 1:
+        match = rf"gradientAccumulation must be greater.*stages \({min_g}\)"
+        with pytest.raises(poptorch.Error, match=match):
+            attempt(min_g - 1)
+
+
+@pytest.mark.parametrize(("ipus", "prefix", "min_g", "min_d"), WORKED)
+def test_inference_needs_as_many_device_iterations_as_stages(
+    ipus, prefix, min_g, min_d
+):
+    def attempt(d):
+        strategy = PipelinedExecution(AutoStage.AutoIncrement)
+        model = Blocks(ipus, prefix=prefix)
+        compile_inference(model, make_options(D=d, strategy=strategy), d)
+
+    attempt(min_d)
+    if min_d > 1:
+        match = rf"deviceIterations must be greater.*stages \({min_d}\)"
+        with pytest.raises(poptorch.Error, match=match):
+            attempt(min_d - 1)
+
+
+def test_sharded_models_need_neither():
+    compile_training(Blocks([0, 1]), make_options(strategy=ShardedExecution()))
+    compile_inference(Blocks([0, 1, 2]), make_options(strategy=ShardedExecution()))
+
+
+def test_pipelining_is_the_default():
+    with pytest.raises(poptorch.Error, match="gradientAccumulation"):
+        compile_training(Blocks([0, 1]), make_options(G=2), 2)
+
+
+def test_device_iterations_do_not_help_training():
+    with pytest.raises(poptorch.Error, match="gradientAccumulation"):
+        compile_training(Blocks([0, 1]), make_options(D=3), 3)
+
+
+def test_a_pipeline_computes_what_one_ipu_does():
+    losses, weights = set(), set()
+    for ipus in ([0, 0, 0], [0, 1, 2]):
+        model = Blocks(ipus)
+        executor = poptorch.trainingModel(model, make_options(G=6, D=2))
+        losses.add(executor(torch.arange(12.0) / 100).item())
+        weights.add(model.weight.item())
+        executor.destroy()
+    assert len(losses) == len(weights) == 1
+    assert weights != {1.0}
+
+
+def test_stages_must_increase_along_the_data():
+    options = make_options(D=3, strategy=PipelinedExecution(AutoStage.SameAsIpu))
+    with pytest.raises(poptorch.Error, match="stages must increase"):
+        compile_inference(Blocks([0, 1, 0]), options, 3)
+
+
+def test_stages_of_parallel_branches_may_come_in_any_order():
+    class Branches(nn.Module):
+        def forward(self, x):
+            with Block("late", ipu_id=1):
+                late = x * 2
+            with Block("early", ipu_id=0):
+                early = x * 3
+            with Block("end", ipu_id=1):
+                return late + early
+
+    options = make_options(D=4, strategy=PipelinedExecution("early", ["late", "end"]))
+    compile_inference(Branches(), options, 4)
+
+
+# Blocks -----------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.run = forward
+
+    def forward(self, x):
+        return self.run(x)
+
+
+def after_a_block(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return x * 2
+
+
+def nested(x):
+    with Block("a", ipu_id=0):
+        with Block("b", ipu_id=0):
+            x = x + 1
+        return x * 2
+
+
+@pytest.mark.parametrize("forward", [after_a_block, nested])
+def test_no_block_is_active_after_one_was_left(forward):
+    with pytest.raises(poptorch.Error, match="No active Block"):
+        compile_inference(Layers(forward), make_options())
+
+
+def test_views_and_constants_need_no_block():
+    def forward(x):
+        with Block("a", ipu_id=0):
+            x = x + 1
+        return x.view(-1)[:1], torch.zeros(2)
+
+    compile_inference(Layers(forward), make_options())
+
+
+def test_a_block_must_be_in_the_strategy_and_have_an_ipu():
+    with pytest.raises(AssertionError, match="Unknown Block 'block0'"):
+        compile_inference(Blocks([0]), make_options(strategy=PipelinedExecution("a")))
+    with pytest.raises(AssertionError, match="SameAsIpu"):
+        compile_inference(Blocks([None]), make_options())
+
+
+def test_phases_need_ipus():
+    strategy = poptorch.SerialPhasedExecution("block0")
+    with pytest.raises(poptorch.Error, match="No active Block"):
+        compile_inference(Blocks([None]), make_options(strategy=strategy))
+
+
+@pytest.mark.parametrize(("ipu", "is_allowed"), [(1, True), (0, False)])
+def test_parallel_phases_alternate_between_even_and_odd_ipus(ipu, is_allowed):
+    strategy = poptorch.ParallelPhasedExecution(
+        Phase(Stage("block0").ipu(0)), Phase(Stage("block1").ipu(ipu))
+    )
+    refusal = pytest.raises(poptorch.Error, match="even phases must run on even IPUs")
+    with contextlib.nullcontext() if is_allowed else refusal:
+        compile_inference(Blocks([None, None]), make_options(strategy=strategy))
+
+
+def test_the_first_model_without_blocks_is_on_one_ipu():
+    executor = poptorch.inferenceModel(nn.Identity())
+    executor.compile(torch.ones(1))
+    assert executor._program.num_ipus == 1
+
+
+@pytest.mark.parametrize(
+    ("ipus", "prefix", "expected"),
+    [([0, 1], False, 2), ([3], False, 4), ([0, 2], False, 3), ([1], True, 2)],
+)
+def test_ipus_below_the_highest_count(ipus, prefix, expected):
+    executor = poptorch.inferenceModel(
+        Blocks(ipus, prefix=prefix), make_options(strategy=ShardedExecution())
+    )
+    executor.compile(torch.ones(1))
+    assert executor._program.num_ipus == expected
+
+
+# IPUs -------------------------------------------------------------------------
+
+
+def test_more_than_64_ipus_are_too_many():
+    compile_inference(nn.Identity(), make_options(R=64), 64)
+    with pytest.raises(poptorch.Error, match=r"Too many IPUs requested \(65\)"):
+        compile_inference(nn.Identity(), make_options(R=65), 65)
+    sharded = make_options(R=33, strategy=ShardedExecution())
+    with pytest.raises(poptorch.Error, match=r"Too many IPUs requested \(66\)"):
+        compile_inference(Blocks([0, 1]), sharded, 33)
+
+
+# Output modes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("period", "is_allowed"), [(1, 1), (2, 1), (4, 1), (3, 0), (8, 0)]
+)
+def test_every_n_divides_the_device_iterations(period, is_allowed):
+    options = make_options(D=4, G=2).outputMode(OutputMode.EveryN, period)
+    refusal = pytest.raises(poptorch.Error, match=rf"EveryN \({period}\) must divide")
+    with contextlib.nullcontext() if is_allowed else refusal:
+        compile_training(Blocks([]), options, 8)
+
+
+def test_every_n_counts_iterations_not_accumulation_steps():
+    options = make_options(D=1, G=4).outputMode(OutputMode.EveryN, 2)
+    with pytest.raises(poptorch.Error, match="must divide"):
+        compile_training(Blocks([]), options, 4)
+
+
+def test_every_n_is_not_for_pipelines():
+    options = make_options(D=2).outputMode(OutputMode.EveryN, 2)
+    with pytest.raises(poptorch.Error, match="pipelined over several IPUs"):
+        compile_inference(Blocks([0, 1]), options, 2)
+    sharded = make_options(D=2, strategy=ShardedExecution())
+    compile_inference(Blocks([0, 1]), sharded.outputMode(OutputMode.EveryN, 2), 2)
+
+
+# Gradient accumulation in inference -------------------------------------------
+
+
+def test_inference_accumulates_nothing():
+    with pytest.raises(poptorch.Error, match="gradientAccumulation") as caught:
+        poptorch.inferenceModel(nn.Identity(), make_options(G=2))
+    assert "deviceIterations" in str(caught.value)
+    sharded = make_options(G=2, strategy=ShardedExecution())
+    with pytest.raises(poptorch.Error, match="gradientAccumulation") as caught:
+        poptorch.inferenceModel(nn.Identity(), sharded)
+    assert "deviceIterations" not in str(caught.value)
+
+
+# Buffers ----------------------------------------------------------------------
+
+
+class Counter(nn.Module):
+    def __init__(self, update):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+        self.weight = nn.Parameter(torch.ones(1))
+        self.update = update
+
+    def forward(self, x):
+        self.update(self)
+        return poptorch.identity_loss(x * self.weight + self.count, reduction="sum")
+
+
+def through_a_view(model):
+    model.count[0] += 1
+
+
+def frozen_weight(model):
+    with torch.no_grad():
+        model.weight.mul_(0.5)
+
+
+UPDATES = [lambda model: model.count.add_(1), through_a_view, frozen_weight]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_replicas_do_not_broadcast_what_they_change(update):
+    with pytest.raises(poptorch.Error, match="does not support broadcasting buffers"):
+        compile_training(Counter(update), make_options(R=2), 2)
+    compile_training(Counter(update), make_options(R=1), 1)
+    compile_training(Counter(update), make_options(R=2).broadcastBuffers(False), 2)
+
+
+def test_buffers_that_are_only_read_need_no_broadcast():
+    compile_training(Counter(lambda model: None), make_options(R=2), 2)
+
+
+def test_replicas_of_one_input_group_stay_equal_by_themselves():
+    options = make_options(R=2).inputReplicaGrouping(
+        2, poptorch.CommGroupType.Consecutive
+    )
+    compile_training(Counter(UPDATES[0]), options, 1)
+
+
+# Processes --------------------------------------------------------------------
+
+
+def test_training_in_several_processes_is_refused():
+    options = make_options()
+    options.Distributed.configureProcessId(0, 2)
+    with pytest.raises(poptorch.Error, match="one process so far"):
+        compile_training(Blocks([]), options)
+
+
+def test_inference_in_several_processes_runs():
+    options = make_options()
+    options.Distributed.configureProcessId(1, 2)
+    compile_inference(Blocks([]), options)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exactly one final loss, wherever it is in `forward`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import identity_loss
+
+F = nn.functional
+
+
+class Model(nn.Module):
+    """One weight, and a loss made from it."""
+
+    def __init__(self, make_loss):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2, 3), 2.0))
+        self.make_loss = make_loss
+
+    def forward(self, x):
+        return self.make_loss(self.weight * x, x)
+
+
+def train(make_loss, x=None):
+    """The result of one call, and the gradient that it applied."""
+    model = Model(make_loss)
+    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    executor = poptorch.trainingModel(model, optimizer=sgd)
+    out = executor(torch.ones(2, 3) if x is None else x)
+    return out, 2.0 - model.weight.detach()
+
+
+def gradient_by_hand(make_loss):
+    model = Model(make_loss)
+    model(torch.ones(2, 3)).backward()
+    return model.weight.grad
+
+
+LABELS = torch.tensor([0, 2])
+BUILT_IN = {
+    "l1": lambda y, x: F.l1_loss(y, x),
+    "mse": lambda y, x: F.mse_loss(y, x),
+    "cross entropy": lambda y, x: F.cross_entropy(y, x.argmax(1)),
+    "nll": lambda y, x: F.nll_loss(F.log_softmax(y, 1), x.argmax(1)),
+    "bce": lambda y, x: F.binary_cross_entropy(torch.sigmoid(y), x),
+    "bce with logits": lambda y, x: F.binary_cross_entropy_with_logits(y, x),
+    "kl": lambda y, x: F.kl_div(y, x, reduction="batchmean"),
+    "poisson": lambda y, x: F.poisson_nll_loss(y, x),
+    "hinge": lambda y, x: F.hinge_embedding_loss(y, x),
+    "smooth l1": lambda y, x: F.smooth_l1_loss(y, x),
+    "soft margin": lambda y, x: F.soft_margin_loss(y, x),
+    "cosine": lambda y, x: F.cosine_embedding_loss(y, x * x, torch.ones(2)),
+    "margin ranking": lambda y, x: F.margin_ranking_loss(y[0] * y[0], y[1], -x[0]),
+    "triplet": lambda y, x: F.triplet_margin_loss(y * y, y, x * 3),
+    "layer": lambda y, x: nn.MSELoss()(y, x),
+    "sum": lambda y, x: F.mse_loss(y, x, reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_loss_is_found(name):
+    loss, gradient = train(BUILT_IN[name])
+    assert loss.dim() == 0
+    torch.testing.assert_close(gradient, gradient_by_hand(BUILT_IN[name]))
+
+
+def test_ctc_is_found():
+    def make_loss(y, x):
+        log_probs = F.log_softmax(y[:, None], -1)  # 2 steps, 1 sample, 3 classes
+        lengths = torch.tensor([2]), torch.tensor([1])
+        return F.ctc_loss(log_probs, torch.tensor([[1]]), *lengths)
+
+    loss, _ = train(make_loss)
+    assert loss.item() > 0
+
+
+def test_no_loss_is_an_error():
+    with pytest.raises(poptorch.Error, match="Couldn't find a loss in graph!"):
+        train(lambda y, x: y.sum())
+
+
+@pytest.mark.parametrize(
+    "make_loss",
+    [
+        lambda y, x: F.mse_loss(y, x) + F.l1_loss(y, x),
+        lambda y, x: (F.mse_loss(y, x), F.mse_loss(y, x)),
+        lambda y, x: identity_loss(y, "sum") + identity_loss(x, "sum"),
+    ],
+)
+def test_several_independent_losses_are_an_error(make_loss):
+    with pytest.raises(poptorch.Error, match="Multiple independent losses"):
+        train(make_loss)
+
+
+def test_a_marked_sum_of_losses_is_one_loss():
+    def make_loss(y, x):
+        return identity_loss(F.mse_loss(y, x) + 2 * F.l1_loss(y, x), reduction="mean")
+
+    _, gradient = train(make_loss)
+    torch.testing.assert_close(
+        gradient,
+        gradient_by_hand(lambda y, x: F.mse_loss(y, x) + 2 * F.l1_loss(y, x)),
+    )
+
+
+def test_what_follows_a_built_in_loss_does_not_train():
+    loss, gradient = train(lambda y, x: F.mse_loss(y, x) * 5)
+    assert loss.item() == 5
+    torch.testing.assert_close(gradient, gradient_by_hand(F.mse_loss))
+    _, marked = train(lambda y, x: identity_loss(F.mse_loss(y, x) * 5, "none"))
+    torch.testing.assert_close(marked, 5 * gradient)
+
+
+def test_a_loss_need_not_be_returned():
+    def make_loss(y, x):
+        F.mse_loss(y, x)
+        return y
+
+    out, gradient = train(make_loss)
+    assert out.shape == (2, 3)
+    torch.testing.assert_close(gradient, gradient_by_hand(F.mse_loss))
+
+
+@pytest.mark.parametrize(
+    "collect",
+    [
+        lambda losses: torch.stack(losses).sum(),
+        lambda losses: _written(losses),
+        lambda losses: torch.zeros(()).add_(losses[0]).add_(losses[1]),
+    ],
+)
+def test_losses_are_followed_into_what_is_made_of_them(collect):
+    def make_loss(y, x):
+        return identity_loss(collect([F.mse_loss(y, x), F.l1_loss(y, x)]), "mean")
+
+    _, gradient = train(make_loss)
+    expected = gradient_by_hand(lambda y, x: F.mse_loss(y, x) + F.l1_loss(y, x))
+    torch.testing.assert_close(gradient, expected)
+
+
+def _written(losses):
+    total = torch.zeros(2)
+    total[0] = losses[0]
+    total[1] = losses[1]
+    return total.sum()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_backward_pass_starts_with_ones(reduction):
+    loss, gradient = train(lambda y, x: identity_loss(y * y, reduction))
+    divisor = 6 if reduction == "mean" else 1
+    torch.testing.assert_close(gradient, torch.full((2, 3), 4.0 / divisor))
+    assert loss.shape == ((2, 3) if reduction == "none" else ())
+
+
+def test_inference_needs_no_loss_and_reduces_with_the_marks():
+    executor = poptorch.inferenceModel(
+        Model(lambda y, x: (identity_loss(y, "sum"), identity_loss(y, "mean")))
+    )
+    total, mean = executor(torch.ones(2, 3))
+    assert (total.item(), mean.item()) == (12, 2)

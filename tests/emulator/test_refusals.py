@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model cannot do while it is traced."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ipufit.emulator as poptorch
+from tests.emulator._models import Function, Marked, X, assert_device_equals_host
+
+READERS = {
+    "item": lambda x: x.item(),
+    "bool": lambda x: 1 if x else 2,
+    "float": float,
+    "int": int,
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "array": np.asarray,
+    "cpu": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu"),
+    "to by name": lambda x: x.to(device="cpu"),
+    "index": lambda x: [1, 2][x],
+    "equal": lambda x: torch.equal(x, x),
+    "allclose": lambda x: torch.allclose(x, x),
+    "contains": lambda x: 1 in x,
+    "comparison": lambda x: max(x, x + 1),
+    "format": lambda x: f"{x:.2f}",
+    "backward": lambda x: x.backward(),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("kind", ["input", "computed", "parameter"])
+@pytest.mark.filterwarnings("ignore:.*__array.*:DeprecationWarning")
+def test_a_value_cannot_be_read_while_tracing(name, kind):
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x):
+            READERS[name](
+                {"input": x, "computed": x + 1, "parameter": self.weight}[kind]
+            )
+            return x
+
+    executor = poptorch.inferenceModel(Reader())
+    with pytest.raises(poptorch.Error, match="needs the value of a tensor"):
+        executor(torch.tensor(1.0))
+    assert not poptorch.isRunningOnIpu()
+    assert not executor.isCompiled()
+
+
+def test_printing_shows_no_value(capsys):
+    poptorch.inferenceModel(Function(lambda m, x: print(x) or x))(torch.tensor([123.0]))  # noqa: T201
+    shown = capsys.readouterr().out
+    assert "unavailable" in shown
+    assert "123" not in shown
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: x[x > 0],
+        lambda m, x: torch.masked_select(x, x > 0),
+        lambda m, x: x.nonzero(),
+        lambda m, x: torch.unique(x),
+        lambda m, x: torch.where(x > 0),
+    ],
+)
+def test_results_without_a_fixed_shape_are_refused(function):
+    with pytest.raises(poptorch.Error, match="depends on values"):
+        poptorch.inferenceModel(Function(function))(X)
+
+
+# Gradients of ones own ---------------------------------------------------------
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 100
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda layer, x: Square.apply(layer(x)),
+        lambda layer, x: checkpoint(layer, layer(x), use_reentrant=True),
+    ],
+)
+def test_a_backward_of_ones_own_is_refused_where_it_would_matter(transform):
+    executor = poptorch.trainingModel(Marked(transform))
+    with pytest.raises(poptorch.Error, match=r"torch\.autograd\.Function"):
+        executor(X)
+
+
+def test_a_backward_of_ones_own_is_refused_as_output_too():
+    class Both(Marked):
+        def forward(self, x):
+            return super().forward(x), Square.apply(self.layer(x))
+
+    executor = poptorch.trainingModel(Both(lambda layer, x: layer(x)))
+    with pytest.raises(poptorch.Error, match=r"torch\.autograd\.Function"):
+        executor(X)
+
+
+def test_an_autograd_function_runs_where_it_has_no_gradient():
+    class Frozen(Marked):
+        def forward(self, x):
+            return super().forward(Square.apply(x))
+
+    poptorch.trainingModel(Frozen(lambda layer, x: layer(x)))(X)
+    module = Function(lambda m, x: Square.apply(m.layer(x)), layer=nn.Linear(6, 6))
+    assert_device_equals_host(module, X)

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is recorded when `forward` runs once, and what can't be."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import ipufit.emulator as poptorch
+from tests.emulator._models import (
+    Function,
+    Linear,
+    Marked,
+    X,
+    assert_device_equals_host,
+    assert_same,
+)
+
+F = nn.functional
+
+
+INDEX = torch.tensor([2, 0])
+
+
+def in_place(m, x):
+    y = x * 2
+    y += 1
+    y[0] = 0
+    y[:, 1] += 5
+    y[y < 0] = 7
+    y[INDEX.tolist()] *= 3
+    view = y[1]
+    view.add_(100)
+    y.view(-1)[3] = 9
+    return y, view, y.sum()
+
+
+def out_argument(m, x):
+    y = torch.empty_like(x)
+    torch.add(x, 1, out=y)
+    return y
+
+
+def creation(m, x):
+    bias = torch.tensor([1.0, 2.0, 3.0])
+    bias += x[0, :3]  # a constant that is changed must not stay changed
+    return (
+        x + torch.arange(6),
+        x + torch.zeros(6, device=x.device),
+        x.new_ones(6) + x,
+        bias * 1,
+        torch.eye(4, device=x.device) @ x,
+        torch.where(x > 0, 1.0, 0.0),
+        torch.full_like(x, 3.0) * x,
+    )
+
+
+FUNCTIONS = {
+    "in-place": in_place,
+    "out": out_argument,
+    "creation": creation,
+    "operators": lambda m, x: (
+        2 * x,
+        2 - x,
+        1 / (x + 9),
+        x**2,
+        2**x,
+        -x,
+        x // 2,
+        ~(x > 0),
+    ),
+    "int index": lambda m, x: (x[0], x[-1], x[0, 1], x[(0, 1)]),
+    "slices": lambda m, x: (x[1:3], x[..., 2], x[:, 1:5:2], x[None], x[:, None, 1:4]),
+    "list index": lambda m, x: (x[[0, 2]], x[:, [1, 3]]),
+    "tensor index": lambda m, x: x[torch.tensor([1, 0])],
+    "array index": lambda m, x: (x[np.array([1, 0])], x[np.int64(2)]),
+    "where": lambda m, x: (torch.where(x > 0, x, torch.zeros_like(x)), x * (x > 0)),
+    "views": lambda m, x: (
+        x.T,
+        x.mT,
+        x.reshape(2, -1),
+        x.t().contiguous(),
+        x.flatten(),
+    ),
+    "data": lambda m, x: x.data * 2,
+    "einsum": lambda m, x: (torch.einsum("ij,kj->ik", x, x), x @ x.T),
+    "several results": lambda m, x: (*x.max(1), *x.chunk(2, 1), *torch.topk(x, 2)),
+    "named result": lambda m, x: torch.topk(x, 2).values,
+    "iteration": lambda m, x: [row * 2 for row in x],
+    "lists of tensors": lambda m, x: (torch.cat([x, x]), torch.stack((x, x), 1)),
+    "types": lambda m, x: (x.double() + 1, x.long(), x.bool(), x.half(), x.to(x.dtype)),
+    "shapes": lambda m, x: x.reshape(x.shape[0], x.size(1) // 2, 2) * x.numel(),
+    "scatter": lambda m, x: x.scatter(1, torch.zeros(4, 1, dtype=torch.long), 5.0),
+    "softmax": lambda m, x: (
+        F.softmax(x, -1),
+        F.layer_norm(x, (6,)),
+        F.one_hot(x.argmax(1), 6),
+    ),
+    "numpy scalar": lambda m, x: x * np.float32(2.0),
+    "embedding": lambda m, x: F.embedding(x.argmax(0), x),
+    "no values": lambda m, x: x.sum() * 0 + x.dim() + int(x.requires_grad),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_replayed(name):
+    assert_device_equals_host(Function(FUNCTIONS[name]), X)
+
+
+def make_modules():
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True)
+    attention = nn.MultiheadAttention(6, 2, batch_first=True)
+    return {
+        "linear": nn.Linear(6, 3),
+        "sequence": nn.Sequential(
+            nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Softmax(-1)
+        ),
+        "list": Function(
+            lambda m, x: sum(layer(x) for layer in m.layers),
+            layers=nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)]),
+        ),
+        "parameter dict": Function(
+            lambda m, x: x * m.weights["a b"] + m.weights["a-b"],
+            weights=nn.ParameterDict(
+                {"a b": nn.Parameter(torch.ones(6)), "a-b": nn.Parameter(torch.ones(6))}
+            ),
+        ),
+        "lstm": nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True),
+        "gru": nn.GRU(6, 5),
+        "lstm cell": nn.LSTMCell(6, 5),
+        "attention": Function(lambda m, x: m.attend(x, x, x), attend=attention),
+        "attention in eval": Function(
+            lambda m, x: m.attend(x, x, x, need_weights=False), attend=attention
+        ).eval(),
+        "encoder layer": encoder,
+        "encoder in eval": nn.TransformerEncoder(
+            encoder, 2, enable_nested_tensor=False
+        ).eval(),
+        "norms": nn.Sequential(nn.LayerNorm(6), nn.PReLU(), nn.Dropout(0.5)).eval(),
+        "weight norm": Function(
+            lambda m, x: m.layer(x),
+            layer=parametrizations.orthogonal(nn.Linear(6, 6)),
+        ),
+        "parametrized": Function(lambda m, x: m.layer(x), layer=make_symmetric()),
+        "sliced weight": Function(
+            lambda m, x: x @ m.layer.weight.T + m.layer.weight[0].mean(),
+            layer=nn.Linear(6, 3),
+        ),
+    }
+
+
+def make_symmetric():
+    class Symmetric(nn.Module):
+        def forward(self, x):
+            return x.triu() + x.triu(1).T
+
+    layer = nn.Linear(6, 6)
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    return layer
+
+
+@pytest.mark.parametrize("name", make_modules())
+def test_modules_are_replayed(name):
+    module = make_modules()[name]
+    needs_time = any(word in name for word in ("lstm", "gru", "attention", "encoder"))
+    needs_time = needs_time and name != "lstm cell"
+    assert_device_equals_host(module, X[None] if needs_time else X)
+
+
+def test_convolutions_are_replayed():
+    layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2), nn.Flatten()]
+    assert_device_equals_host(nn.Sequential(*layers).eval(), torch.randn(2, 1, 8, 8))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+def test_weight_norm_of_old_is_replayed():
+    module = nn.Sequential(weight_norm(nn.Linear(6, 3)))
+    assert_device_equals_host(module, X)
+
+
+def test_weights_with_names_that_look_alike_are_kept_apart():
+    class Alike(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Module()
+            self.a.b_c = nn.Parameter(torch.tensor([1.0]))
+            self.a_b = nn.Module()
+            self.a_b.c = nn.Parameter(torch.tensor([10.0]))
+
+        def forward(self, x):
+            return x * self.a.b_c + self.a_b.c
+
+    assert_device_equals_host(Alike(), torch.ones(1))
+
+
+# Python runs once -------------------------------------------------------------
+
+
+def test_python_runs_once():
+    class Chatty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.runs = 0
+            self.factor = 2.0
+
+        def forward(self, x):
+            self.runs += 1
+            return x * self.factor, self.runs
+
+    model = Chatty()
+    executor = poptorch.inferenceModel(model)
+    assert executor(torch.ones(1))[1] == 1
+    model.factor = 100.0
+    out, runs = executor(torch.ones(1))
+    assert out.item() == 2
+    assert runs == 1
+
+
+def test_hooks_run_once_and_what_they_return_is_recorded():
+    seen = []
+    layer = nn.Linear(2, 2)
+    layer.register_forward_hook(lambda *call: seen.append("hook") or call[2] * 10)
+    layer.register_forward_pre_hook(lambda *call: seen.append("pre"))
+    executor = poptorch.inferenceModel(nn.Sequential(layer))
+    outs = [executor(torch.ones(1, 2)) for _ in range(2)]
+    assert seen == ["pre", "hook"]
+    expected = 10 * F.linear(torch.ones(1, 2), layer.weight, layer.bias)
+    assert_same(outs[1], expected)
+
+
+def test_code_knows_that_it_is_being_traced():
+    class Where(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = [poptorch.isRunningOnIpu()]
+
+        def forward(self, x):
+            self.seen.append(poptorch.isRunningOnIpu())
+            return x
+
+    model = Where()
+    executor = poptorch.inferenceModel(model)
+    executor(torch.ones(1))
+    executor(torch.ones(1))
+    model(torch.ones(1))
+    assert model.seen == [False, True, False]
+    assert not poptorch.isRunningOnIpu()
+
+
+def test_the_branch_taken_while_tracing_is_the_program():
+    module = Function(lambda m, x: x * 2 if m.training else x * 3)
+    executor = poptorch.inferenceModel(module)
+    executor.compile(torch.ones(1))
+    module.eval()
+    assert executor(torch.ones(1)).item() == 2
+
+
+def test_random_functions_are_not_frozen():
+    executor = poptorch.inferenceModel(Function(lambda m, x: x + torch.randn(3)))
+    assert not torch.equal(executor(torch.zeros(3)), executor(torch.zeros(3)))
+
+
+def test_tracing_changes_no_weight_and_no_random_state():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(1))
+
+        def forward(self, x):
+            self.steps += 1
+            return x + torch.rand(1)
+
+    model = Noisy()
+    state = torch.random.get_rng_state()
+    poptorch.inferenceModel(model).compile(torch.ones(1))
+    assert model.steps.item() == 0
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# Gradients --------------------------------------------------------------------
+
+
+def no_grad_region(layer, x):
+    with torch.no_grad():
+        frozen = layer(x)
+    return frozen * layer(x)
+
+
+def grad_enabled_again(layer, x):
+    with torch.no_grad():
+        frozen = layer(x)
+        with torch.enable_grad():
+            free = layer(x)
+    return frozen + free
+
+
+@torch.no_grad()
+def frozen_layer(layer, x):
+    return layer(x)
+
+
+class FrozenPart(nn.Module):
+    def forward(self, x):
+        return x.detach() * x
+
+
+GRADIENTS = {
+    "no_grad": no_grad_region,
+    "enable_grad": grad_enabled_again,
+    "decorated": lambda layer, x: frozen_layer(layer, x) + layer(x),
+    "detach": lambda layer, x: layer(x).detach() * layer(x),
+    "in place": lambda layer, x: layer(x).mul_(2).add_(x),
+    "views": lambda layer, x: layer(x)[:, 1:] * layer.weight[0, 1:],
+    "data": lambda layer, x: layer(x) * layer.weight.data.sum(),
+    "mask": lambda layer, x: torch.where(x > 0, layer(x), torch.zeros(6)),
+    "checkpoint": lambda layer, x: checkpoint(layer, x, use_reentrant=False),
+    "twice": lambda layer, x: layer(layer(x)),
+    "straight through": lambda layer, x: (
+        layer(x) + (layer(x).round() - layer(x)).detach()
+    ),
+    "setitem": lambda layer, x: _set_row(layer(x), layer),
+}
+
+
+def _set_row(y, layer):
+    y = y * 1
+    y[0] = layer.bias * 2
+    return y
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_those_of_the_host(name):
+    by_hand = Linear(GRADIENTS[name])
+    sgd = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    model = Marked(GRADIENTS[name])
+    executor = poptorch.trainingModel(
+        model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    for factor in (1, 2):
+        sgd.zero_grad()
+        by_hand(X * factor).backward()
+        sgd.step()
+        executor(X * factor)
+    before = Linear(None).state_dict()
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, by_hand.state_dict()[key])
+        assert not torch.equal(value, before[key])
+
+
+def test_gradients_can_be_returned():
+    class Gradient(nn.Module):
+        def forward(self, x):
+            x.requires_grad_()
+            loss = poptorch.identity_loss((x**2).sum(), reduction="none")
+            return torch.autograd.grad(loss, x, retain_graph=True)[0], loss
+
+    module = nn.Sequential(Gradient())
+    module.spare = nn.Parameter(torch.ones(1))
+    module.forward = lambda x: module[0](x)
+    gradient, loss = poptorch.trainingModel(module)(torch.tensor([1.0, 3.0]))
+    assert gradient.tolist() == [2, 6]
+    assert loss.item() == 10
+
+
+def test_no_warning_is_lost_or_added():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        poptorch.inferenceModel(nn.Linear(6, 2))(X)
+    assert caught == []
