@@ -223,7 +223,7 @@ class IPUModel:
                 )
                 if test is not None and is_validated[epoch]:
                     test.prepare(display)
-                    logs = {**logs, **_prefixed(test.run(hooks))}
+                    logs = _with_validation(logs, test.run(hooks))
                 hooks.on_epoch_end(epoch, dict(logs))
                 if run.is_stopping:
                     break
@@ -409,5 +409,6 @@ def _epochs(
     return {epoch: (epoch + 1) % validation_freq == 0 for epoch in to_come}
 
 
-def _prefixed(logs: Logs) -> Logs:
-    return {f"val_{name}": value for name, value in logs.items()}
+def _with_validation(logs: Logs, validation: Logs) -> Logs:
+    prefixed = {f"val_{name}": value for name, value in validation.items()}
+    return dict(sorted({**logs, **prefixed}.items()))

@@ -80,13 +80,9 @@ class DeviceWeights:
 
     @torch.no_grad()
     def download(self, host: dict[str, Tensor]) -> None:
-        """Write the first replica's values into the host's tensors.
-
-        Integer weights are constants of the compiled program: they don't come back.
-        """
+        """Write the first replica's values into the host's tensors."""
         for name, tensor in self._replicas[0].items():
-            if tensor.is_floating_point():
-                host[name].detach().copy_(tensor)
+            host[name].detach().copy_(tensor)
 
 
 class DeviceRng:

@@ -241,7 +241,7 @@ class Lifecycle:
         validate_popart_options(self._options.toDict())
         check_program(program, layout, self._options, is_training=self._training)
         self._host_weights = {
-            # Integer weights are compiled in: later changes don't reach the device.
+            # Integer weights are compiled in: changes neither arrive nor come back.
             name: weight if weight.is_floating_point() else weight.detach().clone()
             for name, weight in named_weights(self._model).items()
         }

@@ -79,8 +79,7 @@ def refuse_dynamic_shape(
         Error: The shape of the result depends on values.
     """
     is_mask_read = name == "__getitem__" and any(
-        index.dtype in (torch.bool, torch.uint8) and index.dim()
-        for index in tensors_in(args[1:])
+        index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1:])
     )
     is_where_read = name == "where" and len(args) + len(kwargs) == 1
     if name in _DYNAMIC_SHAPES or is_mask_read or is_where_read:

@@ -255,11 +255,19 @@ class Breakable(torch.nn.Module):
         return self.linear(self.norm(x))
 
 
-def loss_with_weights():
-    return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+class WeightedLoss(torch.nn.Module):
+    """A loss with a buffer of its own, which the program takes with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, outputs, targets):
+        each = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return each * self.weight[targets]
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", loss_with_weights()])
+@pytest.mark.parametrize("loss", ["cross_entropy", WeightedLoss()])
 def test_a_model_that_could_not_be_compiled_can_be_repaired(loss):
     module = Breakable()
     model = IPUModel(module, IPUConfig())
@@ -384,6 +392,18 @@ def test_compiling_anew_takes_the_new_optimizer_loss_and_metrics():
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(twin(x[rows]), onehot[rows]).backward()
         optimizer.step()
+    reference.assert_same_weights(model.module, twin)
+
+
+def test_a_loss_with_weights_of_its_own_is_forgotten_when_another_is_compiled():
+    model = make_model()
+    model.compile("sgd", WeightedLoss())
+    fit(model, X, Y)
+    twin = copy.deepcopy(model.module)
+    model.compile("sgd", "cross_entropy")
+    losses = fit(model, X, Y).history["loss"]
+    figures = train_twin(twin, torch.optim.SGD(twin.parameters(), lr=0.01), 1, X, Y)
+    assert losses == [pytest.approx(figures["loss"], rel=1e-5)]
     reference.assert_same_weights(model.module, twin)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ipufit import Callback, History, IPUConfig, IPUModel, NonFiniteLossWarning
+from ipufit.metrics import FunctionMetric
 from tests.reference import AtEpochEnd, Recorder
 
 X, Y = torch.randn(8, 3), torch.randn(8, 1)
@@ -130,11 +131,15 @@ def test_params_are_kerass():
     )
 
 
+def bias(outputs, targets):
+    return outputs - targets
+
+
 def test_figures_are_in_alphabetical_order_and_added_ones_after():
     def add(callback, logs):
         logs["added"] = 1.0
 
-    model = make_model(metrics=["mae", "mse", lambda o, t: o])
+    model = make_model(metrics=["mae", FunctionMetric("zeta", bias), lambda o, t: o])
     recorder = Recorder()
     history = model.fit(
         X,
@@ -144,7 +149,7 @@ def test_figures_are_in_alphabetical_order_and_added_ones_after():
         verbose=0,
         callbacks=[AtEpochEnd(add), [recorder]],
     )
-    names = ["lambda", "loss", "mae", "mse"]
+    names = ["lambda", "loss", "mae", "zeta"]
     expected = sorted([*names, *(f"val_{name}" for name in names)])
     assert list(history.history) == [*expected, "added"]
     assert history.history["added"] == [1.0]
