@@ -26,7 +26,7 @@ from .errors import (
 from .losses import Loss, LossLike, resolve_loss
 from .metrics import MetricCollection, resolve_metrics
 from .metrics.collection import MetricLike
-from .optimizers import OptimizerLike, resolve_optimizer
+from .optimizers import OptimizerLike, check_covers, resolve_optimizer
 from .state import RunState
 from .types import Logs, Verbose
 
@@ -44,6 +44,7 @@ class IPUModel:
 
     Raises:
         ConfigError: `module` is no torch module, or `config` no `IPUConfig`.
+        UnknownNameError: `pipeline` names something else among submodules.
 
     Example:
         >>> x, y = torch.randn(64, 4), torch.randint(0, 3, (64,))
@@ -65,11 +66,11 @@ class IPUModel:
             raise ConfigError(f"config={config!r} is not an ipufit.IPUConfig.")
         self.module = module
         self.config = config or IPUConfig()
+        self._executors = Executors(module, self.config)
         if self.config.precision == "float16":
             module.half()
         self.history: History | None = None
         self._run = RunState()
-        self._executors = Executors(module, self.config)
         self._optimizer: torch.optim.Optimizer | None = None
         self._loss: Loss | None = None
         self._micro_batch_size = self.config.micro_batch_size
@@ -171,11 +172,12 @@ class IPUModel:
         Raises:
             NotCompiledError: `compile` wasn't called.
             ConfigError: The batch size is not made of its factors, or too small for
-                the pipeline.
+                the pipeline; or the optimizer lacks a trainable parameter.
             DataError: Data that can't be used, or too little for one call.
             Error: What PopTorch refuses (`ipufit.poptorch.Error`).
         """
         optimizer, loss = self._compiled()
+        check_covers(optimizer, self.module)
         is_validated = _epochs(initial_epoch, epochs, validation_freq)
         source, validation = fit_sources(x, y, validation_split, validation_data)
         plan = self._checked(self.config.training_plan(batch_size))

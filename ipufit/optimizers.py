@@ -110,6 +110,39 @@ def _refuse_strangers(
         )
 
 
+def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
+    """Refuse to train weights that the optimiser wasn't given.
+
+    torch would leave them as they are; PopTorch trains them with the optimiser's
+    defaults (PopTorch, `CompilerImpl.cpp`), which nobody expects.
+
+    Args:
+        optimizer: What trains.
+        module: What is trained.
+
+    Raises:
+        ConfigError: A trainable parameter is in none of the groups.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> check_covers(torch.optim.SGD([module.weight], lr=0.1), module)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: bias: trainable, but not among the optimizer's ...
+    """
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and id(parameter) not in given
+    ]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)}: trainable, but not among the optimizer's "
+            "parameters. An IPU would train them with the optimizer's defaults. Freeze "
+            "them with requires_grad_(False), or give them to the optimizer."
+        )
+
+
 def _rebuild(
     optimizer: torch.optim.Optimizer,
     poptorch_class: type[torch.optim.Optimizer],

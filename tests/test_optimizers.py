@@ -6,7 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import ConfigError, UnknownNameError, UnsupportedError, poptorch
+from ipufit import (
+    ConfigError,
+    IPUModel,
+    UnknownNameError,
+    UnsupportedError,
+    poptorch,
+)
 from ipufit.optimizers import resolve_optimizer
 
 
@@ -137,3 +143,16 @@ def test_an_optimizer_of_another_module_is_refused(module, home):
     other = home.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"2 parameters .* are not the module's"):
         resolve_optimizer(other, module)
+
+
+def test_a_trainable_parameter_that_the_optimizer_lacks_is_refused():
+    body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+    model = IPUModel(torch.nn.Sequential(body, head))
+    model.compile(torch.optim.SGD(head.parameters(), lr=0.1), "cross_entropy")
+    x, y = torch.randn(32, 4), torch.randint(0, 2, (32,))
+    with pytest.raises(ConfigError, match=r"0\.weight, 0\.bias: trainable, but not"):
+        model.fit(x, y, verbose=0)
+    body.requires_grad_(False)
+    before = body.weight.clone()
+    model.fit(x, y, verbose=0)
+    assert torch.equal(body.weight, before)

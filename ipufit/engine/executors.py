@@ -25,7 +25,7 @@ from ipufit.data import Source
 from ipufit.losses import Loss
 from ipufit.metrics import MetricCollection
 
-from .step import Step, mode, stage_blocks
+from .step import Step, check_stage_names, mode, stage_blocks
 
 _Classes = List[Tuple[Tensor, type]]
 _TRAINERS: MutableMapping[
@@ -45,6 +45,7 @@ class Executors:
     """
 
     def __init__(self, module: torch.nn.Module, config: IPUConfig) -> None:
+        check_stage_names(module, config.stages)
         self._config = config
         self._step = self._new_step(module)
         self._training: poptorch.PoplarExecutor | None = None

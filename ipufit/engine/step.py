@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, tree_map
+from ipufit.errors import UnknownNameError
 from ipufit.losses import Loss
 from ipufit.metrics import MetricCollection
 from ipufit.metrics.base import rows_of
@@ -158,6 +159,31 @@ def mode(module: torch.nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for child, was_training in before.items():
             child.training = was_training
+
+
+def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) -> None:
+    """Refuse a mistyped submodule among the names of stages.
+
+    The model's own blocks can't be known before it runs, but who names submodules
+    names no blocks beside them.
+
+    Args:
+        module: The user's.
+        stages: Names of each stage.
+
+    Raises:
+        UnknownNameError: Some names are submodules, and some are not.
+
+    Example:
+        >>> check_stage_names(torch.nn.Sequential(torch.nn.ReLU()), [["0"], ["1"]])
+        Traceback (most recent call last):
+        ipufit.errors.UnknownNameError: Unknown submodule in pipeline '1'. Known: 0.
+    """
+    submodules = {name for name, _ in module.named_modules() if name}
+    names = [name for stage in stages for name in stage]
+    strangers = [name for name in names if name not in submodules]
+    if strangers and len(strangers) < len(names):
+        raise UnknownNameError("submodule in pipeline", strangers[0], submodules)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from ipufit import IPUConfig, IPUModel, UnsupportedError, poptorch
+from ipufit import (
+    IPUConfig,
+    IPUModel,
+    UnknownNameError,
+    UnsupportedError,
+    poptorch,
+)
+from ipufit.engine.step import check_stage_names
 from tests import reference
 
 X, Y = reference.samples(48)
@@ -284,3 +291,14 @@ def test_half_precision_trains_and_reports_in_single():
     # 4096 samples: sums in float16 would be exact to 4 at best.
     accuracy = model.evaluate(x, y, verbose=0)["accuracy"]
     assert (accuracy * 4096) == pytest.approx(round(accuracy * 4096), abs=1e-6)
+
+
+def test_a_mistyped_submodule_beside_others_is_refused_before_anything_happens():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    with pytest.raises(UnknownNameError, match="submodule in pipeline '01'"):
+        IPUModel(module, IPUConfig(pipeline=("0", "01")))
+
+
+def test_names_that_are_no_submodules_are_the_models_own_blocks():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    check_stage_names(module, [["first"], ["second"]])
