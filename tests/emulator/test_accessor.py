@@ -474,12 +474,13 @@ def test_a_forked_process_does_not_end_the_one_of_its_parent(start):
 
 
 @pytest.mark.parametrize(
-    ("num_ignored", "signal_number"), [(0, 0), (9, signal.SIGTERM)]
+    ("num_ignored", "patience_seconds", "signal_number"),
+    [(0, 3.0, 0), (9, 0.3, signal.SIGTERM)],  # to react takes time on a busy machine
 )
 def test_a_process_that_does_not_react_is_made_to(
-    start, monkeypatch, num_ignored, signal_number
+    start, monkeypatch, num_ignored, patience_seconds, signal_number
 ):
-    monkeypatch.setattr(accessor_module, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(accessor_module, "_PATIENCE_SECONDS", patience_seconds)
     accessor = start(Stuck(num_ignored))
     next(accessor)  # so that it goes on to the second element
     time.sleep(0.2)
