@@ -16,7 +16,13 @@ import ipufit
 # Module -> the modules that are part of its surface, as `poptorch.optim` is.
 SURFACES = {
     "ipufit": {"poptorch"},
-    "ipufit.emulator": {"enums", "ops", "optim", "options"},
+    "ipufit.emulator": {
+        "enums",
+        "ops",
+        "optim",
+        "options",
+        "profiling",
+    },
 }
 
 

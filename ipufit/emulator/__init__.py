@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
-from . import enums, ops, optim, options
+from . import enums, ops, optim, options, profiling
 from ._custom_args import (
     ICustomArgParser,
     flattenTensorStructure,
@@ -20,7 +20,8 @@ from ._custom_args import (
 )
 from ._environment import ipuHardwareIsAvailable, ipuHardwareVersion, isRunningOnIpu
 from ._logging import apply_environment as _apply_environment
-from ._logging import setLogLevel
+from ._logging import logger, setLogLevel
+from ._printing import module_repr, print
 from .accessor import AsynchronousDataAccessor
 from .blocks import (
     BeginBlock,
@@ -55,8 +56,31 @@ from .errors import (
 )
 from .executor import PoplarExecutor
 from .models import inferenceModel, trainingModel
-from .ops import identity_loss
+from .ops import (
+    ATTR_PREFIX,
+    CPU,
+    MultiConv,
+    NameScope,
+    attributes_lists,
+    cond,
+    ctc_beam_search_decoder,
+    custom_op,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    fps,
+    identity_loss,
+    ipu_print_tensor,
+    nearest,
+    nop,
+    recomputationCheckpoint,
+    serializedMatMul,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
 from .options import (
+    Attribute,
     BlockId,
     ConfigFileError,
     Options,
@@ -74,7 +98,10 @@ __version__ = "3.4.0+emulator"
 _apply_environment()
 
 __all__ = [
+    "ATTR_PREFIX",
+    "CPU",
     "AsynchronousDataAccessor",
+    "Attribute",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -92,7 +119,9 @@ __all__ = [
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
+    "MultiConv",
     "MultiConvPlanType",
+    "NameScope",
     "Options",
     "OutputMode",
     "OverlapMode",
@@ -111,20 +140,40 @@ __all__ = [
     "UnrecoverableError",
     "VariableRetrievalMode",
     "__version__",
+    "attributes_lists",
+    "cond",
     "createPoptorchError",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
     "enums",
     "flattenTensorStructure",
+    "for_loop",
+    "fps",
     "identity_loss",
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
+    "ipu_print_tensor",
     "isRunningOnIpu",
+    "logger",
+    "module_repr",
+    "nearest",
+    "nop",
     "ops",
     "optim",
     "options",
+    "print",
+    "profiling",
+    "recomputationCheckpoint",
     "reconstructTensorStructure",
     "registerCustomArgParser",
     "removeBlocks",
+    "serializedMatMul",
     "setLogLevel",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
     "trainingModel",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch.fx.node import Node
 
 from ._layout import Layout
+from ._overlap import check_overlap
 from ._pod import MAX_IPUS_PER_PROCESS
 from ._program import Program
 from .enums import OutputMode
@@ -52,6 +53,7 @@ def check_program(
             "so far. Train with Options.Distributed.disable(), or more replicas "
             "(Options.replicationFactor) in this process."
         )
+    check_overlap(program.graph.graph, options, has_loss=program.has_loss)
     _check_placement(program, options._execution_strategy)
     num_ipus = program.num_ipus * layout.replicas
     if num_ipus > MAX_IPUS_PER_PROCESS:
@@ -125,7 +127,7 @@ def _check_stages(forward: int, layout: Layout, *, is_training: bool) -> None:
 def _check_period(program: Program, layout: Layout, options: Options) -> None:
     period = options.output_return_period
     iterations = layout.device_iterations
-    if period > iterations or iterations % period:
+    if iterations % period:
         raise createPoptorchError(
             f"The period of OutputMode.EveryN ({period}) must divide the number of "
             f"device iterations ({iterations})."

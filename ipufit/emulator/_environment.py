@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ._program import is_tracing
+from ._trace_state import is_tracing
 
 
 def isRunningOnIpu() -> bool:

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -20,6 +19,8 @@ from ._dtypes import device_tensor, host_tensor
 from ._losses import final_loss
 from ._refusals import untraceable
 from ._tensor_devices import FACTORIES, RANDOM_FACTORIES
+from ._tensor_log import remove_unused_prints
+from ._trace_state import active_trace
 from ._tracing import NORM_FUNCTIONS, Tracer, named_weights
 from ._visibility import EscapeGuard, visible_indexing
 from .blocks import BlockPlacement, tracing_blocks
@@ -33,7 +34,6 @@ _BATCH_NORMS = (
     torch.nn.BatchNorm2d,
     torch.nn.BatchNorm3d,
 )
-_is_tracing = False
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,6 @@ class Program:
         return reconstructTensorStructure(self.output_structure, values)
 
 
-def is_tracing() -> bool:
-    """Whether a module is being traced at this moment."""
-    return _is_tracing
-
-
 def trace(
     module: torch.nn.Module,
     arguments: CallArguments,
@@ -132,7 +127,7 @@ def trace(
             is_training
         ), visible_indexing():
             tracer = Tracer(weights, arguments.tensors())
-            with _tracing_flag(), tracing_blocks(
+            with active_trace(tracer, is_training=is_training), tracing_blocks(
                 strategy, tracer.begin_block, tracer.end_block
             ), EscapeGuard(tracer.is_recording, tracer.is_on_device), tracer:
                 outputs = module(*arguments.args, **arguments.kwargs)
@@ -156,6 +151,7 @@ def trace(
     if is_training:
         results.append(final_loss(tracer.graph))
     tracer.graph.output(tuple(results))
+    remove_unused_prints(tracer.graph)
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
     updated = frozenset(tracer.mutated)
     return Program(
@@ -220,17 +216,6 @@ def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArgu
         (arguments.args, arguments.kwargs), iter(tensors)
     )
     return CallArguments(args, kwargs)
-
-
-@contextlib.contextmanager
-def _tracing_flag() -> Iterator[None]:
-    """Make `is_tracing` true for a while."""
-    global _is_tracing
-    before, _is_tracing = _is_tracing, True
-    try:
-        yield
-    finally:
-        _is_tracing = before
 
 
 def _is_constant(node: Node) -> bool:

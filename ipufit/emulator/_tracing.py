@@ -23,6 +23,7 @@ from torch.fx.node import Node
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from ._dtypes import device_tensor
+from ._limits import refuse_unsupported
 from ._operands import has_tensors, map_leaves, map_tensors, tensors_in
 from ._refusals import (
     host_tensor_among,
@@ -31,12 +32,14 @@ from ._refusals import (
     refuse_value_reader,
     untraceable,
 )
+from ._slices import constant_bounds
 from ._tensor_devices import FACTORIES, emulated_devices, is_host_device
 from .blocks import BlockPlacement
 
 NORM_FUNCTIONS = frozenset({"batch_norm", "instance_norm"})
 """Functions that keep running statistics."""
 
+_INDEXING = ("__getitem__", "__setitem__")
 _MOVES = frozenset({"to", "type_as"})
 _RETURN_NOTHING = frozenset({"__setitem__", "__set__"})
 
@@ -131,6 +134,20 @@ class Tracer(TorchFunctionMode):
         """Whether a call that was seen is being carried out."""
         return self._is_recording
 
+    # Bindings ---------------------------------------------------------------
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors that the trace knows, each once."""
+        return list({id(tensor): tensor for tensor in self._kept_alive}.values())
+
+    def bindings(self) -> dict[int, Node]:
+        """Which node each tensor is at this moment, by the tensor's id."""
+        return dict(self._node_of)
+
+    def rebind(self, bindings: dict[int, Node]) -> None:
+        """Forget what was recorded since `bindings` were taken."""
+        self._node_of = dict(bindings)
+
     # Blocks -----------------------------------------------------------------
 
     def begin_block(self, placement: BlockPlacement) -> None:
@@ -189,6 +206,8 @@ class Tracer(TorchFunctionMode):
         """Carry out `func`, on copies of the weights, and record it."""
         name = getattr(func, "__name__", str(func))
         args, kwargs, device = emulated_devices(name, args, kwargs or {})
+        if name in _INDEXING:
+            args = (args[0], constant_bounds(args[1], self.is_on_device), *args[2:])
         touched = list(tensors_in((args, kwargs)))
         on_device = [tensor for tensor in touched if self.is_on_device(tensor)]
         is_creating = (
@@ -201,6 +220,7 @@ class Tracer(TorchFunctionMode):
                 return f"tensor(<unavailable>, shape={tuple(args[0].shape)})"
             refuse_value_reader(name, args, device)
             refuse_dynamic_shape(name, args, kwargs)
+            refuse_unsupported(name, args, kwargs)
             for tensor in on_device:
                 refuse_custom_backward(tensor)
         if not is_creating:  # creation takes constants from the host
@@ -261,10 +281,7 @@ class Tracer(TorchFunctionMode):
             node = self.graph.call_function(
                 accessor, (node_args[0], attribute, *values)
             )
-        elif is_tensor_method_or_property(func) or name in (
-            "__getitem__",
-            "__setitem__",
-        ):
+        elif is_tensor_method_or_property(func) or name in _INDEXING:
             node = self.graph.call_method(name, node_args, node_kwargs)
         else:
             node = self.graph.call_function(func, node_args, node_kwargs)

@@ -198,6 +198,16 @@ class _BeginBlockHook:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
 
 
+def is_block_hook(hook: object) -> bool:
+    """Whether a forward-pre-hook is that of a module which begins a block.
+
+    Example:
+        >>> is_block_hook(print)
+        False
+    """
+    return isinstance(hook, _BeginBlockHook)
+
+
 @overload
 def BeginBlock(  # type: ignore[overload-overlap]  # modules are callable too
     layer_to_call: _ModuleT, user_id: str | None = None, ipu_id: int | None = None

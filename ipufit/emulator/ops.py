@@ -9,7 +9,46 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-__all__ = ["identity_loss"]
+from ._control_flow import cond, for_loop
+from ._custom_ops import ATTR_PREFIX, attributes_lists, custom_op
+from ._decoder import ctc_beam_search_decoder
+from ._host_calls import CPU
+from ._markers import (
+    NameScope,
+    nop,
+    recomputationCheckpoint,
+    serializedMatMul,
+    set_available_memory,
+)
+from ._multi_conv import MultiConv
+from ._overlap import set_overlap_for_input, set_overlap_for_output
+from ._points import fps, nearest
+from ._slices import dynamic_slice, dynamic_update
+from ._tensor_log import ipu_print_tensor
+
+__all__ = [
+    "ATTR_PREFIX",
+    "CPU",
+    "MultiConv",
+    "NameScope",
+    "attributes_lists",
+    "cond",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "for_loop",
+    "fps",
+    "identity_loss",
+    "ipu_print_tensor",
+    "nearest",
+    "nop",
+    "recomputationCheckpoint",
+    "serializedMatMul",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+]
 
 
 def identity_loss(x: Tensor, reduction: str) -> Tensor:

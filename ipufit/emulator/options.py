@@ -12,6 +12,7 @@ import os
 from typing import Any, TypeVar
 
 from ._checks import require
+from ._markers import Attribute
 from ._options_config import ConfigFileError, apply_config_file, apply_json
 from ._options_device import DeviceOptions
 from ._options_diagnostics import DiagnosticOptions
@@ -36,6 +37,7 @@ from .strategies import (
 
 # PopTorch keeps all of these here; PopDist subclasses the sections.
 __all__ = [
+    "Attribute",
     "BlockId",
     "ConfigFileError",
     "Options",

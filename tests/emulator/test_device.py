@@ -347,6 +347,8 @@ def test_integer_buffers_are_compiled_in():
     model.offset.fill_(5)
     executor.copyWeightsToDevice()
     assert executor(torch.zeros(1)).item() == 1
+    executor.copyWeightsToHost()
+    assert model.offset.item() == 5
     executor.detachFromDevice()
     assert executor(torch.zeros(1)).item() == 1
     executor.destroy()

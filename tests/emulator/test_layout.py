@@ -278,6 +278,17 @@ def test_a_constant_comes_back_once_in_every_mode(mode):
     assert constant.dtype == torch.int32
 
 
+def test_a_tensor_that_was_created_and_then_filled_is_no_constant():
+    class Filled(torch.nn.Module):
+        def forward(self, x):
+            y = torch.zeros(2)
+            y[0] = x[0]
+            return y
+
+    out = poptorch.inferenceModel(Filled(), make_options(2, 1, 1))(torch.ones(2) * 3)
+    assert out.tolist() == [3, 0, 3, 0]
+
+
 def test_a_tensor_left_on_the_host_comes_back_as_it_was_traced():
     class Counter(torch.nn.Module):
         def __init__(self):

@@ -142,6 +142,22 @@ def test_losses_are_followed_into_what_is_made_of_them(collect):
     torch.testing.assert_close(gradient, expected)
 
 
+def test_losses_are_followed_into_a_buffer():
+    class Adds(Model):
+        def __init__(self):
+            super().__init__(None)
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, x):
+            self.total.zero_()
+            self.total += F.mse_loss(self.weight * x, x)
+            return identity_loss(self.total * 2, reduction="none")
+
+    model = Adds()
+    executor = poptorch.trainingModel(model)
+    assert executor(torch.ones(2, 3)).item() == 2
+
+
 def _written(losses):
     total = torch.zeros(2)
     total[0] = losses[0]

@@ -257,6 +257,14 @@ def test_a_new_optimizer_object_keeps_the_devices_state():
     assert move(executor, model) == 1.5
 
 
+def test_a_new_optimizer_object_set_while_detached_keeps_it_too():
+    model, _, executor = make(with_momentum)
+    move(executor, model)
+    executor.detachFromDevice()
+    executor.setOptimizer(with_momentum(model.parameters()))
+    assert move(executor, model) == 1.5
+
+
 def test_a_new_optimizer_with_loaded_state_brings_it():
     model, optimizer, executor = make(with_momentum)
     move(executor, model)

@@ -11,7 +11,8 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._args import CallArguments
-from ipufit.emulator._program import is_tracing, trace
+from ipufit.emulator._program import trace
+from ipufit.emulator._trace_state import is_tracing
 from tests.emulator._models import Function
 
 
@@ -57,9 +58,8 @@ def replace_data(model, x):
 
 
 def remove(model, x):
-    model.kept = model.total
-    del model.total
-    model.total = model.kept * 2
+    del model.child.total
+    model.child.total = x * 2  # an ordinary attribute
 
 
 def remove_for_good(model, x):
@@ -71,7 +71,7 @@ REBOUND = [
     (reassign_child, "Buffer child.total is reassigned within the model"),
     (reassign_parameter, "Parameter weight is reassigned within the model"),
     (replace_data, "Parameter weight is reassigned within the model"),
-    (remove, "Buffer total is removed from the model"),
+    (remove, "Buffer child.total is removed from the model"),
     (remove_for_good, "Buffer child.total is removed from the model"),
 ]
 
@@ -91,6 +91,7 @@ def test_weights_cannot_be_rebound_and_stay_what_they_were(change, message, trai
     assert all(after[name] is before[name] for name in before)
     assert all(torch.equal(after[name], value) for name, value in values.items())
     assert "total" not in vars(model)
+    assert "total" not in vars(model.child)
 
 
 def test_a_module_is_as_it_was_after_an_error_in_forward():

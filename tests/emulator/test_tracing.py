@@ -132,7 +132,7 @@ def make_modules():
                 {"a b": nn.Parameter(torch.ones(6)), "a-b": nn.Parameter(torch.ones(6))}
             ),
         ),
-        "lstm": nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True),
+        "lstm": nn.LSTM(6, 5, batch_first=True),
         "gru": nn.GRU(6, 5),
         "lstm cell": nn.LSTMCell(6, 5),
         "attention": Function(lambda m, x: m.attend(x, x, x), attend=attention),

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a device writes a tensor to the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterator
+
+from torch import Tensor
+
+_FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
+_CUT = "..."
+_SMALLEST_FIXED = 1e-4
+
+
+@dataclass(frozen=True)
+class TensorText:
+    """The settings of `ipu_print_tensor`; it makes text of tensors.
+
+    Attributes:
+        summarise_threshold: Shorten tensors of more elements; 0: none.
+        edge_items: Elements kept at each end of a dimension that is shortened.
+        max_line_width: Break longer rows; 0: never.
+        digits: Significant digits, without those of the exponent; 0: as many as it
+            takes, and columns are not aligned.
+        float_format: `"auto"`, `"fixed"`, `"scientific"` or `"none"`.
+        separator: Between elements.
+        open_bracket: Before a dimension.
+        close_bracket: After it.
+
+    Example:
+        >>> import torch
+        >>> print(TensorText()(torch.tensor([[1.0, -2.0], [0.5, 10.0]])))
+        (
+         ( 1.00,-2.00)
+         ( 0.50,10.00)
+        )
+    """
+
+    summarise_threshold: int = 1000
+    edge_items: int = 3
+    max_line_width: int = 80
+    digits: int = 4
+    float_format: str = "auto"
+    separator: str = ","
+    open_bracket: str = "("
+    close_bracket: str = ")"
+
+    def __post_init__(self) -> None:
+        if self.float_format not in _FLOAT_FORMATS:
+            raise KeyError(
+                f"float_format {self.float_format!r}: use one of "
+                f"{', '.join(_FLOAT_FORMATS)}."
+            )
+
+    def __call__(self, tensor: Tensor) -> str:
+        """The text of `tensor`, one row of its last dimension per line."""
+        is_short = not 0 < self.summarise_threshold < tensor.numel()
+        values = tensor.detach().tolist() if is_short else self._edges(tensor.detach())
+        texts = self._formatted(values, is_float=tensor.is_floating_point())
+        return self._layers(texts, depth=0)
+
+    def _edges(self, tensor: Tensor) -> Any:
+        if not tensor.dim():
+            return tensor.item()
+        edge = self.edge_items
+        if tensor.shape[0] <= 2 * edge:
+            return [self._edges(row) for row in tensor]
+        first = [self._edges(row) for row in tensor[:edge]]
+        last = [self._edges(row) for row in tensor[tensor.shape[0] - edge :]]
+        return [*first, _CUT, *last]
+
+    # Elements -----------------------------------------------------------------
+
+    def _formatted(self, values: Any, *, is_float: bool) -> Any:
+        """The nested values as texts of one width."""
+        numbers = [value for value in _leaves(values) if value is not _CUT]
+        spec = self._spec(numbers) if is_float else "d"
+        width = 0
+        if self.digits:
+            width = max((len(format(number, spec)) for number in numbers), default=0)
+
+        def text(value: Any) -> Any:
+            if isinstance(value, list):
+                return [text(element) for element in value]
+            return value if value is _CUT else format(value, spec).rjust(width)
+
+        return text(values)
+
+    def _spec(self, numbers: list[float]) -> str:
+        if not self.digits or self.float_format == "none":
+            return f".{self.digits}g" if self.digits else ""
+        finite = [abs(number) for number in numbers if abs(number) < float("inf")]
+        largest = max(finite, default=0.0)
+        is_wide = largest >= 10**self.digits or 0 < largest < _SMALLEST_FIXED
+        if self.float_format == "scientific" or (
+            self.float_format == "auto" and is_wide
+        ):
+            return f".{self.digits - 1}e"
+        return f".{max(self.digits - len(str(int(largest))), 0)}f"
+
+    # Lines --------------------------------------------------------------------
+
+    def _layers(self, texts: Any, depth: int) -> str:
+        if not isinstance(texts, list):
+            return str(texts)
+        if not any(isinstance(element, list) for element in texts):
+            return self._row(texts, depth)
+        indent = " " * (depth + 1)
+        rows = "".join(
+            f"\n{indent}{self._layers(element, depth + 1)}" for element in texts
+        )
+        return f"{self.open_bracket}{rows}\n{' ' * depth}{self.close_bracket}"
+
+    def _row(self, texts: list[str], depth: int) -> str:
+        lines = [" " * depth + self.open_bracket]
+        for index, text in enumerate(texts):
+            is_last = index == len(texts) - 1
+            element = text + (self.close_bracket if is_last else self.separator)
+            is_full = 0 < self.max_line_width < len(lines[-1]) + len(element)
+            if is_full and index:
+                lines.append(" " * (depth + 2))
+            lines[-1] += element
+        if not texts:
+            lines[-1] += self.close_bracket
+        return "\n".join(lines)[depth:]
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    if isinstance(values, list):
+        for element in values:
+            yield from _leaves(element)
+    else:
+        yield values
+
+
+def first_character(text: str) -> str:
+    """What reaches the device of a separator or a bracket.
+
+    Example:
+        >>> first_character(", ")
+        ','
+    """
+    return text[:1]

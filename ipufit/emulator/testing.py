@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare what a model returns on the host and on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._checks import require
+
+__all__ = ["allclose"]
+
+
+def allclose(ref: Any, other: Any) -> bool:
+    """Whether two structures of tensors are equal but for rounding.
+
+    Args:
+        ref: A tensor, or tuples and lists of them.
+        other: The same.
+
+    Returns:
+        Whether types, lengths and values agree, values within the tolerances of
+        `torch.allclose`.
+
+    Raises:
+        AssertionError: `ref` holds something else.
+
+    Example:
+        >>> x = torch.tensor([1.0])
+        >>> allclose((x, [x]), (x + 1e-9, [x])), allclose((x, x), [x, x])
+        (True, False)
+    """
+    if isinstance(ref, torch.Tensor):
+        return torch.allclose(other, ref)
+    require(
+        isinstance(ref, (tuple, list)),
+        f"Compare tensors, tuples and lists, not {type(ref).__name__}.",
+    )
+    if type(ref) is not type(other) or len(ref) != len(other):
+        return False
+    return all(allclose(one, another) for one, another in zip(ref, other))

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops and branches: traced once, decided on the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ipufit.emulator as poptorch
+from tests.emulator._models import Function, Linear, X, assert_same
+
+TRUE, FALSE = torch.tensor([True]), torch.tensor([False])
+
+
+def run(forward, *inputs, **attributes):
+    return poptorch.inferenceModel(Function(forward, **attributes))(*inputs)
+
+
+def looping(count, body):
+    return lambda _, *inputs: poptorch.for_loop(count, body, list(inputs))
+
+
+def no_grad(function):
+    with torch.no_grad():
+        return function()
+
+
+# for_loop ---------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 12))
+def test_a_loop_runs_its_body_so_often(count):
+    x, y = torch.tensor([1.0]), torch.tensor([2.0])
+    actual = run(looping(count, lambda a, b: (b, a + b)), x, y)
+    for _ in range(count):
+        x, y = y, x + y
+    assert_same(actual, [x, y])
+
+
+def test_the_body_is_called_once_on_the_device_and_on_the_host():
+    calls = []
+
+    def body(x):
+        calls.append(x.shape)
+        return x * 2
+
+    assert_same(run(looping(5, body), X), [X * 32])
+    assert calls == [X.shape]
+    assert_same(poptorch.for_loop(5, body, [X]), [X * 2])
+    assert len(calls) == 2
+
+
+def test_the_program_does_not_grow_with_the_count():
+    model = poptorch.inferenceModel(Function(looping(1000, lambda x: x + 1)))
+    assert_same(model(torch.zeros(1)), [torch.full((1,), 1000.0)])
+    assert len(model._program.graph.graph.nodes) < 10
+
+
+def test_a_loop_uses_weights_and_tensors_around_it():
+    layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        shift = x * 3
+        return poptorch.for_loop(3, lambda y: self.layer(y) + shift, [x])[0]
+
+    expected = X
+    for _ in range(3):
+        expected = no_grad(lambda y=expected: layer(y) + X * 3)
+    assert_same(run(forward, X, layer=layer), expected)
+
+
+def test_a_loop_sees_the_weights_of_the_day():
+    def forward(self, x):
+        return poptorch.for_loop(2, lambda y: y * self.weight, [x])[0]
+
+    module = Function(forward, weight=nn.Parameter(torch.tensor([2.0])))
+    model = poptorch.inferenceModel(module)
+    assert model(torch.ones(1)).item() == 4
+    with torch.no_grad():
+        module.weight.fill_(3.0)
+    model.copyWeightsToDevice()
+    assert model(torch.ones(1)).item() == 9
+
+
+def test_changes_of_the_copies_stay_in_the_loop():
+    def forward(_, x):
+        x = x + 1
+        result = poptorch.for_loop(3, lambda y: y.add_(1), [x])[0]
+        return result, x
+
+    assert_same(run(forward, X), [X + 4, X + 1])
+
+
+def test_a_body_may_return_what_it_got_or_captured():
+    def forward(_, x, y):
+        return poptorch.for_loop(2, lambda a, b: (y, a), [x, x + 1])
+
+    assert_same(run(forward, X, X * 5), [X * 5, X * 5])
+
+
+def test_random_numbers_differ_between_the_iterations():
+    def body(total, last):
+        return total + (torch.rand_like(last) == last), torch.rand_like(last)
+
+    total, _ = run(looping(4, body), torch.zeros(50), torch.zeros(50))
+    assert total.sum() == 0
+
+
+def test_a_constant_may_go_in():
+    def forward(_):
+        return poptorch.for_loop(5, lambda x: x * 2, [torch.ones(2)])
+
+    assert_same(run(forward), [torch.full((2,), 32.0)])
+
+
+@pytest.mark.parametrize("is_trace", [True, False])
+@pytest.mark.parametrize(
+    ("inputs", "fragment"),
+    [((X,), "Object is not list"), ([X, 5], "at index 1 is not torch.tensor")],
+)
+def test_the_inputs_are_a_list_of_tensors(inputs, fragment, is_trace):
+    def forward(_, x):
+        return poptorch.for_loop(1, lambda *a: a, inputs)
+
+    with pytest.raises(ValueError, match=fragment):
+        run(forward, X) if is_trace else forward(None, X)
+
+
+def test_the_inputs_are_on_the_device():
+    host = torch.ones(2)
+    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+        run(lambda _, x: poptorch.for_loop(1, lambda a: a, [host]), X)
+
+
+def nested(x):
+    return poptorch.for_loop(2, lambda y: y + 1, [x])[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "fragment"),
+    [
+        (nested, "start_for_loop encountered before previous"),
+        (lambda x: (x, x), "takes and returns must be tensors of the same"),
+        (lambda x: x[0], "takes and returns must be tensors of the same"),
+        (lambda x: x > 0, "takes and returns must be tensors of the same"),
+        (lambda _: 3.0, "must return tensors"),
+    ],
+)
+def test_the_device_refuses_bodies(body, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        run(looping(2, body), X)
+
+
+def test_a_body_must_not_change_what_is_around_it():
+    def forward(_, x):
+        y = x + 1
+
+        def body(z):
+            y.add_(1)
+            return z
+
+        return poptorch.for_loop(2, body, [x])[0]
+
+    with pytest.raises(poptorch.Error, match="changes a tensor in place"):
+        run(forward, X)
+
+
+def test_a_tensor_that_leaks_out_of_a_body_is_not_on_the_device():
+    def forward(_, x):
+        leaked = []
+
+        def body(y):
+            leaked.append(y * 2)
+            return y
+
+        return poptorch.for_loop(2, body, [x])[0] + leaked[0]
+
+    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+        run(forward, X)
+
+
+# cond -------------------------------------------------------------------------
+
+
+def both(forward, *inputs, **attributes):
+    """The host and the device agree, with one program for both conditions."""
+    module = Function(forward, **attributes)
+    model = poptorch.inferenceModel(module)
+    for condition in (TRUE, FALSE, TRUE):
+        assert_same(
+            model(condition, *inputs), no_grad(lambda c=condition: module(c, *inputs))
+        )
+
+
+def test_a_branch_is_chosen_when_the_model_runs():
+    def forward(_, condition, x):
+        return poptorch.cond(condition, lambda y: y * 2, [x], lambda: x - 1, [])
+
+    both(forward, X)
+
+
+def test_branches_nest_and_use_weights():
+    def forward(self, condition, x):
+        def inner(y):
+            return poptorch.cond(
+                y.sum().reshape(1) > 0, self.layer, [y], lambda: x * 3, []
+            )[0]
+
+        result = poptorch.cond(condition, inner, [x], lambda y: inner(-y), [x])[0]
+        return result + 1
+
+    both(forward, X, layer=nn.Linear(6, 6))
+
+
+def test_branches_and_loops_mix():
+    def forward(_, condition, x):
+        def body(y):
+            return poptorch.cond(condition, lambda: y * 2, [], lambda: y + 1, [])[0]
+
+        return poptorch.for_loop(3, body, [x])[0]
+
+    assert_same(run(forward, TRUE, X), X * 8)
+    assert_same(run(forward, FALSE, X), X + 3)
+
+
+def test_only_one_branch_runs_on_the_device(capfd):
+    def shown(title):
+        return lambda x: poptorch.ipu_print_tensor(x, title)
+
+    def forward(_, condition, x):
+        return poptorch.cond(condition, shown("then"), [x], shown("else"), [x])[0]
+
+    model = poptorch.inferenceModel(Function(forward))
+    model(FALSE, torch.tensor([1]))
+    assert capfd.readouterr().err == "else: (1)\n"
+
+
+def test_several_results_keep_their_order():
+    def forward(_, condition, x, y):
+        return poptorch.cond(
+            condition, lambda a: (a, x + y, y), [x], lambda b: (b * y, y, x - y), [y]
+        )
+
+    both(forward, X, X * 2 + 1)
+
+
+def test_a_changed_result_does_not_change_what_it_came_from():
+    def forward(_, condition, x):
+        y = x + 1
+        z = poptorch.cond(condition, lambda: y, [], lambda: y, [])[0]
+        z += 1
+        return y, z
+
+    assert_same(run(forward, TRUE, X), [X + 1, X + 2])
+
+
+def test_changes_of_inputs_are_lost_on_the_device_only():
+    def forward(_, condition, x):
+        y = x + 1
+        z = poptorch.cond(condition, lambda a: a.add_(1), [y], lambda a: a, [y])[0]
+        return y, z
+
+    assert_same(run(forward, TRUE, X), [X + 1, X + 2])
+    assert_same(forward(None, TRUE, X), [X + 2, X + 2])
+
+
+def test_the_host_calls_one_body():
+    def never():
+        raise AssertionError("called")
+
+    assert poptorch.cond(TRUE, lambda x: x, [X], never, [])[0] is X
+
+
+@pytest.mark.parametrize(("then", "other"), [((X,), []), ([X], None)])
+def test_the_inputs_of_bodies_are_lists(then, other):
+    with pytest.raises(ValueError, match="Object is not list"):
+        poptorch.cond(TRUE, lambda x: x, then, lambda x: x, other)
+
+
+@pytest.mark.parametrize("other", [lambda x: (x, x), lambda x: x[:1], lambda x: x > 0])
+def test_both_bodies_return_the_same_kinds(other):
+    def forward(_, condition, x):
+        return poptorch.cond(condition, lambda y: y, [x], other, [x])[0]
+
+    with pytest.raises(poptorch.Error, match=r"the bodies of poptorch\.cond return"):
+        run(forward, TRUE, X)
+
+
+@pytest.mark.parametrize("condition", [lambda x: x > 0, lambda x: True])
+def test_the_condition_is_one_element_on_the_device(condition):
+    def forward(_, x):
+        return poptorch.cond(condition(x), lambda: x, [], lambda: x, [])[0]
+
+    with pytest.raises(poptorch.Error, match="tensor of one element"):
+        run(forward, X)
+
+
+def loop_in_training(layer, x):
+    return poptorch.for_loop(2, layer, [x])[0]
+
+
+def branch_in_training(layer, x):
+    return poptorch.cond(x.sum() > 0, layer, [x], layer, [x])[0]
+
+
+@pytest.mark.parametrize("forward", [loop_in_training, branch_in_training])
+def test_training_is_refused(forward):
+    module = Linear(lambda layer, x: poptorch.identity_loss(forward(layer, x), "mean"))
+    with pytest.raises(poptorch.Error, match=r"\(\) is only supported in inference"):
+        poptorch.trainingModel(module)(X)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CPU`: calls of the host in the middle of a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ipufit.emulator as poptorch
+from tests.emulator._models import Function, Linear, X, assert_same
+
+Y = torch.tensor([2.0])
+
+
+def test_each_micro_batch_calls_the_host():
+    calls = []
+
+    def double(x):
+        calls.append(x.tolist())
+        return x * 2
+
+    module = Function(
+        lambda self, x: self.cpu(x + 1) * 3, cpu=poptorch.CPU(double, "d")
+    )
+    options = poptorch.Options().deviceIterations(2)
+    model = poptorch.inferenceModel(module, options)
+    assert model(torch.tensor([1.0, 4.0])).tolist() == [12.0, 30.0]
+    assert calls == [[0.0], [2.0], [5.0]]  # first zeros, to learn the shape
+
+
+def test_the_host_may_read_values():
+    cpu = poptorch.CPU(lambda x: torch.tensor(sorted(x.tolist())), "sort")
+    model = poptorch.inferenceModel(Function(lambda _, x: cpu(x)))
+    assert model(torch.tensor([3.0, 1.0, 2.0])).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_several_results_come_as_a_list():
+    cpu = poptorch.CPU(lambda x: (x, x + 1), "two")
+    assert isinstance(cpu(X), list)
+    assert_same(poptorch.inferenceModel(Function(lambda _, x: cpu(x)))(X), [X, X + 1])
+
+
+@pytest.mark.parametrize("outputs", [lambda x: x, lambda x: (x,), lambda x: [x]])
+def test_one_result_is_a_tensor(outputs):
+    assert poptorch.CPU(outputs, "one")(X) is X
+
+
+def test_calls_may_follow_each_other():
+    add = poptorch.CPU(lambda x, y: x + y, "add")
+    module = Function(lambda _, x, y: add(add(x, y), y))
+    assert_same(poptorch.inferenceModel(module)(X, Y), X + 4)
+
+
+def test_a_module_no_longer_trains():
+    layer = torch.nn.Linear(6, 2)
+    cpu = poptorch.CPU(layer, "layer")
+    assert not layer.weight.requires_grad
+    model = poptorch.inferenceModel(Function(lambda _, x: cpu(x)))
+    assert_same(model(X), layer(X))
+
+
+def test_keyword_arguments_are_dropped():
+    assert torch.equal(poptorch.CPU(lambda x: x, "same")(X, scale=3), X)
+
+
+def test_training_is_refused():
+    cpu = poptorch.CPU(lambda x: x, "same")
+    module = Linear(lambda layer, x: poptorch.identity_loss(cpu(layer(x)), "mean"))
+    with pytest.raises(poptorch.Error, match=r"CPU\(\) is only supported in inference"):
+        poptorch.trainingModel(module)(X)
+
+
+def test_calls_must_not_overlap():
+    inner = poptorch.CPU(lambda x: x, "inner")
+    outer = poptorch.CPU(lambda x: inner(x), "outer")
+    assert outer(X) is X
+    with pytest.raises(poptorch.Error, match=r"must not overlap.*'inner'"):
+        poptorch.inferenceModel(Function(lambda _, x: outer(x)))(X)
+
+
+def test_the_arguments_must_be_on_the_device():
+    cpu = poptorch.CPU(lambda x, y: x + y, "add")
+    host = torch.ones(6)
+    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+        poptorch.inferenceModel(Function(lambda _, x: cpu(x, host)))(X)
+
+
+def test_functions_of_poptorch_are_those_of_the_host_inside():
+    cpu = poptorch.CPU(lambda x: poptorch.dynamic_slice(x, 0, Y.int(), 3, 1), "slice")
+    model = poptorch.inferenceModel(Function(lambda _, x: cpu(x)))
+    assert_same(model(X), X[2:])  # no device would take 3 of 4 rows

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Overlapped transfers: what is marked, and what compiling refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ipufit.emulator as poptorch
+from tests.emulator._models import Function, Linear, X
+
+MODE = poptorch.OverlapMode.OverlapAccumulationLoop
+
+
+def options():
+    result = poptorch.Options()
+    result.setExecutionStrategy(poptorch.ShardedExecution())
+    result.TensorLocations.numIOTiles(32)
+    return result
+
+
+def run(forward, opts=None, x=X):
+    model = poptorch.inferenceModel(Function(forward), opts or options())
+    return model(x)
+
+
+def mark_in(x, mode=MODE):
+    return poptorch.set_overlap_for_input(x, mode)
+
+
+def mark_out(x, mode=MODE):
+    return poptorch.set_overlap_for_output(x, mode)
+
+
+@pytest.mark.parametrize("mark", [mark_in, mark_out])
+def test_on_the_host_a_mark_returns_what_it_gets(mark):
+    nested = {"a": [X, 3], "b": (X,)}
+    assert mark(nested) is nested
+
+
+def test_marked_inputs_and_outputs_keep_their_values():
+    def forward(_, x):
+        x = mark_in(x)
+        return mark_out([x + 1, x * 2])
+
+    first, second = run(forward)
+    assert torch.equal(first, X + 1)
+    assert torch.equal(second, X * 2)
+
+
+def test_a_marked_output_may_be_used_too():
+    def forward(_, x):
+        y = x + 1
+        marked = mark_out(y)
+        return marked, y * 2, marked * 3
+
+    assert torch.equal(run(forward)[2], (X + 1) * 3)
+
+
+def used_twice(_, x):
+    return x + 1, mark_in(x)
+
+
+def no_input(_, x):
+    y = x + 1
+    return y, mark_in(y)
+
+
+def no_output(_, x):
+    return mark_out(x) + 1
+
+
+def returned_twice(_, x):
+    y = x + 1
+    return y, mark_out(y)
+
+
+def mark_returned_twice(_, x):
+    y = mark_out(x + 1)
+    return y, y
+
+
+@pytest.mark.parametrize(
+    ("forward", "fragment"),
+    [
+        (used_twice, "must be the only op applied to an input.*input 0"),
+        (no_input, "not a tensor input to the model"),
+        (no_output, "not a tensor output to the model"),
+        (returned_twice, "returned twice"),
+        (mark_returned_twice, "returned twice"),
+    ],
+)
+def test_a_mark_in_the_wrong_place_is_refused(forward, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        run(forward)
+
+
+def test_no_overlap_is_never_refused():
+    def forward(_, x):
+        return mark_in(x + 1, poptorch.OverlapMode.NoOverlap)
+
+    assert torch.equal(run(forward, poptorch.Options()), X + 1)
+
+
+def test_pipelines_are_refused():
+    opts = options().setExecutionStrategy(poptorch.PipelinedExecution())
+    with pytest.raises(poptorch.Error, match=r"supported with poptorch\.Pipelined"):
+        run(lambda _, x: mark_in(x), opts)
+
+
+def test_io_tiles_are_needed():
+    opts = poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())
+    with pytest.raises(poptorch.Error, match="No IO tiles allocated"):
+        run(lambda _, x: mark_in(x), opts)
+
+
+def test_final_outputs_are_refused():
+    opts = options().outputMode(poptorch.OutputMode.Final)
+    with pytest.raises(poptorch.Error, match=r"OutputMode.Sum, not Final"):
+        run(lambda _, x: mark_in(x), opts)
+
+
+def test_the_loss_may_be_a_marked_output():
+    class Marked(Linear):
+        def forward(self, x):
+            loss = poptorch.identity_loss(super().forward(x), "mean")
+            return mark_out(loss)
+
+    opts = options().outputMode(poptorch.OutputMode.All)
+    model = poptorch.trainingModel(Marked(lambda layer, x: layer(x)), opts)
+    assert model(X).item() > 0
+
+
+def test_a_mark_on_a_weight_is_refused():
+    def forward(module, x):
+        return x + mark_in(module.weight)
+
+    module = Function(forward)
+    module.weight = torch.nn.Parameter(torch.ones(6))
+    with pytest.raises(poptorch.Error, match="not a tensor input"):
+        poptorch.inferenceModel(module, options())(X)
