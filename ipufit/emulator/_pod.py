@@ -61,10 +61,15 @@ class Pod:
             what = f"{count} IPU(s)" if first is None else f"device Id {first}"
             raise createPoptorchError(
                 f"Failed to acquire {what}: {len(self._held)} of the {self.num_ipus} "
-                "emulated IPUs are in use. Detach or destroy another model first."
+                f"emulated IPUs are in use. {self._way_out(count)}"
             )
         self._held |= taken
         return taken
+
+    def _way_out(self, count: int) -> str:
+        if count > self.num_ipus:
+            return f"There are only {self.num_ipus}: use fewer stages or replicas."
+        return "Detach or destroy another model first."
 
     def _choose(self, count: int, first: int | None) -> frozenset[int] | None:
         ipus = range(self.num_ipus)

@@ -123,6 +123,20 @@ def test_an_executor_that_is_gone_holds_nothing(two_ipus):
     run(make_executor(2), 2)
 
 
+def test_an_executor_that_is_gone_but_not_collected_holds_nothing(two_ipus):
+    executor = make_executor(2)
+    run(executor, 2)
+    executor.itself = executor  # only the collector can free it
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        del executor
+        assert run(make_executor(2), 2) == [1, 1]
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def test_a_training_executor_that_is_gone_holds_nothing(two_ipus):
     class Model(nn.Linear):
         def forward(self, x):
@@ -183,3 +197,8 @@ def test_an_attachment_that_fails_half_way_holds_nothing(two_ipus):
         other(torch.ones(1))
     assert before == POD._held
     assert not other.isAttachedToDevice()
+
+
+def test_a_pod_that_is_too_small_says_so():
+    with pytest.raises(poptorch.Error, match="There are only 3: use fewer stages or replicas"):
+        Pod(3).acquire(4)
