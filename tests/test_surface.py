@@ -21,6 +21,7 @@ SURFACES = {
         "ops",
         "optim",
         "options",
+        "poptorch_core",
         "profiling",
     },
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
-from . import enums, ops, optim, options, profiling
+from . import enums, ops, optim, options, poptorch_core, profiling
 from ._custom_args import (
     ICustomArgParser,
     flattenTensorStructure,
@@ -19,6 +19,7 @@ from ._custom_args import (
     registerCustomArgParser,
 )
 from ._environment import ipuHardwareIsAvailable, ipuHardwareVersion, isRunningOnIpu
+from ._install import install, uninstall
 from ._logging import apply_environment as _apply_environment
 from ._logging import logger, setLogLevel
 from ._printing import module_repr, print
@@ -153,6 +154,7 @@ __all__ = [
     "fps",
     "identity_loss",
     "inferenceModel",
+    "install",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
     "ipu_print_tensor",
@@ -164,6 +166,7 @@ __all__ = [
     "ops",
     "optim",
     "options",
+    "poptorch_core",
     "print",
     "profiling",
     "recomputationCheckpoint",
@@ -176,4 +179,5 @@ __all__ = [
     "set_overlap_for_input",
     "set_overlap_for_output",
     "trainingModel",
+    "uninstall",
 ]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a PopTorch script on the emulator: `python -m ipufit.emulator script.py`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from . import __version__
+from ._install import install
+from ._pod import NUM_IPUS_VARIABLE, POD
+from .errors import Error
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_PROGRAM = "python -m ipufit.emulator"
+_FAILED = 1
+_MISUSED = 2  # what Python itself exits with if it can't open the script
+
+
+def main() -> None:
+    """Run what the command line names, as `python` would."""
+    arguments = _parser().parse_args()
+    if arguments.ipus is not None:
+        os.environ[NUM_IPUS_VARIABLE] = str(arguments.ipus)
+    sys.argv = [arguments.script, *arguments.args]
+    has_own_folder = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+    if has_own_folder and not arguments.is_module:
+        sys.path[0] = _folder_of(arguments.script)
+    try:
+        install(force=arguments.force)
+        _say(f"PopTorch {__version__} on the host; emulated IPUs: {POD.num_ipus}")
+    except Error as error:
+        _say(error.message)
+        sys.exit(_MISUSED)
+    try:
+        if arguments.is_module:
+            runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(os.path.abspath(arguments.script), run_name="__main__")
+    except Exception as error:  # noqa: BLE001 - shown as Python would, then it exits
+        _report(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        usage="%(prog)s [-h] [--ipus N] [--force] (script | -m module) ...",
+        description="Run an unmodified PopTorch script without IPUs: its `import "
+        "poptorch` and `import popdist` find the emulator.",
+        epilog="Models run on this machine's processor, with torch's numbers. Options "
+        "go before the script; what follows it is the script's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--ipus",
+        type=_num_ipus,
+        metavar="N",
+        help="how many IPUs there are; a model that needs more, or those that another "
+        f"one holds, fails as on a pod (default: {NUM_IPUS_VARIABLE}, or 64)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="emulate even though a real PopTorch is installed",
+    )
+    parser.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="run a module, named as in an import, instead of a script",
+    )
+    parser.add_argument("script", help="what to run: a file, folder or zip file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="passed to it")
+    return parser
+
+
+def _num_ipus(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
+    return int(text)
+
+
+def _folder_of(script: str) -> str:
+    """What Python makes the first of `sys.path`."""
+    if os.path.isdir(script):
+        return os.path.abspath(script)
+    return os.path.dirname(os.path.realpath(script))
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"ipufit.emulator: {message}\n")
+
+
+def _report(error: Exception) -> NoReturn:
+    """Show an error without the frames that ran the script, and exit."""
+    traceback = _of_the_script(error.__traceback__)
+    if traceback is None and isinstance(error, (ImportError, OSError)):
+        # It didn't start: there is no such module, or file.
+        _say(f"can't run {sys.argv[0]!r}: {error}")
+        sys.exit(_FAILED if isinstance(error, ImportError) else _MISUSED)
+    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    sys.exit(_FAILED)
+
+
+def _of_the_script(traceback: TracebackType | None) -> TracebackType | None:
+    runners = {code.co_filename for code in (main.__code__, runpy.run_path.__code__)}
+    while traceback and traceback.tb_frame.f_code.co_filename in runners:
+        traceback = traceback.tb_next
+    return traceback
+
+
+if __name__ == "__main__":
+    main()

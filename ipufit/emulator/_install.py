@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulator under PopTorch's name: `import poptorch` finds `ipufit.emulator`.
+
+In this process a finder on `sys.meta_path` makes `poptorch` and `popdist` other names
+of the emulator's own modules, so that there is one of each class. Processes that
+this one starts have no such finder: they find the folder `_shim`, whose two packages
+call `install` there. `multiprocessing` hands `sys.path` to what it spawns, and
+`PYTHONPATH` reaches interpreters started in any other way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Sequence
+
+from .errors import createPoptorchError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_EMULATOR = __name__.rpartition(".")[0]
+_POPTORCH_MODULES = (
+    "enums",
+    "ops",
+    "optim",
+    "options",
+    "poptorch_core",
+    "profiling",
+    "testing",
+)
+_TARGETS = {
+    "poptorch": _EMULATOR,
+    **{f"poptorch.{name}": f"{_EMULATOR}.{name}" for name in _POPTORCH_MODULES},
+    "popdist": f"{_EMULATOR}._popdist",
+    "popdist.poptorch": f"{_EMULATOR}._popdist.poptorch",
+}
+"""The name that scripts import -> the module that they get."""
+
+_PACKAGES = ("poptorch", "popdist")
+_SHIM_FOLDER = str(Path(__file__).with_name("_shim"))
+_ROOT = Path(__file__).parents[2]  # the folder that `ipufit` is in
+_SITE_FOLDERS = ("site-packages", "dist-packages")
+_PYTHON_PATH = "PYTHONPATH"
+
+
+class _AliasFinder(MetaPathFinder, Loader):
+    """Makes the names of `_TARGETS` stand for the emulator's modules.
+
+    Other names inside the two packages don't exist: without the finder's refusal
+    Python would look into the emulator's folder and load a second copy of a module.
+    """
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """Claim PopTorch's and PopDist's modules."""
+        if fullname.partition(".")[0] not in _PACKAGES:
+            return None
+        if fullname not in _TARGETS or find_spec(_TARGETS[fullname]) is None:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        return ModuleSpec(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the emulator's module in the place of the new, empty one."""
+        name = module.__name__
+        sys.modules[name] = importlib.import_module(_TARGETS[name])
+
+
+class _Installation:
+    """What `install` changed, so that `uninstall` can put it back."""
+
+    def __init__(self) -> None:
+        self._finder = _AliasFinder()
+        self._hidden = _take_imported()
+        self._new_folders = [_SHIM_FOLDER]
+        self._python_path = os.environ.get(_PYTHON_PATH)
+
+        sys.meta_path.insert(0, self._finder)
+        sys.path.insert(1, _SHIM_FOLDER)  # where PYTHONPATH goes: after the script's
+        if PathFinder.find_spec(_EMULATOR.partition(".")[0]) is None:
+            # It was found in a folder that has left the path since.
+            self._new_folders.append(str(_ROOT))
+            sys.path.append(str(_ROOT))
+        os.environ[_PYTHON_PATH] = os.pathsep.join(_python_path(self._python_path))
+
+    def undo(self) -> None:
+        """Leave things as they were found."""
+        sys.meta_path.remove(self._finder)
+        _take_imported()
+        sys.modules.update(self._hidden)
+        for folder in self._new_folders:
+            if folder in sys.path:
+                sys.path.remove(folder)
+        if self._python_path is None:
+            os.environ.pop(_PYTHON_PATH, None)
+        else:
+            os.environ[_PYTHON_PATH] = self._python_path
+
+
+_installation: _Installation | None = None
+
+
+def install(*, force: bool = False) -> None:
+    """Make `import poptorch` and `import popdist` find the emulator.
+
+    It reaches the processes that this one starts too: the workers of data loaders,
+    the one behind `AsynchronousDataAccessor`, and Python scripts. Calling it again
+    changes nothing.
+
+    Args:
+        force: Hide a real PopTorch, for this process and those it starts. What
+            has imported it already keeps it.
+
+    Raises:
+        Error: If a real PopTorch or PopDist is installed, or imported.
+
+    Example:
+        >>> import ipufit.emulator
+        >>> ipufit.emulator.install()
+        >>> import poptorch.optim
+        >>> poptorch.optim is ipufit.emulator.optim
+        True
+        >>> ipufit.emulator.uninstall()
+    """
+    global _installation
+    if _installation is not None:
+        return
+    if not force:
+        _refuse_to_hide_a_real_one()
+    _installation = _Installation()
+    for name in _PACKAGES:
+        importlib.import_module(name)
+
+
+def uninstall() -> None:
+    """Undo `install`, if it was called.
+
+    Modules that have imported the emulator as `poptorch` keep it.
+
+    Example:
+        >>> import ipufit.emulator
+        >>> ipufit.emulator.install()
+        >>> ipufit.emulator.uninstall()
+        >>> import poptorch
+        Traceback (most recent call last):
+        ModuleNotFoundError: No module named 'poptorch'
+    """
+    global _installation
+    if _installation is not None:
+        _installation.undo()
+        _installation = None
+
+
+def _refuse_to_hide_a_real_one() -> None:
+    for name in _PACKAGES:
+        state = _state_of_real(name)
+        if state is not None:
+            raise createPoptorchError(
+                f"A real {name} is {state}, and the emulator would hide it. Run the "
+                "script without the emulator to use IPUs, or insist on the emulator: "
+                "`install(force=True)`, or `--force` on the command line."
+            )
+
+
+def _state_of_real(name: str) -> str | None:
+    """In what way there is a package of that name which isn't the emulator's."""
+    if name in sys.modules:
+        module = sys.modules[name]  # `None` forbids an import
+        is_ours = module is None or module.__name__.startswith(_EMULATOR)
+        return None if is_ours else "imported already"
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:  # a mere folder has no origin
+        return None
+    is_ours = spec.origin.startswith(_SHIM_FOLDER)
+    return None if is_ours else f"installed ({spec.origin})"
+
+
+def _take_imported() -> dict[str, ModuleType]:
+    """Forget the modules imported as PopTorch's or PopDist's, and return them."""
+    names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _python_path(before: str | None) -> list[str]:
+    """The folders for PYTHONPATH: the shim's first, and the emulator's own last."""
+    folders = [_SHIM_FOLDER, *(before.split(os.pathsep) if before else [])]
+    if _ROOT.name not in _SITE_FOLDERS:  # those are searched anyway
+        folders.append(str(_ROOT))
+    return list(dict.fromkeys(folders))

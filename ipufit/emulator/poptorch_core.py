@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts and tests use of PopTorch's compiled module."""
+
+from __future__ import annotations
+
+import enum
+from typing import NoReturn
+
+from ._environment import isRunningOnIpu
+from ._popart_keys import validate_popart_options as _validateOptions
+from .errors import Error, RecoverableError, UnrecoverableError
+
+__all__ = [
+    "Error",
+    "RecoverableError",
+    "TestErrorType",
+    "UnrecoverableError",
+    "_throwTestError",
+    "_validateOptions",
+    "isCompilingWithDispatcher",
+]
+
+
+def isCompilingWithDispatcher() -> bool:
+    """Whether a model is being compiled.
+
+    Example:
+        >>> isCompilingWithDispatcher()
+        False
+    """
+    return isRunningOnIpu()
+
+
+class TestErrorType(enum.Enum):
+    """The errors that `_throwTestError` can raise, by the layer they stand for.
+
+    Example:
+        >>> TestErrorType.PoplarLinkError.name
+        'PoplarLinkError'
+    """
+
+    __test__ = False  # pytest: the name starts with Test, but it isn't one
+
+    Poptorch = 0
+    Popart = 1
+    PopartInternal = 2
+    Poplibs = 3
+    PoplarUnrecoverable = 4
+    PoplarUnknown = 5
+    PoplarRecoverableFullReset = 6
+    PoplarLinkError = 7
+
+
+_TYPES = {
+    TestErrorType.Poptorch: "poptorch_cpp_error",
+    TestErrorType.Popart: "popart_exception",
+    TestErrorType.PopartInternal: "popart_internal_exception",
+    TestErrorType.Poplibs: "poplibs_exception",
+    TestErrorType.PoplarUnrecoverable: "poplar_unrecoverable_runtime_error",
+    TestErrorType.PoplarUnknown: "poplar_unknown_runtime_error",
+    TestErrorType.PoplarRecoverableFullReset: "poplar_recoverable_runtime_error",
+    TestErrorType.PoplarLinkError: "poplar_link_error",
+}
+_LOCATION = "[0] throwTestError::bottomLevel\n[1] throwTestError::topLevel"
+
+
+def _throwTestError(error_type: TestErrorType) -> NoReturn:
+    """Raise an error as a layer below PopTorch would, to test how a script copes.
+
+    Args:
+        error_type: Which one.
+
+    Raises:
+        RecoverableError: For `PoplarRecoverableFullReset`.
+        UnrecoverableError: For `PoplarUnrecoverable`.
+        Error: For the others.
+
+    Example:
+        >>> try:
+        ...     _throwTestError(TestErrorType.PoplarRecoverableFullReset)
+        ... except RecoverableError as error:
+        ...     error.recovery_action
+        'FULL_RESET'
+    """
+    layer = _TYPES[error_type]
+    message = f"An error for tests, {error_type.name}"
+    error: Error
+    if error_type is TestErrorType.PoplarRecoverableFullReset:
+        error = RecoverableError(
+            message, layer, _LOCATION, recovery_action="FULL_RESET"
+        )
+    elif error_type is TestErrorType.PoplarUnrecoverable:
+        error = UnrecoverableError(message, layer, _LOCATION)
+    elif error_type is TestErrorType.PoplarLinkError:
+        # The linker's output is part of such a message.
+        error = Error(f"{message}. Output: -lfoo not found", layer, _LOCATION)
+    else:
+        error = Error(message, layer, _LOCATION)
+    error.args = (f"{error}\nError raised in:\n{_LOCATION}",)
+    raise error

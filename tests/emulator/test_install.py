@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulator under PopTorch's name, here and in processes started from here."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ipufit.emulator
+from ipufit.emulator import Error, install, uninstall
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def installed():
+    install(force=True)  # the tests may run where a real PopTorch is
+    yield
+    uninstall()
+
+
+@pytest.fixture
+def real_poptorch(tmp_path, monkeypatch):
+    """A package called `poptorch` that isn't the emulator."""
+    package = tmp_path / "poptorch"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = 'real'\n", encoding="utf-8")
+    (package / "blocks.py").write_text("", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield package
+    uninstall()
+    for name in [n for n in sys.modules if n.partition(".")[0] == "poptorch"]:
+        del sys.modules[name]
+
+
+def state():
+    """What `install` may change."""
+    names = [n for n in sys.modules if n.partition(".")[0] in ("poptorch", "popdist")]
+    return [[*sys.meta_path], [*sys.path], os.environ.get("PYTHONPATH"), sorted(names)]
+
+
+def run_python(code, folder):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=str(folder),
+        check=False,
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_every_form_of_import_finds_the_emulator():
+    names = {}
+    exec(  # as scripts write it; this file must not import `poptorch` itself
+        "import poptorch, poptorch.optim\n"
+        "import poptorch.poptorch_core as core\n"
+        "from poptorch import Options, enums, trainingModel\n"
+        "from poptorch.enums import OutputMode\n"
+        "import popdist, popdist.poptorch\n",
+        names,
+    )
+    assert names["poptorch"] is ipufit.emulator
+    assert names["core"].Error is Error
+    assert names["Options"] is ipufit.emulator.Options
+    assert names["enums"] is ipufit.emulator.enums
+    assert names["OutputMode"] is ipufit.emulator.OutputMode
+    assert names["popdist"].poptorch.Options.__mro__[1] is ipufit.emulator.Options
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", ["enums", "ops", "optim", "options", "poptorch_core"])
+def test_a_submodule_is_the_emulators_own(name):
+    module = importlib.import_module(f"poptorch.{name}")
+    assert module is importlib.import_module(f"ipufit.emulator.{name}")
+    assert module.__name__ == f"ipufit.emulator.{name}"
+    assert module.__spec__.name == f"ipufit.emulator.{name}"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "name",
+    ["poptorch.blocks", "poptorch._pod", "popdist._environment", "popdist.torch"],
+)
+def test_the_emulators_other_modules_have_no_such_name(name):
+    with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'") as info:
+        importlib.import_module(name)
+    assert info.value.name == name
+
+
+@pytest.mark.usefixtures("installed")
+def test_scripts_can_ask_whether_poptorch_is_there():
+    assert importlib.util.find_spec("poptorch") is not None
+    assert importlib.util.find_spec("popdist.poptorch") is not None
+
+
+def test_installing_twice_changes_nothing(installed):
+    before = state()
+    install()
+    assert state() == before
+
+
+def test_uninstalling_leaves_things_as_found(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["one", "two"]))
+    before = state()
+    install(force=True)
+    importlib.import_module("poptorch.optim")
+    assert state() != before
+    uninstall()
+    assert state() == before
+    uninstall()
+    assert state() == before
+
+
+def test_uninstalling_unsets_what_was_not_set(monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    install(force=True)
+    assert "PYTHONPATH" in os.environ
+    uninstall()
+    assert "PYTHONPATH" not in os.environ
+
+
+def test_ones_own_folders_stay_on_pythonpath(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["one", "two"]))
+    install(force=True)
+    try:
+        assert os.environ["PYTHONPATH"].split(os.pathsep)[1:3] == ["one", "two"]
+    finally:
+        uninstall()
+
+
+def test_an_installed_poptorch_is_not_hidden(real_poptorch):
+    before = state()
+    with pytest.raises(Error, match=r"A real poptorch is installed \(.*__init__\.py\)"):
+        install()
+    assert state() == before
+    assert importlib.import_module("poptorch").__version__ == "real"
+
+
+def test_an_imported_poptorch_is_not_hidden(real_poptorch):
+    importlib.import_module("poptorch")
+    with pytest.raises(Error, match="A real poptorch is imported already"):
+        install()
+
+
+def test_a_real_poptorch_is_hidden_on_demand_and_comes_back(real_poptorch):
+    real = importlib.import_module("poptorch")
+    importlib.import_module("poptorch.blocks")
+    install(force=True)
+    assert importlib.import_module("poptorch") is ipufit.emulator
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("poptorch.blocks")
+    uninstall()
+    assert importlib.import_module("poptorch") is real
+    assert "poptorch.blocks" in sys.modules
+
+
+def test_a_folder_of_that_name_is_no_poptorch(tmp_path, monkeypatch):
+    (tmp_path / "popdist" / "docs").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("popdist") is not None
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    install()
+    try:
+        assert importlib.import_module("popdist").getNumInstances() == 1
+    finally:
+        uninstall()
+
+
+def test_objects_pickled_under_the_name_can_be_read_without_it(installed):
+    options = importlib.import_module("poptorch").Options().deviceIterations(3)
+    text = pickle.dumps(options)
+    uninstall()
+    assert pickle.loads(text).device_iterations == 3
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("first", ["poptorch", "popdist.poptorch", "ipufit"])
+def test_interpreters_started_from_here_find_it(first, tmp_path):
+    done = run_python(
+        f"import {first}\nimport poptorch, popdist, poptorch.optim\n"
+        "from ipufit import poptorch as seen\n"
+        "print(poptorch.__name__, popdist.__name__, seen is poptorch)",
+        tmp_path,
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == [
+        "ipufit.emulator",
+        "ipufit.emulator._popdist",
+        "True",
+    ]
+
+
+SPAWNING = """
+import multiprocessing
+import sys
+
+import ipufit.emulator
+
+if __name__ == "__main__":
+    sys.path[:] = [p for p in sys.path if p != {root!r}]
+    ipufit.emulator.install(force=True)
+
+import poptorch
+import torch
+
+
+class Names(torch.utils.data.Dataset):
+    def __init__(self, options):
+        self.options = options
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        import popdist
+
+        assert __name__ == "__mp_main__"
+        assert poptorch is ipufit.emulator
+        assert isinstance(self.options, poptorch.Options)
+        return torch.tensor(popdist.getNumInstances())
+
+
+def send(queue):
+    queue.put((poptorch.__name__, __name__))
+
+
+if __name__ == "__main__":
+    options = poptorch.Options()
+    context = multiprocessing.get_context({method!r})
+    queue = context.Queue()
+    process = context.Process(target=send, args=(queue,))
+    process.start()
+    print(*queue.get())
+    process.join()
+    loader = poptorch.DataLoader(
+        options, Names(options), num_workers=1, multiprocessing_context=context
+    )
+    print(*[batch.item() for batch in loader])
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_multiprocessing_starts_find_it(method, tmp_path):
+    script = tmp_path / "script.py"
+    source = SPAWNING.format(root=str(ROOT), method=method)
+    script.write_text(source, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        cwd=str(tmp_path),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == ["ipufit.emulator", "__mp_main__", "1", "1"]

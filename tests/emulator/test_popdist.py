@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PopDist: one instance without PopRun, and what PopRun's variables say."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import _popdist as popdist
+
+VARIABLES = [
+    "POPDIST_NUM_TOTAL_REPLICAS",
+    "POPDIST_NUM_LOCAL_REPLICAS",
+    "POPDIST_REPLICA_INDEX_OFFSET",
+    "POPDIST_NUM_IPUS_PER_REPLICA",
+    "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE",
+]
+
+
+def set_poprun(patch, *, total, local, first=0, ipus=1, is_uniform=True):
+    """The environment of one instance."""
+    values = [total, local, first, ipus, int(is_uniform)]
+    for name, value in zip(VARIABLES, values):
+        patch.setenv(name, str(value))
+
+
+@pytest.fixture(autouse=True)
+def _no_poprun(monkeypatch):
+    for name in [*VARIABLES, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_poprun_there_is_one_instance():
+    popdist.init()
+    assert not popdist.isPopdistEnvSet()
+    assert popdist.getInstanceIndex() == 0
+    assert popdist.getNumInstances() == 1
+    assert popdist.getNumTotalReplicas() == 1
+    assert popdist.getNumLocalReplicas() == 1
+    assert popdist.getNumIpusPerReplica() == 1
+
+
+def test_the_published_log_is_one_instance_of_sixteen_replicas(monkeypatch):
+    set_poprun(monkeypatch, total=16, local=16, ipus=4)
+    assert popdist.isPopdistEnvSet()
+    assert popdist.getNumTotalReplicas() == popdist.getNumLocalReplicas() == 16
+    assert popdist.getNumIpusPerReplica() == 4
+    assert (popdist.getInstanceIndex(), popdist.getNumInstances()) == (0, 1)
+
+
+@given(data=st.data(), instances=st.integers(1, 16), local=st.integers(1, 16))
+def test_instances_follow_from_the_replicas(data, instances, local):
+    index = data.draw(st.integers(0, instances - 1))
+    with pytest.MonkeyPatch.context() as patch:
+        set_poprun(patch, total=instances * local, local=local, first=index * local)
+        assert popdist.getNumInstances() == instances
+        assert popdist.getInstanceIndex() == index
+        options = popdist.poptorch.Options()
+    assert options.replication_factor == local
+    assert options.Distributed.numProcesses == instances
+    assert options.Distributed.processId == index
+
+
+@pytest.mark.parametrize("setting", [{"total": 3}, {"total": 4, "is_uniform": False}])
+def test_unequal_instances_are_refused(monkeypatch, setting):
+    set_poprun(monkeypatch, local=2, **setting)
+    with pytest.raises(RuntimeError, match="same number of replicas"):
+        popdist.getNumInstances()
+    with pytest.raises(RuntimeError, match="same number of replicas"):
+        popdist.poptorch.Options()
+
+
+def test_a_function_runs_on_the_instances_that_are_named(monkeypatch):
+    set_poprun(monkeypatch, total=4, local=1, first=2)
+    assert popdist.execute_on_instances({0, 2}, divmod, 7, 3) == (2, 1)
+    assert popdist.execute_on_instances([0, 1], pytest.fail, "not here") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("useIpuId", (1,)),
+        ("replicationFactor", (1,)),
+        ("Distributed.disable", ()),
+        ("Distributed.setEnvVarNames", ("A", "B")),
+        ("Distributed.configureProcessId", (1,)),
+    ],
+)
+def test_what_poprun_decides_is_refused(name, arguments):
+    owner = popdist.poptorch.Options(ipus_per_replica=2)
+    *section, method = name.split(".")
+    for part in section:
+        owner = getattr(owner, part)
+    with pytest.raises(
+        RuntimeError, match=f"Cannot call `{name}` with popdist.poptorch.Options"
+    ):
+        getattr(owner, method)(*arguments)
+
+
+@pytest.mark.parametrize("given", [{}, {"ipus_per_replica": 2}])
+def test_options_are_poptorchs(given):
+    options = popdist.poptorch.Options(**given)
+    assert isinstance(options, poptorch.Options)
+    assert isinstance(options.Distributed, poptorch.options._DistributedOptions)
+    assert options.deviceIterations(4).device_iterations == 4
+    assert options.Distributed.processId == 0
+    assert options.Distributed.numProcesses == 1
+
+
+def test_the_number_of_ipus_can_be_positional():
+    assert popdist.poptorch.Options(2)._ipus_per_replica == 2
+    assert popdist.poptorch.Options()._ipus_per_replica == 1
+
+
+def test_attributes_can_be_set_as_scripts_do():
+    options = popdist.poptorch.Options()
+    options.replication_factor = 2
+    assert options.replication_factor == 2
+
+
+def test_conversion_leaves_them_frozen_or_not():
+    options = popdist.poptorch.Options().outputMode(poptorch.OutputMode.All)
+    poptorch.poptorch_core._validateOptions(options.toDict())
+    options.checkIsFrozen()
+    options._freeze()
+    options.toDict()
+    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+        options.checkIsFrozen()
+
+
+@pytest.mark.parametrize(
+    "duplicate", [lambda o: o.clone(), lambda o: pickle.loads(pickle.dumps(o))]
+)
+def test_copies_refuse_too(monkeypatch, duplicate):
+    set_poprun(monkeypatch, total=4, local=2, first=2)
+    options = duplicate(popdist.poptorch.Options())
+    assert options.Distributed.processId == 1
+    with pytest.raises(RuntimeError, match="Cannot call"):
+        options.Distributed.disable()
+    with pytest.raises(RuntimeError, match="Cannot call"):
+        options.replicationFactor(1)
+
+
+def test_a_model_trains_with_them():
+    class Squares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.layer(x) ** 2, reduction="mean")
+
+    options = popdist.poptorch.Options(ipus_per_replica=1)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3))
+    loader = poptorch.DataLoader(options, data, batch_size=4)
+    model = Squares()
+    training_model = poptorch.trainingModel(
+        model, options, poptorch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    losses = [training_model(x).item() for _ in range(3) for (x,) in loader]
+    training_model.destroy()
+    assert losses[-1] < losses[0]
+
+
+def test_an_instance_reads_its_part_of_the_data(monkeypatch):
+    rows = []
+    for index in range(2):
+        set_poprun(monkeypatch, total=4, local=2, first=2 * index)
+        options = popdist.poptorch.Options()
+        data = torch.utils.data.TensorDataset(torch.arange(8))
+        (batch,) = [x for (x,) in poptorch.DataLoader(options, data, batch_size=2)]
+        rows.append(batch.tolist())
+    assert rows == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_default_options_cannot_decide_either(monkeypatch):
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"replicationFactor": 2}')
+    with pytest.raises(RuntimeError, match="Cannot call `replicationFactor`"):
+        popdist.poptorch.Options()

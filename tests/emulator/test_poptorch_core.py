@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts and tests use of PopTorch's compiled module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import poptorch_core
+from ipufit.emulator.poptorch_core import TestErrorType, _throwTestError
+
+LAYERS = {
+    "Poptorch": "poptorch_cpp_error",
+    "Popart": "popart_exception",
+    "PopartInternal": "popart_internal_exception",
+    "Poplibs": "poplibs_exception",
+    "PoplarUnrecoverable": "poplar_unrecoverable_runtime_error",
+    "PoplarUnknown": "poplar_unknown_runtime_error",
+    "PoplarRecoverableFullReset": "poplar_recoverable_runtime_error",
+    "PoplarLinkError": "poplar_link_error",
+}
+
+
+def test_the_errors_are_poptorchs():
+    assert poptorch_core.Error is poptorch.Error
+    assert poptorch_core.RecoverableError is poptorch.RecoverableError
+    assert poptorch_core.UnrecoverableError is poptorch.UnrecoverableError
+
+
+def test_every_layer_can_fail():
+    assert set(LAYERS) == set(TestErrorType.__members__)
+
+
+@pytest.mark.parametrize(("name", "layer"), LAYERS.items())
+def test_an_error_says_its_layer_and_where_it_was_found(name, layer):
+    with pytest.raises(poptorch.Error) as info:
+        _throwTestError(TestErrorType[name])
+    assert info.value.type == layer
+    for place in ("throwTestError::bottomLevel", "throwTestError::topLevel"):
+        assert info.value.location.count(place) == 1
+        assert place in info.value.args[0]
+        assert place not in info.value.message
+
+
+def test_device_errors_have_classes_of_their_own():
+    with pytest.raises(poptorch.RecoverableError) as info:
+        _throwTestError(TestErrorType.PoplarRecoverableFullReset)
+    assert info.value.recovery_action == "FULL_RESET"
+    with pytest.raises(poptorch.UnrecoverableError):
+        _throwTestError(TestErrorType.PoplarUnrecoverable)
+
+
+def test_a_link_error_ends_with_the_linkers_output():
+    with pytest.raises(poptorch.Error, match="-lfoo not found"):
+        _throwTestError(TestErrorType.PoplarLinkError)
+
+
+def test_options_are_checked_as_before_compiling():
+    options = poptorch.Options().outputMode(poptorch.OutputMode.All)
+    poptorch_core._validateOptions(options.toDict())
+    options._Popart.set("no_such_option", True)
+    with pytest.raises(poptorch.Error, match="Unknown bool option no_such_option"):
+        poptorch_core._validateOptions(options.toDict())
+
+
+def test_it_knows_when_a_model_is_being_compiled():
+    seen = []
+
+    class Model(nn.Module):
+        def forward(self, x):
+            seen.append(poptorch_core.isCompilingWithDispatcher())
+            return x + 1
+
+    model = poptorch.inferenceModel(Model())
+    model(torch.zeros(2))
+    model.destroy()
+    assert seen == [True]
+    assert not poptorch_core.isCompilingWithDispatcher()
