@@ -200,5 +200,7 @@ def test_an_attachment_that_fails_half_way_holds_nothing(two_ipus):
 
 
 def test_a_pod_that_is_too_small_says_so():
-    with pytest.raises(poptorch.Error, match="There are only 3: use fewer stages or replicas"):
+    with pytest.raises(
+        poptorch.Error, match="There are only 3: use fewer stages or replicas"
+    ):
         Pod(3).acquire(4)
