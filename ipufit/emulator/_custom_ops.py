@@ -66,8 +66,8 @@ def custom_op(
             _check_range(element)
     raise createPoptorchError(
         f"The custom operation {domain}::{name} (version {domain_version}) is C++ code "
-        "of PopART, which can't be emulated. Use `if poptorch.isRunningOnIpu():` with "
-        "real IPUs only, or compose it of torch functions here."
+        "of PopART, which can't be emulated. Compose it of torch functions, or run "
+        "this model on real IPUs."
     )
 
 

@@ -32,6 +32,19 @@ _VALUE_READERS = {
 }
 """Functions that give Python a value which exists only when the device runs."""
 
+_TYPE_NAMES = {
+    torch.bool: "Bool",
+    torch.float16: "Half",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.uint8: "Byte",
+}
+"""What torch's C++ side, and so PopTorch's message, calls the types."""
+
 _DYNAMIC_SHAPES = frozenset(
     {
         "argwhere",
@@ -123,7 +136,7 @@ def untraceable(what: object) -> Error:
 
 def host_tensor_among(name: str, tensor: Tensor) -> Error:
     """The error for a call that mixes a tensor of the host with the device's."""
-    dtype = str(tensor.dtype).replace("torch.", "")
+    dtype = _TYPE_NAMES.get(tensor.dtype, tensor.dtype)
     return createPoptorchError(
         f"Expected an IPU tensor but got tensor(device={tensor.device.type}, "
         f"shape={list(tensor.shape)}, dtype={dtype}), in `{name}`. Only weights, "
