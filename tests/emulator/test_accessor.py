@@ -473,6 +473,15 @@ def test_a_forked_process_does_not_end_the_one_of_its_parent(start):
     assert read(first) == [[1.0], [2.0], [3.0]]
 
 
+@pytest.fixture
+def _heeded_interrupts():
+    """A shell makes what it runs in the background ignore them, and so its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heeded_interrupts")
 @pytest.mark.parametrize(
     ("num_ignored", "patience_seconds", "signal_number"),
     [(0, 3.0, 0), (9, 0.3, signal.SIGTERM)],  # to react takes time on a busy machine
