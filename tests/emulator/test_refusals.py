@@ -122,10 +122,3 @@ def test_an_autograd_function_runs_where_it_has_no_gradient():
     poptorch.trainingModel(Frozen(lambda layer, x: layer(x)))(X)
     module = Function(lambda m, x: Square.apply(m.layer(x)), layer=nn.Linear(6, 6))
     assert_device_equals_host(module, X)
-
-
-def test_a_tensor_of_the_host_is_described_as_poptorch_does():
-    host = torch.tensor([1, 0])
-    module = Function(lambda _, x: torch.index_select(x, 0, host))
-    with pytest.raises(poptorch.Error, match=r"device=cpu, shape=\[2\], dtype=Long\)"):
-        poptorch.inferenceModel(module)(X)

@@ -17,7 +17,7 @@ def test_a_tensor_that_is_no_buffer_is_not_on_the_ipu():
     with pytest.raises(poptorch.Error) as caught:
         poptorch.inferenceModel(module)(torch.ones(4))
     expected = (
-        "Expected an IPU tensor but got tensor(device=cpu, shape=[2], dtype=int64)"
+        "Expected an IPU tensor but got tensor(device=cpu, shape=[2], dtype=Long)"
     )
     assert expected in str(caught.value)
 
