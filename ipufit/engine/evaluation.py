@@ -47,6 +47,7 @@ class Evaluation:
         self._figures = figures
         self.plan = plan
         self.options = options
+        self._rows = returned_rows(options, plan)
         self.batches = InferenceBatches(source, plan, options)
 
     def prepare(self, display: ProgressDisplay) -> None:
@@ -80,7 +81,7 @@ class Evaluation:
         num_inputs = self._source.inputs.num_leaves
         outputs = self._executors.infer(batch[:num_inputs])
         targets = batch[num_inputs:]
-        rows = returned_rows(self.options, self.plan)
+        rows = self._rows
         check_rows(
             outputs, self.plan.samples_per_call if rows is None else rows.numel()
         )
