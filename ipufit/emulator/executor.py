@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ._args import CallArguments
-from ._lifecycle import NOT_COMPILED, Lifecycle
-from ._wrapping import ParameterView, is_wrapped
+from ._executor_state import NOT_COMPILED
+from ._lifecycle import Lifecycle
+from ._wrapping import ParameterView
 from .enums import ConnectionType
 from .errors import createPoptorchError
 
@@ -45,27 +46,6 @@ class PoplarExecutor(Lifecycle):
     def __repr__(self) -> str:
         """As the module."""
         return repr(self._user_model)
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
-        """`Module.load_state_dict`, and an upload if attached.
-
-        Args:
-            state_dict: Parameters and buffers by name.
-            strict: Whether the names must be exactly the module's.
-
-        Returns:
-            What torch returns: the missing and the unexpected names.
-
-        Example:
-            >>> from ipufit.emulator import inferenceModel
-            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
-            >>> inference.load_state_dict(torch.nn.Linear(2, 1).state_dict())
-            <All keys matched successfully>
-        """
-        result = self._user_model.load_state_dict(state_dict, strict)
-        if self.isAttachedToDevice():
-            self.copyWeightsToDevice()
-        return result
 
     # Optimiser ----------------------------------------------------------------
 
@@ -151,17 +131,6 @@ class PoplarExecutor(Lifecycle):
             raise createPoptorchError(NOT_COMPILED)
         self._parser.validate(compiled, arguments)
         return attachment.run(arguments.tensors(like=compiled))
-
-    def _fetch_from_trainer(self) -> None:
-        """Bring in what a training executor of the same module has learnt."""
-        trainer: Any = self._user_model
-        if not is_wrapped(trainer):
-            return
-        trainer.copyWeightsToHostIfNeeded()
-        version = trainer._host_weights_version
-        if version is not None and version != self._trainer_version_seen:
-            self.copyWeightsToDevice()
-            self._trainer_version_seen = version
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When weights move between the user's module and the device.
+
+An attached executor holds the only up-to-date weights. They come to the host when
+somebody reads them, on detach, or on request; they go to the device on attach, or on
+request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._executor_state import ExecutorState
+from ._wrapping import is_wrapped
+
+
+class WeightSync(ExecutorState):
+    """The copies of weights that a user may ask for."""
+
+    def copyWeightsToHost(self) -> None:
+        """Write the device's weights into the user's module.
+
+        Raises:
+            Error: Not compiled.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> class Counter(torch.nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.register_buffer("calls", torch.zeros(1))
+            ...     def forward(self, x):
+            ...         self.calls += 1
+            ...         return x + self.calls
+            >>> counter = Counter()
+            >>> inference = inferenceModel(counter)
+            >>> inference(torch.zeros(1)), counter.calls
+            (tensor([1.]), tensor([0.]))
+            >>> inference.copyWeightsToHost()
+            >>> counter.calls
+            tensor([1.])
+        """
+        self._require_compiled()
+        self._dirty_host_weights = False
+        if self._attachment is not None:
+            self._attachment.download()
+        self._host_weights_version += 1
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """`copyWeightsToHost()` if training made the host's copy stale.
+
+        Returns:
+            Whether there was something to copy.
+
+        Example:
+            >>> from ipufit.emulator import trainingModel
+            >>> trainingModel(torch.nn.Linear(2, 1)).copyWeightsToHostIfNeeded()
+            False
+        """
+        if not self._dirty_host_weights:
+            return False
+        self.copyWeightsToHost()
+        return True
+
+    def copyWeightsToDevice(self) -> None:
+        """Upload the user's weights; what the device has learnt since is lost.
+
+        Raises:
+            Error: Not compiled.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> module = torch.nn.Linear(2, 1)
+            >>> inference = inferenceModel(module)
+            >>> before = inference(torch.ones(1, 2))
+            >>> with torch.no_grad():
+            ...     _ = module.bias.add_(1.0)
+            >>> torch.equal(inference(torch.ones(1, 2)), before)
+            True
+            >>> inference.copyWeightsToDevice()
+            >>> torch.equal(inference(torch.ones(1, 2)), before)
+            False
+        """
+        self._require_compiled()
+        self._dirty_host_weights = False
+        if self._attachment is not None:
+            self._attachment.upload()
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        """`Module.load_state_dict`, and an upload if attached.
+
+        Args:
+            state_dict: Parameters and buffers by name.
+            strict: Whether the names must be exactly the module's.
+
+        Returns:
+            What torch returns: the missing and the unexpected names.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference.load_state_dict(torch.nn.Linear(2, 1).state_dict())
+            <All keys matched successfully>
+        """
+        result = self._user_model.load_state_dict(state_dict, strict)
+        if self.isAttachedToDevice():
+            self.copyWeightsToDevice()
+        return result
+
+    def _fetch_from_trainer(self) -> None:
+        """Bring in what a training executor of the same module has learnt."""
+        trainer: Any = self._user_model
+        if not is_wrapped(trainer):
+            return
+        trainer.copyWeightsToHostIfNeeded()
+        version = trainer._host_weights_version
+        if version is not None and version != self._trainer_version_seen:
+            self.copyWeightsToDevice()
+            self._trainer_version_seen = version
