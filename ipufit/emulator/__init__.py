@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
+from . import _impl as _impl
 from . import enums, ops, optim, options, poptorch_core, profiling
 from ._custom_args import (
     ICustomArgParser,

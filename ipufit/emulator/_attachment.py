@@ -15,6 +15,7 @@ from ._device import (
     run_inference,
     run_training,
 )
+from ._half import rounding
 from ._layout import Inputs, Layout, Outputs
 from ._optimizer_link import OptimizerLink
 from ._pod import Lease
@@ -91,7 +92,13 @@ class Attachment:
         inputs = Inputs(layout, tensors, program.written_inputs)
         mode = OutputMode(options.output_mode)
         outputs = Outputs(layout, mode, options.output_return_period)
-        with self._rng if program.is_random else contextlib.nullcontext():
+        is_rounding_random = bool(
+            options._Popart.options.get("enableStochasticRounding")
+        )
+        is_random = program.is_random or is_rounding_random
+        with self._rng if is_random else contextlib.nullcontext(), rounding(
+            is_stochastic=is_rounding_random
+        ):
             if self._link is None:
                 run_inference(program, self._weights, layout, inputs, outputs)
             else:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import logging
 import time
@@ -14,6 +15,7 @@ from ._args import CallArguments, check_inputs
 from ._attachment import Attachment
 from ._constraints import check_program
 from ._device import DeviceRng
+from ._floating_point import checked
 from ._layout import Layout
 from ._optimizer_link import OptimizerLink
 from ._popart_keys import validate_popart_options
@@ -85,6 +87,8 @@ class Lifecycle(WeightSync):
         )
         validate_popart_options(self._options.toDict())
         check_program(program, layout, self._options, is_training=self._training)
+        if self._options._Popart.options.get("enableFloatingPointChecks"):
+            program = dataclasses.replace(program, graph=checked(program.graph))
         self._host_weights = {
             # Integer weights are compiled in: changes neither arrive nor come back.
             name: weight if weight.is_floating_point() else weight.detach().clone()

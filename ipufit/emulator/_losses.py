@@ -16,6 +16,7 @@ from torch._C import _nn
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 
+from ._half import original
 from .errors import createPoptorchError
 from .ops import identity_loss
 
@@ -51,8 +52,9 @@ _IN_PLACE_WRITES = ("__setitem__",)
 
 def is_loss(node: Node) -> bool:
     """Whether `node` marks a loss."""
+    function = original(node.target)
     return node.op == "call_function" and (
-        node.target is identity_loss or node.target in _BUILT_IN
+        function is identity_loss or function in _BUILT_IN
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from ._checks import require
+from ._half import original
 from ._trace_state import TraceState, current_trace
 from .enums import MultiConvPlanType
 from .errors import createPoptorchError
@@ -196,4 +197,4 @@ def _all_are(value: Any, kind: type) -> bool:
 
 
 def _is_convolution(target: Any) -> bool:
-    return str(getattr(target, "__name__", "")).startswith("conv")
+    return str(getattr(original(target), "__name__", "")).startswith("conv")

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
@@ -125,7 +127,7 @@ def trace(
     try:
         with torch.inference_mode(False), torch.set_grad_enabled(
             is_training
-        ), visible_indexing():
+        ), visible_indexing(), _unvalidated_distributions():
             tracer = Tracer(weights, arguments.tensors())
             with active_trace(tracer, is_training=is_training), tracing_blocks(
                 strategy, tracer.begin_block, tracer.end_block
@@ -180,6 +182,17 @@ def trace(
         ),
         written_inputs=tuple(tracer.written_inputs),
     )
+
+
+@contextlib.contextmanager
+def _unvalidated_distributions() -> Iterator[None]:
+    """Let `torch.distributions` take arguments whose values nobody knows yet."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArguments:

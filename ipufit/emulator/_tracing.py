@@ -23,6 +23,7 @@ from torch.fx.node import Node
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from ._dtypes import device_tensor
+from ._half import in_float32
 from ._limits import refuse_unsupported
 from ._operands import has_tensors, map_leaves, map_tensors, tensors_in
 from ._refusals import (
@@ -225,6 +226,7 @@ class Tracer(TorchFunctionMode):
                 refuse_custom_backward(tensor)
         if not is_creating:  # creation takes constants from the host
             self._refuse_host_tensors(name, touched)
+        func = in_float32(func, name, args, kwargs)
         self._is_recording = True
         try:
             result = self._carry_out(func, name, args, kwargs)

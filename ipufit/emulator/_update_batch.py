@@ -14,6 +14,7 @@ from typing import Callable, Dict, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ._half import to_half
 from ._optimizer_values import GroupVariables, Variable
 
 # The optimiser state of one weight, by PopART's name of the tensor.
@@ -110,7 +111,8 @@ def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def write(stored: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Write values into tensors of any type, unless they were computed in place."""
+    """Write float32 values into tensors of any type, unless computed in place."""
     for tensor, value in zip(stored, values):
         if tensor is not value:
-            tensor.copy_(value)
+            is_half = tensor.dtype == torch.float16
+            tensor.copy_(to_half(value) if is_half else value)

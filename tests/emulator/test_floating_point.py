@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Options.Precision.enableFloatingPointExceptions`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._floating_point import refuse_bad_gradients
+
+
+class Apply(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def options(is_checking):
+    chosen = poptorch.Options()
+    chosen.Precision.enableFloatingPointExceptions(is_checking)
+    return chosen
+
+
+ONES, ZEROS = torch.ones(2), torch.zeros(2)
+INFINITE, NAN = torch.full((2,), math.inf), torch.full((2,), math.nan)
+
+EXCEPTIONS = {
+    "division by zero": (torch.div, ONES, ZEROS),
+    "zero times infinity": (torch.mul, ZEROS, INFINITE),
+    "root of a negative number": (torch.sqrt, -ONES),
+    "comparison with NaN": (torch.gt, ONES, NAN),
+    "overflow": (torch.exp, ONES * 4000),
+    "a method in place": (lambda x: (x * 1).sqrt_(), -ONES),
+    "half precision": (torch.mul, torch.full((1,), 300.0).half(), ONES.half() * 300),
+}
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_an_exception_stops_the_model_if_asked_to(name):
+    function, *args = EXCEPTIONS[name]
+    poptorch.inferenceModel(Apply(function), options(False))(*args)
+    poptorch.inferenceModel(Apply(function))(*args)
+    with pytest.raises(poptorch.Error, match="Floating point exception"):
+        poptorch.inferenceModel(Apply(function), options(True))(*args)
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (torch.add, (ONES, ONES)),
+        (torch.add, (INFINITE, ONES)),  # no operation made this infinity
+        (torch.add, (NAN, ONES)),
+        (torch.div, (ZEROS, ONES)),
+    ],
+)
+def test_what_is_no_exception_passes(function, args):
+    checked = poptorch.inferenceModel(Apply(function), options(True))
+    torch.testing.assert_close(checked(*args), function(*args), equal_nan=True)
+
+
+def test_the_message_names_the_function():
+    checked = poptorch.inferenceModel(Apply(torch.log), options(True))
+    with pytest.raises(poptorch.Error, match="`log` gave infinity"):
+        checked(ZEROS)
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    refuse_bad_gradients({"good": ONES, "none": None})
+    with pytest.raises(poptorch.Error, match="gradient of bad"):
+        refuse_bad_gradients({"good": ONES, "bad": NAN})
