@@ -161,6 +161,19 @@ class OptionsDict(Freezable):
         """
         self._values.pop(name, None)
 
+    def toDict(self) -> dict[str, Any]:
+        """Copy the public options.
+
+        Returns:
+            Values by name.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().Distributed.toDict()["num_distributed_processes"]
+            1
+        """
+        return dict(self._values)
+
     def _merge_into(self, merged: dict[str, Any]) -> None:
         """Add the public values to `merged`.
 

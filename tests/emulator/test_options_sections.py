@@ -190,3 +190,11 @@ def test_popart_settings_are_stored_unchecked():
 def test_patterns_are_typed(arguments):
     with pytest.raises(AssertionError):
         Options()._Popart.setPatterns(*arguments)
+
+
+def test_a_section_gives_its_values_as_a_dict():
+    training = Options().Training.gradientAccumulation(3)
+    values = training.toDict()
+    assert values["gradient_accumulation"] == 3
+    values["gradient_accumulation"] = 4
+    assert training.gradient_accumulation == 3
