@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 from typing import Any, Callable, Iterator
 
@@ -16,33 +17,49 @@ from ._operands import tensors_in
 from ._refusals import untraceable
 from .errors import Error
 
-_INDEXING = ("__getitem__", "__setitem__")
 _INDEXING_ESCAPES = torch.__version__.startswith("2.0.")
+
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+_AS_SEQUENCE = 13 * _POINTER  # `tp_as_sequence` in CPython's `PyTypeObject`
+_SEQUENCE_ITEM = 3 * _POINTER  # `sq_item` in its `PySequenceMethods`
 
 
 @contextlib.contextmanager
 def visible_indexing() -> Iterator[None]:
-    """Make `tensor[i]` visible: torch 2.0 shows most kinds of index to no mode."""
+    """Make `tensor[i]` visible: torch 2.0 shows most kinds of index to no mode.
+
+    Assignments such as `tensor[i] = x` are visible in all versions.
+    """
     if not _INDEXING_ESCAPES:
         yield
         return
 
-    def shown(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def access(self: Tensor, *index: Any) -> Any:
-            if has_torch_function((self,)):
-                return handle_torch_function(original, (self,), self, *index)
-            return original(self, *index)
+    original = Tensor.__getitem__
 
-        return access
+    @functools.wraps(original)
+    def access(self: Tensor, index: Any) -> Any:
+        if has_torch_function((self,)):
+            return handle_torch_function(original, (self,), self, index)
+        return original(self, index)
 
-    for name in _INDEXING:
-        setattr(Tensor, name, shown(getattr(Tensor, name)))
+    slot = _sequence_slot(Tensor)
+    before = slot.value
+    setattr(Tensor, original.__name__, access)
     try:
         yield
     finally:
-        for name in _INDEXING:
-            delattr(Tensor, name)  # the inherited one is back
+        delattr(Tensor, original.__name__)  # the inherited one is back
+        slot.value = before
+
+
+def _sequence_slot(cls: type) -> ctypes.c_void_p:
+    """The place where CPython keeps whether instances of `cls` are sequences.
+
+    Setting `__getitem__` fills it, deleting `__getitem__` doesn't empty it again, and
+    then `torch.tensor([torch.tensor(1)])` takes the inner tensor for a sequence.
+    """
+    table = ctypes.c_void_p.from_address(id(cls) + _AS_SEQUENCE).value
+    return ctypes.c_void_p.from_address((table or 0) + _SEQUENCE_ITEM)
 
 
 class EscapeGuard(TorchDispatchMode):

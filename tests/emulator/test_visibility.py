@@ -71,3 +71,11 @@ def test_indexing_is_as_before_after_a_trace():
     before = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
     poptorch.inferenceModel(Function(lambda m, x: x[0]))(X)
     assert (torch.Tensor.__getitem__, torch.Tensor.__setitem__) == before
+
+
+def test_a_trace_leaves_tensors_as_they_were():
+    picks = Function(lambda m, x: x[:, 0] + x[0])
+    poptorch.inferenceModel(picks)(torch.ones(3, 3))
+    zero_dimensional = torch.tensor(1)
+    assert torch.tensor([zero_dimensional, zero_dimensional]).tolist() == [1, 1]
+    assert "__getitem__" not in vars(torch.Tensor)
