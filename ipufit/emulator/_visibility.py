@@ -20,46 +20,49 @@ from .errors import Error
 _INDEXING_ESCAPES = torch.__version__.startswith("2.0.")
 
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
-_AS_SEQUENCE = 13 * _POINTER  # `tp_as_sequence` in CPython's `PyTypeObject`
-_SEQUENCE_ITEM = 3 * _POINTER  # `sq_item` in its `PySequenceMethods`
+_AS_SEQUENCE = 13
+"""Where `tp_as_sequence` is in CPython's `PyTypeObject`, in pointers."""
+_INDEXING = {"__getitem__": 3, "__setitem__": 5}
+"""Where `PySequenceMethods` keeps what stands for these methods."""
 
 
 @contextlib.contextmanager
 def visible_indexing() -> Iterator[None]:
-    """Make `tensor[i]` visible: torch 2.0 shows most kinds of index to no mode.
-
-    Assignments such as `tensor[i] = x` are visible in all versions.
-    """
+    """Make `tensor[i]` visible: torch 2.0 shows most kinds of index to no mode."""
     if not _INDEXING_ESCAPES:
         yield
         return
 
-    original = Tensor.__getitem__
+    def shown(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def access(self: Tensor, *index: Any) -> Any:
+            if has_torch_function((self,)):
+                return handle_torch_function(original, (self,), self, *index)
+            return original(self, *index)
 
-    @functools.wraps(original)
-    def access(self: Tensor, index: Any) -> Any:
-        if has_torch_function((self,)):
-            return handle_torch_function(original, (self,), self, index)
-        return original(self, index)
+        return access
 
-    slot = _sequence_slot(Tensor)
-    before = slot.value
-    setattr(Tensor, original.__name__, access)
+    slots = [_sequence_slot(Tensor, position) for position in _INDEXING.values()]
+    before = [slot.value for slot in slots]
+    for name in _INDEXING:
+        setattr(Tensor, name, shown(getattr(Tensor, name)))
     try:
         yield
     finally:
-        delattr(Tensor, original.__name__)  # the inherited one is back
-        slot.value = before
+        for name in _INDEXING:
+            delattr(Tensor, name)  # the inherited one is back
+        for slot, value in zip(slots, before):
+            slot.value = value
 
 
-def _sequence_slot(cls: type) -> ctypes.c_void_p:
-    """The place where CPython keeps whether instances of `cls` are sequences.
+def _sequence_slot(cls: type, position: int) -> ctypes.c_void_p:
+    """One of the places where CPython keeps how instances of `cls` are sequences.
 
-    Setting `__getitem__` fills it, deleting `__getitem__` doesn't empty it again, and
+    Setting `__getitem__` fills one, deleting `__getitem__` doesn't empty it again, and
     then `torch.tensor([torch.tensor(1)])` takes the inner tensor for a sequence.
     """
-    table = ctypes.c_void_p.from_address(id(cls) + _AS_SEQUENCE).value
-    return ctypes.c_void_p.from_address((table or 0) + _SEQUENCE_ITEM)
+    table = ctypes.c_void_p.from_address(id(cls) + _AS_SEQUENCE * _POINTER).value
+    return ctypes.c_void_p.from_address((table or 0) + position * _POINTER)
 
 
 class EscapeGuard(TorchDispatchMode):
