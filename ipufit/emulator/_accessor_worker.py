@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import os
 import pickle
+import sys
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -121,6 +123,10 @@ def run_worker(
     if inherited is not None:
         inherited.close()
     torch.set_num_threads(1)  # as in torch's workers: OpenMP doesn't survive a fork
+    if sys.platform == "linux":
+        # The dataset's own workers: to fork this process, which has one thread, spares
+        # each of them seconds of imports. A loader's `multiprocessing_context` wins.
+        multiprocessing.set_start_method("fork", force=True)
     link = _Link(connection, setup.is_spinning)
     # An interrupt, or a consumer that is gone, is no failure of the dataset.
     with contextlib.closing(connection), contextlib.suppress(
