@@ -13,6 +13,7 @@ import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
 from . import _impl as _impl
 from . import enums, ops, optim, options, poptorch_core, profiling
+from ._compile_hooks import registerPostCompileHook, registerPreCompileHook
 from ._custom_args import (
     ICustomArgParser,
     flattenTensorStructure,
@@ -21,9 +22,12 @@ from ._custom_args import (
 )
 from ._environment import ipuHardwareIsAvailable, ipuHardwareVersion, isRunningOnIpu
 from ._install import install, uninstall
-from ._logging import apply_environment as _apply_environment
+from ._loading import importPoptorchMetadataFromFile, load
 from ._logging import logger, setLogLevel
+from ._logging import start_logging as _start_logging
 from ._printing import module_repr, print
+from ._tensor_ids import getIpuTensorId
+from ._version import __version__
 from .accessor import AsynchronousDataAccessor
 from .blocks import (
     BeginBlock,
@@ -94,10 +98,9 @@ from .options import (
     Stage,
     TensorLocationSettings,
 )
+from .poptorch_core import poptorchAtExit
 
-__version__ = "3.4.0+emulator"
-
-_apply_environment()
+_start_logging()
 
 __all__ = [
     "ATTR_PREFIX",
@@ -153,13 +156,16 @@ __all__ = [
     "flattenTensorStructure",
     "for_loop",
     "fps",
+    "getIpuTensorId",
     "identity_loss",
+    "importPoptorchMetadataFromFile",
     "inferenceModel",
     "install",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "load",
     "logger",
     "module_repr",
     "nearest",
@@ -167,12 +173,15 @@ __all__ = [
     "ops",
     "optim",
     "options",
+    "poptorchAtExit",
     "poptorch_core",
     "print",
     "profiling",
     "recomputationCheckpoint",
     "reconstructTensorStructure",
     "registerCustomArgParser",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
     "removeBlocks",
     "serializedMatMul",
     "setLogLevel",

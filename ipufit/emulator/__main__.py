@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from . import __version__
 from ._install import install
 from ._pod import NUM_IPUS_VARIABLE, POD
+from ._switches import STRICT_VARIABLE, is_strict
 from .errors import Error
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def main() -> None:
     if has_own_folder and not arguments.is_module:
         sys.path[0] = _folder_of(arguments.script)
     try:
-        install(force=arguments.force)
-        _say(f"PopTorch {__version__} on the host; emulated IPUs: {POD.num_ipus}")
+        install(force=arguments.force, strict=arguments.strict)
+        mode = "; strict" if is_strict() else ""
+        _say(f"PopTorch {__version__} on the host; emulated IPUs: {POD.num_ipus}{mode}")
     except Error as error:
         _say(error.message)
         sys.exit(_MISUSED)
@@ -49,7 +51,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
-        usage="%(prog)s [-h] [--ipus N] [--force] (script | -m module) ...",
+        usage="%(prog)s [-h] [--ipus N] [--force] [--strict] (script | -m module) ...",
         description="Run an unmodified PopTorch script without IPUs: its `import "
         "poptorch` and `import popdist` find the emulator.",
         epilog="Models run on this machine's processor, with torch's numbers. Options "
@@ -67,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         "--force",
         action="store_true",
         help="emulate even though a real PopTorch is installed",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse operators that PopTorch doesn't compile, as a pod does; sets "
+        f"{STRICT_VARIABLE}=1",
     )
     parser.add_argument(
         "-m",

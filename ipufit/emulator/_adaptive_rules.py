@@ -92,13 +92,13 @@ class AdamRule(_Moments):
         first, second = self._update_moments(batch, directions)
         step = batch.next_step()
         denominators = _roots(
-            second, 1.0 - math.pow(scalars["beta2"], step), scalars["eps"]
+            second, _bias_correction(scalars["beta2"], step), scalars["eps"]
         )
         weights = widened(batch.weights)
         lr, decay = scalars["learningRate"], scalars["weightDecay"]
         if decay and not self.decays_gradient:
             torch._foreach_mul_(weights, 1.0 - lr * decay)
-        step_size = lr / (1.0 - math.pow(scalars["beta1"], step))
+        step_size = _quotient(lr, _bias_correction(scalars["beta1"], step))
         torch._foreach_addcdiv_(weights, first, denominators, value=-step_size)
         write(batch.weights, weights)
 
@@ -134,8 +134,8 @@ class LambRule(_Moments):
         step = batch.next_step()
         first_correction = second_correction = 1.0
         if self.corrects_bias:
-            first_correction -= math.pow(scalars["beta1"], step)
-            second_correction -= math.pow(scalars["beta2"], step)
+            first_correction = _bias_correction(scalars["beta1"], step)
+            second_correction = _bias_correction(scalars["beta2"], step)
         denominators = _roots(second, second_correction, scalars["eps"])
         updates = list(torch._foreach_div(first, first_correction))
         torch._foreach_div_(updates, denominators)
@@ -248,10 +248,23 @@ def _with_penalty(batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
     return list(torch._foreach_add(gradients, widened(batch.weights), alpha=decay))
 
 
+def _bias_correction(beta: float, step: float) -> float:
+    """`1 - beta^step`; as on a device, NaN for a loaded state that makes no sense."""
+    try:
+        return 1.0 - math.pow(beta, step)
+    except ValueError:
+        return math.nan
+
+
+def _quotient(dividend: float, divisor: float) -> float:
+    return dividend / divisor if divisor else math.nan
+
+
 def _roots(squares: list[Tensor], correction: float, eps: float) -> list[Tensor]:
     roots = list(torch._foreach_sqrt(squares))
     if correction != 1.0:
-        torch._foreach_div_(roots, math.sqrt(correction))
+        root = math.sqrt(correction) if correction >= 0.0 else math.nan
+        torch._foreach_div_(roots, root)
     torch._foreach_add_(roots, eps)
     return roots
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import logging
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -59,11 +59,16 @@ class CallArguments:
 
     def like_meta(self) -> CallArguments:
         """The same with tensors that have shapes and types but no data."""
-        empty = [
+        return self.with_tensors(
             torch.empty_like(tensor, device="meta").as_subclass(type(tensor))
             for tensor in self.tensors()
-        ]
-        args, kwargs = reconstructTensorStructure((self.args, self.kwargs), iter(empty))
+        )
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> CallArguments:
+        """The same with other tensors in the places of these."""
+        args, kwargs = reconstructTensorStructure(
+            (self.args, self.kwargs), iter(tensors)
+        )
         return CallArguments(args, kwargs)
 
 
@@ -238,8 +243,8 @@ def _compare(name: str, expected: Any, got: Any) -> None:
             )
         if expected.shape != got.shape:
             raise _mismatch(
-                f"Shape mismatch for {name}: expected {tuple(expected.shape)} but got "
-                f"{tuple(got.shape)}."
+                f"Shape mismatch for {name}: expected {expected.shape} but got "
+                f"{got.shape}."
             )
     elif isinstance(expected, tuple):
         if len(expected) != len(got):

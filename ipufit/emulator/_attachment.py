@@ -4,64 +4,105 @@
 from __future__ import annotations
 
 import contextlib
+from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ._anchors import Anchors
 from ._device import (
-    DeviceRng,
     DeviceWeights,
     GradientReduction,
     run_inference,
     run_training,
 )
+from ._device_rng import DeviceRng
 from ._half import rounding
 from ._layout import Inputs, Layout, Outputs
+from ._logging import logger
 from ._optimizer_link import OptimizerLink
 from ._pod import Lease
 from ._program import Program
+from ._replica_groups import ReplicaGroups
+from ._synthetic_data import is_synthetic, synthetic_inputs, unwritten_outputs
+from ._timings import CallTimes, Transfers
+from ._watch import Watch
 from .enums import OutputMode
 from .options import Options
+
+
+class CallResults(NamedTuple):
+    """What one call leaves on the host.
+
+    Attributes:
+        outputs: Those that the program computes.
+        anchored: Anchored tensors, by the user's names.
+        times: When it happened.
+    """
+
+    outputs: list[Tensor]
+    anchored: dict[str, Tensor]
+    times: CallTimes
 
 
 class Attachment:
     """IPUs, with a model's weights and optimiser state on them.
 
     Args:
-        owner: The executor; when it is gone the IPUs are free.
+        lease: Of the IPUs, for the executor; given back when the attachment ends.
         program: What it compiled.
+        anchors: What is seen of it.
         options: Its options.
         host: Its weights on the host, by name: what is uploaded and downloaded.
-        rng: The device's random state, which outlives an attachment.
+        groups: Of those that differ between groups of replicas.
+        rng: The device's random state.
         link: To the optimiser, for training.
-
-    Raises:
-        Error: There are not enough free IPUs.
     """
 
     def __init__(
         self,
-        owner: object,
+        lease: Lease,
         program: Program,
+        anchors: Anchors,
         options: Options,
         host: dict[str, Tensor],
+        groups: dict[str, ReplicaGroups],
         rng: DeviceRng,
         link: OptimizerLink | None,
     ) -> None:
         self._program = program
+        self._anchors = anchors
         self._options = options
         self._host = host
+        self._groups = groups
         self._rng = rng
         self._link = link
         self._layout = Layout.from_options(options)
-        replicas = self._layout.replicas
-        first = options.ipu_id if options.exists("ipu_id") else None
-        self._lease = Lease(owner, program.num_ipus * replicas, first)
+        self._mode = OutputMode(options.output_mode)
+        self._period = options.output_return_period
+        popart = options._Popart.options
+        self._logs_cycles = bool(popart["instrumentWithHardwareCycleCounter"])
+        self._rounds_at_random = bool(popart.get("enableStochasticRounding"))
+        self._is_random = program.is_random or self._rounds_at_random
+        self._is_synthetic = is_synthetic(options)
+        self._transfers = Transfers(
+            self._layout,
+            self._mode,
+            self._period,
+            num_inputs=program.num_inputs,
+            num_outputs=program.num_results + anchors.num_watched,
+            is_synthetic=self._is_synthetic,
+        )
+        self._lease = lease
+        logger.debug("Writing weights from host to IPU memory")
         try:
             with torch.inference_mode(False):
-                self._weights = DeviceWeights(program, host, replicas)
+                self._weights = DeviceWeights(
+                    program, host, self._layout.replicas, groups
+                )
                 if link is not None:
-                    link.attach(self._weights.trained, host)
+                    link.attach(self._weights.trained, host, groups)
         except Exception:
             self._lease.end()
             raise
@@ -74,45 +115,106 @@ class Attachment:
 
     def download(self) -> None:
         """Copy the device's weights to the host."""
+        logger.debug("Writing weights from IPU to host")
         self._weights.download(self._host)
 
     def upload(self) -> None:
         """Copy the host's weights to the device."""
+        logger.debug("Writing weights from host to IPU memory")
         self._weights.upload(self._host)
         if self._link is not None:
             self._link.weights_were_uploaded()
 
-    def run(self, tensors: list[Tensor]) -> list[Tensor]:
-        """One call, from its inputs to the outputs that the program computes."""
+    def upload_named(self, names: list[str]) -> None:
+        """Copy some of the host's weights to the device, and nothing else."""
+        self._weights.upload({name: self._host[name] for name in names})
+
+    def run(self, tensors: list[Tensor]) -> CallResults:
+        """One call, from its inputs to what it leaves on the host."""
         with torch.inference_mode(False):  # updates need tensors with versions
             return self._run(tensors)
 
-    def _run(self, tensors: list[Tensor]) -> list[Tensor]:
-        program, layout, options = self._program, self._layout, self._options
-        inputs = Inputs(layout, tensors, program.written_inputs)
-        mode = OutputMode(options.output_mode)
-        outputs = Outputs(layout, mode, options.output_return_period)
-        is_rounding_random = bool(
-            options._Popart.options.get("enableStochasticRounding")
-        )
-        is_random = program.is_random or is_rounding_random
-        with self._rng if is_random else contextlib.nullcontext(), rounding(
-            is_stochastic=is_rounding_random
+    def _run(self, tensors: list[Tensor]) -> CallResults:
+        started = perf_counter()
+        if self._is_synthetic:
+            tensors = synthetic_inputs(tensors)
+        inputs = Inputs(self._layout, tensors, self._program.written_inputs)
+        outputs, watch = self._outputs(), None
+        with self._rng if self._is_random else contextlib.nullcontext(), rounding(
+            is_stochastic=self._rounds_at_random
         ):
             if self._link is None:
-                run_inference(program, self._weights, layout, inputs, outputs)
-            else:
-                self._link.upload_loaded_state()
-                scaling = self._link.settings.loss_scaling
-                run_training(
-                    program,
-                    self._weights,
-                    layout,
-                    inputs,
-                    outputs,
-                    self._link.device_optimizer,
-                    GradientReduction.from_options(options, layout, scaling),
+                run_inference(
+                    self._program, self._weights, self._layout, inputs, outputs
                 )
-                self._link.was_stepped()
-        inputs.write_back()
-        return outputs.tensors()
+            else:
+                watch = self._train(self._link, inputs, outputs)
+        ran = perf_counter()
+        if not self._is_synthetic:
+            inputs.write_back()
+        results = self._split(outputs.tensors(), watch)
+        times = CallTimes(started, inputs.taken, ran, perf_counter(), self._transfers)
+        if self._logs_cycles:
+            logger.debug("Total number of IPU cycles: %d", times.cycles())
+        return CallResults(*results, times)
+
+    def _train(
+        self, link: OptimizerLink, inputs: Inputs, outputs: Outputs
+    ) -> Watch | None:
+        link.upload_loaded_state()
+        reduction = GradientReduction.from_options(
+            self._options,
+            self._layout,
+            link.settings.loss_scaling,
+            self._weights.groups_of_elements,
+            link.settings.accum_type,
+        )
+        watch = self._watch(reduction)
+        with watch or contextlib.nullcontext():
+            run_training(
+                self._program,
+                self._weights,
+                self._layout,
+                inputs,
+                outputs,
+                link.device_optimizer,
+                reduction,
+                watch,
+            )
+        link.was_stepped()
+        return watch
+
+    def _outputs(self) -> Outputs:
+        return Outputs(self._layout, self._mode, self._period)
+
+    def _watch(self, reduction: GradientReduction) -> Watch | None:
+        if not self._anchors.gradients and not self._anchors.updates:
+            return None
+        return Watch(
+            self._anchors,
+            self._weights,
+            self._groups,
+            self._layout.replicas,
+            self._outputs(),
+            self._outputs(),
+            reduction.share,
+        )
+
+    def _split(
+        self, results: list[Tensor], watch: Watch | None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Part the program's results into outputs and anchored tensors."""
+        if self._is_synthetic:
+            results = unwritten_outputs(results)
+        shorts = self._anchors.results
+        if watch is None and not shorts:
+            return results, {}
+        num_outputs = len(results) - len(shorts)
+        anchored = dict(zip(shorts, results[num_outputs:]))
+        if watch is not None:
+            seen = watch.tensors()
+            values = list(seen.values())
+            if self._is_synthetic:
+                values = unwritten_outputs(values)
+            anchored.update(zip(seen, values))
+        return results[:num_outputs], anchored

@@ -34,6 +34,11 @@ class Body:
         self.captured = captured
         self.example = example
 
+    @property
+    def graph(self) -> Graph:
+        """What the function does."""
+        return self._program.graph
+
     def run(self, inputs: list[Tensor], captured: list[Tensor]) -> list[Tensor]:
         """Call it, which may change `inputs` but no tensor of `captured`."""
         outputs: list[Tensor] = self._program.forward(*inputs, *captured)

@@ -7,8 +7,8 @@ from torch.fx.node import Node
 
 from ._layout import Layout
 from ._overlap import check_overlap
-from ._pod import MAX_IPUS_PER_PROCESS
 from ._program import Program
+from ._target import Target
 from .enums import OutputMode
 from .errors import createPoptorchError
 from .options import Options
@@ -26,20 +26,23 @@ def check_inference_options(options: Options) -> None:
     hint = ""
     if is_pipelined(options._execution_strategy):
         hint = (
-            " To fill the pipeline of an inference model, set "
-            "poptorch.Options().deviceIterations instead."
+            " Use poptorch.Options().deviceIterations to process a sufficient number "
+            "of batches each run for pipelined execution instead."
         )
     raise createPoptorchError(
-        "You must set poptorch.Options().Training.gradientAccumulation to 1 (or leave "
-        "it unset) for an inference model: it is "
-        f"{options.Training.gradient_accumulation}.{hint}"
+        "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave "
+        "it as its default value (1) when running a poptorch.inferenceModel()."
+        f"{hint} It is {options.Training.gradient_accumulation}."
     )
 
 
 def check_program(
     program: Program, layout: Layout, options: Options, *, is_training: bool
-) -> None:
+) -> Target:
     """Hold a traced program against the options that it is compiled with.
+
+    Returns:
+        What it is compiled for.
 
     Raises:
         Error: Several processes train, too many IPUs or stages, blocks in the
@@ -55,12 +58,7 @@ def check_program(
         )
     check_overlap(program.graph.graph, options, has_loss=program.has_loss)
     _check_placement(program, options._execution_strategy)
-    num_ipus = program.num_ipus * layout.replicas
-    if num_ipus > MAX_IPUS_PER_PROCESS:
-        raise createPoptorchError(
-            f"Too many IPUs requested ({num_ipus}). Experiments that need more than "
-            f"{MAX_IPUS_PER_PROCESS} IPUs require distributed execution."
-        )
+    target = Target.of(options, program.num_ipus * layout.replicas)
     if is_pipelined(options._execution_strategy):
         _check_stages(program.num_forward_stages, layout, is_training=is_training)
     if options.output_mode == OutputMode.EveryN.value:
@@ -73,6 +71,7 @@ def check_program(
             "buffer broadcasting using poptorch.Options.broadcastBuffers(False). "
             f"Changed in place: {', '.join(sorted(program.unsynchronised_weights))}."
         )
+    return target
 
 
 def _check_placement(program: Program, strategy: ExecutionStrategy) -> None:
@@ -114,8 +113,10 @@ def _check_stages(forward: int, layout: Layout, *, is_training: bool) -> None:
     if is_training and layout.gradient_accumulation < stages:
         raise createPoptorchError(
             "poptorch.Options().Training.gradientAccumulation must be greater than or "
-            f"equal to the number of pipeline stages ({stages}): {forward} forward and "
-            f"{forward - 1} backward. It is {layout.gradient_accumulation}."
+            f"equal to the number of pipeline stages ({stages}) when using "
+            f"poptorch.PipelinedExecution. Please note that a model with {forward} "
+            f"pipeline stages in PopTorch will have an additional {forward - 1} stages "
+            f"when training. It is {layout.gradient_accumulation}."
         )
     if not is_training and layout.device_iterations < forward:
         raise createPoptorchError(

@@ -60,18 +60,20 @@ class ICustomArgParser(ABC):
 _parsers: dict[type, ICustomArgParser] = {}
 
 
-def registerCustomArgParser(type: type, parser: ICustomArgParser | None) -> None:
+def registerCustomArgParser(
+    arg_data_type: type, arg_parser: ICustomArgParser | None
+) -> None:
     """Say how the tensors inside a type are found; `None` forgets the type.
 
     Subclasses of the type use the same parser unless they have their own; an
     asynchronous data loader looks for the exact type only.
 
     Args:
-        type: The user's type.
-        parser: Its parser.
+        arg_data_type: The user's type.
+        arg_parser: Its parser.
 
     Raises:
-        Error: If `parser` isn't an `ICustomArgParser`.
+        Error: If `arg_parser` isn't an `ICustomArgParser`.
 
     Example:
         >>> from ipufit.emulator import registerCustomArgParser
@@ -81,15 +83,15 @@ def registerCustomArgParser(type: type, parser: ICustomArgParser | None) -> None
             ...
         ipufit.emulator.errors.Error: 'poptorch_py_error': The parser of Pair ...
     """
-    if parser is None:
-        _parsers.pop(type, None)
+    if arg_parser is None:
+        _parsers.pop(arg_data_type, None)
         return
-    if not isinstance(parser, ICustomArgParser):
+    if not isinstance(arg_parser, ICustomArgParser):
         raise createPoptorchError(
-            f"The parser of {type.__name__} must be an instance of a subclass of "
-            f"ICustomArgParser, not {parser!r}. To unregister a type pass None."
+            f"The parser of {arg_data_type.__name__} must be an instance of a subclass "
+            f"of ICustomArgParser, not {arg_parser!r}. To unregister a type pass None."
         )
-    _parsers[type] = parser
+    _parsers[arg_data_type] = arg_parser
 
 
 def custom_arg_parser(value: object, *, exact: bool = False) -> ICustomArgParser | None:

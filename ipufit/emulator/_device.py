@@ -8,60 +8,88 @@ on a pod.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Mapping
 
 import torch
 from torch import Tensor
 
 from ._dtypes import device_tensor
+from ._floating_point import refuse_bad_gradients, stops_at_exceptions
 from ._layout import Inputs, Layout, Outputs
 from ._program import Program
+from ._replica_groups import ReplicaGroups, element_name
 from .enums import MeanReductionStrategy, ReductionType
 
 if TYPE_CHECKING:
     from ._update_rules import DeviceOptimizer
+    from ._watch import Watch
     from .options import Options
 
 
 class DeviceWeights:
     """The weights of one model on its replicas.
 
-    Parameters are equal on all replicas, so they are stored once. A buffer that the
-    program changes has a copy of its own on each.
+    Parameters are equal on all replicas, so they are stored once; grouped ones once
+    for each group. A buffer that the program changes has a copy of its own on each.
 
     Args:
         program: Says which weights there are, and which change.
         host: Host tensors by name; their values are uploaded.
         replicas: Number of replicas.
+        groups: Of the weights that differ between groups of replicas.
+
+    Attributes:
+        trained: The weights that have gradients, the elements of grouped ones each by
+            itself.
+        groups_of_elements: For each trained element the number of groups.
     """
 
     def __init__(
-        self, program: Program, host: dict[str, Tensor], replicas: int
+        self,
+        program: Program,
+        host: dict[str, Tensor],
+        replicas: int,
+        groups: Mapping[str, ReplicaGroups],
     ) -> None:
         self._volatile = [name in program.volatile_weights for name in host]
         self._is_volatile = any(self._volatile)
-        shared: dict[str, Tensor] = {}
+        self._groups = groups
+        self._replicas: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
+        self.trained: dict[str, Tensor] = {}
+        self.groups_of_elements: dict[str, int] = {}
         for name in program.weight_names:
-            tensor = device_tensor(host[name].detach(), copy=True)
-            wants_grad = host[name].requires_grad and tensor.is_floating_point()
-            shared[name] = tensor.requires_grad_(wants_grad and program.has_loss)
-        own = [
-            name for name in program.updated_weights if not shared[name].requires_grad
-        ]
-        self._replicas = [shared] + [
-            {**shared, **{name: shared[name].clone() for name in own}}
-            for _ in range(1, replicas)
-        ]
+            wants_grad = host[name].requires_grad and host[name].is_floating_point()
+            is_trained = program.has_loss and wants_grad
+            elements = [
+                device_tensor(value, copy=True).requires_grad_(is_trained)
+                for value in self._elements(name, host)
+            ]
+            is_own = name in program.updated_weights and not is_trained
+            for replica, weights in enumerate(self._replicas):
+                element = elements[self._group(name, replica)]
+                weights[name] = element.clone() if is_own else element
+            if is_trained and name in groups:
+                keys = [element_name(name, group) for group in range(len(elements))]
+                self.trained.update(zip(keys, elements))
+                self.groups_of_elements.update(dict.fromkeys(keys, len(elements)))
+            elif is_trained:
+                self.trained[name] = elements[0]
         self._arguments = [list(weights.values()) for weights in self._replicas]
 
-    @property
-    def trained(self) -> dict[str, Tensor]:
-        """The weights that have gradients."""
-        return {
-            name: tensor
-            for name, tensor in self._replicas[0].items()
-            if tensor.requires_grad
-        }
+    def _elements(self, name: str, host: dict[str, Tensor]) -> list[Tensor]:
+        """The host's value for each group of replicas; one if they aren't grouped."""
+        value = host[name].detach()
+        groups = self._groups.get(name)
+        if groups is None:
+            return [value]
+        return [value[groups.row(group)] for group in range(groups.count)]
+
+    def _group(self, name: str, replica: int) -> int:
+        return self._groups[name].members[replica] if name in self._groups else 0
+
+    def of_replicas(self, name: str) -> list[Tensor]:
+        """The tensors of one weight, replica by replica."""
+        return [weights[name] for weights in self._replicas]
 
     def arguments(self, replica: int) -> list[Tensor]:
         """What the program takes on `replica`, in order."""
@@ -73,45 +101,23 @@ class DeviceWeights:
 
     @torch.no_grad()
     def upload(self, host: dict[str, Tensor]) -> None:
-        """Take the host's values."""
-        for weights in self._replicas:
-            for name, tensor in weights.items():
-                tensor.copy_(device_tensor(host[name].detach()))
+        """Take the values of those of the host's weights that are given."""
+        for name in host:
+            elements = self._elements(name, host)
+            for replica, weights in enumerate(self._replicas):
+                element = elements[self._group(name, replica)]
+                weights[name].copy_(device_tensor(element))
 
     @torch.no_grad()
     def download(self, host: dict[str, Tensor]) -> None:
-        """Write the first replica's values into the host's tensors."""
+        """Write the values of the first replica, or group by group, to the host."""
         for name, tensor in self._replicas[0].items():
-            host[name].detach().copy_(tensor)
-
-
-class DeviceRng:
-    """The random state of a device: torch's generator, apart from the host's.
-
-    Args:
-        seed: Where its stream begins.
-
-    Example:
-        >>> rng = DeviceRng(seed=1)
-        >>> with rng:
-        ...     first = torch.rand(2)
-        >>> with DeviceRng(seed=1):
-        ...     print(torch.equal(torch.rand(2), first))
-        True
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._state = torch.Generator().manual_seed(seed).get_state()
-        self._host_state: Tensor | None = None
-
-    def __enter__(self) -> None:
-        self._host_state = torch.random.get_rng_state()
-        torch.random.set_rng_state(self._state)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._host_state is not None:
-            self._state = torch.random.get_rng_state()
-            torch.random.set_rng_state(self._host_state)
+            target = host[name].detach()
+            if name in self._groups:
+                for row, replica in enumerate(self._groups[name].returned):
+                    target[row].copy_(self._replicas[replica][name])
+            else:
+                target.copy_(tensor)
 
 
 def run_inference(
@@ -137,6 +143,7 @@ def run_training(
     outputs: Outputs,
     optimizer: DeviceOptimizer,
     reduction: GradientReduction,
+    watch: Watch | None = None,
 ) -> None:
     """One call of a training model: D weight updates.
 
@@ -144,15 +151,24 @@ def run_training(
     reduces them as asked, and steps the optimiser once (PopART, `popprograms.cpp`).
     """
     trained = weights.trained
+    halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
     for iteration in range(layout.device_iterations):
         first = iteration * layout.gradient_accumulation
-        for step in range(first, first + layout.gradient_accumulation):
+        steps = range(first, first + layout.gradient_accumulation)
+        factor = optimizer.loss_scale_factor
+        for step in steps:
             for replica, rows in inputs.micro_batches(step):
                 with torch.enable_grad():
                     *results, loss = program.run(*weights.arguments(replica), *rows)
-                reduction.backward(loss)
+                reduction.backward(loss, factor)
+                if halves:
+                    reduction.accumulate(halves)
                 outputs.add(step, replica, tuple(results))
+                if watch is not None:
+                    watch.saw_micro_batch(step, replica)
         optimizer.step(reduction.take_gradients(trained))
+        if watch is not None:
+            watch.saw_update(steps, optimizer)
 
 
 class GradientReduction:
@@ -163,15 +179,41 @@ class GradientReduction:
         is_running: Divide each gradient before it is added (`Running`) instead of
             their sum afterwards (`Post`).
         loss_scaling: What the loss is multiplied by; the optimiser divides it out.
+        groups: For each element of a grouped weight the number of groups. The running
+            mean of a group divides by G and the size of the group (PopART,
+            `optimizerdecompose.cpp`); a mean of the `Post` kind always by G * R.
+        accum_type: In which float16 gradients are added up.
+        is_checked: Whether a gradient that isn't finite stops the model.
+
+    Attributes:
+        share: What the gradients of a micro-batch are divided by where they are made.
     """
 
-    def __init__(self, divisor: int, is_running: bool, loss_scaling: float) -> None:
+    def __init__(
+        self,
+        divisor: int,
+        is_running: bool,
+        loss_scaling: float,
+        groups: Mapping[str, int],
+        accum_type: torch.dtype = torch.float32,
+        is_checked: bool = False,
+    ) -> None:
+        self._is_checked = is_checked
+        self._accum_type = accum_type
+        self._accumulated: dict[str, Tensor] = {}
         self._divisor = 1 if is_running else divisor
-        self._scale = loss_scaling / divisor if is_running else loss_scaling
+        self.share = divisor if is_running else 1
+        self._scale = loss_scaling / self.share
+        self._factors = groups if is_running else {}
 
     @classmethod
     def from_options(
-        cls, options: Options, layout: Layout, loss_scaling: float
+        cls,
+        options: Options,
+        layout: Layout,
+        loss_scaling: float,
+        groups: Mapping[str, int],
+        accum_type: torch.dtype = torch.float32,
     ) -> GradientReduction:
         """Read the reduction off the options."""
         training = options.Training
@@ -180,22 +222,52 @@ class GradientReduction:
         is_mean = kind == ReductionType.Mean
         return cls(
             divisor=layout.gradient_accumulation * layout.replicas if is_mean else 1,
-            is_running=strategy == MeanReductionStrategy.Running,
+            is_running=is_mean and strategy == MeanReductionStrategy.Running,
             loss_scaling=loss_scaling,
+            groups=groups,
+            accum_type=accum_type,
+            is_checked=stops_at_exceptions(options),
         )
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of one micro-batch; none if nothing is trained."""
+    def backward(self, loss: Tensor, factor: float = 1.0) -> None:
+        """Add the gradients of one micro-batch; none if nothing is trained.
+
+        Args:
+            loss: Of the micro-batch.
+            factor: Scales it besides the loss scaling.
+        """
         if loss.requires_grad:
-            torch.autograd.backward(loss, torch.full_like(loss, self._scale))
+            scale = self._scale * factor
+            torch.autograd.backward(loss, torch.full_like(loss, scale))
+
+    def accumulate(self, halves: Mapping[str, Tensor]) -> None:
+        """Add the float16 gradients of one micro-batch in the optimiser's type.
+
+        torch would add them up in float16; a device does what `accum_type` says.
+        """
+        for name, tensor in halves.items():
+            if tensor.grad is not None:
+                gradient = tensor.grad.to(self._accum_type)
+                tensor.grad = None
+                if name in self._accumulated:
+                    self._accumulated[name] += gradient
+                else:
+                    self._accumulated[name] = gradient
 
     def take_gradients(self, trained: dict[str, Tensor]) -> dict[str, Tensor | None]:
         """The reduced gradients; the next update starts from nothing."""
         gradients: dict[str, Tensor | None] = {}
         for name, tensor in trained.items():
-            gradients[name], tensor.grad = tensor.grad, None
+            gradients[name] = self._accumulated.pop(name, tensor.grad)
+            tensor.grad = None
+        for name, factor in self._factors.items():
+            gradient = gradients[name]
+            if gradient is not None:
+                gradient.mul_(factor)
         if self._divisor != 1:
             present = [g for g in gradients.values() if g is not None]
             if present:
                 torch._foreach_div_(present, float(self._divisor))
+        if self._is_checked:
+            refuse_bad_gradients(gradients)
         return gradients

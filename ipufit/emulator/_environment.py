@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+from ._pod import POD
+from ._target import ipu_model_is_on
 from ._trace_state import is_tracing
+
+_MK2 = 2
 
 
 def isRunningOnIpu() -> bool:
@@ -21,30 +25,39 @@ def isRunningOnIpu() -> bool:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether there are real IPUs.
+    """Whether there are so many IPUs, in use or not.
+
+    The emulated pod counts as hardware, as it stands for the pod that a script was
+    written for.
 
     Args:
         num_ipus: How many.
 
     Returns:
-        False: emulated IPUs are no hardware, as PopTorch's own IPU Model isn't.
+        Whether the pod has them (`IPUFIT_EMULATOR_IPUS`, 64 by default). False while
+        `POPTORCH_IPU_MODEL` or `POPTORCH_SMALL_IPU_MODEL` ask for the IPU Model, as in
+        PopTorch.
 
     Example:
-        >>> ipuHardwareIsAvailable()
-        False
+        >>> ipuHardwareIsAvailable(), ipuHardwareIsAvailable(1000)
+        (True, False)
     """
-    return False
+    return not ipu_model_is_on() and num_ipus <= POD.num_ipus
 
 
 def ipuHardwareVersion() -> int:
     """The version of the IPUs.
 
+    Returns:
+        2, the Mk2 that PopTorch compiles for by default.
+
     Raises:
-        AssertionError: Always: there is no hardware here.
+        AssertionError: There is no hardware: the environment asks for the IPU Model.
 
     Example:
         >>> ipuHardwareVersion()
-        Traceback (most recent call last):
-        AssertionError: No IPU hardware available on this system
+        2
     """
-    raise AssertionError("No IPU hardware available on this system")
+    if not ipuHardwareIsAvailable():
+        raise AssertionError("No IPU hardware available on this system")
+    return _MK2

@@ -9,12 +9,16 @@ import datetime
 import torch
 from torch import Tensor
 
+from ._anchors import Anchors, resolve_modes
 from ._args import ArgsParser, CallArguments
 from ._attachment import Attachment
 from ._constraints import check_inference_options
-from ._device import DeviceRng
+from ._device_rng import DeviceRng
 from ._optimizer_link import OptimizerLink
 from ._program import Program
+from ._replica_groups import GroupedParameters, ReplicaGroups
+from ._target import Target
+from ._timings import CallTimes
 from ._wrapping import Wrapping
 from .enums import MeanReductionStrategy, OutputMode
 from .errors import createPoptorchError
@@ -55,12 +59,24 @@ class ExecutorState(abc.ABC):
         self._model = model
         self._user_model = user_model if user_model is not None else model
         self._training = training
-        self._program: Program | None = None
+        self._executable: Program | None = None  # lightning-graphcore reads it
+        self._target: Target | None = None
         self._compiled_arguments: CallArguments | None = None
+        self._compiled_rows: CallArguments | None = None
         self._compilation_time = datetime.timedelta()
+        self._times: CallTimes | None = None
+        self._tensor_names: list[str] = []
+        self._anchors = Anchors()
+        self._anchored: dict[str, Tensor] = {}
         self._host_weights: dict[str, Tensor] = {}
+        self._grouped_parameters = GroupedParameters()
+        self._replica_groups: dict[str, ReplicaGroups] = {}
         self._attachment: Attachment | None = None
         self._rng: DeviceRng | None = None
+        self._rng_state: list[int] | None = None
+        self._is_rng_state_stale = False
+        if self._options.exists("random_seed"):
+            self._rng_state = [self._options.random_seed]
         self._dirty_host_weights = False
         self._host_weights_version = 0
         self._trainer_version_seen: int | None = None
@@ -81,6 +97,7 @@ class ExecutorState(abc.ABC):
             self._options.outputMode(
                 OutputMode.Final if self._training else OutputMode.All
             )
+        resolve_modes(self._options)
 
     @abc.abstractmethod
     def _start_training(self, optimizer: torch.optim.Optimizer | None) -> None:
@@ -135,7 +152,7 @@ class ExecutorState(abc.ABC):
             >>> inferenceModel(torch.nn.Linear(2, 1)).isCompiled()
             False
         """
-        return self._program is not None
+        return self._executable is not None
 
     def isAttachedToDevice(self) -> bool:
         """Whether it holds IPUs.
@@ -149,31 +166,7 @@ class ExecutorState(abc.ABC):
         """
         return self._attachment is not None
 
-    def compilationTime(self) -> datetime.timedelta:
-        """How long the last compilation took.
-
-        Returns:
-            The time, that of tracing included.
-
-        Raises:
-            Error: Not compiled, or `showCompilationProgressBar(False)`.
-
-        Example:
-            >>> from ipufit.emulator import inferenceModel
-            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
-            >>> inference.compile(torch.ones(1, 2))
-            >>> inference.compilationTime() > datetime.timedelta()
-            True
-        """
-        self._require_compiled()
-        if not self._options._show_compilation_progress_bar:
-            raise createPoptorchError(
-                "The compilation time is measured by the progress bar, which "
-                "Options.showCompilationProgressBar(False) disabled."
-            )
-        return self._compilation_time
-
     def _require_compiled(self) -> Program:
-        if self._program is None:
+        if self._executable is None:
             raise createPoptorchError(NOT_COMPILED)
-        return self._program
+        return self._executable

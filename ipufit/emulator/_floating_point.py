@@ -10,7 +10,7 @@ weights.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from torch import Tensor
 from torch.fx.graph import Graph
@@ -20,11 +20,25 @@ from torch.fx.node import Node
 from ._operands import tensors_in
 from .errors import Error, createPoptorchError
 
+if TYPE_CHECKING:
+    from .options import Options
+
 _COMPARISONS = frozenset(
     form
     for name in ("eq", "ge", "gt", "le", "lt", "ne")
     for form in (name, f"__{name}__")
 )
+
+
+def stops_at_exceptions(options: Options) -> bool:
+    """Whether options ask for floating-point exceptions.
+
+    Example:
+        >>> from ipufit.emulator import Options
+        >>> stops_at_exceptions(Options())
+        False
+    """
+    return bool(options._Popart.options.get("enableFloatingPointChecks"))
 
 
 def checked(graph: GraphModule) -> GraphModule:
@@ -53,7 +67,7 @@ def checked(graph: GraphModule) -> GraphModule:
     return program
 
 
-def refuse_bad_gradients(gradients: dict[str, Tensor | None]) -> None:
+def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
     """Raise if a gradient is not finite.
 
     Raises:

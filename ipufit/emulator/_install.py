@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
+from ._switches import STRICT_VARIABLE
 from .errors import createPoptorchError
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class _Installation:
         self._hidden = _take_imported()
         self._new_folders = [_SHIM_FOLDER]
         self._python_path = os.environ.get(_PYTHON_PATH)
+        self._strict = os.environ.get(STRICT_VARIABLE)
 
         sys.meta_path.insert(0, self._finder)
         sys.path.insert(1, _SHIM_FOLDER)  # where PYTHONPATH goes: after the script's
@@ -100,25 +102,31 @@ class _Installation:
         for folder in self._new_folders:
             if folder in sys.path:
                 sys.path.remove(folder)
-        if self._python_path is None:
-            os.environ.pop(_PYTHON_PATH, None)
-        else:
-            os.environ[_PYTHON_PATH] = self._python_path
+        for variable, before in (
+            (_PYTHON_PATH, self._python_path),
+            (STRICT_VARIABLE, self._strict),
+        ):
+            if before is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = before
 
 
 _installation: _Installation | None = None
 
 
-def install(*, force: bool = False) -> None:
+def install(*, force: bool = False, strict: bool = False) -> None:
     """Make `import poptorch` and `import popdist` find the emulator.
 
     It reaches the processes that this one starts too: the workers of data loaders,
     the one behind `AsynchronousDataAccessor`, and Python scripts. Calling it again
-    changes nothing.
+    changes nothing, except that it can turn strict mode on.
 
     Args:
         force: Hide a real PopTorch, for this process and those it starts. What
             has imported it already keeps it.
+        strict: Refuse operators that PopTorch doesn't compile, here and in those
+            processes: sets `IPUFIT_EMULATOR_STRICT=1`.
 
     Raises:
         Error: If a real PopTorch or PopDist is installed, or imported.
@@ -132,13 +140,14 @@ def install(*, force: bool = False) -> None:
         >>> ipufit.emulator.uninstall()
     """
     global _installation
-    if _installation is not None:
-        return
-    if not force:
-        _refuse_to_hide_a_real_one()
-    _installation = _Installation()
-    for name in _PACKAGES:
-        importlib.import_module(name)
+    if _installation is None:
+        if not force:
+            _refuse_to_hide_a_real_one()
+        _installation = _Installation()
+        for name in _PACKAGES:
+            importlib.import_module(name)
+    if strict:
+        os.environ[STRICT_VARIABLE] = "1"
 
 
 def uninstall() -> None:

@@ -10,6 +10,7 @@ batching"; PopART, `stepiosplitter.cpp`, `dataflow.hpp`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Iterator
 
 import torch
@@ -67,6 +68,25 @@ class Layout:
         """Micro-batches that one call's input is cut into."""
         return self.steps * self.input_groups
 
+    def returned_steps(self, mode: OutputMode, period: int) -> range:
+        """The steps of a replica whose results are sent to the host.
+
+        Args:
+            mode: Final, EveryN, All or Sum, which is sent with the last step.
+            period: N of EveryN.
+
+        Example:
+            >>> Layout(4, 1, replicas=1, input_groups=1).returned_steps(
+            ...     OutputMode.EveryN, 2
+            ... )
+            range(1, 4, 2)
+        """
+        if mode is OutputMode.EveryN:
+            # Counts micro-batches, not device iterations, once G > 1 (PopART,
+            # `anchorreturntype_test.py`, against the words of its header).
+            return range(period - 1, self.steps, period)
+        return range(0 if mode is OutputMode.All else self.steps - 1, self.steps)
+
     def describe(self) -> str:
         """The factors, for error messages."""
         return (
@@ -93,11 +113,15 @@ class Inputs:
         layout: The factors of the call.
         tensors: The caller's tensors, of the combined batch size.
         written: Those, by index, that the program changes in place.
+
+    Attributes:
+        taken: When each micro-batch was taken, in seconds.
     """
 
     def __init__(
         self, layout: Layout, tensors: list[Tensor], written: tuple[int, ...] = ()
     ) -> None:
+        self.taken: list[float] = []
         self._layout = layout
         self._tensors = tensors
         self._written = written
@@ -120,6 +144,7 @@ class Inputs:
         """Each replica with its micro-batch of `step` (`d * G + g`)."""
         first = step * self._layout.input_groups
         for replica, group in enumerate(self._groups):
+            self.taken.append(perf_counter())
             rows = self._blocks[first + group]
             yield (
                 replica,
@@ -146,30 +171,20 @@ class Outputs:
     """
 
     def __init__(self, layout: Layout, mode: OutputMode, period: int) -> None:
-        self._layout = layout
-        self._mode = mode
-        self._period = period
+        self._sums = mode is OutputMode.Sum
+        self._returned = layout.returned_steps(mode, period)
         self._kept: list[list[Tensor]] = []
 
     def add(self, step: int, replica: int, tensors: tuple[Tensor, ...]) -> None:
         """Take the results of one micro-batch, in the order they are made."""
-        if self._mode is OutputMode.Sum:
+        if self._sums:
             if step == 0:
                 self._kept.append([tensor.detach().clone() for tensor in tensors])
             else:
                 for total, tensor in zip(self._kept[replica], tensors):
                     total += tensor.detach()
-        elif self._is_wanted(step):
+        elif step in self._returned:
             self._kept.append([tensor.detach() for tensor in tensors])
-
-    def _is_wanted(self, step: int) -> bool:
-        if self._mode is OutputMode.Final:
-            return step == self._layout.steps - 1
-        if self._mode is OutputMode.EveryN:
-            # Counts micro-batches, not device iterations, once G > 1 (PopART,
-            # `anchorreturntype_test.py`, against the words of its header).
-            return (step + 1) % self._period == 0
-        return True
 
     def tensors(self) -> list[Tensor]:
         """The results of the call: fresh tensors in 32 bits at most."""

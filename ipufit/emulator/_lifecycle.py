@@ -11,17 +11,21 @@ from typing import Any
 
 import torch
 
+from ._anchors import add_anchors
 from ._args import CallArguments, check_inputs
 from ._attachment import Attachment
 from ._constraints import check_program
-from ._device import DeviceRng
-from ._floating_point import checked
+from ._executable_cache import check_executable_cache
+from ._floating_point import checked, stops_at_exceptions
 from ._layout import Layout
+from ._observation import Observation
 from ._optimizer_link import OptimizerLink
+from ._pod import Lease
 from ._popart_keys import validate_popart_options
 from ._program import micro_batch, trace
+from ._replica_groups import one_element_each
+from ._rng_state import RngState
 from ._tracing import named_weights
-from ._weight_sync import WeightSync
 from ._wrapping import Wrapping, is_wrapped
 from .enums import ConnectionType
 from .errors import createPoptorchError
@@ -30,13 +34,12 @@ from .optim import SGD
 logger = logging.getLogger("poptorch::python")
 
 
-class Lifecycle(WeightSync):
+class Lifecycle(RngState, Observation):
     """What `PoplarExecutor` is, without its calls."""
 
     def _start_training(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._optimizer_link = OptimizerLink(
-            optimizer or SGD(self._user_model.parameters(), lr=0.01),
-            relax_attribute_checks=self._options._relax_optimizer_checks,
+            optimizer or SGD(self._user_model.parameters(), lr=0.01), self._options
         )
         self._use_running_mean_if_needed()
         self._wrapping = Wrapping(self._user_model, self)
@@ -75,20 +78,26 @@ class Lifecycle(WeightSync):
 
     def _compile(self, arguments: CallArguments) -> None:
         start = time.perf_counter()
+        check_executable_cache(self._options)
         check_inputs(arguments.tensors())
         layout = Layout.from_options(self._options)
         with torch.inference_mode(False):
             example = micro_batch(arguments, layout.input_blocks, layout.describe())
-        program = trace(
-            self._model,
-            example,
-            strategy=self._options._execution_strategy,
-            is_training=self._training,
-        )
+            rows = example.with_tensors(tensor.clone() for tensor in example.tensors())
+        groups = self._grouped_parameters.resolve(self._model, layout.replicas)
+        with one_element_each(self._model, groups):
+            program = trace(
+                self._model,
+                example,
+                strategy=self._options._execution_strategy,
+                is_training=self._training,
+                names_modules=self._options._module_namescope_enabled,
+            )
         validate_popart_options(self._options.toDict())
-        check_program(program, layout, self._options, is_training=self._training)
-        if self._options._Popart.options.get("enableFloatingPointChecks"):
-            program = dataclasses.replace(program, graph=checked(program.graph))
+        target = check_program(
+            program, layout, self._options, is_training=self._training
+        )
+        self._check_updatable_buffers()
         self._host_weights = {
             # Integer weights are compiled in: changes neither arrive nor come back.
             name: weight if weight.is_floating_point() else weight.detach().clone()
@@ -96,14 +105,20 @@ class Lifecycle(WeightSync):
         }
         if self._optimizer_link is not None:
             self._optimizer_link.check_groups(self._host_weights)
-        self._program = program
-        self._compiled_arguments = arguments.like_meta()
-        self._rng = DeviceRng(self._seed())
+        names = self._names_of(program)
+        anchors = add_anchors(program, self._options, names)
+        if stops_at_exceptions(self._options):
+            program = dataclasses.replace(program, graph=checked(program.graph))
+        self._tensor_names, self._anchors, self._anchored = names, anchors, {}
+        self._times = None
+        self._executable, self._target = program, target
+        self._replica_groups = groups
+        self._compiled_arguments, self._compiled_rows = arguments.like_meta(), rows
         try:
             if self._options.connection_type == ConnectionType.Always:
                 self.attachToDevice()
         except Exception:
-            self._program = self._compiled_arguments = None
+            self._forget_program()
             raise
         if self._training and self._wrapping is None and not is_wrapped(self.model):
             self._wrapping = Wrapping(self.model, self)  # destroyed before
@@ -127,19 +142,21 @@ class Lifecycle(WeightSync):
             >>> inference.isAttachedToDevice()
             True
         """
-        program, rng = self._require_compiled(), self._rng
-        if self._options.connection_type == ConnectionType.Never or rng is None:
+        program, target = self._require_compiled(), self._target
+        if target is None or target.is_offline:
             raise AssertionError(
                 "Trying to attach to an offline device (ConnectionType.Never)"
             )
         if self.isAttachedToDevice():
             raise createPoptorchError("Device is already attached")
         self._attachment = Attachment(
-            self,
+            Lease(self, target.num_ipus, target.first_ipu),
             program,
+            self._anchors,
             self._options,
             self._host_weights,
-            rng,
+            self._replica_groups,
+            self._start_rng(),
             self._optimizer_link,
         )
 
@@ -162,14 +179,16 @@ class Lifecycle(WeightSync):
         self._require_compiled()
         if self._attachment is None:
             raise createPoptorchError("Device is not attached")
-        self.copyWeightsToHostIfNeeded()
-        self._attachment.end()
-        self._attachment = None
+        self._save_rng_state()
+        self._release_device()
 
-    def _seed(self) -> int:
-        if self._options.exists("random_seed"):
-            return int(self._options.random_seed)
-        return torch.initial_seed()
+    def _release_device(self) -> None:
+        self.copyWeightsToHostIfNeeded()
+        if self._attachment is not None:
+            self._attachment.end()
+            self._attachment = None
+            logger.debug("Detached from device")
+        self._drop_rng()
 
     def destroy(self) -> None:
         """Fetch the weights, then drop the executable and free the IPUs.
@@ -188,9 +207,12 @@ class Lifecycle(WeightSync):
         """
         if not self.isCompiled():
             return
-        if self.isAttachedToDevice():
-            self.detachFromDevice()
-        self._program = self._compiled_arguments = None
+        self._release_device()
+        self._forget_program()
         if self._wrapping is not None:
             self._wrapping.undo()
             self._wrapping = None
+
+    def _forget_program(self) -> None:
+        self._executable = self._compiled_arguments = self._compiled_rows = None
+        self._times = None

@@ -5,6 +5,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler
 
 LEVEL_VARIABLE = "POPTORCH_LOG_LEVEL"
 
@@ -53,18 +60,51 @@ def setLogLevel(level: str | int) -> None:
             f"Unknown log level: {level}. Valid values are DEBUG, ERR, INFO, OFF, "
             "TRACE and WARN"
         )
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(
-            logging.Formatter("[%(name)s] [%(levelname)s] %(message)s")
-        )
-        logger.addHandler(handler)
-        logger.propagate = False
     logger.setLevel(_LEVELS[level])
 
 
-def apply_environment() -> None:
-    """Take the level from `POPTORCH_LOG_LEVEL`, if it is set."""
-    level = os.environ.get(LEVEL_VARIABLE)
-    if level:
-        setLogLevel(level)
+def setPopartLogLevel(level: str) -> None:
+    """Check a level for PopART's own messages; there is no PopART to print any.
+
+    PopTorch has it in its private `poptorch._logging`, and scripts call it.
+
+    Args:
+        level: One of the names that `setLogLevel` takes.
+
+    Raises:
+        ValueError: It is none of these.
+
+    Example:
+        >>> setPopartLogLevel("ERR")
+        >>> setPopartLogLevel(4)
+        Traceback (most recent call last):
+        ValueError: Level must be one of TRACE_ALL, TRACE, DEBUG_IR, DEBUG, INFO, ...
+    """
+    if not isinstance(level, str) or level not in _LEVELS:
+        raise ValueError(f"Level must be one of {', '.join(_LEVELS)}; got {level!r}.")
+
+
+class _Formatter(logging.Formatter):
+    """Time, logger and level in brackets, then the message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        time = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
+        level = record.levelname.lower()
+        return f"[{time}] [{record.name}] [{level}] {record.message}"
+
+
+class _StandardError(_StreamHandler):
+    """Writes to what `sys.stderr` is at the time: pytest replaces it for each test."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr  # not `setStream`, which flushes the old one
+        super().emit(record)
+
+
+def start_logging() -> None:
+    """Log to standard error, from `POPTORCH_LOG_LEVEL` on or WARN, as at import."""
+    if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
+        handler = _StandardError()
+        handler.setFormatter(_Formatter())
+        logger.addHandler(handler)
+    setLogLevel(os.environ.get(LEVEL_VARIABLE) or "WARN")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._checks import require
-from ._trace_state import require_tensor
+from ._trace_state import current_trace, require_tensor
 from .enums import MatMulSerializationMode
 
 
@@ -136,8 +137,10 @@ class _Scope:
         pass
 
 
-class NameScope(_Scope):
-    """Put a name before those of the operators inside, for profiles and logs.
+class NameScope:
+    """Put a name before those of the operators inside.
+
+    `PoplarExecutor.getTensorNames` shows it: `encoder/Relu:0`.
 
     Args:
         name: The prefix.
@@ -154,6 +157,17 @@ class NameScope(_Scope):
     def __init__(self, name: str) -> None:
         require(isinstance(name, str), "Parameter to NameScope must be a string.")
         self.name = name
+        self._open: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = contextlib.ExitStack()
+        state = current_trace()
+        if state is not None:
+            stack.enter_context(state.tracer.scopes.inside(self.name))
+        self._open.append(stack)
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.pop().close()
 
 
 class Attribute(_Scope):

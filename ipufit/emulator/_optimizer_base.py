@@ -29,18 +29,24 @@ class VariableAttributes:
     user guide, "Constant attributes"). Change the record before compiling.
 
     Args:
-        variable: Names of the variable attributes.
-        allowed: Names that may be marked at all.
+        variable_attributes: Names of those that may change.
+        allowed_attributes: Names that may be marked at all.
 
     Example:
-        >>> attributes = VariableAttributes(["lr"], allowed=["lr", "eps"])
+        >>> attributes = VariableAttributes(["lr"], ["lr", "eps"])
         >>> attributes.isConstant("lr"), attributes.isConstant("eps")
         (False, True)
     """
 
-    def __init__(self, variable: Iterable[str], allowed: Iterable[str]) -> None:
-        self._allowed = list(allowed)
-        self._variable = set(variable).intersection(self._allowed)
+    def __init__(
+        self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]
+    ) -> None:
+        # Named as PopTorch's are: scripts reach for them to make all variable.
+        variable = set(variable_attributes)
+        self._allowed_attributes = list(allowed_attributes)
+        self._variable_attributes = [
+            name for name in self._allowed_attributes if name in variable
+        ]
 
     def isConstant(self, attr: str) -> bool:
         """Say whether an attribute is compiled in.
@@ -52,10 +58,10 @@ class VariableAttributes:
             Whether changing the attribute after compilation is an error.
 
         Example:
-            >>> VariableAttributes(["lr"], allowed=["lr"]).isConstant("colour")
+            >>> VariableAttributes(["lr"], ["lr"]).isConstant("colour")
             True
         """
-        return attr not in self._variable
+        return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
         """Compile the attribute's value into the program.
@@ -67,13 +73,14 @@ class VariableAttributes:
             AssertionError: If the name is not allowed.
 
         Example:
-            >>> attributes = VariableAttributes(["lr"], allowed=["lr"])
+            >>> attributes = VariableAttributes(["lr"], ["lr"])
             >>> attributes.markAsConstant("lr")
             >>> attributes.isConstant("lr")
             True
         """
         self._check_allowed(attr)
-        self._variable.discard(attr)
+        if attr in self._variable_attributes:
+            self._variable_attributes.remove(attr)
 
     def markAsVariable(self, attr: str) -> None:
         """Let the attribute change through `setOptimizer` after compilation.
@@ -85,19 +92,19 @@ class VariableAttributes:
             AssertionError: If the name is not allowed.
 
         Example:
-            >>> attributes = VariableAttributes([], allowed=["lr"])
+            >>> attributes = VariableAttributes([], ["lr"])
             >>> attributes.markAsVariable("lr")
             >>> attributes.isConstant("lr")
             False
         """
         self._check_allowed(attr)
-        self._variable.add(attr)
+        if attr not in self._variable_attributes:
+            self._variable_attributes.append(attr)
 
     def _check_allowed(self, attr: str) -> None:
-        if attr not in self._allowed:
-            raise AssertionError(
-                f"Unknown attribute {attr}, allowed values: {self._allowed}"
-            )
+        allowed = self._allowed_attributes
+        if attr not in allowed:
+            raise AssertionError(f"Unknown attribute {attr}, allowed values: {allowed}")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -165,14 +172,14 @@ class Optimizer(torch.optim.Optimizer):
             **super().state_dict(),
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state made by `state_dict` of a PopTorch optimiser.
 
         The device gets it with the executor's next call or attach. Learning rates
         restored into `param_groups` need a `setOptimizer` besides.
 
         Args:
-            state_dict: With the entries of torch's and of the device's state.
+            state: With the entries of torch's and of the device's state.
 
         Raises:
             RuntimeError: If it is empty, or has no `ipu_state` and `ipu_param`, as one
@@ -187,20 +194,20 @@ class Optimizer(torch.optim.Optimizer):
             >>> optimizer.param_groups[0]["lr"]
             0.1
         """
-        if not state_dict:
+        if not state:
             raise RuntimeError(
                 "Cannot load optimizer state dictionary because it is empty."
             )
-        if "ipu_state" not in state_dict or "ipu_param" not in state_dict:
+        if "ipu_state" not in state or "ipu_param" not in state:
             raise RuntimeError(
                 "Only IPU optimizer states can be loaded onto the IPU. This one has "
-                f"{sorted(state_dict)}, but not both 'ipu_state' and 'ipu_param'."
+                f"{sorted(state)}, but not both 'ipu_state' and 'ipu_param'."
             )
         super().load_state_dict(
-            {name: state_dict[name] for name in ("state", "param_groups")}
+            {name: state[name] for name in ("state", "param_groups")}
         )
-        self._ipu_state = _cloned(state_dict["ipu_state"])
-        self._ipu_param = _cloned(state_dict["ipu_param"])
+        self._ipu_state = _cloned(state["ipu_state"])
+        self._ipu_param = _cloned(state["ipu_param"])
         self._upload_pending = self.has_state()
         self._device_is_newer = False
 
@@ -241,7 +248,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _read_back(self) -> None:
         if self._read_device is None or not self._device_is_newer:
+            if self.has_state():
+                logger.debug("Using cached optimiser state dict")
             return
+        logger.info("Writing optimiser state tensors from IPU to host.")
         state = self._read_device()
         self._ipu_state = state["ipu_state"]
         self._ipu_param = state["ipu_param"]

@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+from typing import Mapping
+
 import torch
 from torch import Tensor
 
+from ._logging import logger
+from ._loss_scale import AutomaticLossScale
 from ._optimizer_base import Optimizer as PoptorchOptimizer
 from ._optimizer_base import StateTensors
 from ._optimizer_settings import OptimizerReader, check_replaceable
+from ._optimizer_text import optimizer_log
+from ._replica_groups import GroupedState, ReplicaGroups
 from ._update_rules import DeviceOptimizer, group_indices
 from .errors import createPoptorchError
+from .options import Options
 
 
 class OptimizerLink:
@@ -22,20 +29,31 @@ class OptimizerLink:
 
     Args:
         optimizer: The host's object.
-        relax_attribute_checks: Keep quiet about attributes that it doesn't know.
+        options: Of the executor: whether the device adapts the loss scaling, and
+            whether to keep quiet about attributes that it doesn't know.
 
     Raises:
         AssertionError: The optimizer is of a type that PopTorch doesn't take.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, *, relax_attribute_checks: bool
-    ) -> None:
-        self._reader = OptimizerReader(relax_attribute_checks=relax_attribute_checks)
+    def __init__(self, optimizer: torch.optim.Optimizer, options: Options) -> None:
+        self._options = options
+        self._reader = OptimizerReader(
+            relax_attribute_checks=options._relax_optimizer_checks,
+            automatic_loss_scaling=AutomaticLossScale.from_options(options) is not None,
+        )
         self._optimizer = optimizer
         self.settings = self._reader.read(optimizer)
         self._device: DeviceOptimizer | None = None
         self._kept_state: dict[str, StateTensors] | None = None
+        self._grouped = GroupedState({})
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The host's object, with the state that the device has now."""
+        if isinstance(self._optimizer, PoptorchOptimizer):
+            self._optimizer._read_back()
+        return self._optimizer
 
     @property
     def device_optimizer(self) -> DeviceOptimizer:
@@ -52,24 +70,49 @@ class OptimizerLink:
         """
         group_indices(self._optimizer, host_weights)
 
-    def attach(self, trained: dict[str, Tensor], host: dict[str, Tensor]) -> None:
+    def tensor_names(self, trained: list[str], host: dict[str, Tensor]) -> list[str]:
+        """What the tensors of the device's optimiser are called.
+
+        Args:
+            trained: Names of the weights that it updates.
+            host: All weights by name.
+        """
+        without_data = {
+            name: torch.empty_like(host[name], device="meta") for name in trained
+        }
+        indices = group_indices(self._optimizer, host)
+        return list(self._make(without_data, indices).tensors())
+
+    def _make(
+        self, weights: dict[str, Tensor], indices: dict[str, int | None]
+    ) -> DeviceOptimizer:
+        automatic = AutomaticLossScale.from_options(self._options)
+        return DeviceOptimizer(self.settings, weights, indices, automatic)
+
+    def attach(
+        self,
+        trained: dict[str, Tensor],
+        host: dict[str, Tensor],
+        groups: Mapping[str, ReplicaGroups],
+    ) -> None:
         """Build the device's optimiser, with the state that the host has kept."""
-        self._device = DeviceOptimizer(
-            self.settings, trained, group_indices(self._optimizer, host)
-        )
+        self._grouped = GroupedState(groups)
+        indices = group_indices(self._optimizer, host)
+        self._device = self._make(trained, self._grouped.group_index(indices))
+        self._log_settings()
         if not isinstance(self._optimizer, PoptorchOptimizer):
             return
         kept = self._kept_state or self._optimizer._kept_state()
         if kept is not None:
-            self._device.load_state(kept["ipu_state"], kept["ipu_param"])
+            self._load(kept)
             self._device.update(self.settings)  # values may have changed since
         self.upload_loaded_state()
-        self._optimizer._bind_device(self._device.state_dict)
+        self._optimizer._bind_device(self._read_state)
 
     def detach(self) -> None:
         """Save what can be saved; the device's optimiser is gone."""
         if isinstance(self._optimizer, PoptorchOptimizer):
-            self._kept_state = self.device_optimizer.state_dict()
+            self._kept_state = self._read_state()
             self._optimizer._unbind_device()
         self._device = None
 
@@ -83,9 +126,7 @@ class OptimizerLink:
         if isinstance(self._optimizer, PoptorchOptimizer):
             pending = self._optimizer._take_pending_upload()
             if pending is not None:
-                self.device_optimizer.load_state(
-                    pending["ipu_state"], pending["ipu_param"]
-                )
+                self._load(pending)
 
     def was_stepped(self) -> None:
         """The device's state is newer than the host's now."""
@@ -99,6 +140,7 @@ class OptimizerLink:
             Error: A constant, the type or the clip norm changed after compilation.
         """
         settings = self._reader.read(optimizer)
+        is_changed = settings != self.settings
         if is_compiled:
             check_replaceable(self.settings, settings)
         is_new = optimizer is not self._optimizer
@@ -108,6 +150,20 @@ class OptimizerLink:
         if self._device is None:
             return
         self._device.update(settings)
+        if is_changed:
+            self._log_settings()
         if is_new and isinstance(optimizer, PoptorchOptimizer):
             self.upload_loaded_state()
-            optimizer._bind_device(self._device.state_dict)
+            optimizer._bind_device(self._read_state)
+
+    def _load(self, state: dict[str, StateTensors]) -> None:
+        logger.info("Writing optimiser state tensors from host to IPU memory.")
+        state = self._grouped.split(state)
+        self.device_optimizer.load_state(state["ipu_state"], state["ipu_param"])
+
+    def _read_state(self) -> dict[str, StateTensors]:
+        return self._grouped.joined(self.device_optimizer.state_dict())
+
+    def _log_settings(self) -> None:
+        for line in optimizer_log(self.settings):
+            logger.debug(line)

@@ -90,6 +90,9 @@ class DeviceOptions(OptionsState):
     def useIpuModel(self: _OptionsT, use_model: bool) -> _OptionsT:
         """Run on Graphcore's simulator, whatever the environment says.
 
+        Here it is the same emulation without a pod: no IPUs are reserved or scarce,
+        and their number needn't be a power of two.
+
         Args:
             use_model: Whether to.
 
@@ -129,7 +132,10 @@ class DeviceOptions(OptionsState):
         return self
 
     def enableExecutableCaching(self: _OptionsT, path: str | None) -> _OptionsT:
-        """Keep compiled executables in a directory.
+        """Keep compiled executables in a directory, on a pod.
+
+        The emulator keeps nothing: compiling here is tracing, which has to run the
+        module's Python every time. It says so once, at level INFO.
 
         Args:
             path: The directory; None stops it.
@@ -150,6 +156,9 @@ class DeviceOptions(OptionsState):
 
     def enableSyntheticData(self: _OptionsT, enabled: bool) -> _OptionsT:
         """Run without any transfer from or to the host.
+
+        The device makes its inputs itself, and outputs are zeros of the right shape;
+        in PopTorch they are whatever was in that memory.
 
         Args:
             enabled: Whether to.

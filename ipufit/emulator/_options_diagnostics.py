@@ -115,6 +115,8 @@ class DiagnosticOptions(OptionsState):
     def logCycleCount(self: _OptionsT, log_cycle_count: bool) -> _OptionsT:
         """Count the cycles of each call, on hardware only.
 
+        `PoplarExecutor.cycleCount` gives the last count.
+
         Args:
             log_cycle_count: Whether to.
 

@@ -16,8 +16,11 @@ class Freezable:
 
     _is_frozen: bool
 
-    def checkIsFrozen(self) -> None:
+    def checkIsFrozen(self, option: str | None = None) -> None:
         """Raise if these options belong to a model or a data loader.
+
+        Args:
+            option: What is about to change; it makes no difference.
 
         Raises:
             AttributeError: If they are frozen.
@@ -130,11 +133,11 @@ class OptionsDict(Freezable):
             else:
                 self._values[name] = value
 
-    def exists(self, name: str) -> bool:
+    def exists(self, option: str) -> bool:
         """Tell whether a public option has a value.
 
         Args:
-            name: The option.
+            option: Its name.
 
         Returns:
             Whether it was ever set.
@@ -144,13 +147,13 @@ class OptionsDict(Freezable):
             >>> Options().exists("random_seed")
             False
         """
-        return name in self._values
+        return option in self._values
 
-    def deleteIfExists(self, name: str) -> None:
+    def deleteIfExists(self, option: str) -> None:
         """Remove a public option; as in PopTorch, also from frozen options.
 
         Args:
-            name: The option.
+            option: Its name.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -159,7 +162,7 @@ class OptionsDict(Freezable):
             >>> options.exists("model_name")
             False
         """
-        self._values.pop(name, None)
+        self._values.pop(option, None)
 
     def toDict(self) -> dict[str, Any]:
         """Copy the public options.
@@ -172,23 +175,35 @@ class OptionsDict(Freezable):
             >>> Options().Distributed.toDict()["num_distributed_processes"]
             1
         """
-        return dict(self._values)
+        return self.update({})
 
-    def _merge_into(self, merged: dict[str, Any]) -> None:
-        """Add the public values to `merged`.
+    def update(self, other: dict[str, Any]) -> dict[str, Any]:
+        """Add the public options to a dict.
+
+        Args:
+            other: Values by name.
+
+        Returns:
+            `other`, which is changed.
 
         Raises:
             AssertionError: If a name is there already.
+
+        Example:
+            >>> from ipufit.emulator import TensorLocationSettings
+            >>> TensorLocationSettings().useIOTilesToLoad().update({"onChip": 1})
+            {'onChip': 1, 'useIOTilesToLoad': 1}
         """
         for name, value in self._values.items():
             require(
-                name not in merged,
+                name not in other,
                 f"Option {name} is set in two places. Remove it from `_Popart`.",
             )
-            merged[name] = value
+            other[name] = value
+        return other
 
-    def __call__(self, name: str) -> Any:
-        return getattr(self, name)
+    def __call__(self, option: str) -> Any:
+        return getattr(self, option)
 
     # Hidden from type checkers: with these in sight every misspelt option would
     # type check. The classes annotate the options they hold.

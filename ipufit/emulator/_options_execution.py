@@ -270,13 +270,17 @@ class ExecutionOptions(OptionsState):
     ) -> None:
         """Ask for a tensor inside the model to come back too.
 
-        As in PopTorch, this works on frozen options and checks nothing.
+        As in PopTorch, this works on frozen options and checks nothing; compiling
+        refuses names that the model doesn't have.
 
         Args:
-            short_name: The name to read it by.
-            long_name: Its name inside the model.
-            output_mode: Which micro-batches'; None for that of the options.
-            output_return_period: N of `OutputMode.EveryN`.
+            short_name: The name to read it by, with
+                `PoplarExecutor.getAnchoredTensor`.
+            long_name: Its name inside the model, one of
+                `PoplarExecutor.getTensorNames`.
+            output_mode: Without effect, as in PopTorch: anchored tensors come back as
+                the outputs do.
+            output_return_period: Likewise.
 
         Example:
             >>> from ipufit.emulator import Options, OutputMode
@@ -353,6 +357,8 @@ class ExecutionOptions(OptionsState):
 
     def updatableNamedBuffers(self: _OptionsT, buffers: list[str]) -> _OptionsT:
         """Name the buffers that the host may change while the model is loaded.
+
+        `PoplarExecutor.copyNamedBuffersToDevice` uploads them.
 
         Args:
             buffers: Their names in the module.

@@ -31,7 +31,7 @@ class _TrainingOptions(OptionsDict):
     meanAccumulationAndReplicationReductionStrategy: MeanReductionStrategy
     _popart: _PopartOptions
 
-    def __init__(self, popart: _PopartOptions) -> None:
+    def __init__(self, popart_options: _PopartOptions) -> None:
         super().__init__(
             {
                 "gradient_accumulation": 1,
@@ -40,7 +40,7 @@ class _TrainingOptions(OptionsDict):
                     MeanReductionStrategy.Post
                 ),
             },
-            _popart=popart,
+            _popart=popart_options,
         )
 
     def gradientAccumulation(
@@ -168,8 +168,8 @@ class _PrecisionOptions(OptionsDict):
 
     _popart: _PopartOptions
 
-    def __init__(self, popart: _PopartOptions) -> None:
-        super().__init__({}, _popart=popart)
+    def __init__(self, popart_options: _PopartOptions) -> None:
+        super().__init__({}, _popart=popart_options)
 
     def enableFloatingPointExceptions(self: _PrecisionT, enabled: bool) -> _PrecisionT:
         """Stop on invalid operations, division by zero and overflow.

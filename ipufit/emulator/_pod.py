@@ -8,13 +8,21 @@ turns, exactly as on hardware, so a forgotten `detachFromDevice()` shows here to
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import time
 import weakref
+from typing import Callable
 
+from ._switches import is_on
 from .errors import createPoptorchError
+
+logger = logging.getLogger("poptorch::python")
 
 MAX_IPUS_PER_PROCESS = 64
 NUM_IPUS_VARIABLE = "IPUFIT_EMULATOR_IPUS"
+WAIT_VARIABLE = "POPTORCH_WAIT_FOR_IPU"
+SECONDS_BETWEEN_TRIES = 15.0
 
 
 class Pod:
@@ -23,6 +31,7 @@ class Pod:
     Args:
         num_ipus: How many there are; by default `IPUFIT_EMULATOR_IPUS`, or 64,
             the most that PopTorch gives to one process.
+        sleep: Passes the seconds between two tries of somebody who waits.
 
     Example:
         >>> pod = Pod(num_ipus=2)
@@ -30,8 +39,13 @@ class Pod:
         >>> pod.release(held)
     """
 
-    def __init__(self, num_ipus: int | None = None) -> None:
+    def __init__(
+        self,
+        num_ipus: int | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._num_ipus = num_ipus
+        self._sleep = sleep
         self._held: set[int] = set()
 
     @property
@@ -50,12 +64,23 @@ class Pod:
     def acquire(self, count: int, first: int | None = None) -> frozenset[int]:
         """Take `count` free IPUs, or those from `first` on.
 
+        With `POPTORCH_WAIT_FOR_IPU=1` it waits for IPUs that are in use, forever if
+        need be, and tries every 15 seconds.
+
         Raises:
             Error: There are not so many, or somebody holds them.
         """
         taken = self._choose(count, first)
         if taken is None:
             gc.collect()  # a holder may be gone without Python knowing
+            taken = self._choose(count, first)
+        while taken is None and self._has(count, first) and is_on(WAIT_VARIABLE):
+            logger.warning(
+                "No IPU available, sleeping for %g seconds (%s is set).",
+                SECONDS_BETWEEN_TRIES,
+                WAIT_VARIABLE,
+            )
+            self._sleep(SECONDS_BETWEEN_TRIES)
             taken = self._choose(count, first)
         if taken is None:
             what = f"{count} IPU(s)" if first is None else f"device Id {first}"
@@ -70,6 +95,10 @@ class Pod:
         if count > self.num_ipus:
             return f"There are only {self.num_ipus}: use fewer stages or replicas."
         return "Detach or destroy another model first."
+
+    def _has(self, count: int, first: int | None) -> bool:
+        """Whether there are such IPUs, in use or not."""
+        return (first or 0) + count <= self.num_ipus
 
     def _choose(self, count: int, first: int | None) -> frozenset[int] | None:
         ipus = range(self.num_ipus)

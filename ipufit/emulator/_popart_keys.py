@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from ._logging import logger
 from .errors import Error
 
 
@@ -104,11 +105,11 @@ _MEMORY_PROPORTION = "available_memory_proportion"
 
 
 def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
-    """Check settings as PopTorch's backend does before it compiles.
+    """Check settings as PopTorch's backend does before it compiles, and log them.
 
     A setting is looked up among those of its value's type, so a known name with
     a value of another type is unknown too. Empty containers set nothing and
-    aren't looked up.
+    aren't looked up. What was set is told at DEBUG.
 
     Args:
         options_dict: What `Options.toDict` returns.
@@ -139,6 +140,7 @@ def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
         else:
             _check_known(_kind(key, value), key)
             _check_range(key, value)
+        _log_setting(key, value)
 
 
 def _backend_error(message: str) -> Error:
@@ -158,6 +160,24 @@ def _kind(key: str, value: Any) -> str:
         f"Unknown value type {type(value).__name__} for option {key}: use a bool, "
         "int, float, str, or a list or dict of them."
     )
+
+
+def _log_setting(key: str, value: Any) -> None:
+    if isinstance(value, dict):
+        for name, element in value.items():
+            logger.debug("poptorch.Options set %s[%s] to %s", key, name, _text(element))
+    elif isinstance(value, (list, tuple, set)):
+        for element in value:
+            logger.debug("poptorch.Options added %s to %s", _text(element), key)
+    else:
+        logger.debug("poptorch.Options set %s to value %s", key, _text(value))
+
+
+def _text(value: Any) -> str:
+    """A value as C++ shows it: `true`, and enumerations as numbers."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, int) else str(value)
 
 
 def _check_known(kind: str, key: str) -> None:

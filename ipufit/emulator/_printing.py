@@ -29,18 +29,16 @@ def module_repr(m: torch.nn.Module) -> str:
         >>> builtins.print(module_repr(layers))
         Sequential(
           (0): ReLU()
-          (1): Tanh(
-            BeginBlock(user_id=second, ipu_id=1)
-          )
+          (1): BeginBlock(user_id=second, ipu_id=1) Tanh()
         )
     """
-    name = type(m).__name__
     hooks = [repr(h) for h in m._forward_pre_hooks.values() if is_block_hook(h)]
+    name = " ".join([*hooks, type(m).__name__])
     extra = m.extra_repr()
     children = [f"({key}): {module_repr(child)}" for key, child in m.named_children()]
-    if extra and not children and not hooks and "\n" not in extra:
+    if extra and not children and "\n" not in extra:
         return f"{name}({extra})"
-    parts = [*hooks, *([extra] if extra else []), *children]
+    parts = [*([extra] if extra else []), *children]
     lines = [line for part in parts for line in part.split("\n")]
     if not lines:
         return f"{name}()"

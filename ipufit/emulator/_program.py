@@ -16,10 +16,16 @@ from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
 from ._args import CallArguments
+from ._bodies import Body
+from ._compile_hooks import call_pre_compile_hooks, post_compile_hooks
+from ._constant_nodes import constant_nodes
 from ._custom_args import flattenTensorStructure, reconstructTensorStructure
 from ._dtypes import device_tensor, host_tensor
+from ._graph_limits import check_graph
 from ._losses import final_loss
 from ._refusals import untraceable
+from ._strict import StrictTracer, refuse_unsupported_operators
+from ._switches import is_strict
 from ._tensor_devices import FACTORIES, RANDOM_FACTORIES
 from ._tensor_log import remove_unused_prints
 from ._trace_state import active_trace
@@ -79,6 +85,25 @@ class Program:
         return forward
 
     @property
+    def runs_anything(self) -> bool:
+        """Whether a call has any other effect than to return constants."""
+        *_, output = self.graph.graph.nodes
+        return bool(output.args[0] or self.updated_weights or self.written_inputs)
+
+    @property
+    def num_inputs(self) -> int:
+        """Tensors that it takes besides the weights."""
+        nodes = self.graph.graph.nodes
+        num_arguments = sum(1 for node in nodes if node.op == "placeholder")
+        return num_arguments - len(self.weight_names)
+
+    @property
+    def num_results(self) -> int:
+        """Tensors that it returns besides the loss."""
+        *_, output = self.graph.graph.nodes
+        return len(output.args[0]) - self.has_loss
+
+    @property
     def num_ipus(self) -> int:
         """IPUs that one replica needs: those below the highest one count too."""
         return max(len(self.ipus), max(self.ipus) + 1)
@@ -114,8 +139,19 @@ def trace(
     *,
     strategy: ExecutionStrategy,
     is_training: bool,
+    names_modules: bool = True,
 ) -> Program:
     """Run `module` once on the arguments of one micro-batch and record it.
+
+    Args:
+        module: What is recorded.
+        arguments: Those of one micro-batch.
+        strategy: Places its blocks.
+        is_training: Whether the program will be differentiated.
+        names_modules: Whether sub-modules put their names before operators'.
+
+    Returns:
+        What was recorded.
 
     Raises:
         Error: The module breaks a rule of tracing; the message names it.
@@ -128,10 +164,16 @@ def trace(
         with torch.inference_mode(False), torch.set_grad_enabled(
             is_training
         ), visible_indexing(), _unvalidated_distributions():
-            tracer = Tracer(weights, arguments.tensors())
+            make_tracer = StrictTracer if is_strict() else Tracer
+            tracer = make_tracer(weights, arguments.tensors())
             with active_trace(tracer, is_training=is_training), tracing_blocks(
                 strategy, tracer.begin_block, tracer.end_block
+            ), post_compile_hooks(), (
+                tracer.scopes.of_modules(module)
+                if names_modules
+                else contextlib.nullcontext()
             ), EscapeGuard(tracer.is_recording, tracer.is_on_device), tracer:
+                call_pre_compile_hooks()
                 outputs = module(*arguments.args, **arguments.kwargs)
         is_random = not torch.equal(rng_state, torch.random.get_rng_state())
     except Error:
@@ -154,6 +196,7 @@ def trace(
         results.append(final_loss(tracer.graph))
     tracer.graph.output(tuple(results))
     remove_unused_prints(tracer.graph)
+    _check_operators(tracer, weights)
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
     updated = frozenset(tracer.mutated)
     return Program(
@@ -218,8 +261,8 @@ def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArgu
             )
         if tensor.requires_grad:
             logger.warning(
-                "Input tensor has requires_grad=True set. It is detached: there is "
-                "no backward pass to the inputs."
+                "Input tensor has requires_grad=True set. This tensor will be detached "
+                "because backward pass via inputs is not supported."
             )
         rows = tensor.narrow(0, 0, size // factor) if tensor.dim() else tensor
         return device_tensor(rows.detach(), copy=True)
@@ -229,6 +272,21 @@ def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArgu
         (arguments.args, arguments.kwargs), iter(tensors)
     )
     return CallArguments(args, kwargs)
+
+
+def _check_operators(tracer: Tracer, weights: dict[str, Tensor]) -> None:
+    """Refuse combinations of calls, and in strict mode calls, that don't compile."""
+    bodies = (part for part in vars(tracer.root).values() if isinstance(part, Body))
+    graphs = [tracer.graph, *(body.graph for body in bodies)]
+    compiled_in = {
+        tracer.weight_input(name)
+        for name, weight in weights.items()
+        if not weight.is_floating_point()
+    }
+    for graph in graphs:
+        check_graph(graph, constant_nodes(graph, compiled_in))
+    if isinstance(tracer, StrictTracer):
+        refuse_unsupported_operators(graphs, compiled_in)
 
 
 def _is_constant(node: Node) -> bool:
@@ -294,11 +352,14 @@ def _refuse_rebound(problems: list[str]) -> None:
     hint = ""
     if problems[0].endswith("reassigned"):
         name = problems[0].split()[1]
-        hint = f" Change it in place instead: `self.{name}.copy_(src)`."
+        hint = (
+            f" This is not supported. Consider using self.{name}.copy_(src) to copy "
+            "data from a source tensor, where src is the name of the source tensor."
+        )
     joint = " within" if problems[0].endswith("reassigned") else " from"
     raise createPoptorchError(
-        f"{problems[0]}{joint} the model when calling the forward method. This is not "
-        f"supported: the device holds the weights it was compiled with.{hint}"
+        f"{problems[0]}{joint} the model when calling the forward method.{hint} The "
+        "device holds the weights it was compiled with."
     )
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 
+from ._logging import logger
 from ._operands import tensors_in
 from ._tensor_devices import is_host_device
 from .errors import Error, createPoptorchError
@@ -19,7 +21,6 @@ _VALUE_READERS = {
     "numpy": ".numpy()",
     "cpu": ".cpu()",
     "is_nonzero": "is_nonzero()",
-    "equal": "torch.equal()",
     "allclose": "torch.allclose()",
     "__bool__": "the truth value (`if tensor:`, `and`, `while`)",
     "__int__": "int()",
@@ -59,6 +60,15 @@ _DYNAMIC_SHAPES = frozenset(
 """Functions whose result has a shape that depends on values."""
 
 
+class DynamicShapeError(Error, DynamicOutputShapeException):
+    """The shape of a result depends on values; a device's programs have fixed shapes.
+
+    PopTorch 3.4 lets torch's own exception through, so it is that one too.
+    """
+
+    __hash__ = Error.__hash__  # torch's is a dataclass, and they have none
+
+
 def refuse_value_reader(name: str, args: tuple[Any, ...], device: Any) -> None:
     """Refuse a function that needs the value of a device's tensor.
 
@@ -83,13 +93,29 @@ def refuse_value_reader(name: str, args: tuple[Any, ...], device: Any) -> None:
         )
 
 
+def tensors_are_equal() -> bool:
+    """What `torch.equal` says of the device's tensors while a model is traced.
+
+    PopTorch has an answer for it, if no value (`RegisterMetaOps.cpp.inc`), and layers
+    of torch rely on it: `torch.nn.TransformerEncoder` looks for a causal mask with it.
+
+    Returns:
+        False.
+    """
+    logger.warning(
+        "torch.equal() is False for whatever tensors of the device: their values exist "
+        "only when the compiled model runs."
+    )
+    return False
+
+
 def refuse_dynamic_shape(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Refuse a function whose result has no fixed shape.
 
     Raises:
-        Error: The shape of the result depends on values.
+        DynamicShapeError: The shape of the result depends on values.
     """
     is_mask_read = name == "__getitem__" and any(
         index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1:])
@@ -97,10 +123,10 @@ def refuse_dynamic_shape(
     is_where_read = name == "where" and len(args) + len(kwargs) == 1
     if name in _DYNAMIC_SHAPES or is_mask_read or is_where_read:
         what = "indexing with a mask" if is_mask_read else f"`{name}`"
-        raise createPoptorchError(
-            f"The shape of the result of {what} depends on values, but a compiled "
-            "model has fixed shapes (PopTorch: DynamicOutputShapeException). Keep the "
-            "shape: use torch.where(mask, x, other) or multiply by the mask."
+        raise DynamicShapeError(
+            f"Operations such as {what} are unsupported because the output shape is "
+            "determined by the tensor values, but a compiled model has fixed shapes. "
+            "Keep the shape: use torch.where(mask, x, other) or multiply by the mask."
         )
 
 

@@ -47,15 +47,10 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
         first = _first_of(start)
         key = (slice(None),) * (dim % tensor.dim())
         return tensor[(*key, slice(first, first + size, step))]
-    _check_size(size)
+    check_size(size)
     if step < 1:
         raise createPoptorchError(f"Slicing step must be at least 1. Got {step}.")
-    length = tensor.shape[dim]
-    if length % size:
-        raise createPoptorchError(
-            f"The size of the slice ({size}) must be a factor of the slicing "
-            f"dimension ({length})."
-        )
+    check_factor(size, tensor.shape[dim])
     return trace.call(slice_tensor, tensor, dim, start, size, step)
 
 
@@ -100,7 +95,7 @@ def dynamic_update(
     if trace is None:
         first = _first_of(start)
         return torch.slice_scatter(input, src, dim, first, first + size, 1)
-    _check_size(size)
+    check_size(size)
     result: Tensor = trace.call(update_tensor, input, src, dim, start, size)
     return result
 
@@ -149,6 +144,40 @@ def constant_bounds(index: Any, is_on_device: Callable[[Tensor], bool]) -> Any:
     return index
 
 
+def check_factor(size: int, length: int) -> None:
+    """Refuse a size that doesn't divide the dimension.
+
+    Raises:
+        Error: It doesn't.
+
+    Example:
+        >>> check_factor(2, 4)
+    """
+    if length % size:
+        raise createPoptorchError(
+            f"The size of the slice ({size}) must be a factor of the slicing "
+            f"dimension ({length})."
+        )
+
+
+def check_size(size: int) -> None:
+    """Refuse a size that isn't positive.
+
+    Raises:
+        Error: It isn't.
+
+    Example:
+        >>> check_size(1)
+    """
+    if size == 0:
+        raise createPoptorchError("The start and end of a slice must be different.")
+    if size < 0:
+        raise createPoptorchError(
+            "Taking a slice of a tensor with the end less than the start is not "
+            f"supported. The size is {size}."
+        )
+
+
 def _places(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
     first = start.reshape(-1)[:1].long()
     return torch.remainder(first + torch.arange(0, size, step), tensor.shape[dim])
@@ -172,16 +201,6 @@ def _require_int(value: Any, what: str) -> None:
     if not isinstance(value, int):
         raise createPoptorchError(
             f"{what} must be an integer. Got {type(value).__name__}."
-        )
-
-
-def _check_size(size: int) -> None:
-    if size == 0:
-        raise createPoptorchError("The start and end of a slice must be different.")
-    if size < 0:
-        raise createPoptorchError(
-            "Taking a slice of a tensor with the end less than the start is not "
-            f"supported. The size is {size}."
         )
 
 

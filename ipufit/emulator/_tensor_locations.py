@@ -26,6 +26,9 @@ def _as_flag(name: str, use: bool) -> int:
 class TensorLocationSettings(OptionsDict):
     """Where one kind of tensor is kept, empty until told.
 
+    Args:
+        **default_values: What the setters would store, by its names.
+
     Example:
         >>> from ipufit.emulator import Options, TensorLocationSettings
         >>> off_chip = TensorLocationSettings().useOnChipStorage(False)
@@ -35,8 +38,8 @@ class TensorLocationSettings(OptionsDict):
         {'onChip': 0}
     """
 
-    def __init__(self) -> None:
-        super().__init__({})
+    def __init__(self, **default_values: int) -> None:
+        super().__init__(default_values)
 
     def minElementsForOffChip(self: _SettingsT, min_elements: int) -> _SettingsT:
         """Keep smaller tensors on the chip.
@@ -200,8 +203,8 @@ class _TensorLocationOptions(OptionsDict):
             isinstance(num_tiles, int)
             and _MIN_IO_TILES <= num_tiles <= _MAX_IO_TILES
             and num_tiles % 2 == 0,
-            f"{num_tiles!r} IO tiles: use an even int from {_MIN_IO_TILES} to "
-            f"{_MAX_IO_TILES}.",
+            f"numIOTiles must be an even number between {_MIN_IO_TILES} and "
+            f"{_MAX_IO_TILES}. Got {num_tiles!r}.",
         )
         self.createOrSet(numIOTiles=num_tiles)
         return self

@@ -25,14 +25,17 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from ._dtypes import device_tensor
 from ._half import in_float32
 from ._limits import refuse_unsupported
+from ._moving_slices import moving_sizes, moving_slices
 from ._operands import has_tensors, map_leaves, map_tensors, tensors_in
 from ._refusals import (
     host_tensor_among,
     refuse_custom_backward,
     refuse_dynamic_shape,
     refuse_value_reader,
+    tensors_are_equal,
     untraceable,
 )
+from ._scopes import Scopes
 from ._slices import constant_bounds
 from ._tensor_devices import FACTORIES, emulated_devices, is_host_device
 from .blocks import BlockPlacement
@@ -80,6 +83,7 @@ class Tracer(TorchFunctionMode):
     Attributes:
         graph: What was recorded.
         root: Holds the graph's constants.
+        scopes: Where in the model the calls are made; each node remembers it.
         begun: The blocks that began, in order.
         homeless_op: The first call outside all blocks after one was closed.
         mutated: The weights that were changed in place, each with the functions that
@@ -93,6 +97,7 @@ class Tracer(TorchFunctionMode):
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.graph = Graph()
         self.root = torch.nn.Module()
+        self.scopes = Scopes()
         self.begun: list[BlockPlacement] = []
         self.homeless_op: str | None = None
         self.mutated: dict[str, set[str]] = {}
@@ -111,14 +116,15 @@ class Tracer(TorchFunctionMode):
         self._has_op_before_blocks = False
         self._was_grad_enabled = torch.is_grad_enabled()
         self._is_recording = False
-        for index, (name, tensor) in enumerate(weights.items()):
+        self._weight_inputs = {n: f"weight_{i}" for i, n in enumerate(weights)}
+        for name, tensor in weights.items():
             copy = device_tensor(tensor.detach(), copy=True)
             copy.requires_grad_(tensor.requires_grad and copy.is_floating_point())
             self._stand_ins[name] = copy
             self._stand_in_of[id(tensor)] = copy
             self._host_of[id(copy)] = tensor
             self._weight_name[id(copy)] = name
-            node = self.graph.placeholder(f"weight_{index}")
+            node = self.graph.placeholder(self.weight_input(name))
             self._bind(tensor, node)
             self._bind(copy, node)
         for index, tensor in enumerate(inputs):
@@ -130,6 +136,10 @@ class Tracer(TorchFunctionMode):
     def is_on_device(self, tensor: Tensor) -> bool:
         """Whether `tensor` is a weight, an input, or computed from one."""
         return id(tensor) in self._node_of
+
+    def weight_input(self, name: str) -> str:
+        """The name of the graph's input for a weight."""
+        return self._weight_inputs[name]
 
     def is_recording(self) -> bool:
         """Whether a call that was seen is being carried out."""
@@ -207,8 +217,14 @@ class Tracer(TorchFunctionMode):
         """Carry out `func`, on copies of the weights, and record it."""
         name = getattr(func, "__name__", str(func))
         args, kwargs, device = emulated_devices(name, args, kwargs or {})
+        if name == "new" and isinstance(args[-1], torch.Size):
+            # In a graph the size becomes a tuple, and `new` of a tuple takes values.
+            func, name = Tensor.new_empty, "new_empty"
         if name in _INDEXING:
             args = (args[0], constant_bounds(args[1], self.is_on_device), *args[2:])
+            sizes = moving_sizes(args[1], self._node_of)
+            if sizes and name == "__getitem__":
+                func, name, args = moving_slices, moving_slices.__name__, (*args, sizes)
         touched = list(tensors_in((args, kwargs)))
         on_device = [tensor for tensor in touched if self.is_on_device(tensor)]
         is_creating = (
@@ -219,6 +235,8 @@ class Tracer(TorchFunctionMode):
         if on_device:
             if name == "__repr__":
                 return f"tensor(<unavailable>, shape={tuple(args[0].shape)})"
+            if name == "equal":
+                return tensors_are_equal()
             refuse_value_reader(name, args, device)
             refuse_dynamic_shape(name, args, kwargs)
             refuse_unsupported(name, args, kwargs)
@@ -287,6 +305,7 @@ class Tracer(TorchFunctionMode):
             node = self.graph.call_method(name, node_args, node_kwargs)
         else:
             node = self.graph.call_function(func, node_args, node_kwargs)
+        node.meta["operator"] = (self.scopes.prefix, name)
         self._place(node, args, kwargs, result)
         self._bind_result(result, node)
 

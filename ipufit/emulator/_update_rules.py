@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ._adaptive_rules import AdamRule, LambRule, RMSpropRule
+from ._loss_scale import FINAL_LOSS_SCALE, UPDATE_FACTOR, AutomaticLossScale
 from ._optimizer_base import StateTensors, logger
 from ._optimizer_values import (
     GroupVariables,
@@ -56,6 +57,7 @@ class DeviceOptimizer:
         parameters: The device's weights by name; they are updated in place.
         group_index: For each name the number of its group, None (or nothing) for
             weights in no group, which train with the optimiser's defaults.
+        automatic: Adapts the loss scaling, if the options ask for it.
 
     Example:
         >>> from ipufit.emulator import optim
@@ -74,8 +76,11 @@ class DeviceOptimizer:
         settings: OptimizerSettings,
         parameters: dict[str, Tensor],
         group_index: dict[str, int | None],
+        automatic: AutomaticLossScale | None = None,
     ) -> None:
         self._settings = settings
+        self._automatic = automatic
+        self._last_factor = 1.0
         self._trained: dict[str, _Trained] = {}
         for name, weight in parameters.items():
             index = group_index.get(name)
@@ -102,14 +107,19 @@ class DeviceOptimizer:
             trained.scalars = trained.rule.scalars(variables, settings.scaling)
         self._forget_batches()
 
+    @property
+    def loss_scale_factor(self) -> float:
+        """What the next loss is multiplied by besides the settings' loss scaling."""
+        return 1.0 if self._automatic is None else self._automatic.factor
+
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor | None]) -> None:
         """Update the weights.
 
         Args:
             gradients: By name, accumulated and reduced, of the loss multiplied by the
-                settings' loss scaling. A weight without one, which the loss doesn't
-                depend on, isn't updated and its state stays.
+                settings' loss scaling and `loss_scale_factor`. A weight without one,
+                which the loss doesn't depend on, isn't updated and its state stays.
         """
         reached = tuple(
             name for name in self._trained if gradients.get(name) is not None
@@ -125,6 +135,19 @@ class DeviceOptimizer:
             directions.append(batch.rule.directions(batch, values))
         for batch, clipped in zip(self._batches, self._clip(directions)):
             batch.rule.apply(batch, clipped)
+        self._adapt_loss_scale(gradients)
+
+    def _adapt_loss_scale(self, gradients: Mapping[str, Tensor | None]) -> None:
+        if self._automatic is None:
+            return
+        self._last_factor = self._automatic.factor
+        halves = [
+            gradient
+            for name, gradient in gradients.items()
+            if gradient is not None
+            and self._trained[name].weight.dtype == torch.float16
+        ]
+        self._automatic.adapt(halves, self._loss_scaling)
 
     def state_dict(self) -> dict[str, StateTensors]:
         """Copy what the device holds.
@@ -142,12 +165,39 @@ class DeviceOptimizer:
             for scalar, variable in trained.scalars.items():
                 if not variable.is_const:
                     key = trained.scalar_key(scalar, name)
-                    values[key] = torch.tensor(variable.value, dtype=torch.float32)
+                    values[key] = _scalar(variable.value)
         if not self._settings.scaling.is_const:
-            values[_LOSS_SCALING] = torch.tensor(
-                self._loss_scaling, dtype=torch.float32
-            )
+            values[_LOSS_SCALING] = _scalar(self._loss_scaling)
+        if self._automatic is not None:
+            state[UPDATE_FACTOR] = _scalar(self._automatic.factor)
         return {"ipu_state": state, "ipu_param": values}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that the device's optimiser consists of, by PopART's names.
+
+        Constants are among them. State tensors are the device's own.
+
+        Example:
+            >>> from ipufit.emulator import optim
+            >>> from ipufit.emulator._optimizer_settings import OptimizerReader
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> host = optim.SGD([weight], lr=0.5)
+            >>> settings = OptimizerReader(relax_attribute_checks=False).read(host)
+            >>> list(DeviceOptimizer(settings, {"w": weight}, {"w": 0}).tensors())
+            ['scaledLearningRate0___specific___w', ..., 'lossScaling_FLOAT']
+        """
+        tensors: StateTensors = {}
+        for name, trained in self._trained.items():
+            for slot, tensor in trained.state.items():
+                tensors[f"{slot}___{name}"] = tensor
+            for scalar, variable in trained.scalars.items():
+                tensors[trained.scalar_key(scalar, name)] = _scalar(variable.value)
+        tensors[_LOSS_SCALING] = _scalar(self._loss_scaling)
+        if self._automatic is not None:
+            tensors[UPDATE_FACTOR] = _scalar(self._automatic.factor)
+            used = self._loss_scaling * self._last_factor
+            tensors[FINAL_LOSS_SCALE] = _scalar(used)
+        return tensors
 
     @torch.no_grad()
     def load_state(
@@ -180,12 +230,18 @@ class DeviceOptimizer:
             self._loss_scaling = _loaded_value(
                 _LOSS_SCALING, self._loss_scaling, given_values
             )
+        if self._automatic is not None:
+            self._automatic.factor = _loaded_value(
+                UPDATE_FACTOR, self._automatic.factor, given_state
+            )
         self._forget_batches()
 
     def reset_state(self) -> None:
         """Begin anew: momenta and counters as before the first update."""
         for trained in self._trained.values():
             trained.state = trained.rule.initial_state(trained.weight, trained.scalars)
+        if self._automatic is not None:
+            self._automatic.factor = 1.0
         self._forget_batches()
 
     def _forget_batches(self) -> None:
@@ -211,10 +267,11 @@ class DeviceOptimizer:
         return list(batches.values())
 
     def _as_scaled_on_device(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Gradients as they would be with a loss scaling that was loaded."""
-        if self._loss_scaling == self._settings.loss_scaling:
-            return gradients
+        """Gradients as they would be with the loss scaling of the device alone."""
         ratio = self._loss_scaling / self._settings.loss_scaling
+        ratio /= self.loss_scale_factor
+        if ratio == 1.0:
+            return gradients
         return list(torch._foreach_mul(gradients, ratio))
 
     def _clip(self, directions: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -299,6 +356,10 @@ def _rule(settings: OptimizerSettings, variables: GroupVariables) -> UpdateRule:
     if kind in (OptimizerKind.LAMB, OptimizerKind.LAMB_NO_BIAS):
         return LambRule(first, second, corrects_bias=kind is OptimizerKind.LAMB)
     return AdamRule(first, second, decays_gradient=kind is OptimizerKind.ADAM)
+
+
+def _scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32)
 
 
 def _load_tensor(key: str, tensor: Tensor, given: Mapping[str, Tensor]) -> None:

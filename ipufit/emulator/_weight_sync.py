@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from ._executor_state import ExecutorState
+from ._logging import logger
 from ._wrapping import is_wrapped
+from .errors import createPoptorchError
 
 
 class WeightSync(ExecutorState):
@@ -24,6 +26,7 @@ class WeightSync(ExecutorState):
             Error: Not compiled.
 
         Example:
+            >>> import torch
             >>> from ipufit.emulator import inferenceModel
             >>> class Counter(torch.nn.Module):
             ...     def __init__(self):
@@ -53,12 +56,14 @@ class WeightSync(ExecutorState):
             Whether there was something to copy.
 
         Example:
+            >>> import torch
             >>> from ipufit.emulator import trainingModel
             >>> trainingModel(torch.nn.Linear(2, 1)).copyWeightsToHostIfNeeded()
             False
         """
         if not self._dirty_host_weights:
             return False
+        logger.debug("Implicit copyWeightsToHost()")
         self.copyWeightsToHost()
         return True
 
@@ -69,6 +74,7 @@ class WeightSync(ExecutorState):
             Error: Not compiled.
 
         Example:
+            >>> import torch
             >>> from ipufit.emulator import inferenceModel
             >>> module = torch.nn.Linear(2, 1)
             >>> inference = inferenceModel(module)
@@ -86,6 +92,67 @@ class WeightSync(ExecutorState):
         if self._attachment is not None:
             self._attachment.upload()
 
+    def copyNamedBuffersToDevice(self) -> None:
+        """Upload the buffers that `Options.updatableNamedBuffers` names.
+
+        Nothing else is uploaded. As in PopTorch, what training has changed since the
+        host saw it last isn't fetched any more, until the next call has changed it.
+
+        Raises:
+            Error: Not compiled, or the options name no buffer.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import Options, inferenceModel
+            >>> class Shift(torch.nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.register_buffer("offset", torch.zeros(1))
+            ...     def forward(self, x):
+            ...         return x + self.offset
+            >>> options = Options().updatableNamedBuffers(["offset"])
+            >>> inference = inferenceModel(Shift(), options)
+            >>> inference(torch.zeros(1))
+            tensor([0.])
+            >>> _ = inference.offset.fill_(3.0)
+            >>> inference.copyNamedBuffersToDevice()
+            >>> inference(torch.zeros(1))
+            tensor([3.])
+        """
+        self._require_compiled()
+        names = self._updatable_buffers()
+        if not names:
+            raise createPoptorchError(
+                "No named buffers marked as updatable: name them when the model is "
+                'wrapped, `Options().updatableNamedBuffers(["offset"])`.'
+            )
+        self._dirty_host_weights = False
+        if self._attachment is not None:
+            self._attachment.upload_named(names)
+
+    def _updatable_buffers(self) -> list[str]:
+        return list(self._options._Popart.options.get("updatableNamedBuffers", ()))
+
+    def _check_updatable_buffers(self) -> None:
+        """Refuse names of buffers that can't be uploaded.
+
+        Raises:
+            Error: The model has no such buffer, or it is compiled in.
+        """
+        buffers = dict(self._model.named_buffers())
+        for name in self._updatable_buffers():
+            if name not in buffers:
+                raise createPoptorchError(
+                    f"Options.updatableNamedBuffers names {name!r}, but the model's "
+                    f"buffers are: {', '.join(buffers) or 'none'}."
+                )
+            if not buffers[name].is_floating_point():
+                raise createPoptorchError(
+                    f"Options.updatableNamedBuffers names {name!r}, a buffer of "
+                    f"{buffers[name].dtype}: only floating-point buffers can be "
+                    "uploaded, others are constants of the compiled model."
+                )
+
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
         """`Module.load_state_dict`, and an upload if attached.
 
@@ -97,6 +164,7 @@ class WeightSync(ExecutorState):
             What torch returns: the missing and the unexpected names.
 
         Example:
+            >>> import torch
             >>> from ipufit.emulator import inferenceModel
             >>> inference = inferenceModel(torch.nn.Linear(2, 1))
             >>> inference.load_state_dict(torch.nn.Linear(2, 1).state_dict())

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from ._args import CallArguments
 from ._executor_state import NOT_COMPILED
-from ._lifecycle import Lifecycle
+from ._measurements import Measurements
+from ._printing import module_repr
+from ._saving import Saving
 from ._wrapping import ParameterView
 from .enums import ConnectionType
 from .errors import createPoptorchError
 
 
-class PoplarExecutor(Lifecycle):
+class PoplarExecutor(Saving, Measurements):
     """A module that runs on the device; made by `trainingModel` or `inferenceModel`.
 
     Attributes that it doesn't have itself are those of the user's module.
@@ -41,11 +43,13 @@ class PoplarExecutor(Lifecycle):
         if name in ("_user_model", "_model"):  # not set yet: a failed construction
             raise AttributeError(name)
         value = getattr(self._user_model, name)
-        return ParameterView(value) if isinstance(value, torch.nn.Parameter) else value
+        if isinstance(value, torch.nn.Parameter):
+            return ParameterView(value, self)
+        return value
 
     def __repr__(self) -> str:
-        """As the module."""
-        return repr(self._user_model)
+        """As the module, with the places where blocks begin."""
+        return module_repr(self._user_model)
 
     # Optimiser ----------------------------------------------------------------
 
@@ -119,6 +123,7 @@ class PoplarExecutor(Lifecycle):
         if not self._training:
             self._fetch_from_trainer()
         outputs = self._run(arguments)
+        self._is_rng_state_stale = True
         if self._training:
             self._dirty_host_weights = True
         for tensor in outputs:
@@ -130,11 +135,15 @@ class PoplarExecutor(Lifecycle):
         if attachment is None or compiled is None:
             raise createPoptorchError(NOT_COMPILED)
         self._parser.validate(compiled, arguments)
-        return attachment.run(arguments.tensors(like=compiled))
+        results = attachment.run(arguments.tensors(like=compiled))
+        self._anchored, self._times = results.anchored, results.times
+        return results.outputs
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> None:
     raise createPoptorchError(
-        "backward() cannot be called explicitly on outputs of a PopTorch model: a "
-        "training model runs the backward pass itself, from the loss in its forward."
+        "backward() cannot be called explicitly on outputs of a PopTorch model. If "
+        "you're using a trainingModel, the backwards pass is performed automatically "
+        "when invoking the model. If you're using an inferenceModel, you should use a "
+        "trainingModel instead."
     )

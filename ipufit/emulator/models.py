@@ -52,8 +52,8 @@ def trainingModel(
         model = model.model
     if is_wrapped(model):
         raise RuntimeError(
-            "This model is already wrapped for training. Call model.destroy() before "
-            "wrapping it again."
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call "
+            "model.destroy() on the model to unwrap before wrapping again."
         )
     # The traced object: attributes like `training` are its own, weights are shared.
     twin = copy.copy(model)

@@ -165,7 +165,7 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
         )
         merged = {**self._execution_strategy.backendOptions(), **self._popart.options}
         for part in (self, self._training, self._distributed, self._tensor_locations):
-            part._merge_into(merged)
+            part.update(merged)
         if self._show_compilation_progress_bar:
             merged["compilation_progress_bar_fn"] = self._progress_bar
         return merged

@@ -18,6 +18,7 @@ __all__ = [
     "_throwTestError",
     "_validateOptions",
     "isCompilingWithDispatcher",
+    "poptorchAtExit",
 ]
 
 
@@ -29,6 +30,17 @@ def isCompilingWithDispatcher() -> bool:
         False
     """
     return isRunningOnIpu()
+
+
+def poptorchAtExit() -> None:
+    """Do what is to be done when Python ends: nothing.
+
+    PopTorch calls it at exit to tell its backend that Python's objects are going. The
+    emulator's IPUs go with the process.
+
+    Example:
+        >>> poptorchAtExit()
+    """
 
 
 class TestErrorType(enum.Enum):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules made of a function, and the comparison of device and host."""
+"""Modules and executors that several test modules use; device against host."""
 
 from __future__ import annotations
 
@@ -69,3 +69,31 @@ class Linear(nn.Module):
 class Marked(Linear):
     def forward(self, x):
         return poptorch.identity_loss(super().forward(x), reduction="none")
+
+
+class Model(nn.Module):
+    """Each update of plain SGD with rate 1 subtracts the input from the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        loss = poptorch.identity_loss(self.weight * x, reduction="sum")
+        return loss, self.weight * 1
+
+
+ONE = torch.ones(1)
+
+
+def wrap(model=None, options=None):
+    model = Model() if model is None else model
+    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    return model, poptorch.trainingModel(model, options, sgd)
+
+
+def on_device(executor):
+    """The weight that the device has now, before it is trained on."""
+    return executor(torch.zeros(1))[1].item()

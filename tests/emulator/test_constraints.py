@@ -40,6 +40,7 @@ class Blocks(nn.Module):
 
 def make_options(*, G=1, D=1, R=1, strategy=None):  # noqa: N803
     options = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    options.autoRoundNumIPUs(True)
     options.Training.gradientAccumulation(G)
     if strategy is not None:
         options.setExecutionStrategy(strategy)
@@ -220,7 +221,7 @@ def test_parallel_phases_alternate_between_even_and_odd_ipus(ipu, is_allowed):
 def test_the_first_model_without_blocks_is_on_one_ipu():
     executor = poptorch.inferenceModel(nn.Identity())
     executor.compile(torch.ones(1))
-    assert executor._program.num_ipus == 1
+    assert executor._executable.num_ipus == 1
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_ipus_below_the_highest_count(ipus, prefix, expected):
         Blocks(ipus, prefix=prefix), make_options(strategy=ShardedExecution())
     )
     executor.compile(torch.ones(1))
-    assert executor._program.num_ipus == expected
+    assert executor._executable.num_ipus == expected
 
 
 # IPUs -------------------------------------------------------------------------

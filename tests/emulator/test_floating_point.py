@@ -75,3 +75,26 @@ def test_a_gradient_that_is_not_finite_is_named():
     refuse_bad_gradients({"good": ONES, "none": None})
     with pytest.raises(poptorch.Error, match="gradient of bad"):
         refuse_bad_gradients({"good": ONES, "bad": NAN})
+
+
+def test_a_gradient_that_overflows_stops_the_update():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            # The root is 0, its slope isn't finite.
+            return poptorch.identity_loss((self.weight * x).sqrt(), reduction="sum")
+
+    for is_checking in (False, True):
+        model = Model()
+        sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
+        training = poptorch.trainingModel(model, options(is_checking), sgd)
+        if is_checking:
+            with pytest.raises(poptorch.Error, match="gradient of weight"):
+                training(torch.ones(1))
+            assert model.weight.item() == 0
+        else:
+            training(torch.ones(1))
+            assert not model.weight.isfinite().all()

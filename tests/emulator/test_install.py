@@ -14,6 +14,7 @@ import pytest
 
 import ipufit.emulator
 from ipufit.emulator import Error, install, uninstall
+from ipufit.emulator._switches import STRICT_VARIABLE, is_strict
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +43,8 @@ def real_poptorch(tmp_path, monkeypatch):
 def state():
     """What `install` may change."""
     names = [n for n in sys.modules if n.partition(".")[0] in ("poptorch", "popdist")]
-    return [[*sys.meta_path], [*sys.path], os.environ.get("PYTHONPATH"), sorted(names)]
+    variables = [os.environ.get(name) for name in ("PYTHONPATH", STRICT_VARIABLE)]
+    return [[*sys.meta_path], [*sys.path], variables, sorted(names)]
 
 
 def run_python(code, folder):
@@ -261,3 +263,36 @@ def test_processes_that_multiprocessing_starts_find_it(method, tmp_path):
     )
     assert done.stderr == ""
     assert done.stdout.split() == ["ipufit.emulator", "__mp_main__", "1", "1"]
+
+
+# Strict mode -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_strict_mode_is_for_this_process_and_its_children(
+    before, monkeypatch, tmp_path
+):
+    monkeypatch.delenv(STRICT_VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(STRICT_VARIABLE, before)
+    untouched = state()
+    install(force=True, strict=True)
+    try:
+        assert is_strict()
+        code = "from ipufit.emulator._switches import is_strict; print(is_strict())"
+        assert run_python(code, tmp_path).stdout.strip() == "True"
+    finally:
+        uninstall()
+    assert state() == untouched
+    assert not is_strict()
+
+
+@pytest.mark.usefixtures("installed")
+def test_strict_mode_can_be_asked_for_later(monkeypatch):
+    monkeypatch.delenv(STRICT_VARIABLE, raising=False)
+    install()
+    assert not is_strict()
+    install(strict=True)
+    assert is_strict()
+    install()
+    assert is_strict()

@@ -65,6 +65,7 @@ class Rows(torch.nn.Module):
 
 def make_options(D, G, R, mode=None, period=1):
     options = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    options.autoRoundNumIPUs(True)
     options.Training.gradientAccumulation(G)
     if mode is not None:
         options.outputMode(mode, period)

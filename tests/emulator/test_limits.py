@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import ipufit.emulator as poptorch
 from tests.emulator._models import Function
@@ -79,10 +80,22 @@ def test_other_recurrent_layers_are_refused(kind, name, settings, fragment):
         run(kind(3, 4, **settings), SEQUENCES)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.RNN])
-def test_recurrent_layers_need_biases(kind):
-    with pytest.raises(poptorch.Error, match="without biases not supported"):
-        run(kind(3, 4, bias=False), SEQUENCES)
+@pytest.mark.parametrize(
+    ("settings", "fragment"),
+    [
+        ({"num_layers": 2}, "Only RNN with 1 layer is supported"),
+        ({"bidirectional": True}, "Bidirectional RNN is not supported"),
+        ({"bias": False}, "RNN without biases is not supported"),
+    ],
+)
+def test_the_plain_ones_are_refused_in_other_words(settings, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        run(nn.RNN(3, 4, **settings), SEQUENCES)
+
+
+def test_an_lstm_needs_biases():
+    with pytest.raises(poptorch.Error, match="LSTM without biases not supported"):
+        run(nn.LSTM(3, 4, bias=False), SEQUENCES)
 
 
 def test_a_gru_needs_none():
@@ -90,3 +103,144 @@ def test_a_gru_needs_none():
     with torch.no_grad():
         expected = layer(SEQUENCES)[0]
     assert torch.allclose(run(layer, SEQUENCES)[0], expected)
+
+
+IMAGES = torch.linspace(-1, 1, 192).reshape(2, 3, 4, 8)
+INDICES = torch.tensor([0, 3, 1])
+BYTES = torch.tensor([1, 6], dtype=torch.uint8)
+
+REFUSED = {
+    "classes that depend on values": (
+        functional.one_hot,
+        INDICES,
+        "OneHot num classes must be specified and must be constant",
+    ),
+    "bins that depend on values": (
+        torch.bincount,
+        INDICES,
+        "Bincount `minlength` must be specified and must be a constant. On the IPU MK2",
+    ),
+    "linear upsampling": (
+        nn.Upsample(scale_factor=2, mode="linear"),
+        IMAGES[0],
+        "Unsupported upsample mode aten::upsample_linear1d: .* only 'nearest' is supp",
+    ),
+    "trilinear upsampling": (
+        nn.Upsample(scale_factor=2, mode="trilinear"),
+        IMAGES[None],
+        "aten::upsample_trilinear3d: currently only 'nearest' is supported",
+    ),
+    "bicubic upsampling from corner to corner": (
+        nn.Upsample(scale_factor=2, mode="bicubic", align_corners=True),
+        IMAGES,
+        "Only support align_corners=False",
+    ),
+    "bilinear upsampling by fractions": (
+        nn.Upsample(scale_factor=2.5, mode="bilinear"),
+        IMAGES,
+        "Bilinear upsampling with non-integer factor not supported: 2.5",
+    ),
+    "uneven bilinear upsampling": (
+        nn.Upsample(scale_factor=(2, 3), mode="bilinear"),
+        IMAGES,
+        "Non-uniform bilinear upsampling not supported",
+    ),
+    "scaled gradients of embeddings": (
+        nn.Embedding(5, 2, scale_grad_by_freq=True),
+        INDICES,
+        "Unsupported aten::embedding operation: scale_grad_by_freq",
+    ),
+    "sparse gradients of embeddings": (
+        nn.Embedding(5, 2, sparse=True),
+        INDICES,
+        "Unsupported aten::embedding operation: sparse",
+    ),
+    "padding of embedding bags": (
+        nn.EmbeddingBag(5, 2, padding_idx=1),
+        INDICES[None],
+        "padding_idx parameter is unsupported",
+    ),
+    "uneven adaptive pooling": (
+        nn.AdaptiveAvgPool2d((4, 3)),
+        IMAGES,
+        r"Input dim 1 \(8\) is not divisible by the corresponding output dim \(3\)",
+    ),
+    "indices of maxima": (
+        nn.MaxPool2d(2, return_indices=True),
+        IMAGES,
+        "max_pool2d with return_indices=True is not supported",
+    ),
+    "dilated transposed convolutions": (
+        nn.ConvTranspose2d(3, 2, 3, dilation=(1, 2)),
+        IMAGES,
+        "Non default value for dilations is not supported",
+    ),
+    "bits of bytes": (
+        lambda x: x & x,
+        BYTES,
+        "__and__: Poplar does not support binary operations on 8-bit integral types",
+    ),
+    "negated bytes": (torch.bitwise_not, BYTES, "bitwise_not: Poplar does not supp"),
+    "unsorted maxima": (
+        lambda x: torch.topk(x, 2, sorted=False).values,
+        IMAGES,
+        "sorted=False is not supported for torch.topk",
+    ),
+    "the nuclear norm": (
+        lambda x: torch.linalg.matrix_norm(x, "nuc"),
+        IMAGES,
+        "Matrix nuclear norm is not supported",
+    ),
+    "torch.norm's nuclear norm": (
+        lambda x: torch.norm(x, p="nuc", dim=(2, 3)),
+        IMAGES,
+        "Matrix nuclear norm is not supported",
+    ),
+    "the 2-norm of a matrix": (
+        lambda x: torch.linalg.matrix_norm(x, 2),
+        IMAGES,
+        "Matrix 2-norm is not supported",
+    ),
+    "the 2-norm of a matrix by its dimensions": (
+        lambda x: torch.linalg.norm(x, -2, (0, 1)),
+        IMAGES[0, 0],
+        "Matrix 2-norm is not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_argument_is_refused(name):
+    function, tensor, fragment = REFUSED[name]
+    with pytest.raises(poptorch.Error, match=fragment):
+        run(function, tensor)
+
+
+ACCEPTED = {
+    "given classes": (lambda x: functional.one_hot(x, num_classes=5).float(), INDICES),
+    "given bins": (lambda x: x.bincount(minlength=4).float(), INDICES),
+    "bins by position": (lambda x: torch.bincount(x, None, 4).float(), INDICES),
+    "nearest upsampling": (nn.Upsample(scale_factor=2.5), IMAGES),
+    "bilinear upsampling": (nn.Upsample(scale_factor=2, mode="bilinear"), IMAGES),
+    "bilinear to a size": (nn.Upsample(size=(9, 5), mode="bilinear"), IMAGES),
+    "bicubic upsampling": (nn.Upsample(scale_factor=2, mode="bicubic"), IMAGES),
+    "padding of embeddings": (nn.Embedding(5, 2, padding_idx=1), INDICES),
+    "even adaptive pooling": (nn.AdaptiveAvgPool2d((2, None)), IMAGES),
+    "adaptive pooling to one": (nn.AdaptiveAvgPool2d(1), IMAGES),
+    "maxima": (nn.MaxPool2d(2), IMAGES),
+    "transposed convolutions": (nn.ConvTranspose2d(3, 2, 3, dilation=1), IMAGES),
+    "bits of integers": (lambda x: (x & 1).float(), INDICES),
+    "bits of truth values": (lambda x: (~(x > 0) ^ (x > 1)).float(), INDICES),
+    "sorted maxima": (lambda x: torch.topk(x, 2).values, IMAGES),
+    "the Frobenius norm": (lambda x: torch.linalg.norm(x, "fro", (0, 1)), IMAGES),
+    "a vector's 2-norm": (lambda x: torch.linalg.norm(x, 2, 1), IMAGES),
+    "a 2-norm of all elements": (lambda x: torch.norm(x, 2), IMAGES[0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_other_arguments_are_fine(name):
+    function, tensor = ACCEPTED[name]
+    with torch.no_grad():
+        expected = function(tensor)
+    torch.testing.assert_close(run(function, tensor), expected)

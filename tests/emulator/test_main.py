@@ -13,6 +13,7 @@ import pytest
 
 from ipufit.emulator import __main__ as command
 from ipufit.emulator import uninstall
+from ipufit.emulator._switches import STRICT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 WHO_AM_I = """
@@ -42,6 +43,7 @@ def emulate(monkeypatch, capsys):
             code = end.code
         return (code, *capsys.readouterr())
 
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # scripts may replace it
     yield run
     uninstall()
 
@@ -199,8 +201,10 @@ def test_options_are_not_abbreviated(emulate):
 def test_the_help_names_every_option(emulate):
     code, output, _ = emulate("--help")
     assert code == 0
-    for word in ("--ipus N", "--force", "-m", "script", "IPUFIT_EMULATOR_IPUS"):
+    for word in ("--ipus N", "--force", "--strict", "-m", "script"):
         assert word in output
+    for variable in ("IPUFIT_EMULATOR_IPUS", "IPUFIT_EMULATOR_STRICT"):
+        assert variable in output
 
 
 def test_a_real_poptorch_is_emulated_only_by_force(emulate, write):
@@ -218,3 +222,34 @@ def test_a_bad_number_in_the_environment_is_a_clear_error(emulate, write, monkey
     code, _, errors = emulate(write("print('never')"))
     assert code == 2
     assert "IPUFIT_EMULATOR_IPUS='many'" in errors
+
+
+STRICT = """
+import poptorch, torch
+
+class Gamma(torch.nn.Module):
+    def forward(self, x):
+        return x.lgamma()
+
+print(poptorch.inferenceModel(Gamma())(torch.ones(1)).shape)
+"""
+
+
+def test_strict_mode_refuses_what_no_ipu_computes(emulate, write, monkeypatch):
+    monkeypatch.delenv(STRICT_VARIABLE, raising=False)
+    script = write(STRICT)
+    code, output, errors = emulate(script)
+    assert (code, output) == (0, "torch.Size([1])\n")
+    assert "strict" not in errors
+    uninstall()
+    code, output, errors = emulate("--strict", script)
+    assert (code, output) == (1, "")
+    assert "; strict" in errors.splitlines()[0]
+    assert "[aten::lgamma]" in errors
+
+
+def test_a_strange_strict_mode_is_refused(emulate, write, monkeypatch):
+    monkeypatch.setenv(STRICT_VARIABLE, "maybe")
+    code, _, errors = emulate(write(STRICT))
+    assert code == 2
+    assert "IPUFIT_EMULATOR_STRICT='maybe'" in errors

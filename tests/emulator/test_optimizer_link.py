@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -324,3 +325,31 @@ def test_the_state_of_an_offline_model_stays_empty():
     _, optimizer, executor = make(with_momentum, options)
     executor.compile(torch.ones(1))
     assert optimizer.state_dict()["ipu_state"] is None
+
+
+# What the log says --------------------------------------------------------------
+
+
+def test_transfers_of_the_state_are_logged_and_the_lack_of_them(caplog):
+    def messages():
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return [text for text in texts if "optimiser state" in text]
+
+    read = "Writing optimiser state tensors from IPU to host."
+    write = "Writing optimiser state tensors from host to IPU memory."
+    caplog.set_level(logging.DEBUG, "poptorch::python")
+    _, optimizer, executor = make(with_momentum)
+    executor.compile(torch.ones(1))
+    assert messages() == []
+    state = optimizer.state_dict()
+    optimizer.state_dict()
+    assert messages() == [read, "Using cached optimiser state dict"]
+    executor(torch.ones(1))
+    assert messages() == []
+    optimizer.load_state_dict(state)
+    executor(torch.ones(1))
+    assert messages() == [write]
+    executor.detachFromDevice()
+    executor.attachToDevice()
+    assert messages() == [read, write]

@@ -204,3 +204,53 @@ def test_a_pod_that_is_too_small_says_so():
         poptorch.Error, match="There are only 3: use fewer stages or replicas"
     ):
         Pod(3).acquire(4)
+
+
+# Waiting ----------------------------------------------------------------------
+
+
+class Sleeper:
+    """A sleep that takes no time; somebody frees the IPUs during the last one."""
+
+    def __init__(self, naps):
+        self.naps = naps
+        self.seconds = []
+
+    def __call__(self, seconds):
+        self.seconds.append(seconds)
+        if len(self.seconds) == self.naps:
+            self.free()
+
+
+def test_who_is_told_to_waits_for_ipus(monkeypatch, caplog):
+    monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
+    sleeper = Sleeper(naps=3)
+    pod = Pod(num_ipus=2, sleep=sleeper)
+    held = pod.acquire(2)
+    sleeper.free = lambda: pod.release(held)
+    assert pod.acquire(1) <= held
+    assert sleeper.seconds == [15.0] * 3
+    assert caplog.text.count("No IPU available, sleeping") == 3
+
+
+@pytest.mark.parametrize(("count", "first"), [(3, None), (1, 2), (2, 1)])
+def test_nobody_waits_for_ipus_that_are_not_there(monkeypatch, count, first):
+    monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
+    sleeper = Sleeper(naps=1)
+    pod = Pod(num_ipus=2, sleep=sleeper)
+    pod.acquire(1)
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        pod.acquire(count, first)
+    assert sleeper.seconds == []
+
+
+@pytest.mark.parametrize("text", [None, "0"])
+def test_others_do_not_wait(monkeypatch, text):
+    if text is not None:
+        monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", text)
+    sleeper = Sleeper(naps=1)
+    pod = Pod(num_ipus=1, sleep=sleeper)
+    pod.acquire(1)
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        pod.acquire(1)
+    assert sleeper.seconds == []

@@ -78,3 +78,10 @@ def test_it_knows_when_a_model_is_being_compiled():
     model.destroy()
     assert seen == [True]
     assert not poptorch_core.isCompilingWithDispatcher()
+
+
+def test_the_end_of_python_asks_for_nothing():
+    model = poptorch.inferenceModel(nn.Identity())
+    model.compile(torch.ones(1))
+    poptorch.poptorchAtExit()
+    assert model(torch.ones(1)).item() == 1

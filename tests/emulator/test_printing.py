@@ -22,12 +22,10 @@ def test_blocks_are_shown_where_they_begin():
     network = copy.deepcopy(NETWORK)
     poptorch.BeginBlock(network[0], "first", ipu_id=0)
     lines = poptorch.module_repr(network).split("\n")
-    assert lines[1:5] == [
-        "  (0): Linear(",
-        "    BeginBlock(user_id=first, ipu_id=0)",
-        "    in_features=2, out_features=3, bias=True",
-        "  )",
-    ]
+    assert lines[1] == (
+        "  (0): BeginBlock(user_id=first, ipu_id=0) "
+        "Linear(in_features=2, out_features=3, bias=True)"
+    )
 
 
 def test_other_hooks_are_not_shown():
@@ -40,10 +38,28 @@ def test_a_module_is_printed_twice(capsys):
     layer = poptorch.BeginBlock(nn.ReLU(), "only")
     poptorch.print(layer)
     assert capsys.readouterr().out == (
-        "ReLU(\n  BeginBlock(user_id=only, ipu_id=None)\n)\nReLU()\n"
+        "BeginBlock(user_id=only, ipu_id=None) ReLU()\nReLU()\n"
     )
 
 
 def test_anything_else_is_printed_as_usual(capsys):
     poptorch.print("a", 1, sep="-", end="!")
     assert capsys.readouterr().out == "a-1!"
+
+
+def test_a_module_with_blocks_inside_is_shown_around_them():
+    network = copy.deepcopy(NETWORK)
+    poptorch.BeginBlock(network, "all", ipu_id=1)
+    poptorch.BeginBlock(network[1][0], "inner", ipu_id=2)
+    lines = poptorch.module_repr(network).split("\n")
+    assert lines[0] == "BeginBlock(user_id=all, ipu_id=1) Sequential("
+    assert lines[3] == "    (0): BeginBlock(user_id=inner, ipu_id=2) ReLU()"
+    assert lines[-1] == ")"
+
+
+def test_an_executor_shows_the_blocks_of_its_module():
+    network = copy.deepcopy(NETWORK)
+    poptorch.BeginBlock(network[2], ipu_id=0)
+    executor = poptorch.inferenceModel(network)
+    assert repr(executor) == poptorch.module_repr(network)
+    assert "(2): BeginBlock(user_id=None, ipu_id=0) ReLU()" in repr(executor)

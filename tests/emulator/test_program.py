@@ -67,7 +67,7 @@ def remove_for_good(model, x):
 
 
 REBOUND = [
-    (reassign, r"Buffer total is reassigned within.*`self\.total\.copy_\(src\)`"),
+    (reassign, r"Buffer total is reassigned within.*self\.total\.copy_\(src\)"),
     (reassign_child, "Buffer child.total is reassigned within the model"),
     (reassign_parameter, "Parameter weight is reassigned within the model"),
     (replace_data, "Parameter weight is reassigned within the model"),

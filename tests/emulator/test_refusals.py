@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils.checkpoint import checkpoint
 
 import ipufit.emulator as poptorch
@@ -24,7 +25,6 @@ READERS = {
     "to": lambda x: x.to("cpu"),
     "to by name": lambda x: x.to(device="cpu"),
     "index": lambda x: [1, 2][x],
-    "equal": lambda x: torch.equal(x, x),
     "allclose": lambda x: torch.allclose(x, x),
     "contains": lambda x: 1 in x,
     "comparison": lambda x: max(x, x + 1),
@@ -74,8 +74,24 @@ def test_printing_shows_no_value(capsys):
     ],
 )
 def test_results_without_a_fixed_shape_are_refused(function):
-    with pytest.raises(poptorch.Error, match="depends on values"):
+    with pytest.raises(poptorch.Error, match="determined by the tensor values"):
         poptorch.inferenceModel(Function(function))(X)
+
+
+def test_the_refusal_of_a_shape_is_torchs_own_exception_too():
+    executor = poptorch.inferenceModel(Function(lambda m, x: x[x > 0]))
+    with pytest.raises(DynamicOutputShapeException, match="fixed shapes") as caught:
+        executor(X)
+    assert isinstance(caught.value, poptorch.Error)
+    assert caught.value.type == "poptorch_py_error"
+    assert len({caught.value, caught.value}) == 1
+
+
+@pytest.mark.parametrize("compare", [torch.equal, torch.Tensor.equal])
+def test_whole_tensors_are_never_equal_while_tracing(compare, caplog):
+    module = Function(lambda m, x: x + 1 if compare(x, x) else x - 1)
+    assert torch.equal(poptorch.inferenceModel(module)(X), X - 1)
+    assert "torch.equal() is False" in caplog.text
 
 
 # Gradients of ones own ---------------------------------------------------------

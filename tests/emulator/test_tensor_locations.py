@@ -72,7 +72,9 @@ def test_valid_numbers_of_io_tiles_are_stored(tiles):
 
 @pytest.mark.parametrize("tiles", [31, 30, 33, 193, 194, 64.0, None])
 def test_other_numbers_of_io_tiles_are_refused(tiles):
-    with pytest.raises(AssertionError, match="32 to 192"):
+    with pytest.raises(
+        AssertionError, match="numIOTiles must be an even number between 32 and 192"
+    ):
         Options().TensorLocations.numIOTiles(tiles)
 
 
@@ -100,3 +102,8 @@ def test_locations_freeze_with_their_options():
         options.TensorLocations.numIOTiles(32)
     with pytest.raises(AttributeError, match="Can't modify frozen Options"):
         options.TensorLocations.setWeightLocation(TensorLocationSettings())
+
+
+def test_settings_can_be_made_with_values():
+    settings = TensorLocationSettings(onChip=0)
+    assert settings.useOnChipStorage(True).toDict() == {"onChip": 1}

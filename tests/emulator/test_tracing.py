@@ -102,6 +102,10 @@ FUNCTIONS = {
         F.layer_norm(x, (6,)),
         F.one_hot(x.argmax(1), 6),
     ),
+    "new of a size": lambda m, x: (
+        x.new(x.size()).fill_(2) + x,
+        x.new(torch.Size([])).fill_(2),
+    ),
     "numpy scalar": lambda m, x: x * np.float32(2.0),
     "embedding": lambda m, x: F.embedding(x.argmax(0), x),
     "no values": lambda m, x: x.sum() * 0 + x.dim() + int(x.requires_grad),
@@ -159,7 +163,7 @@ def make_modules():
 def make_symmetric():
     class Symmetric(nn.Module):
         def forward(self, x):
-            return x.triu() + x.triu(1).T
+            return (x + x.T) / 2
 
     layer = nn.Linear(6, 6)
     parametrize.register_parametrization(layer, "weight", Symmetric())

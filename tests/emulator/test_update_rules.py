@@ -646,6 +646,18 @@ def test_missing_names_are_skipped_with_a_warning(caplog):
     assert f"{start} parameter learningRate___specific___a" in caplog.text
 
 
+@pytest.mark.parametrize("cls", [optim.Adam, optim.AdamW, optim.LAMB])
+@pytest.mark.parametrize(("beta", "steps"), [(0.5, -1.0), (0.5, -2.0), (0.0, -2.0)])
+def test_a_state_that_makes_no_sense_gives_no_numbers_and_no_error(cls, beta, steps):
+    weights = make_weights()
+    device = make_device(cls(weights.values(), betas=(beta, beta)), weights)
+    state = device.state_dict()["ipu_state"]
+    state["Step___a"] = torch.full_like(state["Step___a"], steps)
+    device.load_state(state, None)
+    device.step(make_gradients(0))
+    assert not torch.isfinite(weights["a"]).all()
+
+
 def test_states_of_another_shape_are_refused():
     weights = make_weights()
     device = make_device(optim.Adam(weights.values(), lr=0.1), weights)

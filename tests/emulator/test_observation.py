@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an executor answers about its tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from tests.emulator._models import ONE
+
+
+@pytest.fixture
+def executor():
+    options = poptorch.Options()
+    options.anchorTensor("x", "input")
+    return poptorch.inferenceModel(nn.ReLU(), options)
+
+
+def test_names_are_known_once_compiled(executor):
+    with pytest.raises(AssertionError, match="has not been compiled"):
+        executor.getTensorNames()
+    executor.compile(ONE)
+    assert executor.getTensorNames() == ["input", "Relu:0"]
+    executor.destroy()
+    with pytest.raises(AssertionError, match="has not been compiled"):
+        executor.getTensorNames()
+
+
+def test_the_list_of_names_is_the_callers_own(executor):
+    executor.compile(ONE)
+    executor.getTensorNames().clear()
+    assert executor.getTensorNames() == ["input", "Relu:0"]
+
+
+def test_values_are_known_once_the_model_has_run(executor):
+    with pytest.raises(AssertionError, match="No tensor with name x found"):
+        executor.getAnchoredTensor("x")
+    executor.compile(ONE)
+    with pytest.raises(AssertionError, match="No tensor with name x found"):
+        executor.getAnchoredTensor("x")
+    executor(ONE)
+    assert executor.getAnchoredTensor("x").tolist() == [1]
+    with pytest.raises(AssertionError, match=r"name input found.*there are: x\."):
+        executor.getAnchoredTensor("input")
+
+
+def test_without_anchors_there_is_nothing_to_find():
+    plain = poptorch.inferenceModel(nn.ReLU())
+    plain(ONE)
+    with pytest.raises(AssertionError, match="there are: none"):
+        plain.getAnchoredTensor("x")
+
+
+def test_values_outlive_the_attachment_but_no_compilation(executor):
+    executor(ONE)
+    executor.detachFromDevice()
+    assert executor.getAnchoredTensor("x").tolist() == [1]
+    executor.destroy()
+    executor.compile(torch.ones(2))
+    with pytest.raises(AssertionError, match="No tensor with name x found"):
+        executor.getAnchoredTensor("x")
+
+
+def test_a_failed_call_keeps_the_values_of_the_one_before(executor):
+    executor(ONE)
+    with pytest.raises(poptorch.Error, match="Shape mismatch"):
+        executor(torch.ones(2))
+    assert executor.getAnchoredTensor("x").tolist() == [1]

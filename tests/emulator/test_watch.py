@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients, updated weights and optimiser tensors that are anchored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import CommGroupType, OutputMode, VariableRetrievalMode
+from tests.emulator._models import ONE, Model, wrap
+
+MEAN = poptorch.MeanReductionStrategy
+
+
+class Regression(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x, y):
+        return mse_loss(self.layer(x), y)
+
+
+def data(rows):
+    generator = torch.Generator().manual_seed(rows)
+    return (
+        torch.randn(rows, 2, generator=generator),
+        torch.randn(rows, 1, generator=generator),
+    )
+
+
+def make_options(D=1, G=1, R=1, mode=(OutputMode.All,), strategy=MEAN.Post):  # noqa: N803
+    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    options.Training.gradientAccumulation(G)
+    options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
+    options.outputMode(*mode).autoRoundNumIPUs(True)
+    for name in ("weight", "bias"):
+        options.anchorTensor(f"gradient of {name}", f"Gradient___layer.{name}")
+        options.anchorTensor(f"new {name}", f"UpdatedVar___layer.{name}")
+    return options
+
+
+def run_by_hand(D, G, R, lr):  # noqa: N803
+    """Gradients of each micro-batch, and the weights after its update."""
+    model = Regression()
+    x, y = data(2 * D * G * R)
+    gradients, updated = [], []
+    for d in range(D):
+        batch = range(d * G * R, (d + 1) * G * R)
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for k in batch:
+            rows = slice(2 * k, 2 * k + 2)
+            found = torch.autograd.grad(
+                model(x[rows], y[rows]), list(model.parameters())
+            )
+            gradients.append(found)
+            sums = [total + new for total, new in zip(sums, found)]
+        with torch.no_grad():
+            for parameter, total in zip(model.parameters(), sums):
+                parameter -= lr * total / (G * R)
+        updated += [[p.detach().clone() for p in model.parameters()] for _ in batch]
+    return gradients, updated
+
+
+small = st.integers(1, 3)
+
+
+@given(
+    small,
+    small,
+    small,
+    st.sampled_from([MEAN.Post, MEAN.Running]),
+    st.sampled_from([1.0, 64.0]),
+)
+def test_they_equal_those_of_a_plain_loop(D, G, R, strategy, scaling):  # noqa: N803
+    model = Regression()
+    sgd = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=scaling)
+    executor = poptorch.trainingModel(
+        model, make_options(D, G, R, strategy=strategy), sgd
+    )
+    executor(*data(2 * D * G * R))
+    gradients, updated = run_by_hand(D, G, R, lr=0.1)
+    for index, name in enumerate(("weight", "bias")):
+        expected = torch.cat([found[index] for found in gradients]) * scaling
+        actual = executor.getAnchoredTensor(f"gradient of {name}")
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(
+            executor.getAnchoredTensor(f"new {name}"),
+            torch.cat([values[index] for values in updated]),
+        )
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"),
+    [
+        ((OutputMode.All,), [0, 1, 2, 3]),
+        ((OutputMode.Final,), [3]),
+        ((OutputMode.EveryN, 2), [1, 3]),
+    ],
+)
+def test_they_come_back_as_the_outputs_do(mode, kept):
+    model = Regression()
+    sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, make_options(D=4, mode=mode), sgd)
+    executor(*data(8))
+    gradients, updated = run_by_hand(4, 1, 1, lr=0.1)
+    torch.testing.assert_close(
+        executor.getAnchoredTensor("gradient of bias"),
+        torch.cat([gradients[step][1] for step in kept]),
+    )
+    torch.testing.assert_close(
+        executor.getAnchoredTensor("new bias"),
+        torch.cat([updated[step][1] for step in kept]),
+    )
+
+
+def test_they_can_be_summed():
+    model = Regression()
+    sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    options = make_options(D=2, G=2, R=2, mode=(OutputMode.Sum,))
+    executor = poptorch.trainingModel(model, options, sgd)
+    executor(*data(16))
+    gradients, _ = run_by_hand(2, 2, 2, lr=0.1)
+    torch.testing.assert_close(
+        executor.getAnchoredTensor("gradient of bias"),
+        torch.cat([sum(g[1] for g in gradients[r::2]) for r in range(2)]),
+    )
+
+
+def test_training_goes_as_without_them():
+    weights = []
+    for options in (make_options(D=2, G=3), poptorch.Options()):
+        options.deviceIterations(2).Training.gradientAccumulation(3)
+        model = Regression()
+        executor = poptorch.trainingModel(model, options)
+        executor(*data(12))
+        weights.append(model.layer.weight.tolist())
+    assert weights[0] == weights[1]
+
+
+def test_a_weight_that_the_loss_does_not_depend_on_has_a_gradient_of_zero():
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = nn.Parameter(torch.ones(2))
+            self.idle = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.used * x, "sum"), self.idle * 1
+
+    options = poptorch.Options().deviceIterations(2).outputMode(OutputMode.All)
+    options.anchorTensor("idle", "Gradient___idle")
+    executor = poptorch.trainingModel(Idle(), options)
+    executor(torch.ones(2))
+    assert executor.getAnchoredTensor("idle").tolist() == [0] * 6
+
+
+def test_the_tensors_of_the_optimiser_are_those_after_the_update():
+    options = poptorch.Options().deviceIterations(3).outputMode(OutputMode.All)
+    options.anchorTensor("velocity", "Accl1___weight")
+    options.anchorTensor("scaling", "lossScaling_FLOAT")
+    options.anchorTensor("momentum", "scaledMomentum1___specific___weight")
+    model = Model()
+    sgd = poptorch.optim.SGD(
+        model.parameters(),
+        lr=1.0,
+        momentum=0.5,
+        loss_scaling=4.0,
+        use_combined_accum=False,
+    )
+    executor = poptorch.trainingModel(model, options, sgd)
+    executor(torch.ones(3))
+    velocity = executor.getAnchoredTensor("velocity") / 4
+    assert velocity.tolist() == [1, 1.5, 1.75]
+    assert executor.getAnchoredTensor("scaling").tolist() == [4, 4, 4]
+    assert executor.getAnchoredTensor("momentum").tolist() == [0.5] * 3
+
+
+def test_gradients_are_in_the_type_of_the_weight():
+    model = Regression().half()
+    executor = poptorch.trainingModel(model, make_options())
+    x, y = data(2)
+    executor(x.half(), y.half())
+    assert executor.getAnchoredTensor("gradient of weight").dtype == torch.float16
+    assert executor.getAnchoredTensor("new weight").dtype == torch.float16
+
+
+def test_each_replica_shows_the_element_of_its_group():
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor([[1.0], [2.0]]))
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.factor * x, "sum")
+
+    options = poptorch.Options().replicationFactor(2).outputMode(OutputMode.All)
+    for short, name in (
+        ("g", "Gradient___factor"),
+        ("w", "UpdatedVar___factor"),
+        ("v", "Accl1___factor"),
+    ):
+        options.anchorTensor(short, name)
+    model = Grouped()
+    adam = poptorch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.0, 0.5))
+    executor = poptorch.trainingModel(model, options, adam)
+    executor.factor.replicaGrouping(
+        CommGroupType.NoGrouping, 0, VariableRetrievalMode.OnePerGroup
+    )
+    executor(torch.tensor([3.0, 5.0]))
+    assert executor.getAnchoredTensor("g").tolist() == [3, 5]
+    assert executor.getAnchoredTensor("w").tolist() == [1, 2]
+    assert executor.getAnchoredTensor("v").tolist() == [1.5, 2.5]  # means over two
+
+
+def test_nothing_is_left_on_the_weights_after_a_call():
+    _, executor = wrap(options=_anchoring("Gradient___weight"))
+    executor(ONE)
+    (weight,) = executor._attachment._weights.trained.values()
+    assert not weight._backward_hooks
+
+
+def _anchoring(name):
+    options = poptorch.Options()
+    options.anchorTensor("it", name)
+    return options

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When weights move between the host and the device: what copies what."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from tests.emulator._models import ONE, on_device, wrap
+
+
+@pytest.fixture
+def transfers(monkeypatch):
+    """Every copy of weights between host and device, in order."""
+    from ipufit.emulator._attachment import Attachment
+
+    seen = []
+    for name in ("download", "upload"):
+        original = getattr(Attachment, name)
+
+        def spy(self, name=name, original=original):
+            seen.append(name)
+            original(self)
+
+        monkeypatch.setattr(Attachment, name, spy)
+    return seen
+
+
+def test_weights_are_kept_apart():
+    model, executor = wrap()
+    executor(ONE)
+    with torch.no_grad():
+        model.weight.fill_(10)  # fetches first
+    assert on_device(executor) == -1
+    executor.copyWeightsToDevice()
+    assert on_device(executor) == 10
+
+
+def test_a_training_call_copies_nothing(transfers):
+    _, executor = wrap()
+    executor(ONE)
+    executor(ONE)
+    assert transfers == []
+
+
+def test_reading_copies_once_per_stale_period(transfers):
+    model, executor = wrap()
+    executor(ONE)
+    model.state_dict()
+    list(model.parameters())
+    copy.deepcopy(model)
+    assert transfers == ["download"]
+    executor(ONE)
+    assert model.weight.item() == -2
+    assert transfers == ["download"] * 2
+
+
+def test_copying_to_the_host_is_unconditional(transfers):
+    _, executor = wrap()
+    executor(ONE)
+    executor.copyWeightsToHost()
+    executor.copyWeightsToHost()
+    assert not executor.copyWeightsToHostIfNeeded()
+    assert transfers == ["download"] * 2
+
+
+@pytest.mark.parametrize("method", ["detachFromDevice", "destroy"])
+def test_leaving_the_device_copies_if_stale(method, transfers):
+    model, executor = wrap()
+    executor(ONE)
+    getattr(executor, method)()
+    assert transfers == ["download"]
+    assert model.weight.item() == -1
+
+
+@pytest.mark.parametrize("method", ["detachFromDevice", "destroy"])
+def test_leaving_the_device_copies_nothing_if_not_stale(method, transfers):
+    _, executor = wrap()
+    executor.compile(ONE)
+    getattr(executor, method)()
+    assert transfers == []
+
+
+def test_a_host_edit_of_stale_weights_is_overwritten_by_the_fetch():
+    model, executor = wrap()
+    memory = model.weight.data
+    executor(ONE)
+    memory.fill_(10)  # an alias: it fetches nothing
+    assert model.weight.item() == -1
+    assert on_device(executor) == -1
+
+
+def test_uploading_without_reading_first_loses_what_was_learnt():
+    model, executor = wrap()
+    executor(ONE)
+    executor.copyWeightsToDevice()
+    assert on_device(executor) == 0
+    assert model.weight.item() == 0
+
+
+def test_loading_into_the_executor_uploads(transfers):
+    model, executor = wrap()
+    executor(ONE)
+    state = {"weight": torch.tensor([7.0]), "calls": torch.tensor([3.0])}
+    result = executor.load_state_dict(state)
+    assert result.missing_keys == []
+    assert "upload" in transfers
+    assert on_device(executor) == 7
+    assert model.calls.item() == 4
+    with pytest.raises(RuntimeError, match="Missing key"):
+        executor.load_state_dict({})
+    assert executor.load_state_dict({}, strict=False).missing_keys == [*state]
+
+
+def test_loading_into_the_module_does_not_upload(transfers):
+    model, executor = wrap()
+    executor(ONE)
+    model.load_state_dict({"weight": torch.tensor([7.0]), "calls": torch.zeros(1)})
+    assert "upload" not in transfers
+    assert on_device(executor) == -1
+
+
+def test_loading_before_attaching_is_loading_on_the_host():
+    _, executor = wrap()
+    executor.load_state_dict({"weight": torch.tensor([7.0]), "calls": torch.zeros(1)})
+    assert on_device(executor) == 7
+
+
+def test_what_inference_writes_into_buffers_comes_back_on_request_only():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls += 1
+            return x + self.calls
+
+    model = Counter()
+    executor = poptorch.inferenceModel(model)
+    assert [executor(torch.zeros(1)).item() for _ in range(2)] == [1, 2]
+    assert model.calls.item() == 0
+    executor.copyWeightsToHost()
+    assert model.calls.item() == 2
+    executor(torch.zeros(1))
+    executor.detachFromDevice()
+    assert model.calls.item() == 2
+    assert executor(torch.zeros(1)).item() == 3  # from the host's 2 again
+
+
+def test_double_precision_weights_come_back_in_double_precision():
+    model = nn.Linear(1, 1).double()
+    model.forward = lambda x: poptorch.identity_loss(x * model.weight[0], "sum")
+    executor = poptorch.trainingModel(model)
+    executor(torch.ones(1))
+    assert model.weight.dtype == torch.float64
