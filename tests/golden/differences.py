@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the emulator's names and signatures are not PopTorch's, and why."""
+
+from __future__ import annotations
+
+MISSING = {
+    # PopTorch's own business, although the names have no underscore.
+    "CPU.execute": "its backend calls it",
+    "CPU.registerPersistentData": "its backend's buffers",
+    "accessAttributes": "hands the attributes of custom operators to C++",
+    **{
+        f"optim.{name}.{method}": "its executor hands states over"
+        for name in ("Adam", "AdamW", "LAMB", "Optimizer", "RMSprop", "SGD")
+        for method in ("get_state_dict", "set_state_dict")
+    },
+    **{
+        f"{kind}Execution.{method}": "its executor calls it around a trace"
+        for kind in ("ParallelPhased", "Pipelined", "SerialPhased", "Sharded")
+        for method in ("onStartTracing", "onEndTracing")
+    },
+    # Not emulated.
+    "registerGeometricCustomArgParsers": "there is no poptorch_geometric",
+    # Leaked imports.
+    "profiling.logger": "it is `poptorch.logger`",
+}
+"""Names that the emulator hasn't got, and why."""
+
+DIFFERENT = {
+    "Options.Jit.__init__": ("(self)", "only `Options` constructs it"),
+    "Options.TensorLocations.__init__": ("(self)", "only `Options` constructs it"),
+    "PoplarExecutor.__init__": (
+        "(self, model, options, training, poptorch_version=None, optimizer=None, "
+        "user_model=None)",
+        "only the wrappers construct it, and no version matters",
+    ),
+    "optim.Optimizer.__init__": (
+        "(self, params, defaults)",
+        "only subclasses construct it, and it is torch's too",
+    ),
+    "print": (
+        "(m, *, **)",
+        "`from poptorch import *` hides the built-in one, which takes more",
+    ),
+}
+"""Signatures that differ: the emulator's, and why."""
+
+FUNCTION_DEFAULTS = {
+    "reconstructTensorStructure": "filter_fn",
+}
+"""Functions with a parameter whose default is a function, which has no useful text."""
+
+ADDED = {"install", "uninstall"}
+"""Public names that PopTorch hasn't got."""
