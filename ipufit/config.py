@@ -277,6 +277,8 @@ class IPUConfig:
         options.autoRoundNumIPUs(True)
         options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
         options.showCompilationProgressBar(False)  # we show the phase ourselves
+        # Schedulers of torch add attributes to the optimiser; each would be a warning.
+        options.relaxOptimizerAttributesChecks(True)
         strategy = self._strategy()
         if strategy is not None:
             options.setExecutionStrategy(strategy)

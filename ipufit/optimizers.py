@@ -143,6 +143,32 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
         )
 
 
+def hyper_parameters(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
+    """The values of an optimiser that a device has copies of.
+
+    PopTorch learns of a change only through `setOptimizer`; who remembers these can
+    tell whether there was one.
+
+    Args:
+        optimizer: Any.
+
+    Returns:
+        Those of each parameter group, then the loss scaling.
+
+    Example:
+        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+        >>> before = hyper_parameters(sgd)
+        >>> sgd.param_groups[0]["lr"] = 0.25
+        >>> hyper_parameters(sgd) == before
+        False
+    """
+    groups = [
+        tuple((name, value) for name, value in group.items() if name != "params")
+        for group in optimizer.param_groups
+    ]
+    return (*groups, getattr(optimizer, "loss_scaling", 1.0))
+
+
 def _rebuild(
     optimizer: torch.optim.Optimizer,
     poptorch_class: type[torch.optim.Optimizer],

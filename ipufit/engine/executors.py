@@ -24,6 +24,7 @@ from ipufit.config import IPUConfig
 from ipufit.data import Source
 from ipufit.losses import Loss
 from ipufit.metrics import MetricCollection
+from ipufit.optimizers import hyper_parameters
 
 from .step import Step, check_stage_names, mode, stage_blocks
 
@@ -50,6 +51,8 @@ class Executors:
         self._step = self._new_step(module)
         self._training: poptorch.PoplarExecutor | None = None
         self._inference: poptorch.PoplarExecutor | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._sent_values: tuple[object, ...] = ()
         self._training_key: Any = None
         self._inference_key: Any = None
         self._takes_turns = _env.waits_for_ipus()
@@ -94,9 +97,10 @@ class Executors:
         if self._training is not None and key == self._training_key:
             if not self._attach(self._training):
                 self._training.copyWeightsToDevice()
-            self._training.setOptimizer(optimizer)
+            self._send_changes(self._training)
             return
         self.drop_training()
+        self._optimizer, self._sent_values = optimizer, hyper_parameters(optimizer)
         self._take_over()
         self._step.describe(source.inputs, source.targets, loss, figures)
         with mode(self._step, training=True), self._undone_on_failure():
@@ -181,12 +185,25 @@ class Executors:
     # Runs -------------------------------------------------------------------
 
     def train(self, batch: list[Tensor]) -> Tensor:
-        """One call of the training program; gives the sums that came back."""
+        """One call of the training program; gives the sums that came back.
+
+        What was changed in the optimiser since the last one, such as the learning
+        rate, counts from this call on.
+        """
         executor = _ready(self._training)
         self._attach(executor)
+        self._send_changes(executor)
         self._is_host_stale = True
         sums: Tensor = executor(*batch)
         return sums
+
+    def _send_changes(self, executor: poptorch.PoplarExecutor) -> None:
+        if self._optimizer is None:
+            return
+        values = hyper_parameters(self._optimizer)
+        if values != self._sent_values:
+            executor.setOptimizer(self._optimizer)
+            self._sent_values = values
 
     def infer(self, batch: list[Tensor]) -> Any:
         """One call of the inference program; gives the model's outputs."""

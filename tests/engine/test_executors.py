@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from ipufit import IPUConfig, IPUModel, poptorch
+from ipufit import Callback, IPUConfig, IPUModel, poptorch
 from tests import reference
 from tests.reference import AtEpochEnd
 
@@ -376,6 +376,70 @@ def test_a_learning_rate_changed_between_fits_is_used():
         fit(model, X, Y)
         train_twin(twin, torch.optim.SGD(twin.parameters(), lr=rate), 1, X, Y)
     reference.assert_same_weights(model.module, twin)
+
+
+class BeforeEachCall(Callback):
+    """Does something with the model's optimizer before each call."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action = action
+
+    def on_train_batch_begin(self, batch, logs):
+        self.action(self.model.optimizer)
+
+
+def test_a_learning_rate_changed_in_a_callback_counts_from_the_next_call_on():
+    x, y = reference.samples(128)
+    model, twin = make_model(optimizer="sgd"), reference.network()
+    rates = [0.5, 0.25, 0.25, 0.125] * 2
+    to_come = iter(rates)
+
+    def change(optimizer):
+        optimizer.param_groups[0]["lr"] = next(to_come)
+
+    fit(model, x, y, epochs=2, callbacks=[BeforeEachCall(change)])
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1.0)
+    for rows, rate in zip([*torch.arange(128).split(32)] * 2, rates):
+        optimizer.param_groups[0]["lr"] = rate
+        reference.train(twin, optimizer, x[rows], y[rows], 32)
+    reference.assert_same_weights(model.module, twin)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_scheduler_of_torch_can_be_stepped_in_a_callback(caplog):
+    model, twin = make_model(optimizer="sgd"), reference.network()
+    make = torch.optim.lr_scheduler.StepLR
+    model.optimizer.param_groups[0]["lr"] = 0.5
+    schedule = make(model.optimizer, step_size=1, gamma=0.5)
+    fit(model, X, Y, epochs=3, callbacks=[AtEpochEnd(lambda *_: schedule.step())])
+    for rate in (0.5, 0.25, 0.125):
+        train_twin(twin, torch.optim.SGD(twin.parameters(), lr=rate), 1, X, Y)
+    reference.assert_same_weights(model.module, twin)
+    assert "unexpected" not in caplog.text
+
+
+def test_the_optimizer_is_sent_only_when_it_changed(monkeypatch):
+    sent = []
+    original = poptorch.PoplarExecutor.setOptimizer
+
+    def spy(self, optimizer):
+        sent.append(optimizer.param_groups[0]["lr"])
+        original(self, optimizer)
+
+    monkeypatch.setattr(poptorch.PoplarExecutor, "setOptimizer", spy)
+    x, y = reference.samples(128)
+    model = make_model(optimizer="sgd")
+    fit(model, x, y, epochs=2)
+    fit(model, x, y)
+    assert sent == []
+    rates = iter([0.01, 0.02, 0.02, 0.03])
+
+    def change(optimizer):
+        optimizer.param_groups[0]["lr"] = next(rates)
+
+    fit(model, x, y, callbacks=[BeforeEachCall(change)])
+    assert sent == [0.02, 0.03]
 
 
 def test_compiling_anew_takes_the_new_optimizer_loss_and_metrics():
