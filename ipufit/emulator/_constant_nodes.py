@@ -12,6 +12,7 @@ from typing import Collection
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 
+from ._half import original
 from ._tensor_devices import RANDOM_FACTORIES
 
 _CHANGES = frozenset({"__setitem__", "__iand__", "__ior__", "__ixor__"})
@@ -41,6 +42,14 @@ _RANDOM = frozenset(
 )
 
 
+_OF_A_SHAPE = frozenset(
+    form.format(name)
+    for name in ("empty", "full", "ones", "zeros")
+    for form in ("{}_like", "new_{}")
+)
+"""Take the shape and type of a tensor, which are constant, and not its values."""
+
+
 def function_name(node: Node) -> str:
     """The name of the function that a node calls.
 
@@ -50,7 +59,8 @@ def function_name(node: Node) -> str:
         >>> function_name(graph.call_function(torch.relu, (graph.placeholder("x"),)))
         'relu'
     """
-    return getattr(node.target, "__name__", str(node.target))
+    target = original(node.target)
+    return getattr(target, "__name__", str(target))
 
 
 def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
@@ -76,8 +86,9 @@ def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
         if node.op == "placeholder":
             is_constant = node.target in constant_inputs
         else:
-            is_constant = function_name(node) not in _RANDOM and constants.issuperset(
-                node.all_input_nodes
+            name = function_name(node)
+            is_constant = name in _OF_A_SHAPE or (
+                name not in _RANDOM and constants.issuperset(node.all_input_nodes)
             )
         if is_constant:
             constants.add(node)

@@ -152,6 +152,8 @@ def run_training(
     """
     trained = weights.trained
     halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
+    for tensor in trained.values():
+        tensor.grad = None  # of a call that failed midway
     for iteration in range(layout.device_iterations):
         first = iteration * layout.gradient_accumulation
         steps = range(first, first + layout.gradient_accumulation)

@@ -10,6 +10,7 @@ weights.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from torch import Tensor
@@ -17,7 +18,8 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
-from ._operands import tensors_in
+from ._constant_nodes import function_name
+from ._operands import map_leaves, tensors_in
 from .errors import Error, createPoptorchError
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ def checked(graph: GraphModule) -> GraphModule:
     copy = Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
     for node in copy.nodes:
-        if node.op in ("call_function", "call_method"):
+        is_call = node.op in ("call_function", "call_method")
+        if is_call and not _is_uninitialised(function_name(node)):
             node.target, node.op = _checking(node), "call_function"
     program: GraphModule = GraphModule(graph, copy)
     return program
@@ -85,11 +88,11 @@ def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
 def _checking(node: Node) -> Callable[..., Any]:
     target: Any = node.target
     is_method = node.op == "call_method"
-    name = str(target) if is_method else getattr(target, "__name__", str(target))
+    name = function_name(node)
 
     def check(*args: Any, **kwargs: Any) -> Any:
         before = _Kinds.of((args, kwargs))
-        call = getattr(args[0], name) if is_method else target
+        call = getattr(args[0], target) if is_method else target
         result = call(*(args[1:] if is_method else args), **kwargs)
         after = _Kinds.of(result)
         if after.has_nan and not before.has_nan:
@@ -106,8 +109,12 @@ def _checking(node: Node) -> Callable[..., Any]:
     return check
 
 
+def _is_uninitialised(name: str) -> bool:
+    return name.startswith(("empty", "new_empty"))
+
+
 class _Kinds:
-    """Which values that are not finite there are among tensors."""
+    """Which values that are not finite there are among tensors and numbers."""
 
     def __init__(self, *, has_nan: bool, has_infinity: bool) -> None:
         self.has_nan = has_nan
@@ -116,9 +123,13 @@ class _Kinds:
     @classmethod
     def of(cls, value: Any) -> _Kinds:
         tensors = [t for t in tensors_in(value) if t.is_floating_point()]
+        numbers: list[float] = []
+        map_leaves(value, lambda v: numbers.append(v) if isinstance(v, float) else v)
         return cls(
-            has_nan=any(bool(t.isnan().any()) for t in tensors),
-            has_infinity=any(bool(t.isinf().any()) for t in tensors),
+            has_nan=any(bool(t.isnan().any()) for t in tensors)
+            or any(map(math.isnan, numbers)),
+            has_infinity=any(bool(t.isinf().any()) for t in tensors)
+            or any(map(math.isinf, numbers)),
         )
 
 

@@ -7,10 +7,10 @@ version of torch, the versions without float16 kernels for processors among them
 only moves or casts values keeps torch's own kernels, and with them the aliasing of
 views.
 
-Mixed operands are promoted to float32, as in torch; linear, convolutional, recurrent
-and normalisation layers give the type of their input instead, whatever the type of
-their weights (PopTorch user guide, "Half / float 16 support"; PopTorch,
-`NormalizationOps.cpp`).
+Mixed operands are promoted to float32, as in torch; linear, convolutional and
+normalisation layers give the type of their input instead, whatever the type of their
+weights; so do recurrent ones where torch lets them (PopTorch user guide, "Half / float
+16 support"; PopTorch, `NormalizationOps.cpp`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from ._operands import map_tensors, tensors_in
 
 _KEEPS_VALUES = frozenset(
     """
-    __get__ __set__ __getitem__ __setitem__ __repr__ __len__ alias as_strided bool
-    broadcast_tensors broadcast_to byte char chunk clone contiguous copy_ data_ptr
-    detach detach_ diagonal dim double expand expand_as fill_ flatten float int
-    is_contiguous is_floating_point long moveaxis movedim narrow new_empty new_full
-    new_ones new_zeros numel permute ravel real requires_grad_ reshape reshape_as
+    __get__ __getitem__ __len__ __repr__ __set__ __setitem__ adjoint alias as_strided
+    atleast_1d atleast_2d atleast_3d bool broadcast_tensors broadcast_to byte char
+    chunk clone contiguous copy_ data_ptr detach detach_ diagonal dim double dsplit
+    element_size expand expand_as fill_ flatten float hsplit int is_contiguous
+    is_floating_point long moveaxis movedim narrow new_empty new_full new_ones
+    new_zeros numel permute ravel real requires_grad_ reshape reshape_as result_type
     select short size split split_with_sizes squeeze squeeze_ stride swapaxes swapdims
-    t t_ tensor_split transpose transpose_ unbind unflatten unfold
-    unsqueeze unsqueeze_ view view_as zero_
+    t t_ tensor_split transpose transpose_ unbind unflatten unfold unsafe_chunk
+    unsafe_split unsqueeze unsqueeze_ view view_as vsplit zero_
     call_on_host overlapped_input overlapped_output print_tensor run_branch run_loop
     """.split()  # noqa: SIM905 - one per line would be two pages
 )
@@ -186,9 +187,11 @@ def _compute(
             wide[id(tensor)] = _widened(tensor)
         return wide[id(tensor)]
 
-    dtype = kwargs.get("dtype")
+    given = [*args, *kwargs.values()]
+    dtype = next((value for value in given if isinstance(value, torch.dtype)), None)
     if dtype == torch.float16:
-        kwargs = {**kwargs, "dtype": torch.float32}
+        args = tuple(map(_single_precision, args))
+        kwargs = {name: _single_precision(value) for name, value in kwargs.items()}
     result = func(*map_tensors(args, widen), **map_tensors(kwargs, widen))
     for changed in _changed_in_place(name, args, kwargs):
         if id(changed) in wide:
@@ -199,6 +202,11 @@ def _compute(
     if becomes != torch.float16:
         return result
     return map_tensors(result, lambda t: to_half(t) if t.dtype == torch.float32 else t)
+
+
+def _single_precision(value: Any) -> Any:
+    is_half = isinstance(value, torch.dtype) and value == torch.float16
+    return torch.float32 if is_half else value
 
 
 def _replacing(old: Tensor, new: Tensor) -> Callable[[Tensor], Tensor]:
@@ -215,7 +223,8 @@ def _changed_in_place(
         statistics = (given.get(name) for name in names[1:])
         return [tensor for tensor in statistics if isinstance(tensor, Tensor)]
     is_dunder = name.startswith("__")
-    if name.startswith("__i") if is_dunder else name.endswith("_"):
+    is_in_place = name.startswith("__i") if is_dunder else name.endswith("_")
+    if is_in_place or kwargs.get("inplace"):
         return list(tensors_in(args[:1]))
     return list(tensors_in(kwargs.get("out")))
 

@@ -162,10 +162,10 @@ class Saving(Lifecycle):
                 f"{_first_difference(metadata.weights, self._described_weights())}"
             )
         rows = CallArguments(*file.load(ARGUMENTS))
+        # As many as these options take: they may be others than when it was saved.
+        count = Layout.from_options(self._options).input_blocks
         self._compile(
-            rows.with_tensors(
-                _repeated(tensor, metadata.micro_batches) for tensor in rows.tensors()
-            )
+            rows.with_tensors(_repeated(tensor, count) for tensor in rows.tensors())
         )
 
     # What goes into a file ----------------------------------------------------------

@@ -123,9 +123,6 @@ class PoplarExecutor(Saving, Measurements):
         if not self._training:
             self._fetch_from_trainer()
         outputs = self._run(arguments)
-        self._is_rng_state_stale = True
-        if self._training:
-            self._dirty_host_weights = True
         for tensor in outputs:
             tensor.backward = _refuse_backward  # type: ignore[method-assign]
         return self._require_compiled().rebuild_outputs(outputs)
@@ -135,6 +132,10 @@ class PoplarExecutor(Saving, Measurements):
         if attachment is None or compiled is None:
             raise createPoptorchError(NOT_COMPILED)
         self._parser.validate(compiled, arguments)
+        # Before the run: one that fails midway has made updates too.
+        self._is_rng_state_stale = True
+        if self._training:
+            self._dirty_host_weights = True
         results = attachment.run(arguments.tensors(like=compiled))
         self._anchored, self._times = results.anchored, results.times
         return results.outputs

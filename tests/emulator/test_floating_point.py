@@ -58,6 +58,9 @@ def test_an_exception_stops_the_model_if_asked_to(name):
         (torch.add, (INFINITE, ONES)),  # no operation made this infinity
         (torch.add, (NAN, ONES)),
         (torch.div, (ZEROS, ONES)),
+        (lambda x: x.masked_fill(x > 0, -math.inf), (ONES,)),
+        (lambda x: x + torch.triu(torch.full((2, 2), -math.inf), 1), (ONES,)),
+        (lambda x: x + torch.empty(2).fill_(1.0), (ONES,)),
     ],
 )
 def test_what_is_no_exception_passes(function, args):
@@ -98,3 +101,42 @@ def test_a_gradient_that_overflows_stops_the_update():
         else:
             training(torch.ones(1))
             assert not model.weight.isfinite().all()
+
+
+def test_a_comparison_of_half_precision_is_checked():
+    checked = poptorch.inferenceModel(Apply(torch.lt), options(True))
+    with pytest.raises(poptorch.Error, match="`lt` compared a NaN"):
+        checked(NAN.half(), ONES.half())
+
+
+class Logarithm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.weight * x.log(), reduction="sum")
+
+
+def training(**factors):
+    chosen = options(True).deviceIterations(factors.get("D", 1))
+    chosen.Training.gradientAccumulation(factors.get("G", 1))
+    model = Logarithm()
+    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    return model, poptorch.trainingModel(model, chosen, sgd)
+
+
+def test_gradients_of_a_call_that_failed_do_not_count_in_the_next():
+    model, executor = training(G=2)
+    with pytest.raises(poptorch.Error, match="Floating point exception"):
+        executor(torch.tensor([math.e**2, -1.0]))
+    assert model.weight.item() == 1
+    executor(torch.tensor([math.e, math.e]))
+    assert model.weight.item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_updates_before_a_failure_come_back():
+    model, executor = training(D=2)
+    with pytest.raises(poptorch.Error, match="Floating point exception"):
+        executor(torch.tensor([math.e, -1.0]))
+    assert model.weight.item() == pytest.approx(0.0, abs=1e-6)

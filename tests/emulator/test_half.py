@@ -258,3 +258,43 @@ def test_stochastic_rounding_repeats_with_the_seed_and_leaves_the_host_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(torch.rand(2), expected)
     assert torch.equal(small_steps(is_stochastic=True), first)
+
+
+# What calls say of themselves -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: torch.nn.functional.relu(y, inplace=True),
+        lambda y: torch.nn.functional.leaky_relu(y, 0.5, inplace=True),
+        lambda y: torch.nn.ReLU6(inplace=True)(y),
+        lambda y: y.hsplit(2)[0].fill_(7.0),
+        lambda y: y.adjoint().mul_(2.0),
+    ],
+)
+def test_what_a_function_writes_is_seen_through_other_names(function):
+    def forward(x):
+        y = x * 1
+        result = function(y)
+        return y, result
+
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    for got, expected in zip(run(forward, x.half()), forward(x.half().float())):
+        torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=2e-3)
+
+
+def test_a_type_may_be_given_by_position():
+    x = torch.ones(2, 3, dtype=HALF)
+    assert run(lambda t: torch.softmax(t, 1, SINGLE), x).dtype == SINGLE
+    assert run(lambda t: t.softmax(1, HALF), x).dtype == HALF
+    assert run(lambda t: t * t.element_size(), x).tolist() == [[2.0] * 3] * 2
+
+
+def test_refusals_know_half_precision():
+    with pytest.raises(poptorch.Error, match="triu"):
+        run(lambda t: torch.triu(t * 1), torch.ones(3, 3, dtype=HALF))
+    mask = run(
+        lambda t: t + torch.triu(torch.ones_like(t)), torch.zeros(3, 3, dtype=HALF)
+    )
+    assert torch.equal(mask.float(), torch.ones(3, 3).triu())

@@ -625,3 +625,15 @@ def test_a_missing_file_is_missing(path):
         poptorch.load(path)
     with pytest.raises(FileNotFoundError):
         poptorch.inferenceModel(nn.Identity()).loadExecutable(path)
+
+
+def test_options_edited_on_loading_keep_the_micro_batch(tmp_path):
+    path = tmp_path / "model.poptorch"
+    options = poptorch.Options().deviceIterations(2)
+    saved = poptorch.inferenceModel(torch.nn.Linear(2, 1), options)
+    saved.compileAndExport(path, torch.ones(8, 2))
+    loaded = poptorch.load(path, lambda edited: edited.deviceIterations(3))
+    assert loaded(torch.ones(12, 2)).shape == (12, 1)
+    other = poptorch.inferenceModel(torch.nn.Linear(2, 1))
+    other.loadExecutable(path)
+    assert other(torch.ones(4, 2)).shape == (4, 1)
