@@ -15,7 +15,7 @@ from .callbacks import CallbackList, History, ProgressDisplay, make_progress
 from .callbacks.base import CallbackLike
 from .config import IPUConfig
 from .data import InferenceBatches, Source, TrainingBatches, as_source, fit_sources
-from .engine import Evaluation, Executors, describe_coverage, predict, train_epoch
+from .engine import Evaluation, Executors, describe_coverage, predict, train
 from .errors import (
     ConfigError,
     CoverageWarning,
@@ -167,7 +167,9 @@ class IPUModel:
 
         Returns:
             The history; its `history` has the exact figures of each epoch, over every
-            sample trained on.
+            sample trained on. Ctrl-C ends the run in order before it is raised again:
+            `model.history` keeps the epochs that were complete, `on_train_end` is
+            called, the weights come back and the IPUs are free.
 
         Raises:
             NotCompiledError: `compile` wasn't called.
@@ -215,21 +217,17 @@ class IPUModel:
             self._executors.prepare_training(
                 source, plan, options, optimizer, loss, self._training_figures, display
             )
-            logs: Logs = {}
-            hooks.on_train_begin({})
-            for epoch in is_validated:
-                run.epoch = epoch
-                hooks.on_epoch_begin(epoch, {})
-                logs = train_epoch(
-                    self._executors, batches, plan, self._training_figures, hooks, run
-                )
-                if test is not None and is_validated[epoch]:
-                    test.prepare(display)
-                    logs = _with_validation(logs, test.run(hooks))
-                hooks.on_epoch_end(epoch, dict(logs))
-                if run.is_stopping:
-                    break
-            hooks.on_train_end(dict(logs))
+            train(
+                self._executors,
+                batches,
+                plan,
+                self._training_figures,
+                hooks,
+                run,
+                is_validated,
+                test,
+                display,
+            )
         return history
 
     # Evaluate and predict -----------------------------------------------------
@@ -409,8 +407,3 @@ def _epochs(
         return {epoch: epoch + 1 in validation_freq for epoch in to_come}
     check_positive("validation_freq", validation_freq)
     return {epoch: (epoch + 1) % validation_freq == 0 for epoch in to_come}
-
-
-def _with_validation(logs: Logs, validation: Logs) -> Logs:
-    prefixed = {f"val_{name}": value for name, value in validation.items()}
-    return dict(sorted({**logs, **prefixed}.items()))

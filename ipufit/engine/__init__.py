@@ -6,6 +6,6 @@ from __future__ import annotations
 from .coverage import describe_coverage
 from .evaluation import Evaluation
 from .executors import Executors
-from .loop import predict, train_epoch
+from .loop import predict, train
 
-__all__ = ["Evaluation", "Executors", "describe_coverage", "predict", "train_epoch"]
+__all__ = ["Evaluation", "Executors", "describe_coverage", "predict", "train"]

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops: train an epoch, predict. Control flow and nothing else."""
+"""The loops: train, predict. Control flow and nothing else."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
 
 from ipufit._tree import Structure
 from ipufit.batching import BatchPlan
-from ipufit.callbacks import CallbackList
+from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import InferenceBatches, TrainingBatches
 from ipufit.errors import NonFiniteLossWarning
 from ipufit.metrics import MetricCollection
@@ -20,7 +20,63 @@ from ipufit.state import RunState
 from ipufit.types import Logs
 
 from .coverage import check_rows, cut
+from .evaluation import Evaluation
 from .executors import Executors
+
+
+def train(
+    executors: Executors,
+    batches: TrainingBatches,
+    plan: BatchPlan,
+    figures: MetricCollection,
+    hooks: CallbackList,
+    run: RunState,
+    epochs: Mapping[int, bool],
+    validation: Evaluation | None,
+    display: ProgressDisplay,
+) -> None:
+    """Train epoch after epoch, and validate.
+
+    An interrupt ends the run in order: the epoch under way is forgotten,
+    `on_train_end` hears the figures of the last one that was complete, and the IPUs
+    are free. Then it is raised again.
+
+    Args:
+        executors: With the training program prepared.
+        batches: The calls of an epoch.
+        plan: The factors of a call.
+        figures: What is reported.
+        hooks: Hear of it.
+        run: Counts, and says when to stop.
+        epochs: The epochs to come, and whether each is validated.
+        validation: On what; None if on nothing.
+        display: Hears of compilations.
+    """
+    logs: Logs = {}
+    hooks.on_train_begin({})
+    try:
+        for epoch, is_validated in epochs.items():
+            run.epoch = epoch
+            hooks.on_epoch_begin(epoch, {})
+            trained = train_epoch(executors, batches, plan, figures, hooks, run)
+            if validation is not None and is_validated:
+                validation.prepare(display)
+                trained = _with_validation(trained, validation.run(hooks))
+            hooks.on_epoch_end(epoch, dict(trained))
+            logs = trained
+            if run.is_stopping:
+                break
+    except KeyboardInterrupt:
+        run.stop("interrupted")
+        hooks.on_train_end(dict(logs))
+        executors.detach()
+        raise
+    hooks.on_train_end(dict(logs))
+
+
+def _with_validation(logs: Logs, validation: Logs) -> Logs:
+    prefixed = {f"val_{name}": value for name, value in validation.items()}
+    return dict(sorted({**logs, **prefixed}.items()))
 
 
 def train_epoch(
@@ -98,5 +154,5 @@ def _report_non_finite(loss: float, run: RunState, update: int) -> None:
             "or one of its call. The weights are probably lost: lower the learning "
             "rate or look for infinite values in the data.",
             NonFiniteLossWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

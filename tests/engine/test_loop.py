@@ -317,6 +317,41 @@ def test_a_flag_set_between_fits_stops_nothing():
     assert model.fit(X, Y, batch_size=4, epochs=2, verbose=0).epoch == [0, 1]
 
 
+class InterruptAt(Callback):
+    """Ctrl-C in the middle of an epoch."""
+
+    def __init__(self, epoch, hook):
+        self.epoch = epoch
+        setattr(self, hook, self.interrupt)
+
+    def interrupt(self, *_):
+        if self.run.epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_batch_begin"])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_an_interrupt_ends_the_fit_in_order(hook, epoch):
+    recorder = Recorder()
+    model = make_model()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(
+            X,
+            Y,
+            batch_size=4,
+            epochs=5,
+            verbose=0,
+            validation_data=VALIDATION,
+            callbacks=[recorder, InterruptAt(epoch, hook)],
+        )
+    assert model.history.epoch == list(range(epoch))
+    last = {name: values[-1] for name, values in model.history.history.items()}
+    assert recorder.calls[-1] == ("on_train_end", [last])
+    assert recorder.names().count("on_train_end") == 1
+    assert recorder.names().count("on_epoch_end") == epoch
+    assert model.fit(X, Y, batch_size=4, verbose=0).epoch == [0]
+
+
 def test_an_error_of_a_callback_passes_and_train_end_does_not_come():
     def fail(*_):
         raise ZeroDivisionError("mine")

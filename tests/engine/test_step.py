@@ -21,7 +21,6 @@ from ipufit.engine.step import check_stage_names
 from tests import reference
 
 X, Y = reference.samples(48)
-IS_OLD_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 1)
 
 
 class OwnBlocks(nn.Module):
@@ -269,9 +268,6 @@ def test_class_indices_may_have_any_type_of_whole_numbers(dtype):
 # Precision ------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    IS_OLD_TORCH, reason="torch 2.0 multiplies no float16 matrices on the host"
-)
 def test_half_precision_trains_and_reports_in_single():
     module, twin = reference.network(), reference.network()
     model = IPUModel(module, IPUConfig(precision="float16", replicas=2))
