@@ -170,6 +170,7 @@ class Attachment:
             link.settings.accum_type,
         )
         watch = self._watch(reduction)
+        link.was_stepped()  # before the run: one that fails midway has stepped too
         with watch or contextlib.nullcontext():
             run_training(
                 self._program,
@@ -181,7 +182,6 @@ class Attachment:
                 reduction,
                 watch,
             )
-        link.was_stepped()
         return watch
 
     def _outputs(self) -> Outputs:

@@ -91,7 +91,7 @@ class DeviceOptions(OptionsState):
         """Run on Graphcore's simulator, whatever the environment says.
 
         Here it is the same emulation without a pod: no IPUs are reserved or scarce,
-        and their number needn't be a power of two.
+        and their number needn't be a power of two, even in strict mode.
 
         Args:
             use_model: Whether to.

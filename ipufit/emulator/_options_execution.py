@@ -110,6 +110,8 @@ class ExecutionOptions(OptionsState):
     ) -> _OptionsT:
         """Reserve IPUs up to the next power of two; the added ones stay idle.
 
+        Without it a pod refuses other numbers, the emulator only in strict mode.
+
         Args:
             auto_round_num_ipus: Whether to.
 

@@ -122,12 +122,12 @@ def training(**factors):
     chosen = options(True).deviceIterations(factors.get("D", 1))
     chosen.Training.gradientAccumulation(factors.get("G", 1))
     model = Logarithm()
-    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
-    return model, poptorch.trainingModel(model, chosen, sgd)
+    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    return model, sgd, poptorch.trainingModel(model, chosen, sgd)
 
 
 def test_gradients_of_a_call_that_failed_do_not_count_in_the_next():
-    model, executor = training(G=2)
+    model, _, executor = training(G=2)
     with pytest.raises(poptorch.Error, match="Floating point exception"):
         executor(torch.tensor([math.e**2, -1.0]))
     assert model.weight.item() == 1
@@ -136,7 +136,11 @@ def test_gradients_of_a_call_that_failed_do_not_count_in_the_next():
 
 
 def test_updates_before_a_failure_come_back():
-    model, executor = training(D=2)
+    model, sgd, executor = training(D=2)
+    executor.compile(torch.ones(2))
+    assert sgd.state_dict()["ipu_state"]["Accl1___weight"].item() == 0
     with pytest.raises(poptorch.Error, match="Floating point exception"):
         executor(torch.tensor([math.e, -1.0]))
     assert model.weight.item() == pytest.approx(0.0, abs=1e-6)
+    velocity = sgd.state_dict()["ipu_state"]["Accl1___weight"]
+    assert velocity.item() == pytest.approx(1.0)

@@ -74,6 +74,14 @@ REMARKS = {
     "Options.useIpuModel": (APPROXIMATED, "the same computation, without a pod"),
     "Options.useOfflineIpuTarget": (APPROXIMATED, "no version makes a difference"),
     "Options.Jit.traceModel": (NO_EFFECT, "in PopTorch too"),
+    "Options.Training.setAutomaticLossScaling": (
+        APPROXIMATED,
+        "counts the gradients that an update takes; ends at 2**15",
+    ),
+    "Options.autoRoundNumIPUs": (
+        APPROXIMATED,
+        "without it other numbers are refused in strict mode only",
+    ),
     "Options.Precision.enableFloatingPointExceptions": (
         APPROXIMATED,
         "checked after each call of torch, and at the weights' gradients",
