@@ -11,7 +11,10 @@
     IpufitWarning (UserWarning)
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CoverageWarning       figures cover only a part of the samples
-    └── NonFiniteLossWarning  the loss became NaN or infinite
+    ├── NonFiniteLossWarning  the loss became NaN or infinite
+    ├── SharedRateWarning     updates of one call share one learning rate
+    ├── EmptyUpdatesWarning   padding left updates without samples
+    └── DataRanOutWarning     an epoch had fewer steps than were asked for
 
 Errors of PopTorch itself pass through unchanged.
 """
@@ -76,3 +79,15 @@ class CoverageWarning(IpufitWarning):
 
 class NonFiniteLossWarning(IpufitWarning):
     """The loss became NaN or infinite."""
+
+
+class SharedRateWarning(IpufitWarning):
+    """A schedule changes the learning rate more often than it reaches the device."""
+
+
+class EmptyUpdatesWarning(IpufitWarning):
+    """Padding left updates without any samples."""
+
+
+class DataRanOutWarning(IpufitWarning):
+    """An epoch had fewer steps than `steps_per_epoch` asks for."""

@@ -9,25 +9,17 @@ neither fault, so torch's are rebuilt as PopTorch's, with their parameter groups
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Union
+from typing import Any, Union
 
 import torch
 
-from ._poptorch import poptorch
-from .errors import ConfigError, UnknownNameError, UnsupportedError
+from ipufit._poptorch import poptorch
+from ipufit.errors import ConfigError, UnsupportedError
 
-OptimizerLike = Union[str, torch.optim.Optimizer]
-"""A name, an optimiser of torch, or one of `poptorch.optim`."""
+from .spec import NAMES, Optimizer
 
-_Factory = Callable[[Any], torch.optim.Optimizer]
-
-_NAMED: dict[str, _Factory] = {
-    "adam": lambda params: poptorch.optim.Adam(params, lr=1e-3),
-    "adamw": lambda params: poptorch.optim.AdamW(params, lr=1e-3),
-    "lamb": lambda params: poptorch.optim.LAMB(params, lr=1e-3),
-    "rmsprop": lambda params: poptorch.optim.RMSprop(params, lr=1e-3),
-    "sgd": lambda params: poptorch.optim.SGD(params, lr=1e-2),
-}
+OptimizerLike = Union[str, Optimizer, torch.optim.Optimizer]
+"""A name, an `ipufit.Optimizer`, one of torch, or one of `poptorch.optim`."""
 
 # The subclass first: in newer torch AdamW derives from Adam.
 _REBUILT: tuple[tuple[type[torch.optim.Optimizer], str, tuple[str, ...]], ...] = (
@@ -56,8 +48,8 @@ def resolve_optimizer(
     Names take PopTorch's defaults and a learning rate of 0.001 (0.01 for SGD).
 
     Args:
-        optimizer: A name, a torch optimiser (SGD, Adam, AdamW, RMSprop), or one of
-            `poptorch.optim`, which is used as it is.
+        optimizer: A name, an `ipufit.Optimizer`, a torch optimiser (SGD, Adam, AdamW,
+            RMSprop), or one of `poptorch.optim`, which is used as it is.
         module: Whose parameters a named optimiser gets.
 
     Returns:
@@ -75,13 +67,13 @@ def resolve_optimizer(
         0.02
     """
     if isinstance(optimizer, str):
-        if optimizer.lower() not in _NAMED:
-            raise UnknownNameError("optimizer", optimizer, _NAMED)
-        return _NAMED[optimizer.lower()](module.parameters())
+        optimizer = Optimizer(optimizer)
+    if isinstance(optimizer, Optimizer):
+        return optimizer.bind(module)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UnsupportedError(
-            f"optimizer={optimizer!r} is neither a name ({', '.join(sorted(_NAMED))}) "
-            "nor an optimizer made with the module's parameters."
+            f"optimizer={optimizer!r} is neither a name ({', '.join(NAMES)}) nor "
+            "an ipufit.Optimizer, nor an optimizer made with the module's parameters."
         )
     _refuse_strangers(optimizer, module)
     if isinstance(optimizer, poptorch.optim.Optimizer):
@@ -91,7 +83,7 @@ def resolve_optimizer(
             return _rebuild(optimizer, getattr(poptorch.optim, name), settings)
     raise UnsupportedError(
         f"{_class_name(optimizer)} can't run on an IPU. Use one of "
-        f"{', '.join(sorted(_NAMED))}, torch.optim's SGD, Adam, AdamW or RMSprop, or "
+        f"{', '.join(NAMES)}, torch.optim's SGD, Adam, AdamW or RMSprop, or "
         "an optimizer of poptorch.optim."
     )
 
@@ -186,24 +178,55 @@ def _rebuild(
             "can't be moved to an IPU. Pass a new one."
         )
     groups: list[dict[str, Any]] = [
-        {name: _plain(group[name]) for name in ("params", *settings)}
+        {name: plain(group[name]) for name in ("params", *settings)}
         for group in optimizer.param_groups
     ]
-    defaults = {name: _plain(optimizer.defaults[name]) for name in settings}
+    defaults = {name: plain(optimizer.defaults[name]) for name in settings}
     if not isinstance(defaults["lr"], float):  # every group has its own
         defaults["lr"] = groups[0]["lr"]
     known = inspect.signature(poptorch_class).parameters
-    return poptorch_class(groups, **{n: v for n, v in defaults.items() if n in known})
+    rebuilt = poptorch_class(
+        groups, **{n: v for n, v in defaults.items() if n in known}
+    )
+    _drop_velocity(rebuilt)
+    return rebuilt
 
 
-def _plain(value: Any) -> Any:
-    """Numbers as PopTorch wants them: no tensors, betas as a tuple of floats."""
+def _drop_velocity(optimizer: torch.optim.Optimizer) -> None:
+    """Have PopTorch, too, do without a velocity if there is no momentum.
+
+    A momentum that may change costs a tensor per weight. And without momentum torch
+    ignores the dampening, which PopTorch applies.
+    """
+    values = (*optimizer.param_groups, optimizer.defaults)
+    if "momentum" not in optimizer.defaults:
+        return
+    for group in values:
+        if group["momentum"] == 0 and "dampening" in group:
+            group["dampening"] = 0.0
+    if all(group["momentum"] == 0 for group in values):
+        optimizer.variable_attrs.markAsConstant("momentum")  # type: ignore[attr-defined]
+
+
+def plain(value: Any) -> Any:
+    """Numbers as PopTorch wants them: no tensors, betas as a tuple of floats.
+
+    Args:
+        value: Of a parameter group.
+
+    Returns:
+        The same; parameters stay as they are.
+
+    Example:
+        >>> plain([torch.tensor(0.5), 1])
+        (0.5, 1.0)
+    """
     if isinstance(value, torch.Tensor):
         return value.item()
     if isinstance(value, (tuple, list)) and not isinstance(
         value[0], torch.nn.Parameter
     ):
-        return tuple(_plain(element) for element in value)
+        return tuple(plain(element) for element in value)
     return float(value) if type(value) is int else value
 
 

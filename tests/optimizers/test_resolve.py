@@ -6,14 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import (
-    ConfigError,
-    IPUModel,
-    UnknownNameError,
-    UnsupportedError,
-    poptorch,
+from ipufit import ConfigError, UnknownNameError, UnsupportedError, poptorch
+from ipufit.optimizers import (
+    Optimizer,
+    check_covers,
+    hyper_parameters,
+    resolve_optimizer,
 )
-from ipufit.optimizers import resolve_optimizer
 
 
 @pytest.fixture
@@ -145,14 +144,48 @@ def test_an_optimizer_of_another_module_is_refused(module, home):
         resolve_optimizer(other, module)
 
 
-def test_a_trainable_parameter_that_the_optimizer_lacks_is_refused():
-    body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
-    model = IPUModel(torch.nn.Sequential(body, head))
-    model.compile(torch.optim.SGD(head.parameters(), lr=0.1), "cross_entropy")
-    x, y = torch.randn(32, 4), torch.randint(0, 2, (32,))
+def test_a_trainable_parameter_that_the_optimizer_lacks_is_refused(module):
+    first, second = module
+    optimizer = torch.optim.SGD(second.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"0\.weight, 0\.bias: trainable, but not"):
-        model.fit(x, y, verbose=0)
-    body.requires_grad_(False)
-    before = body.weight.clone()
-    model.fit(x, y, verbose=0)
-    assert torch.equal(body.weight, before)
+        check_covers(optimizer, module)
+    first.requires_grad_(False)
+    check_covers(optimizer, module)
+
+
+def test_an_ipufit_optimizer_gets_the_modules_parameters(module):
+    optimizer = resolve_optimizer(Optimizer("adam", 0.25), module)
+    assert type(optimizer) is poptorch.optim.Adam
+    check_covers(optimizer, module)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
+def test_without_momentum_there_is_no_velocity(module, make):
+    optimizer = resolve_optimizer(make(module.parameters(), lr=0.1), module)
+    assert optimizer.variable_attrs.isConstant("momentum")
+    assert not optimizer.variable_attrs.isConstant("lr")
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
+def test_momentum_stays_variable_if_a_group_has_some(module, make):
+    groups = [
+        {"params": module[0].parameters()},
+        {"params": module[1].parameters(), "momentum": 0.5},
+    ]
+    optimizer = resolve_optimizer(make(groups, lr=0.1), module)
+    assert not optimizer.variable_attrs.isConstant("momentum")
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.0, 0.5]
+
+
+def test_dampening_without_momentum_does_nothing_as_in_torch(module):
+    given = torch.optim.SGD(module.parameters(), lr=0.1, dampening=0.5)
+    assert resolve_optimizer(given, module).param_groups[0]["dampening"] == 0.0
+    assert given.param_groups[0]["dampening"] == 0.5
+
+
+def test_the_loss_scaling_is_one_of_the_values_a_device_has(module):
+    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1, loss_scaling=2.0)
+    before = hyper_parameters(optimizer)
+    optimizer.loss_scaling = 4.0
+    assert hyper_parameters(optimizer) != before

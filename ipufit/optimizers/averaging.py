@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running averages of the weights, on the host."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ipufit.errors import ConfigError
+
+from .checks import check_number
+
+
+class WeightAverage:
+    """An exponential moving average of a module's parameters, as Keras keeps it.
+
+    After the first update it is the weights; after each further one it becomes
+    `momentum * average + (1 - momentum) * weights`. Parameters are averaged; buffers,
+    such as the statistics of batch norm, are not, and stay as training left them.
+
+    Averages are kept in float32 at least: small steps would get lost in float16.
+
+    Args:
+        module: Whose parameters, trainable or not.
+        momentum: From 0 to below 1.
+
+    Raises:
+        ConfigError: The momentum is out of range.
+
+    Example:
+        >>> module = torch.nn.Linear(1, 1, bias=False)
+        >>> average = WeightAverage(module, 0.75)
+        >>> for weight in (1.0, 5.0):
+        ...     _ = module.weight.data.fill_(weight)
+        ...     average.update(1)
+        >>> with average.swapped():
+        ...     module.weight.item()
+        2.0
+        >>> module.weight.item()
+        5.0
+    """
+
+    def __init__(self, module: torch.nn.Module, momentum: float) -> None:
+        check_number("WeightAverage", "momentum", momentum, least=0, below=1)
+        self._module = module
+        self._momentum = momentum
+        self._averages: dict[str, Tensor] = {}
+        self.num_updates = 0
+
+    @torch.no_grad()
+    def update(self, num_updates: int) -> None:
+        """Take in the weights that a call has left in the module.
+
+        A call of several updates brings only its last weights to the host. Those
+        between aren't seen: the average forgets as after all of them,
+        `momentum ** num_updates`, and takes the last weights for the rest.
+
+        Args:
+            num_updates: That the call made.
+        """
+        share = 1.0 - self._momentum**num_updates
+        for name, parameter in self._module.named_parameters():
+            weights = _widened(parameter)
+            if self.num_updates == 0:
+                self._averages[name] = weights.clone()
+            else:
+                self._averages[name].lerp_(weights, share)
+        self.num_updates += num_updates
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Have the averages in the module, and the weights again afterwards.
+
+        Both ways the values are copied into the parameters. Before the first update
+        there is nothing to swap.
+
+        Yields:
+            Nothing.
+        """
+        parameters = dict(self._module.named_parameters())
+        weights = {name: p.detach().clone() for name, p in parameters.items()}
+        self.apply()
+        try:
+            yield
+        finally:
+            _copy(weights, parameters)
+
+    def apply(self) -> None:
+        """Overwrite the weights with their averages, as Keras does after `fit`."""
+        _copy(self._averages, dict(self._module.named_parameters()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on.
+
+        Returns:
+            `num_updates`, and `averages`: copies by the parameters' names.
+        """
+        averages = {name: value.clone() for name, value in self._averages.items()}
+        return {"num_updates": self.num_updates, "averages": averages}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state.
+
+        Args:
+            state: From `state_dict` of an average of the same parameters.
+
+        Raises:
+            ConfigError: It is of others.
+        """
+        averages: Mapping[str, Tensor] = state["averages"]
+        own = {name: p.shape for name, p in self._module.named_parameters()}
+        given = {name: value.shape for name, value in averages.items()}
+        if averages and given != own:
+            odd = sorted(n for n in {*own, *given} if own.get(n) != given.get(n))
+            raise ConfigError(
+                f"These averages are of other parameters: {', '.join(odd)}. Load the "
+                "state of the same module."
+            )
+        self.num_updates = state["num_updates"]
+        self._averages = {n: _widened(v).clone() for n, v in averages.items()}
+
+
+def _widened(values: Tensor) -> Tensor:
+    widened: Tensor = values.detach().to(
+        torch.promote_types(values.dtype, torch.float32)
+    )
+    return widened
+
+
+@torch.no_grad()
+def _copy(
+    values: Mapping[str, Tensor], parameters: Mapping[str, torch.nn.Parameter]
+) -> None:
+    for name, value in values.items():
+        parameters[name].copy_(value)

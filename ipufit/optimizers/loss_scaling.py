@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss scaling that grows while training goes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ipufit.errors import ConfigError
+
+from .checks import check_number, check_whole
+
+
+@dataclass(frozen=True)
+class LossScaleRamp:
+    """Multiply the loss scaling by a factor every so many weight updates.
+
+    Gradients shrink while training goes on, so float16 stands a larger scaling later
+    than at first. Updates are counted over all fits since `compile`.
+
+    Args:
+        initial: Scaling of the first updates.
+        factor: By which it grows; above 1.
+        every_updates: Updates between two steps.
+        maximum: It never exceeds this.
+
+    Raises:
+        ConfigError: A value that is out of range.
+
+    Example:
+        >>> ramp = LossScaleRamp(128, factor=2, every_updates=1000, maximum=512)
+        >>> [ramp.value(update) for update in (0, 999, 1000, 2000, 9000)]
+        [128.0, 128.0, 256.0, 512.0, 512.0]
+    """
+
+    initial: float
+    factor: float
+    every_updates: int
+    maximum: float
+
+    def __post_init__(self) -> None:
+        where = "LossScaleRamp"
+        check_number(where, "initial", self.initial, above=0)
+        check_number(where, "factor", self.factor, above=1)
+        check_whole(where, "every_updates", self.every_updates, least=1)
+        check_number(where, "maximum", self.maximum, above=0)
+        if self.maximum < self.initial:
+            raise ConfigError(
+                f"LossScaleRamp has maximum={self.maximum}, which is less than "
+                f"initial={self.initial}. Raise maximum, or lower initial."
+            )
+
+    def value(self, update: int) -> float:
+        """The scaling of an update.
+
+        Args:
+            update: Its index, from 0.
+
+        Returns:
+            `min(maximum, initial * factor ** (update // every_updates))`.
+
+        Example:
+            >>> LossScaleRamp(1, factor=4, every_updates=1, maximum=8).value(1)
+            4.0
+        """
+        steps = update // self.every_updates
+        # So many steps reach the maximum; a huge power would overflow.
+        enough = math.ceil(math.log(self.maximum / self.initial, self.factor))
+        if steps > enough:
+            return float(self.maximum)
+        return float(min(self.maximum, self.initial * self.factor**steps))

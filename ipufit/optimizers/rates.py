@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who sets the learning rates between calls: nobody, a `Schedule`, or torch.
+
+Each of them writes into the parameter groups of the PopTorch optimiser; the executors
+notice what has changed and send it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Iterator, MutableMapping, Protocol, Union
+
+import torch
+from torch.optim import lr_scheduler
+
+from ipufit.errors import ConfigError, UnsupportedError
+
+from .resolve import plain
+from .schedules import Schedule
+
+ScheduleLike = Union[
+    str,
+    Schedule,
+    lr_scheduler.LRScheduler,
+    Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler],
+    None,
+]
+"""A name, a `Schedule`, a scheduler of torch, or what makes one for an optimiser."""
+
+_WRITTEN: MutableMapping[torch.optim.Optimizer, tuple[list[Any], list[Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The rates a `Schedule` wrote into an optimiser last, and the ones it began with."""
+
+_FOLLOWED = ("lr", "momentum", "betas", "weight_decay", "eps", "alpha")
+
+
+class Rates(Protocol):
+    """What sets rates. Updates are counted from 0."""
+
+    is_scheduled: bool
+
+    def begin_fit(self, update: int, total: int | None) -> None:
+        """Hear that the updates of a fit begin, and how many there will be."""
+
+    def write(self, update: int) -> None:
+        """Set the rates of an update."""
+
+    def advance(self, num_updates: int) -> None:
+        """Hear that so many updates were made."""
+
+
+class FixedRates:
+    """Leave the rates as they are, or as a callback sets them.
+
+    Example:
+        >>> FixedRates().is_scheduled
+        False
+    """
+
+    is_scheduled = False
+
+    def begin_fit(self, update: int, total: int | None) -> None:
+        """Do nothing."""
+
+    def write(self, update: int) -> None:
+        """Do nothing."""
+
+    def advance(self, num_updates: int) -> None:
+        """Do nothing."""
+
+
+class ScheduledRates:
+    """Multiply each group's own rate by the factor of a schedule.
+
+    Args:
+        optimizer: Of `poptorch.optim`.
+        schedule: Gives the factor.
+
+    Example:
+        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+        >>> rates = ScheduledRates(sgd, Schedule("linear"))
+        >>> rates.begin_fit(0, total=10)
+        >>> rates.write(5)
+        >>> sgd.param_groups[0]["lr"]
+        0.25
+    """
+
+    is_scheduled = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._own = _own_rates(optimizer)
+        self._start = 0
+        self._total: int | None = None
+
+    def begin_fit(self, update: int, total: int | None) -> None:
+        """Begin anew, unless the schedule counts over all fits."""
+        if self._schedule.total_updates is None:
+            self._start, self._total = update, total
+            if total is not None:
+                self._schedule.check_fits(total)
+        self.write(update)
+
+    def write(self, update: int) -> None:
+        """Set the rates of an update."""
+        factor = self._schedule.factor(update - self._start, self._total)
+        rates = [rate * factor for rate in self._own]
+        for group, rate in zip(self._optimizer.param_groups, rates):
+            group["lr"] = rate
+        _WRITTEN[self._optimizer] = rates, self._own
+
+    def advance(self, num_updates: int) -> None:
+        """Do nothing: the schedule is a function of the count."""
+
+
+def _own_rates(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The groups' rates without what another schedule has made of them."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    written, own = _WRITTEN.get(optimizer, (None, rates))
+    return own if rates == written else rates
+
+
+class TorchRates:
+    """Step a scheduler of torch, once per update.
+
+    It may be bound to the user's torch optimiser, from which the one of PopTorch was
+    made: then the values it changes are copied.
+
+    Args:
+        optimizer: Of `poptorch.optim`.
+        scheduler: Bound to it, or to the one it was made from.
+
+    Example:
+        >>> from ipufit import poptorch
+        >>> sgd = poptorch.optim.SGD([torch.zeros(1)], lr=0.5)
+        >>> rates = TorchRates(sgd, lr_scheduler.StepLR(sgd, 2, gamma=0.5))
+        >>> rates.advance(2)
+        >>> sgd.param_groups[0]["lr"]
+        0.25
+    """
+
+    is_scheduled = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._source: torch.optim.Optimizer = scheduler.optimizer
+        _mark_variable(optimizer, scheduler)
+        # A scheduler sets values when it is made, too.
+        self._seen = _values(optimizer)
+        self._copy_changes()
+
+    def begin_fit(self, update: int, total: int | None) -> None:
+        """Refuse to run past the end of a scheduler that raises there."""
+        scheduler = self._scheduler
+        if total is None or not isinstance(scheduler, lr_scheduler.OneCycleLR):
+            return
+        made, end = scheduler.last_epoch, scheduler.total_steps
+        if made + total > end:
+            raise ConfigError(
+                f"OneCycleLR ends after {end} updates, of which {made} are made, and "
+                f"{total} are to come. Make it with total_steps={made + total} or more."
+            )
+
+    def write(self, update: int) -> None:
+        """Do nothing: the scheduler has set the rates when it was stepped."""
+
+    def advance(self, num_updates: int) -> None:
+        """Step the scheduler and copy what it has changed."""
+        for _ in range(num_updates):
+            _step_nothing(self._source)
+            self._scheduler.step()
+        self._copy_changes()
+
+    def _copy_changes(self) -> None:
+        values = _values(self._source)
+        is_constant = self._optimizer.variable_attrs.isConstant  # type: ignore[attr-defined]
+        for group, old, new in zip(self._optimizer.param_groups, self._seen, values):
+            for name in new:
+                if new[name] == old[name]:
+                    continue
+                if is_constant(name):
+                    raise ConfigError(
+                        f"{type(self._scheduler).__name__} changes {name}, which is a "
+                        f"constant of the compiled program. Give the optimizer {name} "
+                        "when you make it, so that it can change."
+                    )
+                group[name] = new[name]
+        self._seen = values
+
+
+def make_rates(
+    lr_schedule: ScheduleLike,
+    optimizer: torch.optim.Optimizer,
+    given: object,
+) -> Rates:
+    """Who sets the rates of an optimiser.
+
+    Args:
+        lr_schedule: A name, a `Schedule`, a scheduler of torch that is bound to
+            `given`, a function that makes one of an optimiser, or None.
+        optimizer: Of `poptorch.optim`.
+        given: What the user passed: `optimizer`, or what it was made from.
+
+    Returns:
+        It.
+
+    Raises:
+        UnknownNameError: There is no schedule of that name.
+        ConfigError: The scheduler is bound to another optimiser, or is none.
+        UnsupportedError: It is torch's ReduceLROnPlateau.
+
+    Example:
+        >>> from ipufit import poptorch
+        >>> sgd = poptorch.optim.SGD([torch.zeros(1)], lr=0.5)
+        >>> type(make_rates("cosine", sgd, sgd)).__name__
+        'ScheduledRates'
+    """
+    if lr_schedule is None:
+        return FixedRates()
+    if isinstance(lr_schedule, str):
+        lr_schedule = Schedule(lr_schedule)
+    if isinstance(lr_schedule, Schedule):
+        optimizer.variable_attrs.markAsVariable("lr")  # type: ignore[attr-defined]
+        return ScheduledRates(optimizer, lr_schedule)
+    bound_to = given if isinstance(given, torch.optim.Optimizer) else optimizer
+    scheduler: Any = lr_schedule
+    if isinstance(scheduler, type):
+        raise ConfigError(
+            f"lr_schedule={scheduler.__name__} is a class. Pass a scheduler of the "
+            f"optimizer, or lambda optimizer: {scheduler.__name__}(optimizer, ...)."
+        )
+    if not _is_scheduler(scheduler) and callable(scheduler):
+        scheduler = scheduler(bound_to)
+    if not _is_scheduler(scheduler):
+        raise ConfigError(
+            f"lr_schedule={lr_schedule!r} is neither a name, nor an ipufit.Schedule, "
+            "nor a scheduler of torch.optim.lr_scheduler, nor a function that makes "
+            "one of an optimizer. For a function of the update's index pass lambda "
+            "optimizer: LambdaLR(optimizer, function)."
+        )
+    for part in _each(scheduler):
+        if isinstance(part, lr_scheduler.ReduceLROnPlateau):
+            raise UnsupportedError(
+                "torch's ReduceLROnPlateau needs a metric after each epoch, which a "
+                "schedule of updates doesn't have. Use the callback "
+                "ipufit.ReduceLROnPlateau."
+            )
+        if part.optimizer is not bound_to:
+            raise ConfigError(
+                f"This {type(part).__name__} is bound to another optimizer than the "
+                "one that compile() got. Make it with that one, or pass a function: "
+                f"lambda optimizer: {type(part).__name__}(optimizer, ...)."
+            )
+    return TorchRates(optimizer, scheduler)
+
+
+def _is_scheduler(value: object) -> bool:
+    # In torch 2.0 ReduceLROnPlateau is no LRScheduler.
+    return isinstance(value, (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau))
+
+
+def _each(scheduler: Any) -> Iterator[Any]:
+    """A scheduler and those that it chains."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _each(part)
+
+
+def _mark_variable(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+    """Have what a scheduler of torch changes stay no constant of the program."""
+    names = {"lr"}
+    if any(getattr(part, "cycle_momentum", False) for part in _each(scheduler)):
+        names |= {"betas", "momentum"} & set(optimizer.defaults)
+    for name in sorted(names):
+        optimizer.variable_attrs.markAsVariable(name)  # type: ignore[attr-defined]
+
+
+def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {name: plain(group[name]) for name in _FOLLOWED if name in group}
+        for group in optimizer.param_groups
+    ]
+
+
+def _step_nothing(optimizer: torch.optim.Optimizer) -> None:
+    """Tell torch that the optimiser has made a step, without making one.
+
+    The device made it. Schedulers warn if the optimiser has never been stepped.
+    """
+    groups = optimizer.param_groups
+    optimizer.param_groups = []
+    try:
+        optimizer.step()
+    finally:
+        optimizer.param_groups = groups

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Optimizer`: one of PopTorch's, described before there are parameters.
+
+It has Keras's words where Keras has one. What PopTorch can't do is refused, and what it
+does differently is said in `docs/optimizers.md`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Sequence
+
+import torch
+
+from ipufit._poptorch import poptorch
+from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
+
+from .checks import check_number
+from .decay import parameter_groups
+from .loss_scaling import LossScaleRamp
+
+_CLASSES = {
+    "adam": ("Adam", 1e-3),
+    "adamw": ("AdamW", 1e-3),
+    "lamb": ("LAMB", 1e-3),
+    "rmsprop": ("RMSprop", 1e-3),
+    "sgd": ("SGD", 1e-2),
+}
+"""By name: PopTorch's class, and the learning rate if none is given."""
+
+NAMES = tuple(_CLASSES)
+
+_DECAY_BY_DEFAULT = ("adamw", "lamb")
+
+_OTHER_WORDS = {
+    "amsgrad": None,
+    "beta_1": "betas=(beta_1, beta_2)",
+    "beta_2": "betas=(beta_1, beta_2)",
+    "capturable": None,
+    "differentiable": None,
+    "ema_overwrite_frequency": None,
+    "epsilon": "eps",
+    "foreach": None,
+    "fused": None,
+    "loss_scale_factor": "loss_scaling",
+    "lr": "learning_rate",
+    "max_grad_norm": "global_clipnorm",
+    "maximize": None,
+    "params": None,
+    "rho": "alpha",
+    "use_ema": "ema_momentum",
+}
+"""What Keras, torch or PopTorch say, and our word; None if there is no such thing."""
+
+
+@dataclass(frozen=True, init=False)
+class Optimizer:
+    """An optimizer of PopTorch for `compile`, which gives it the parameters.
+
+    Args:
+        name: "sgd", "adam", "adamw", "rmsprop" or "lamb".
+        learning_rate: 0.001 by default, 0.01 for SGD.
+        weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
+        no_decay: Parameters that do not decay: "bias", "norm" (normalisation layers),
+            or patterns of their names such as "embed*".
+        global_clipnorm: Largest norm of all gradients together. Adam, AdamW, and SGD
+            without momentum have it.
+        clipnorm: Keras's largest norm of each gradient: refused, PopTorch has none.
+        clipvalue: Keras's largest element: refused likewise.
+        loss_scaling: Factor of the loss in float16 training: a number, a
+            `LossScaleRamp`, or "auto" for PopTorch's automatic one. It is taken out
+            again before the update and from the reported loss.
+        ema_momentum: Train with a running average of the weights, as Keras's
+            `use_ema`: from 0 to below 1; None for no average.
+        **settings: Settings of the PopTorch optimizer by name, such as `betas`, `eps`,
+            `momentum`, `nesterov`, `alpha`, `centered`, `accum_type` or
+            `max_weight_norm`. Those that aren't given are constants of the program.
+
+    Raises:
+        UnknownNameError: The name or a setting is unknown; the nearest is suggested.
+        ConfigError: A value that is out of range.
+        UnsupportedError: What PopTorch can't do.
+
+    Example:
+        >>> Optimizer("adamw", learning_rate=2e-4, weight_decay=0.05,
+        ...           no_decay=("bias", "norm"), global_clipnorm=1.0, betas=(0.9, 0.95))
+        Optimizer(name='adamw', learning_rate=0.0002, weight_decay=0.05, ...)
+    """
+
+    name: str
+    learning_rate: float
+    weight_decay: float | None = None
+    no_decay: tuple[str, ...] = ()
+    global_clipnorm: float | None = None
+    loss_scaling: float | str | LossScaleRamp | None = None
+    ema_momentum: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __init__(
+        self,
+        name: str,
+        learning_rate: float | None = None,
+        *,
+        weight_decay: float | None = None,
+        no_decay: str | Sequence[str] = (),
+        global_clipnorm: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        loss_scaling: float | str | LossScaleRamp | None = None,
+        ema_momentum: float | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(name, str) or name.lower() not in _CLASSES:
+            raise UnknownNameError("optimizer", str(name), _CLASSES)
+        name = name.lower()
+        if learning_rate is None:
+            learning_rate = _CLASSES[name][1]
+        values = {
+            "name": name,
+            "learning_rate": learning_rate,
+            "weight_decay": weight_decay,
+            "no_decay": (no_decay,) if isinstance(no_decay, str) else tuple(no_decay),
+            "global_clipnorm": global_clipnorm,
+            "loss_scaling": loss_scaling,
+            "ema_momentum": ema_momentum,
+            "settings": {n: _plain(v) for n, v in settings.items() if v is not None},
+        }
+        for key, value in values.items():
+            object.__setattr__(self, key, value)  # frozen from here on
+        self._check_values()
+        self._check_settings()
+        self._refuse_other_clipping(clipnorm=clipnorm, clipvalue=clipvalue)
+        self._check_clipping()
+        try:
+            self._make([{"params": [torch.nn.Parameter(torch.zeros(1))]}], {})
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self._who} can't have these settings: {error}"
+            ) from error
+
+    # What it says -------------------------------------------------------------
+
+    @property
+    def is_scaled_automatically(self) -> bool:
+        """Whether PopTorch shall find the loss scaling."""
+        return self.loss_scaling == "auto"
+
+    @property
+    def initial_loss_scaling(self) -> float | None:
+        """That of the first update; None if nothing was said.
+
+        Example:
+            >>> Optimizer("sgd", loss_scaling=LossScaleRamp(4, 2, 10, 64)
+            ...           ).initial_loss_scaling
+            4.0
+        """
+        if isinstance(self.loss_scaling, LossScaleRamp):
+            return self.loss_scaling.value(0)
+        if self.loss_scaling is None or isinstance(self.loss_scaling, str):
+            return 1.0 if self.is_scaled_automatically else None
+        return float(self.loss_scaling)
+
+    def bind(self, module: torch.nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer for the parameters of a module.
+
+        Args:
+            module: All its parameters are given to it.
+
+        Returns:
+            An optimizer of `poptorch.optim`, with a second parameter group if
+            `no_decay` spares some.
+
+        Raises:
+            ConfigError: A pattern of `no_decay` matches no parameter.
+
+        Example:
+            >>> spec = Optimizer("adamw", no_decay="bias")
+            >>> groups = spec.bind(torch.nn.Linear(2, 1)).param_groups
+            >>> [group["weight_decay"] for group in groups]
+            [0.01, 0.0]
+        """
+        more: dict[str, Any] = {}
+        # Automatic loss scaling goes with float16 accumulators, as Graphcore's own
+        # scripts set them; only float16 weights should have those.
+        is_half = any(p.dtype == torch.float16 for p in module.parameters())
+        if self.is_scaled_automatically and is_half:
+            more["accum_type"] = torch.float16
+        return self._make(parameter_groups(module, self.no_decay), more)
+
+    def _make(
+        self, groups: list[dict[str, Any]], more: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
+        # What is passed to PopTorch may change later, even if it has the default's
+        # value; the rest are constants.
+        arguments = {
+            "lr": float(self.learning_rate),
+            "weight_decay": self.weight_decay,
+            "loss_scaling": self.initial_loss_scaling,
+            "max_grad_norm": self._max_grad_norm,
+            **more,
+            **self.settings,
+        }
+        given = {name: v for name, v in arguments.items() if v is not None}
+        optimizer: torch.optim.Optimizer = self._class(groups, **given)
+        return optimizer
+
+    @property
+    def _class(self) -> Any:
+        return getattr(poptorch.optim, _CLASSES[self.name][0])
+
+    @property
+    def _max_grad_norm(self) -> float | None:
+        """PopTorch's SGD clips what is still multiplied by the loss scaling."""
+        if self.global_clipnorm is None or self.name != "sgd":
+            return self.global_clipnorm
+        return self.global_clipnorm * (self.initial_loss_scaling or 1.0)
+
+    @property
+    def _who(self) -> str:
+        return f"Optimizer({self.name!r})"
+
+    # Checks -------------------------------------------------------------------
+
+    def _check_values(self) -> None:
+        if isinstance(self.learning_rate, str) or callable(
+            getattr(self.learning_rate, "factor", None)
+        ):
+            raise ConfigError(
+                f"{self._who} has learning_rate={self.learning_rate!r}: give a number "
+                "here, and the schedule to compile(lr_schedule=...)."
+            )
+        check_number(self._who, "learning_rate", self.learning_rate, least=0)
+        if self.weight_decay is not None:
+            check_number(self._who, "weight_decay", self.weight_decay, least=0)
+        if self.global_clipnorm is not None:
+            check_number(self._who, "global_clipnorm", self.global_clipnorm, above=0)
+        if self.ema_momentum is not None:
+            check_number(self._who, "ema_momentum", self.ema_momentum, least=0, below=1)
+        self._check_no_decay()
+        scaling = self.loss_scaling
+        if scaling is not None and not isinstance(scaling, LossScaleRamp):
+            if isinstance(scaling, str) and scaling != "auto":
+                raise ConfigError(
+                    f"{self._who} has loss_scaling={scaling!r}: use a number, 'auto', "
+                    "or an ipufit.LossScaleRamp."
+                )
+            if not isinstance(scaling, str):
+                check_number(self._who, "loss_scaling", scaling, above=0)
+
+    def _check_no_decay(self) -> None:
+        strangers = [word for word in self.no_decay if not isinstance(word, str)]
+        if strangers:
+            raise ConfigError(
+                f"{self._who} has {strangers[0]!r} in no_decay: use 'bias', 'norm' or "
+                "patterns of parameter names."
+            )
+        has_decay = (
+            self.name in _DECAY_BY_DEFAULT
+            if self.weight_decay is None
+            else self.weight_decay > 0
+        )
+        if self.no_decay and not has_decay:
+            raise ConfigError(
+                f"{self._who} has no_decay={self.no_decay}, but no weight decay that "
+                "it could spare them. Give weight_decay, or leave no_decay out."
+            )
+
+    def _check_settings(self) -> None:
+        for name in self.settings:
+            if name not in _OTHER_WORDS:
+                continue
+            word = _OTHER_WORDS[name]
+            if word is None:
+                raise UnsupportedError(
+                    f"{self._who} has {name}, which IPUs don't have. Leave it out."
+                )
+            raise ConfigError(f"{self._who} has {name}. Here it is {word}.")
+        known = set(inspect.signature(self._class).parameters) - set(_OTHER_WORDS)
+        known -= {"self", "weight_decay", "loss_scaling"}
+        for name in self.settings:
+            if name not in known:
+                raise UnknownNameError(f"setting of {self._who}", name, known)
+        if self.name == "adamw" and self.settings.get("bias_correction") is False:
+            raise UnsupportedError(
+                "Optimizer('adamw') has bias_correction=False, which PopTorch takes "
+                "and ignores. Leave it out; 'lamb' has it."
+            )
+        if "velocity_scaling" in self.settings and not self._is_combined:
+            raise ConfigError(
+                f"{self._who} has velocity_scaling, which counts only with "
+                "use_combined_accum=True."
+            )
+
+    @property
+    def _is_combined(self) -> bool:
+        return bool(self.settings.get("use_combined_accum"))
+
+    def _refuse_other_clipping(self, **values: float | None) -> None:
+        meanings = {
+            "clipnorm": "the gradient of each weight by its own norm",
+            "clipvalue": "each element of a gradient",
+        }
+        for name, value in values.items():
+            if value is not None:
+                raise UnsupportedError(
+                    f"{self._who} has {name}={value!r}, which in Keras clips "
+                    f"{meanings[name]}. PopTorch clips all gradients together by their "
+                    "common norm, or not at all: use global_clipnorm for that."
+                )
+
+    def _check_clipping(self) -> None:
+        if self.global_clipnorm is None:
+            return
+        who = f"{self._who} has global_clipnorm={self.global_clipnorm}"
+        if self.name in ("lamb", "rmsprop"):
+            raise UnsupportedError(
+                f"{who}, but PopTorch's {_CLASSES[self.name][0]} can't clip. Use "
+                "'adamw', 'adam' or 'sgd', or leave it out."
+            )
+        if self.name != "sgd":
+            return
+        if self.settings.get("momentum", 0.0) != 0.0 or self._is_combined:
+            raise UnsupportedError(
+                f"{who} and momentum. PopTorch would clip the velocity there, that is "
+                "the whole step, and not the gradient. Leave the momentum out, use "
+                "'adamw' or 'adam', or, if you want just that, "
+                "poptorch.optim.SGD(..., max_grad_norm=...)."
+            )
+        if not isinstance(self.loss_scaling, (int, float, type(None))):
+            raise UnsupportedError(
+                f"{who} and a loss scaling that changes. PopTorch's SGD clips what is "
+                "still multiplied by it, at a fixed norm. Use a fixed loss_scaling, or "
+                "'adamw' or 'adam'."
+            )
+
+
+def _plain(value: Any) -> Any:
+    """Lists as tuples: PopTorch takes betas as a pair only."""
+    return tuple(value) if isinstance(value, list) else value

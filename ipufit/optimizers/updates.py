@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes between weight updates: learning rates and the loss scaling."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from ipufit.errors import SharedRateWarning
+
+from .loss_scaling import LossScaleRamp
+from .rates import Rates, ScheduleLike, make_rates
+from .resolve import OptimizerLike, resolve_optimizer
+from .spec import Optimizer
+
+
+class Updates:
+    """The optimiser of a model, and the values it is to have at each update.
+
+    It only writes values into the optimiser; executors send those that have changed.
+
+    Args:
+        optimizer: Of `poptorch.optim`.
+        rates: Sets its learning rates.
+        spec: What the optimiser was made from, if from an `ipufit.Optimizer`.
+
+    Attributes:
+        optimizer: Of `poptorch.optim`.
+        num_updates: Made since `compile`.
+        ema_momentum: Of the running average of the weights; None for no average.
+        automatic_loss_scaling: Whether the options must turn it on.
+        needs_running_mean: Whether the options must ask for
+            `MeanReductionStrategy.Running`: the optimiser clips what has not been
+            divided by the number of replicas otherwise.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rates: Rates,
+        spec: Optimizer | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.num_updates = 0
+        self.ema_momentum = spec.ema_momentum if spec else None
+        self.automatic_loss_scaling = bool(spec and spec.is_scaled_automatically)
+        self.needs_running_mean = bool(
+            spec and spec.name == "sgd" and spec.global_clipnorm is not None
+        )
+        self._rates = rates
+        ramp = spec.loss_scaling if spec else None
+        self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether something sets the learning rates."""
+        return self._rates.is_scheduled
+
+    def begin_fit(self, total_updates: int | None, updates_per_call: int) -> None:
+        """Hear of a fit.
+
+        Args:
+            total_updates: That it will make; None if nobody knows.
+            updates_per_call: That share one learning rate, since values reach the
+                device between calls only.
+
+        Raises:
+            ConfigError: The schedule needs to know the total, or doesn't fit in.
+
+        Warns:
+            SharedRateWarning: A schedule can't be followed update by update.
+        """
+        self._rates.begin_fit(self.num_updates, total_updates)
+        self.before_call()
+        if self.has_schedule and updates_per_call > 1:
+            warnings.warn(
+                f"A call makes {updates_per_call} updates (device_iterations), which "
+                "share one learning rate: the schedule's for the first of them. With "
+                "device_iterations=1 each has its own.",
+                SharedRateWarning,
+                stacklevel=3,
+            )
+
+    def before_call(self) -> None:
+        """Set the values of the next update, and of all that share its call."""
+        self._rates.write(self.num_updates)
+        if self._ramp is not None:
+            scaling = self._ramp.value(self.num_updates)
+            self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
+
+    def after_call(self, num_updates: int) -> None:
+        """Count, and step torch's scheduler as often.
+
+        Args:
+            num_updates: That the call made.
+        """
+        self.num_updates += num_updates
+        self._rates.advance(num_updates)
+
+
+def resolve_updates(
+    optimizer: OptimizerLike, lr_schedule: ScheduleLike, module: torch.nn.Module
+) -> Updates:
+    """The optimiser that is meant, and how its values change.
+
+    Args:
+        optimizer: As for `resolve_optimizer`.
+        lr_schedule: As for `make_rates`.
+        module: Whose parameters an optimizer without them gets.
+
+    Returns:
+        Both in one.
+
+    Raises:
+        UnknownNameError: A name is unknown.
+        ConfigError: They don't fit the module or each other.
+        UnsupportedError: PopTorch has no such thing.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> schedule = lambda sgd: torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
+        >>> updates = resolve_updates("sgd", schedule, module)
+        >>> updates.begin_fit(total_updates=3, updates_per_call=1)
+        >>> for _ in range(3):
+        ...     updates.before_call()
+        ...     print(updates.optimizer.param_groups[0]["lr"])
+        ...     updates.after_call(1)
+        0.01
+        0.005
+        0.0025
+    """
+    if isinstance(optimizer, str):
+        optimizer = Optimizer(optimizer)
+    resolved = resolve_optimizer(optimizer, module)
+    rates = make_rates(lr_schedule, resolved, optimizer)
+    spec = optimizer if isinstance(optimizer, Optimizer) else None
+    return Updates(resolved, rates, spec)

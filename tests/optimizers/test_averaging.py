@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running averages of the weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit import ConfigError
+from ipufit.optimizers import WeightAverage
+
+
+@pytest.fixture
+def module():
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+
+@torch.no_grad()
+def fill(module, value):
+    for parameter in module.parameters():
+        parameter.fill_(value)
+
+
+def value(module):
+    (found,) = {x for p in module.parameters() for x in p.flatten().tolist()}
+    return found
+
+
+@given(
+    st.floats(0, 0.999),
+    st.lists(st.tuples(st.floats(-8, 8), st.integers(1, 20)), min_size=1, max_size=9),
+)
+def test_the_average_is_the_formulas(momentum, calls):
+    module = torch.nn.Linear(1, 1, dtype=torch.float64)
+    average = WeightAverage(module, momentum)
+    expected = None
+    for weight, updates in calls:
+        fill(module, weight)
+        average.update(updates)
+        keep = momentum**updates
+        expected = weight if expected is None else keep * expected + (1 - keep) * weight
+    average.apply()
+    assert value(module) == pytest.approx(expected, abs=1e-9)
+    assert average.num_updates == sum(updates for _, updates in calls)
+
+
+def test_weights_that_stand_still_are_their_average(module):
+    average = WeightAverage(module, 0.9)
+    fill(module, 0.1)
+    for _ in range(100):
+        average.update(1)
+    before = value(module)
+    average.apply()
+    assert value(module) == before
+
+
+def test_the_averages_are_in_the_module_only_while_swapped(module):
+    parameters = list(module.parameters())
+    average = WeightAverage(module, 0.5)
+    for weight in (1.0, 3.0):
+        fill(module, weight)
+        average.update(1)
+    with average.swapped():
+        assert value(module) == 2.0
+    assert value(module) == 3.0
+    with pytest.raises(ZeroDivisionError), average.swapped():
+        1 / (value(module) - 2.0)
+    assert value(module) == 3.0
+    average.apply()
+    assert value(module) == 2.0
+    assert all(a is b for a, b in zip(parameters, module.parameters()))
+    assert all(p.requires_grad and p.is_leaf for p in parameters)
+
+
+def test_averaging_goes_on_after_a_swap_and_after_apply(module):
+    average = WeightAverage(module, 0.5)
+    for weight in (1.0, 3.0):
+        fill(module, weight)
+        average.update(1)
+        with average.swapped():
+            pass
+    average.apply()
+    fill(module, 4.0)
+    average.update(1)
+    average.apply()
+    assert value(module) == 3.0
+
+
+def test_before_the_first_update_nothing_changes(module):
+    fill(module, 7.0)
+    average = WeightAverage(module, 0.5)
+    with average.swapped():
+        assert value(module) == 7.0
+    average.apply()
+    assert value(module) == 7.0
+
+
+def test_buffers_stay_as_training_left_them(module):
+    average = WeightAverage(module, 0.5)
+    for mean in (1.0, 2.0):
+        module[1].running_mean.fill_(mean)
+        average.update(1)
+    with average.swapped():
+        assert module[1].running_mean.tolist() == [2.0, 2.0]
+    assert not any("running" in name for name in average.state_dict()["averages"])
+
+
+def test_half_precision_weights_have_an_average_in_single_precision():
+    module = torch.nn.Linear(1, 1).half()
+    average = WeightAverage(module, 0.999)
+    fill(module, 1.0)
+    average.update(1)
+    fill(module, 1.25)
+    for _ in range(1000):
+        average.update(1)  # each step is less than float16 can add to 1
+    average.apply()
+    assert value(module) == pytest.approx(1.25 - 0.25 * 0.999**1000, abs=1e-3)
+    assert module.weight.dtype is torch.float16
+
+
+def test_it_goes_on_from_its_state(module):
+    first = WeightAverage(module, 0.5)
+    fill(module, 1.0)
+    first.update(3)
+    state = first.state_dict()
+    fill(module, 9.0)
+    first.update(1)  # the state is a copy
+    second = WeightAverage(module, 0.5)
+    second.load_state_dict(state)
+    assert second.num_updates == 3
+    fill(module, 3.0)
+    second.update(1)
+    second.apply()
+    assert value(module) == 2.0
+    assert state["averages"]["0.weight"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_state_of_another_module_is_refused(module):
+    average = WeightAverage(module, 0.5)
+    average.update(1)
+    other = WeightAverage(torch.nn.Sequential(torch.nn.Linear(2, 3)), 0.5)
+    with pytest.raises(ConfigError, match=r"0\.bias, 0\.weight, 1\.bias, 1\.weight"):
+        other.load_state_dict(average.state_dict())
+    fresh = WeightAverage(module, 0.5)
+    fresh.load_state_dict(WeightAverage(module, 0.5).state_dict())
+    assert fresh.num_updates == 0
+
+
+@pytest.mark.parametrize("momentum", [1, -0.1, True, None, "0.9"])
+def test_a_momentum_out_of_range_is_refused(module, momentum):
+    with pytest.raises(ConfigError, match="momentum="):
+        WeightAverage(module, momentum)
