@@ -18,6 +18,10 @@ class RunState:
         stop_reason: Why it shall stop; None while it shall not.
         coverage: Which samples the figures are about; empty if about all.
         params: Keras's: `verbose`, `epochs`, `steps`.
+        directions: `"max"` or `"min"` for figures of which more or less is better, by
+            their names without `val_`; filled once a program was traced.
+        stop_evaluating: Set it to end the evaluation under way after this call.
+        stop_predicting: The same for a prediction.
 
     Example:
         >>> run = RunState()
@@ -32,6 +36,9 @@ class RunState:
     stop_reason: str | None = None
     coverage: str = ""
     params: dict[str, Any] = field(default_factory=dict)
+    directions: dict[str, str] = field(default_factory=dict)
+    stop_evaluating: bool = False
+    stop_predicting: bool = False
 
     def stop(self, reason: str) -> None:
         """Ask the run to end in order; the first reason is kept."""

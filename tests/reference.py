@@ -134,7 +134,11 @@ def _recording(name):
     return hook
 
 
-HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+HOOKS = [
+    name
+    for name in vars(Callback)
+    if name.startswith("on_") and not name.startswith("on_batch_")  # old names
+]
 for _name in HOOKS:
     setattr(Recorder, _name, _recording(_name))
 

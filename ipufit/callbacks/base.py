@@ -46,6 +46,9 @@ class Callback:
         """Called before a run with its state."""
         self.run = run
 
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Called before a run with Keras's parameters, which are in `params` too."""
+
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """`fit` begins; `logs` is empty."""
 
@@ -59,13 +62,24 @@ class Callback:
         """An epoch ends; `logs` has its figures, `val_` ones if it was validated."""
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A training call begins: `batch` is its first update; `logs` is empty."""
+        """A training call begins: `batch` is its first update; `logs` is empty.
+
+        Calls `on_batch_begin`, its old name.
+        """
+        self.on_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """A training call ends: `batch` is its last update.
 
-        `logs` has the epoch's figures so far.
+        `logs` has the epoch's figures so far. Calls `on_batch_end`, its old name.
         """
+        self.on_batch_end(batch, logs)
+
+    def on_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """Keras's old name of `on_train_batch_begin`."""
+
+    def on_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Keras's old name of `on_train_batch_end`."""
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
         """`evaluate` or a validation begins; `logs` is empty."""
@@ -114,6 +128,7 @@ class CallbackList(Callback):
         """For each."""
         for callback in self.callbacks:
             callback.set_run(run)
+            callback.set_params(run.params)
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """For each."""

@@ -26,7 +26,7 @@ Clock = Callable[[], float]
 
 
 class ProgressDisplay(Callback):
-    """Base of displays: counts samples and seconds; shows nothing.
+    """Base of displays: counts samples, steps and seconds; shows nothing.
 
     Args:
         console: Where to.
@@ -36,8 +36,10 @@ class ProgressDisplay(Callback):
     def __init__(self, console: Console, clock: Clock = time.perf_counter) -> None:
         self._console = console
         self._clock = clock
-        self._epoch_start = 0.0
+        self._is_fit = False
+        self._start_seconds = 0.0
         self._samples_before = 0
+        self._steps_done = 0
 
     def compiling(self, what: str) -> None:
         """A program is about to be compiled."""
@@ -48,40 +50,86 @@ class ProgressDisplay(Callback):
     def close(self) -> None:
         """Leave the terminal as it was, after an error too."""
 
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """A fit shows its epochs, and no validation of its own, as in Keras."""
+        self._is_fit = True
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Start the clock."""
-        self._epoch_start = self._clock()
+        self._start_clock()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count its updates."""
+        self._steps_done = batch + 1
+
+    def on_test_begin(self, logs: dict[str, Any]) -> None:
+        """Start the clock of an `evaluate`."""
+        if not self._is_fit:
+            self._start_clock()
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count those of an `evaluate`."""
+        if not self._is_fit:
+            self._steps_done = batch + 1
+
+    def on_predict_begin(self, logs: dict[str, Any]) -> None:
+        """Start the clock."""
+        self._start_clock()
+
+    def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count it."""
+        self._steps_done = batch + 1
+
+    def _start_clock(self) -> None:
+        self._start_seconds = self._clock()
         self._samples_before = self.run.samples
+        self._steps_done = 0
+
+    def _seconds(self) -> float:
+        return self._clock() - self._start_seconds
 
     def _coverage(self) -> str:
         """Which samples the figures are about, if not about all."""
         return f" ({self.run.coverage})" if self.run.coverage else ""
 
-    def _rate(self) -> float:
-        """Samples per second of the epoch so far."""
-        seconds = max(self._clock() - self._epoch_start, 1e-9)
-        return (self.run.samples - self._samples_before) / seconds
-
 
 class LineProgress(ProgressDisplay):
-    """`verbose=2`: a line per compilation and per epoch, for files and CI."""
+    """`verbose=2`: a line per compilation, and Keras's lines, for files and CI."""
 
     def compiled(self, what: str, seconds: float) -> None:
         """Say how long it took."""
         self._print(f"Compiled the {what} program in {seconds:.1f}s")
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Which of several epochs begins."""
+        super().on_epoch_begin(epoch, logs)
+        if self.params["epochs"] > 1:
+            self._print(f"Epoch {epoch + 1}/{self.params['epochs']}")
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """The epoch's figures."""
-        seconds = self._clock() - self._epoch_start
-        self._print(
-            f"Epoch {epoch + 1}/{self.params['epochs']} - {seconds:.1f}s - "
-            f"{self._rate():.0f} samples/s - {format_logs(logs)}{self._coverage()}"
-        )
+        self._report(logs)
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """The figures of an `evaluate` of its own; `fit` reports them itself."""
-        if "epochs" not in self.params:
-            self._print(f"Evaluated - {format_logs(logs)}{self._coverage()}")
+        """The figures of an `evaluate`; `fit` reports its own."""
+        if not self._is_fit:
+            self._report(logs)
+
+    def on_predict_end(self, logs: dict[str, Any]) -> None:
+        """How long it took."""
+        self._report({})
+
+    def _report(self, logs: dict[str, Any]) -> None:
+        done = self._steps_done
+        if not done:  # Keras says nothing of no steps
+            return
+        planned = self.params.get("steps", self.params.get("calls")) or done
+        seconds = self._seconds()
+        figures = f" - {format_logs(logs)}" if logs else ""
+        self._print(
+            f"{done:{len(str(planned))}}/{planned} - {seconds:.0f}s - "
+            f"{format_duration(seconds / done)}/step{figures}{self._coverage()}"
+        )
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -104,50 +152,58 @@ class BarProgress(ProgressDisplay):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """A new bar."""
         super().on_epoch_begin(epoch, logs)
-        self._start(f"Epoch {epoch + 1}/{self.params['epochs']}", self.params["calls"])
+        self._start(f"Epoch {epoch + 1}/{self.params['epochs']}")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """One call further; rich redraws ten times a second at most."""
-        self._advance(f"{self._rate():.0f} samples/s - {format_logs(logs)}")
+        super().on_train_batch_end(batch, logs)
+        self._advance(f"{self._rate()} - {format_logs(logs)}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """The bar stays with the epoch's figures."""
-        self._finish(
-            f"{self._rate():.0f} samples/s - {format_logs(logs)}{self._coverage()}"
-        )
+        self._finish(f"{self._rate()} - {format_logs(logs)}{self._coverage()}")
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """A bar for an `evaluate` of its own; a validation has none, as in Keras."""
-        if "epochs" not in self.params:
-            self._start("Evaluating", self.params["calls"])
+        """A bar for an `evaluate`; a validation has none, as in Keras."""
+        super().on_test_begin(logs)
+        if not self._is_fit:
+            self._start("Evaluating")
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """One call further."""
-        if "epochs" not in self.params:
+        super().on_test_batch_end(batch, logs)
+        if not self._is_fit:
             self._advance(format_logs(logs))
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """The bar stays with the figures."""
-        if "epochs" not in self.params:
+        if not self._is_fit:
             self._finish(f"{format_logs(logs)}{self._coverage()}")
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
         """A bar."""
-        self._start("Predicting", self.params["calls"])
+        super().on_predict_begin(logs)
+        self._start("Predicting")
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """One call further."""
+        super().on_predict_batch_end(batch, logs)
         self._advance("")
 
     def on_predict_end(self, logs: dict[str, Any]) -> None:
         """Done."""
-        self._finish()
+        self._finish("")
 
     def close(self) -> None:
         """Leave the terminal as it was, after an error too."""
         self._finish()
 
-    def _start(self, title: str, total: int) -> None:
+    def _rate(self) -> str:
+        """Samples per second of the epoch so far."""
+        samples = self.run.samples - self._samples_before
+        return f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
+
+    def _start(self, title: str) -> None:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -160,6 +216,7 @@ class BarProgress(ProgressDisplay):
             refresh_per_second=10,
         )
         self._bar.start()
+        total = self.params.get("calls")  # None: a stream, whose end shows itself
         self._task = self._bar.add_task(title, total=total, figures="")
 
     def _advance(self, figures: str) -> None:
@@ -170,7 +227,9 @@ class BarProgress(ProgressDisplay):
         if self._bar is None:
             return
         if figures is not None:
-            self._bar.update(self._task, figures=figures)
+            task = self._bar.tasks[0]
+            total = task.completed if task.total is None else task.total
+            self._bar.update(self._task, total=total, figures=figures)
         self._bar.stop()
         self._bar = None
 
@@ -204,6 +263,20 @@ def make_progress(
     if not isinstance(verbose, int) or verbose not in displays:
         raise ConfigError(f"verbose={verbose!r} is none of 0, 1, 2 and 'auto'.")
     return displays[verbose](console, clock)
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in the unit that Keras takes: whole s, ms or us.
+
+    Example:
+        >>> format_duration(2.4), format_duration(0.0024), format_duration(2.4e-6)
+        ('2s', '2ms', '2us')
+    """
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.0f}s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.0f}ms"
+    return f"{seconds * 1e6:.0f}us"
 
 
 def format_logs(logs: dict[str, Any]) -> str:

@@ -8,8 +8,16 @@ import inspect
 import pytest
 
 from ipufit import Callback, ConfigError, History
-from ipufit.callbacks import CallbackList, make_progress
+from ipufit.callbacks import (
+    CallbackList,
+    EarlyStopping,
+    LearningRateScheduler,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    make_progress,
+)
 from ipufit.state import RunState
+from tests.callbacks.driving import ScriptedModel
 from tests.reference import HOOKS, Recorder
 
 
@@ -42,13 +50,23 @@ def test_the_list_knows_every_hook():
 
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize(
-    "make", [Callback, History, *(lambda v=v: make_progress(v) for v in (0, 1, 2))]
+    "make",
+    [
+        Callback,
+        History,
+        *(lambda v=v: make_progress(v) for v in (0, 1, 2)),
+        lambda: EarlyStopping("q"),
+        lambda: ReduceLROnPlateau("q"),
+        lambda: LearningRateScheduler(lambda epoch: 0.1),
+        lambda: ModelCheckpoint("x.safetensors", save_freq=100),
+    ],
 )
+@pytest.mark.filterwarnings("ignore:.*is not available")  # an epoch without figures
 def test_every_callback_takes_every_hook(make, name):
     callback = make()
     run = RunState(params={"epochs": 1, "calls": 2, "verbose": 0})
     callback.set_run(run)
-    callback.set_model(object())
+    callback.set_model(ScriptedModel())
     try:
         getattr(callback, name)(*arguments_of(name))
     finally:
@@ -83,3 +101,23 @@ def test_all_hear_of_the_model_and_the_run():
     assert recorder.model is model
     assert recorder.run is run
     assert recorder.params == {"epochs": 2}
+
+
+def test_hooks_have_keras_s_old_names_too():
+    heard = []
+
+    class Old(Callback):
+        def set_params(self, params):
+            heard.append(params)
+
+        def on_batch_begin(self, batch, logs):
+            heard.append(("begin", batch))
+
+        def on_batch_end(self, batch, logs):
+            heard.append(("end", batch, logs))
+
+    hooks = CallbackList([Old()])
+    hooks.set_run(RunState(params={"epochs": 1}))
+    hooks.on_train_batch_begin(3, {})
+    hooks.on_train_batch_end(4, {"loss": 1.0})
+    assert heard == [{"epochs": 1}, ("begin", 3), ("end", 4, {"loss": 1.0})]

@@ -16,6 +16,7 @@ from ipufit.callbacks.progress import (
     BarProgress,
     LineProgress,
     ProgressDisplay,
+    format_duration,
     format_logs,
 )
 from ipufit.state import RunState
@@ -73,27 +74,27 @@ def shown(console):
     return [line.rstrip() for line in lines if line.strip()]
 
 
-def play_fit(display, clock, coverage=""):
-    """Two epochs of two calls of 50 samples, a second each."""
+def play_fit(display, clock, coverage="", *, epochs=2, calls=2, steps=2, logs=LOGS):
+    """Epochs of two calls of 50 samples, a second each; the length may be unknown."""
     run = RunState(coverage=coverage)
-    run.params = {"epochs": 2, "calls": 2, "steps": 2, "verbose": 1}
+    run.params = {"epochs": epochs, "calls": calls, "steps": steps, "verbose": 1}
     display.set_run(run)
     display.compiling("training")
     display.compiled("training", 1.25)
     display.on_train_begin({})
-    for epoch in range(2):
+    for epoch in range(epochs):
         display.on_epoch_begin(epoch, {})
         for call in range(2):
             display.on_train_batch_begin(call, {})
             clock.now += 1.0
             run.samples += 50
-            display.on_train_batch_end(call, LOGS)
+            display.on_train_batch_end(call, logs)
         display.on_test_begin({})
         display.on_test_batch_begin(0, {})
-        display.on_test_batch_end(0, LOGS)
-        display.on_test_end(LOGS)
-        display.on_epoch_end(epoch, {**LOGS, "val_loss": 1e-4})
-    display.on_train_end(LOGS)
+        display.on_test_batch_end(0, logs)
+        display.on_test_end(logs)
+        display.on_epoch_end(epoch, {**logs, "val_loss": 1e-4})
+    display.on_train_end(logs)
     display.close()
 
 
@@ -106,9 +107,74 @@ def test_lines_are_one_per_compilation_and_epoch(console, clock, is_terminal):
     play_fit(make_progress(2, screen, clock), clock)
     assert screen.file.getvalue() == (
         "Compiled the training program in 1.2s\n"
-        f"Epoch 1/2 - 2.0s - 50 samples/s - {FIGURES}\n"
-        f"Epoch 2/2 - 2.0s - 50 samples/s - {FIGURES}\n"
+        f"Epoch 1/2\n2/2 - 2s - 1s/step - {FIGURES}\n"
+        f"Epoch 2/2\n2/2 - 2s - 1s/step - {FIGURES}\n"
     )
+
+
+def test_a_single_epoch_has_no_number(console, clock):
+    screen = console(is_terminal=False)
+    play_fit(make_progress(2, screen, clock), clock, epochs=1)
+    assert screen.file.getvalue() == (
+        f"Compiled the training program in 1.2s\n2/2 - 2s - 1s/step - {FIGURES}\n"
+    )
+
+
+def test_lines_of_unknown_length_count_what_was_done(console, clock):
+    screen = console(is_terminal=False)
+    play_fit(make_progress(2, screen, clock), clock, epochs=1, calls=None, steps=None)
+    assert "\n2/2 - 2s - 1s/step - " in screen.file.getvalue()
+
+
+def test_an_epoch_cut_short_counts_what_was_done(console, clock):
+    screen = console(is_terminal=False)
+    play_fit(make_progress(2, screen, clock), clock, epochs=1, calls=12, steps=12)
+    assert "\n 2/12 - 2s - 1s/step - " in screen.file.getvalue()
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+@pytest.mark.parametrize("params", [{"calls": 4}, {"steps": 4}, {"steps": None}, {}])
+def test_evaluate_and_predict_have_a_line_of_their_own(console, clock, method, params):
+    screen = console(is_terminal=False)
+    display = make_progress(2, screen, clock)
+    display.set_run(RunState(params={"epochs": 1, **params}))
+    kind = "test" if method == "evaluate" else "predict"
+    getattr(display, f"on_{kind}_begin")({})
+    for call in range(4):
+        clock.now += 0.0025
+        getattr(display, f"on_{kind}_batch_end")(call, LOGS)
+    getattr(display, f"on_{kind}_end")(LOGS)
+    figures = " - accuracy: 0.9877 - loss: 0.2500" if kind == "test" else ""
+    assert screen.file.getvalue() == f"4/4 - 0s - 2ms/step{figures}\n"
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_a_run_without_a_call_says_nothing_wrong(console, clock, verbose):
+    screen = console(is_terminal=False)
+    display = make_progress(verbose, screen, clock)
+    display.set_run(RunState(params={"epochs": 3, "steps": 0, "calls": 0}))
+    display.on_train_begin({})
+    display.on_train_end({})
+    display.on_predict_begin({})
+    display.on_predict_end({})
+    display.close()
+    assert "step" not in screen.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.0, "0s"),
+        (12.4, "12s"),
+        (1.0, "1s"),
+        (0.999, "999ms"),
+        (0.001, "1ms"),
+        (0.00099, "990us"),
+        (4e-7, "0us"),
+    ],
+)
+def test_durations_have_kerass_units(seconds, expected):
+    assert format_duration(seconds) == expected
 
 
 BARS = f"""
@@ -167,8 +233,24 @@ def test_an_evaluation_shows_its_figures_and_what_they_cover(console, clock, ver
     display.on_test_end(LOGS)
     display.close()
     text = " ".join(shown(screen))
-    assert text.startswith("Evaluat")
+    assert text.startswith("Evaluating" if verbose == 1 else "1/1 - 0s - ")
     assert "accuracy: 0.9877 - loss: 0.2500 (half of them)" in text
+
+
+def test_bars_of_unknown_length_end_full(console, clock):
+    screen = console(is_terminal=True)
+    play_fit(make_progress(1, screen, clock), clock, calls=None, steps=None)
+    assert shown(screen) == BARS.strip().splitlines()
+
+
+def test_a_bar_of_unknown_length_says_so_while_it_runs(console, clock):
+    screen = console(is_terminal=False)
+    display = make_progress(1, screen, clock)
+    display.set_run(RunState(params={"calls": None}))
+    display.on_predict_begin({})
+    display.on_predict_batch_end(0, {})
+    display.close()  # as after an error
+    assert "1/?" in shown(screen)[-1]
 
 
 def test_a_prediction_has_a_bar(console, clock):
@@ -244,8 +326,11 @@ def test_a_fit_with_lines_prints_them_to_standard_output(capsys):
         "Compiled the inference program in _s",
         "Compiled the training program in _s",
         "Epoch 1/2",
+        "1/1",
         "Epoch 2/2",
-        "Evaluated",
+        "1/1",
+        "2/2",
+        "2/2",
     ]
     assert err == ""
 

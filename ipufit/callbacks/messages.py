@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callbacks say when they act."""
+
+from __future__ import annotations
+
+import sys
+
+
+def say(message: str) -> None:
+    """Write a line to standard output, at once.
+
+    `sys.stdout` is looked up anew: while a bar is on the screen it is rich's, which
+    puts the line above it.
+
+    Args:
+        message: Without the line's end.
+
+    Example:
+        >>> say("Epoch 3: early stopping")
+        Epoch 3: early stopping
+    """
+    sys.stdout.write(f"{message}\n")
+    sys.stdout.flush()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ReduceLROnPlateau`: a lower learning rate when a figure stops improving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ipufit.errors import ConfigError
+
+from .learning_rate import learning_rate, refuse_schedule, set_learning_rate
+from .messages import say
+from .monitor import MonitorCallback, warn_unavailable
+
+
+class ReduceLROnPlateau(MonitorCallback):
+    """Reduce the learning rate when a figure hasn't improved for some epochs.
+
+    As Keras's. The rate of each epoch is put into the logs as `learning_rate`: that
+    of the first parameter group; all groups are reduced by the same ratio.
+
+    Args:
+        monitor: The figure.
+        factor: The new rate is the old one times this, below 1.
+        patience: Reduce after so many epochs without improvement.
+        verbose: 1 says when.
+        mode: `"min"`, `"max"`, or `"auto"`.
+        min_delta: A smaller change is no improvement.
+        cooldown: Epochs to pause after a reduction.
+        min_lr: Never below this.
+
+    Attributes:
+        best: The best value of this run.
+        wait: Epochs without improvement.
+        cooldown_counter: Epochs of the pause that are left.
+
+    Raises:
+        ConfigError: `factor` is 1 or more. When `fit` begins: the model was compiled
+            with a schedule. At the figure's first value: `mode="auto"`, and no metric
+            says which way it gets better.
+
+    Example:
+        >>> ReduceLROnPlateau("loss", factor=2.0)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: ReduceLROnPlateau does not support a factor >= 1...
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: int = 0,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        if factor >= 1.0:
+            raise ConfigError(
+                "ReduceLROnPlateau does not support a factor >= 1.0. Received "
+                f"factor={factor}"
+            )
+        self.factor = factor
+        self.patience = patience
+        self.verbose = verbose
+        self.cooldown = cooldown
+        self.min_lr = min_lr
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best = None
+        self.wait = 0
+        self.cooldown_counter = 0
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """A new run: nothing was seen yet."""
+        refuse_schedule(self.model, "ReduceLROnPlateau")
+        self._reset()
+        self.begin_monitoring()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Put the rate of the epoch into the logs, then look at the figure."""
+        logs["learning_rate"] = learning_rate(self.model.optimizer)
+        if logs.get(self.monitor) is None:
+            warn_unavailable(
+                f"Learning rate reduction is conditioned on metric `{self.monitor}`",
+                logs,
+                end=".",
+            )
+            return
+        value = float(logs[self.monitor])
+        if self._is_cooling_down():
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self.improves(value, self.best):
+            self.best = value
+            self.wait = 0
+        elif not self._is_cooling_down():
+            self.wait += 1
+            if self.wait >= self.patience:
+                self._reduce(epoch)
+
+    def _is_cooling_down(self) -> bool:
+        return self.cooldown_counter > 0
+
+    def _reduce(self, epoch: int) -> None:
+        old = learning_rate(self.model.optimizer)
+        if np.float32(old) <= np.float32(self.min_lr):  # reached, but for rounding
+            return
+        new = max(old * self.factor, self.min_lr)
+        set_learning_rate(self.model.optimizer, new)
+        if self.verbose > 0:
+            say(
+                f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to "
+                f"{new}."
+            )
+        self.cooldown_counter = self.cooldown
+        self.wait = 0

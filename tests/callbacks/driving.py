@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fit without a model: scripted figures go to callbacks, and what they do is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from ipufit.callbacks import CallbackList
+from ipufit.state import RunState
+
+
+class ScriptedModel:
+    """What callbacks touch of a model; its weights are the number of the epoch."""
+
+    def __init__(self, rates=(1.0,), *, has_lr_schedule=False):
+        groups = [{"params": [], "lr": rate} for rate in rates]
+        self.optimizer = SimpleNamespace(param_groups=groups)
+        self.has_lr_schedule = has_lr_schedule
+        self.weights = [np.array(-1)]
+        self.saved = []
+
+    @property
+    def rates(self):
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_weights(self):
+        return [weight.copy() for weight in self.weights]
+
+    def set_weights(self, weights):
+        self.weights = [weight.copy() for weight in weights]
+
+    def save_weights(self, path):
+        assert Path(path).parent.is_dir()
+        self.saved.append(Path(path).name)
+
+
+@dataclass
+class Played:
+    """What came of a run."""
+
+    epochs: list = field(default_factory=list)
+    logs: list = field(default_factory=list)
+    rates: list = field(default_factory=list)  # after each epoch, of the first group
+    run: RunState = field(default_factory=RunState)
+
+
+def play(callbacks, series, *, model=None, directions=(), batches=0, begin=0):
+    """Run the hooks as `fit` does, with figures that were made up.
+
+    A figure of None isn't in the logs of its epoch.
+    """
+    model = model or ScriptedModel()
+    run = RunState(directions=dict(directions))
+    hooks = CallbackList(callbacks)
+    hooks.set_model(model)
+    hooks.set_run(run)
+    played = Played(run=run)
+    hooks.on_train_begin({})
+    for epoch, figures in enumerate(series, begin):
+        if not isinstance(figures, dict):
+            figures = {} if figures is None else {"q": figures}
+        run.epoch = epoch
+        hooks.on_epoch_begin(epoch, {})
+        for batch in range(batches):
+            hooks.on_train_batch_begin(batch, {})
+            hooks.on_train_batch_end(batch, dict(figures))
+        model.weights = [np.array(epoch)]
+        logs = dict(figures)
+        hooks.on_epoch_end(epoch, logs)
+        played.epochs.append(epoch)
+        played.logs.append(logs)
+        played.rates.append(model.rates[0])
+        if run.is_stopping:
+            break
+    hooks.on_train_end({})
+    return played
