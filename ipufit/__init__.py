@@ -13,22 +13,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._poptorch import poptorch
     from .batching import BatchPlan
-    from .callbacks import Callback, History
+    from .callbacks import (
+        Callback,
+        EarlyStopping,
+        History,
+        LearningRateScheduler,
+        ModelCheckpoint,
+        ReduceLROnPlateau,
+    )
     from .config import IPUConfig
     from .errors import (
         ConfigError,
         CoverageWarning,
         DataError,
+        DataRanOutWarning,
         DroppedRowsWarning,
+        EmptyUpdatesWarning,
         IpufitError,
         IpufitWarning,
         NonFiniteLossWarning,
         NotCompiledError,
+        SharedRateWarning,
         UnknownNameError,
         UnsupportedError,
     )
-    from .metrics import Metric, Sums
+    from .metrics import Metric, StreamedMetric
     from .model import IPUModel
+    from .optimizers import LossScaleRamp, Optimizer, Schedule
+    from .scalars import log
 
 __version__ = "0.1.0.dev0"
 
@@ -38,29 +50,49 @@ __all__ = [
     "ConfigError",
     "CoverageWarning",
     "DataError",
+    "DataRanOutWarning",
     "DroppedRowsWarning",
+    "EarlyStopping",
+    "EmptyUpdatesWarning",
     "History",
     "IPUConfig",
     "IPUModel",
     "IpufitError",
     "IpufitWarning",
+    "LearningRateScheduler",
+    "LossScaleRamp",
     "Metric",
+    "ModelCheckpoint",
     "NonFiniteLossWarning",
     "NotCompiledError",
-    "Sums",
+    "Optimizer",
+    "ReduceLROnPlateau",
+    "Schedule",
+    "SharedRateWarning",
+    "StreamedMetric",
     "UnknownNameError",
     "UnsupportedError",
     "__version__",
+    "log",
     "poptorch",
 ]
 
 _HOMES = {
     "_poptorch": ("poptorch",),
     "batching": ("BatchPlan",),
-    "callbacks": ("Callback", "History"),
+    "callbacks": (
+        "Callback",
+        "EarlyStopping",
+        "History",
+        "LearningRateScheduler",
+        "ModelCheckpoint",
+        "ReduceLROnPlateau",
+    ),
     "config": ("IPUConfig",),
-    "metrics": ("Metric", "Sums"),
+    "metrics": ("Metric", "StreamedMetric"),
     "model": ("IPUModel",),
+    "optimizers": ("LossScaleRamp", "Optimizer", "Schedule"),
+    "scalars": ("log",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nested tuples, lists and dicts of tensors: flatten, rebuild, map.
 
-Samples, inputs and outputs may nest; loaders and executors pass flat lists.
+Samples, inputs and outputs may nest; loaders and executors pass flat lists. What can
+be no tensor, None or a string, is no leaf but a part of the structure: a compiled
+model has it baked in, so it must not change.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+
+CONSTANT = "constant"
+"""The kind of a structure that is a fixed value: its one key."""
+
+
+class ConstantChangedError(TypeError):
+    """A constant has another value than the one that was baked in."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +37,13 @@ class Structure:
 
     @classmethod
     def of(cls, value: Any) -> Structure:
-        """How `value` nests: tuples, lists and dicts do, the rest are leaves."""
-        if isinstance(value, dict):
+        """How `value` nests: tuples, lists and mappings do, the rest are leaves.
+
+        None and strings are constants of the structure. Mappings become dicts.
+        """
+        if value is None or isinstance(value, (str, bytes)):
+            return cls(CONSTANT, (value,))
+        if isinstance(value, Mapping):
             children = tuple(cls.of(element) for element in value.values())
             return cls(dict, tuple(value), children)
         if isinstance(value, (tuple, list)):
@@ -44,23 +58,40 @@ class Structure:
             return 1
         return sum(child.num_leaves for child in self.children)
 
-    def flatten(self, value: Any) -> list[Any]:
+    def flatten(self, value: Any, path: str = "") -> list[Any]:
         """The leaves of `value` in the order of this structure.
+
+        Args:
+            value: Nested as this structure.
+            path: What messages call it.
 
         Raises:
             TypeError: `value` nests differently.
+            ConstantChangedError: A constant in it is another.
         """
         if self.kind is None:
             return [value]
+        if self.kind == CONSTANT:
+            self._check_constant(value, path)
+            return []
         return [
             leaf
-            for child, element in zip(self.children, self._elements(value))
-            for leaf in child.flatten(element)
+            for key, child, element in zip(
+                self.keys or range(len(self.children)),
+                self.children,
+                self._elements(value),
+            )
+            for leaf in child.flatten(element, f"{path}[{key!r}]")
         ]
+
+    def _check_constant(self, value: Any, path: str) -> None:
+        (expected,) = self.keys
+        if type(value) is not type(expected) or value != expected:
+            raise ConstantChangedError(f"{path} was {expected!r} and is {value!r} now")
 
     def _elements(self, value: Any) -> Sequence[Any]:
         if self.kind is dict:
-            if not isinstance(value, dict) or value.keys() != set(self.keys):
+            if not isinstance(value, Mapping) or value.keys() != set(self.keys):
                 raise TypeError(f"expected a dict with keys {self.keys}, got {value!r}")
             return [value[key] for key in self.keys]
         if not isinstance(value, (tuple, list)) or len(value) != len(self.children):
@@ -74,6 +105,8 @@ class Structure:
     def _rebuild(self, leaves: Iterator[Any]) -> Any:
         if self.kind is None:
             return next(leaves)
+        if self.kind == CONSTANT:
+            return self.keys[0]
         elements = [child._rebuild(leaves) for child in self.children]
         if self.kind is dict:
             return dict(zip(self.keys, elements))
@@ -83,7 +116,7 @@ class Structure:
 
 
 def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
-    """`value` with `function` applied to each leaf.
+    """`value` with `function` applied to each leaf; constants stay.
 
     Example:
         >>> tree_map(lambda x: x + 1, {"a": (1, 2)})

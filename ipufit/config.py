@@ -18,6 +18,7 @@ from .errors import ConfigError
 
 PRECISIONS = ("float32", "float16")
 EXECUTIONS = ("pipelined", "sharded")
+LOADER_MODES = ("sync", "async", "async_rebatched")
 _STRATEGIES = (
     poptorch.PipelinedExecution,
     poptorch.ShardedExecution,
@@ -52,6 +53,10 @@ class IPUConfig:
             temporary data of convolutions and matrix products: one number, or one
             per IPU.
         seed: Of the devices' random numbers and of shuffling.
+        num_workers: Processes that load map-style and iterable data; 0 for none.
+        loader_mode: `"sync"` loads in this process, `"async"` in one beside it while
+            the device computes, `"async_rebatched"` joins its workers' incomplete
+            batches (`poptorch.DataLoaderMode`). Map-style data only.
         profile_dir: Write PopVision reports of training here.
         training_options: Own options for training. They are cloned, and what they
             say wins over this config.
@@ -77,6 +82,8 @@ class IPUConfig:
     offload_optimizer: bool = False
     available_memory_proportion: float | Sequence[float] | None = None
     seed: int | None = None
+    num_workers: int = 0
+    loader_mode: str = "sync"
     profile_dir: str | None = None
     training_options: poptorch.Options | None = None
     inference_options: poptorch.Options | None = None
@@ -89,6 +96,23 @@ class IPUConfig:
         check_positive("device_iterations", self.device_iterations)
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("execution", self.execution, EXECUTIONS)
+        _check_choice("loader_mode", self.loader_mode, LOADER_MODES)
+        workers = self.num_workers
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+            raise ConfigError(
+                f"num_workers={workers!r} is not a whole number of 0 or more."
+            )
+        if not isinstance(self.offload_optimizer, bool):
+            raise ConfigError(
+                f"offload_optimizer={self.offload_optimizer!r} is neither True nor "
+                "False."
+            )
+        if self.loss_block is not None and not isinstance(self.loss_block, str):
+            raise ConfigError(f"loss_block={self.loss_block!r} is not a block's name.")
+        if self.profile_dir is not None and not isinstance(
+            self.profile_dir, (str, os.PathLike)
+        ):
+            raise ConfigError(f"profile_dir={self.profile_dir!r} is not a path.")
         self._check_pipeline()
         for share in self._memory_proportions().values():
             if not 0 <= share <= 1:
@@ -206,6 +230,18 @@ class IPUConfig:
         return tuple(_stage_names(stage) for stage in self.pipeline)
 
     @property
+    def stage_ipus(self) -> tuple[int, ...]:
+        """The IPU of each stage in a replica, as far as `pipeline` says.
+
+        Example:
+            >>> IPUConfig(pipeline=["a", ("b", "c")]).stage_ipus
+            (0, 1)
+        """
+        if not isinstance(self.pipeline, (tuple, list)):
+            return ()
+        return tuple(_ipu_of(given, index) for index, given in enumerate(self.pipeline))
+
+    @property
     def last_block(self) -> str | None:
         """The block that the loss joins, if one has to be entered for it."""
         if self.loss_block is not None:
@@ -227,7 +263,13 @@ class IPUConfig:
     # Options ----------------------------------------------------------------
 
     def build_training_options(
-        self, plan: BatchPlan, *, sums_gradients: bool = False
+        self,
+        plan: BatchPlan,
+        *,
+        sums_gradients: bool = False,
+        returns_outputs: bool = False,
+        scales_automatically: bool = False,
+        divides_early: bool = False,
     ) -> poptorch.Options:
         """The options of the training model.
 
@@ -235,12 +277,26 @@ class IPUConfig:
             plan: From `training_plan`.
             sums_gradients: Add the gradients of an update instead of averaging them:
                 for losses that are sums themselves.
+            returns_outputs: The outputs of every micro-batch are needed, besides
+                figures.
+            scales_automatically: Turn automatic loss scaling on.
+            divides_early: Divide the gradients of an update while they are added up,
+                so that what is clipped is their mean.
 
         Returns:
-            New options; figures come back under `OutputMode.Sum` unless the user's
-            own options choose a mode.
+            New options; figures come back under `OutputMode.Sum`, or `All` if outputs
+            do too, unless the user's own options choose a mode.
+
+        Raises:
+            ConfigError: The own options ask for sums of outputs.
         """
         options = self._own_or_derived(self.training_options, plan)
+        if scales_automatically:
+            options.Training.setAutomaticLossScaling(True)
+        if divides_early:
+            options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+                poptorch.MeanReductionStrategy.Running
+            )
         if self.training_options is None:
             options.Training.gradientAccumulation(plan.gradient_accumulation)
             if sums_gradients:
@@ -256,7 +312,14 @@ class IPUConfig:
             if self.profile_dir is not None:
                 options.enableProfiling(self.profile_dir)
         if options.defaultOutputMode():
-            options.outputMode(poptorch.OutputMode.Sum)
+            mode = poptorch.OutputMode
+            options.outputMode(mode.All if returns_outputs else mode.Sum)
+        elif returns_outputs and options.output_mode == poptorch.OutputMode.Sum.value:
+            raise ConfigError(
+                "training_options ask for OutputMode.Sum, and a streamed metric needs "
+                "the outputs themselves. Use OutputMode.All, or leave the mode at its "
+                "default."
+            )
         return options
 
     def build_inference_options(self, plan: BatchPlan) -> poptorch.Options:
@@ -341,6 +404,12 @@ def _stage_names(stage: Any) -> tuple[str, ...]:
             "or a poptorch.Stage."
         )
     return names
+
+
+def _ipu_of(stage: Any, index: int) -> int:
+    """The IPU a stage asks for, or the one of its number."""
+    own = getattr(stage, "_ipu", None)  # PopTorch has no public getter
+    return index if own is None else int(own)
 
 
 def _num_processes(own: poptorch.Options | None) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from ipufit import (
     Callback,
@@ -80,9 +80,9 @@ class Strings(Ragged):
         return torch.zeros(3), "a label"
 
 
-class Triples(Ragged):
+class Fours(Ragged):
     def __getitem__(self, index):
-        return torch.zeros(3), 1, 2
+        return torch.zeros(3), 1, 2, 3
 
 
 class Uneven(Ragged):
@@ -128,7 +128,7 @@ BAD_FITS = {
     "a dataset of inputs": (DataError, "`x` has no targets", lambda m: m.fit(Inputs())),
     "nothing": (DataError, "a NoneType", lambda m: m.fit()),
     "a string": (DataError, "a str", lambda m: m.fit("train", Y)),
-    "a list of strings": (DataError, "a str, 'a'", lambda m: m.fit(["a", "b"], Y)),
+    "a list of strings": (DataError, "no arrays", lambda m: m.fit(["a", "b"], Y)),
     "an array of strings": (DataError, "<U1", lambda m: m.fit(np.array(["a", "b"]), Y)),
     "a number": (DataError, "an? int", lambda m: m.fit(3, Y)),
     "a list of numbers": (DataError, "single number", lambda m: m.fit([1.0, 2.0], Y)),
@@ -144,15 +144,23 @@ BAD_FITS = {
         "`y` was given beside",
         lambda m: m.fit(PAIRS, Y),
     ),
-    "a stream": (DataError, "Stream", lambda m: m.fit(Stream())),
+    "an empty stream": (DataError, "no samples", lambda m: m.fit(Stream())),
     "a dataset without length": (DataError, "NoLength", lambda m: m.fit(NoLength())),
-    "a loader": (DataError, "DataLoader", lambda m: m.fit(DataLoader(PAIRS))),
-    "an iterator": (DataError, "iterator", lambda m: m.fit(iter([(X, Y)]))),
-    "samples of three parts": (DataError, "have 3 parts", lambda m: m.fit(Triples())),
-    "tensors of three parts": (
+    "an iterator of samples": (
         DataError,
-        "have 3 parts",
-        lambda m: m.fit(TensorDataset(X, X, Y)),
+        "IterableDataset",
+        lambda m: m.fit(iter(PAIRS)),
+    ),
+    "samples of four parts": (DataError, "have 4 parts", lambda m: m.fit(Fours())),
+    "tensors of four parts": (
+        DataError,
+        "have 4 parts",
+        lambda m: m.fit(TensorDataset(X, X, Y, Y)),
+    ),
+    "targets that the loss can't take": (
+        DataError,
+        r"'cross_entropy'.*\[32, 3\]",
+        lambda m: m.fit(TensorDataset(X, X.long(), Y)),
     ),
     "samples with strings": (DataError, "'a label'", lambda m: m.fit(Strings())),
     "samples of different shapes": (
@@ -162,7 +170,7 @@ BAD_FITS = {
     ),
     "samples of different nesting": (
         DataError,
-        r"sample \d+ has a tuple",
+        r"Sample \d+ of `x` has a tuple",
         lambda m: m.fit(Uneven()),
     ),
     # validation
@@ -191,10 +199,10 @@ BAD_FITS = {
         "needs arrays",
         lambda m: m.fit(reference.Recorded(X, Y), validation_split=0.5),
     ),
-    "validation data of three parts": (
+    "validation data of four parts": (
         DataError,
-        "3 parts",
-        lambda m: m.fit(X, Y, validation_data=(X, Y, Y)),
+        "4 parts",
+        lambda m: m.fit(X, Y, validation_data=(X, Y, Y, Y)),
     ),
     "validation data without targets": (
         DataError,
@@ -336,7 +344,7 @@ def test_nothing_is_trained_or_evaluated_before_compile(run):
 
 
 BAD_COMPILES = {
-    "no loss": (ConfigError, "needs a loss", {"loss": None}),
+    "an empty list of losses": (ConfigError, "no loss in it", {"loss": []}),
     "an unknown optimizer": (UnknownNameError, "'adam", {"optimizer": "adamz"}),
     "an unknown loss": (UnknownNameError, "'mse'", {"loss": "msee"}),
     "an unknown metric": (UnknownNameError, "'accuracy'", {"metrics": ["acuracy"]}),

@@ -3,14 +3,26 @@
 
 from __future__ import annotations
 
-from .adapters import Source, as_source, fit_sources, split_validation
-from .loader import InferenceBatches, TrainingBatches
+from .adapters import as_batch, as_source, fit_sources, split_validation
+from .epochs import Epochs
+from .layout import Known, Layout
+from .loader import Call, InferenceBatches, Loading, TrainingBatches, pad
+from .source import IndexedSource, Source, StreamSource
 
 __all__ = [
+    "Call",
+    "Epochs",
+    "IndexedSource",
     "InferenceBatches",
+    "Known",
+    "Layout",
+    "Loading",
     "Source",
+    "StreamSource",
     "TrainingBatches",
+    "as_batch",
     "as_source",
     "fit_sources",
+    "pad",
     "split_validation",
 ]

@@ -1,82 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever holds the user's samples becomes one kind of dataset.
+"""Whatever holds the user's samples becomes a `Source`.
 
-Its items are flat tuples of tensors, inputs first, then targets: what PopTorch's
-loaders can carry. `Source` remembers how they nested.
+Arrays and map-style datasets are taken by index; loaders, iterables and generators
+are streams, whose own samplers, collate functions and workers are kept.
 """
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass
-from typing import Any, Sequence, Sized, cast
+from typing import Any, Iterable, Mapping, Sequence, Sized, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+)
 
-from ipufit._tree import Structure
+from ipufit._poptorch import poptorch
 from ipufit.errors import DataError
 
-NOTHING = Structure(tuple)
-"""The structure of targets that aren't there."""
+from .datasets import ArrayDataset, FlatDataset, IterableRows, Parts
+from .layout import NOTHING, Layout
+from .source import IndexedSource, Source, StreamSource, same_rows
+from .values import as_tensor, column_names, frame_values, is_frame, split_columns
+
+_STREAM_ROWS = 64
+"""Samples that are stacked at a time when a dataset gives them one by one."""
 
 
-class StackedRows(tuple):  # type: ignore[type-arg]
-    """Rows gathered by index already, which needn't be collated."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Source:
-    """Samples, and how their tensors nest.
-
-    Attributes:
-        dataset: Map-style; items are flat tuples, inputs first, then targets.
-        inputs: How the inputs nest.
-        targets: How the targets nest; no leaves if there are none.
-        num_samples: How many there are.
-    """
-
-    dataset: Dataset[Any]
-    inputs: Structure
-    targets: Structure
-    num_samples: int
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether samples come with targets."""
-        return self.targets.num_leaves > 0
-
-    def require_targets(self, name: str, purpose: str) -> None:
-        """Refuse samples without targets.
-
-        Raises:
-            DataError: There are none.
-        """
-        if not self.has_targets:
-            raise DataError(
-                f"`{name}` has no targets to {purpose} with: pass y, or a dataset of "
-                "pairs (input, target)."
-            )
-
-    def example(self, rows: int, *, has_targets: bool = True) -> list[Tensor]:
-        """The first sample, repeated: what a batch of `rows` looks like."""
-        sample = self.dataset[0]
-        leaves = sample if has_targets else sample[: self.inputs.num_leaves]
-        return [torch.stack([leaf] * rows) for leaf in leaves]
-
-
-def as_source(x: Any, y: Any = None, *, name: str = "x") -> Source:
-    """Take a dataset, or arrays of inputs and targets.
+def as_source(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    name: str = "x",
+    num_workers: int = 0,
+    inputs_only: bool = False,
+) -> Source:
+    """Take samples in any of the forms that users have them.
 
     Args:
-        x: A map-style `Dataset` of samples `input` or `(input, target)`; or tensors
-            or NumPy arrays, nested in tuples, lists or dicts, with samples in dim 0.
-        y: The targets, if `x` is arrays.
+        x: Tensors, NumPy arrays or pandas frames, nested in tuples, lists or dicts,
+            with samples in dim 0; a map-style `Dataset` or a Hugging Face dataset of
+            samples; an `IterableDataset` of samples; or a `DataLoader`, a
+            `poptorch.DataLoader`, a generator or another iterable of batches. Samples
+            and batches are an input, `(input, target)` or `(input, target, weight)`.
+        y: The targets, if `x` is arrays; or the names of the columns that are targets,
+            if `x` has named columns.
+        sample_weight: One number per sample, if `x` is arrays.
         name: What messages call the data.
+        num_workers: Processes that load an `IterableDataset`.
+        inputs_only: Whether the targets and weights in samples are left alone,
+            whatever they are.
 
     Returns:
         The samples.
@@ -86,74 +65,144 @@ def as_source(x: Any, y: Any = None, *, name: str = "x") -> Source:
 
     Example:
         >>> source = as_source(torch.zeros(5, 2), torch.zeros(5))
-        >>> source.num_samples, source.has_targets
+        >>> source.num_samples, source.layout.has_targets
         (5, True)
     """
-    if type(x) is TensorDataset and len(x.tensors) <= 2:  # a subclass may do more
-        _refuse_targets(x, y, name)
+    if isinstance(x, Source):
+        return x
+    columns = column_names(y)
+    is_single = isinstance(y, str)
+    parts_of = Parts(
+        columns,
+        is_single,
+        name,
+        has_lists=_is_hugging_face(x),
+        inputs_only=inputs_only,
+    )
+    if type(x) is TensorDataset and len(x.tensors) <= 3:  # a subclass may do more
+        _refuse_beside(x, y, sample_weight, name)
         return _from_arrays(*x.tensors, name=name)
-    if isinstance(x, IterableDataset) or not _is_dataset_or_arrays(x):
-        raise DataError(
-            f"`{name}` is {_describe(x)}. Pass tensors, NumPy arrays, or a map-style "
-            "torch Dataset (with __getitem__ and __len__)."
+    if _is_array_like(x):
+        if columns is not None:
+            where = f"`{name}`"
+            frame, x = x, _columns_of(x)
+            x, y = split_columns(x, columns, is_single, where)
+            x = frame[list(x)] if is_frame(frame) else x
+        return _from_arrays(x, y, sample_weight, name=name)
+    if _is_indexed(x) or _is_stream(x):
+        _refuse_beside(x, None if columns else y, sample_weight, name)
+    if _is_indexed(x):
+        return _from_dataset(x, parts_of, name)
+    is_torchs = isinstance(x, IterableDataset)
+    if is_torchs or (_is_hugging_face(x) and _is_stream(x)):
+        loader = DataLoader(
+            x if is_torchs else IterableRows(x),
+            batch_size=_STREAM_ROWS,
+            num_workers=num_workers if is_torchs else 0,
+            collate_fn=_Collate(parts_of, name),
         )
-    if isinstance(x, Dataset):
-        _refuse_targets(x, y, name)
-        return _from_dataset(x, name)
-    return _from_arrays(x, y, name=name)
+        return StreamSource(loader, _identity, name=name)
+    if _is_stream(x):
+        stream = StreamSource(x, parts_of, name=name, num_samples=_length(x))
+        stream.batch_size = _batch_size(x) or stream.rows_of_first
+        return stream
+    raise DataError(
+        f"`{name}` is {_describe(x)}. Pass tensors, NumPy arrays, pandas frames, a "
+        "torch Dataset (with __getitem__ and __len__), an IterableDataset, a "
+        "DataLoader, or a generator of batches."
+    )
+
+
+def as_batch(x: Any, y: Any = None, sample_weight: Any = None) -> StreamSource:
+    """Take one batch of arrays, as it is.
+
+    Args:
+        x: Arrays of inputs, nested.
+        y: Arrays of targets.
+        sample_weight: Arrays of weights.
+
+    Returns:
+        A stream of one block.
+
+    Raises:
+        DataError: As `as_source` does.
+
+    Example:
+        >>> as_batch(torch.zeros(5, 2)).rows_of_first
+        5
+    """
+    if not _is_array_like(x):
+        raise DataError(
+            f"`x` is {_describe(x)}. Pass the arrays of one batch, or use fit, "
+            "evaluate and predict."
+        )
+    _from_arrays(x, y, sample_weight, name="x")
+    parts = [_plain(part, "`x`") for part in (x, y, sample_weight)]
+    return StreamSource([parts], _identity, name="x")
 
 
 def fit_sources(
-    x: Any, y: Any, validation_split: float, validation_data: Any
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    validation_split: float,
+    validation_data: Any,
+    *,
+    num_workers: int = 0,
 ) -> tuple[Source, Source | None]:
     """What `fit` trains on, and what it validates on if anything.
 
     Args:
         x: As for `as_source`.
         y: As for `as_source`.
+        sample_weight: As for `as_source`.
         validation_split: As for `split_validation`; 0 for none.
-        validation_data: A dataset or a pair (x, y), which goes before the split.
+        validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`;
+            they go before the split.
+        num_workers: As for `as_source`.
 
     Returns:
         Both.
 
     Raises:
-        DataError: As `as_source` and `split_validation` do, or there are no targets.
+        DataError: As `as_source` and `split_validation` do.
 
     Example:
         >>> x, y = torch.zeros(4, 1), torch.zeros(4)
-        >>> train, validation = fit_sources(x, y, 0.5, None)
+        >>> train, validation = fit_sources(x, y, None, 0.5, None)
         >>> train.num_samples, validation.num_samples
         (2, 2)
     """
-    validation = None
-    if validation_split and validation_data is None:
-        source, validation = split_validation(x, y, validation_split)
-    else:
-        source = as_source(x, y)
-    source.require_targets("x", "train")
-    if validation_data is not None:
-        pair = validation_data
-        if not isinstance(pair, (tuple, list)):
-            pair = (validation_data,)
-        elif len(pair) != 2:
-            raise DataError(
-                f"`validation_data` has {len(pair)} parts: pass a dataset, or a pair "
-                "(x, y)."
-            )
-        validation = as_source(*pair, name="validation_data")
-    if validation is not None:
-        validation.require_targets("validation_data", "validate")
+    if validation_data is None:
+        if validation_split:
+            return split_validation(x, y, validation_split, sample_weight)
+        return as_source(x, y, sample_weight, num_workers=num_workers), None
+    source = as_source(x, y, sample_weight, num_workers=num_workers)
+    if validation_data is x and isinstance(source, StreamSource):
+        # A loader may have but one iterator, with processes behind it.
+        return source, source
+    given = validation_data
+    if not isinstance(given, (tuple, list)):
+        given = (given, y) if column_names(y) else (given,)
+    elif len(given) not in (2, 3):
+        raise DataError(
+            f"`validation_data` has {len(given)} parts: pass a dataset, a pair (x, y), "
+            "or (x, y, sample_weight)."
+        )
+    validation = as_source(*given, name="validation_data", num_workers=num_workers)
     return source, validation
 
 
-def split_validation(x: Any, y: Any, fraction: float) -> tuple[Source, Source]:
+def split_validation(
+    x: Any, y: Any, fraction: float, sample_weight: Any = None
+) -> tuple[Source, Source]:
     """Put the last samples aside, before any shuffling, as Keras does.
 
     Args:
         x: Arrays of inputs.
         y: Arrays of targets.
         fraction: Of the samples that validate; between 0 and 1.
+        sample_weight: Arrays of weights.
 
     Returns:
         Training and validation samples: `floor(n * (1 - fraction))`, and the rest.
@@ -168,8 +217,10 @@ def split_validation(x: Any, y: Any, fraction: float) -> tuple[Source, Source]:
     """
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
         raise DataError(f"validation_split={fraction!r} is not a number.")
-    whole = as_source(x, y)
-    if not isinstance(whole.dataset, ArrayDataset):
+    whole = as_source(x, y, sample_weight)
+    if not isinstance(whole, IndexedSource) or not isinstance(
+        whole.dataset, ArrayDataset
+    ):
         raise DataError(
             f"validation_split={fraction} needs arrays, and `x` is {_describe(x)}. "
             "Split it with torch.utils.data.random_split and pass validation_data."
@@ -183,151 +234,163 @@ def split_validation(x: Any, y: Any, fraction: float) -> tuple[Source, Source]:
     tensors = whole.dataset.tensors
     parts = ([t[:at] for t in tensors], [t[at:] for t in tensors])
     train, validation = (
-        Source(ArrayDataset(part), whole.inputs, whole.targets, len(part[0]))
-        for part in parts
+        IndexedSource(ArrayDataset(part), whole.layout, len(part[0])) for part in parts
     )
     return train, validation
 
 
-class ArrayDataset(Dataset):  # type: ignore[type-arg]
-    """Samples in memory, gathered by index instead of one by one.
-
-    Args:
-        tensors: Of equal lengths.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = list(tensors)
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return len(self.tensors[0])
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        """One sample."""
-        return tuple(tensor[index] for tensor in self.tensors)
-
-    def __getitems__(self, indices: list[int]) -> StackedRows:
-        """A batch of samples at once: torch's loaders ask for it if it's there."""
-        rows = torch.as_tensor(indices)
-        return StackedRows(tensor[rows] for tensor in self.tensors)
-
-
-class FlatDataset(Dataset):  # type: ignore[type-arg]
-    """The user's dataset with its samples flattened.
-
-    Args:
-        dataset: The user's.
-        sample: How a sample nests.
-    """
-
-    def __init__(self, dataset: Dataset[Any], sample: Structure) -> None:
-        self._dataset = dataset
-        self._sample = sample
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return len(cast(Sized, self._dataset))
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        """One sample; numbers become tensors."""
-        sample = self._dataset[int(index)]
-        try:
-            leaves = self._sample.flatten(sample)
-        except TypeError as error:
+def _from_arrays(
+    x: Any, y: Any = None, sample_weight: Any = None, *, name: str
+) -> IndexedSource:
+    wheres = (f"`{name}`", "`y`", "`sample_weight`")
+    values = (x, y, sample_weight)
+    given = [_plain(value, where) for value, where in zip(values, wheres)]
+    layout = Layout.of(given)
+    for value, where, structure in zip(given, wheres, layout.parts):
+        if structure == NOTHING and value is None:
+            continue
+        if not structure.num_leaves:
+            raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
+        if any(isinstance(n, (bool, int, float)) for n in structure.flatten(value)):
             raise DataError(
-                f"Sample {int(index)} of the dataset nests differently from sample 0: "
-                f"{error}."
-            ) from None
-        return tuple(_as_tensor(leaf, f"sample {int(index)}") for leaf in leaves)
+                f"{where} holds a single number where an array belongs: dim 0 counts "
+                "samples. Make a list of numbers an array, as with torch.tensor."
+            )
+    leaves = layout.flatten(given)
+    leaves = [as_tensor(leaf, f"`{name}`") for leaf in leaves]
+    _check_lengths(layout, leaves, name)
+    tensors = same_rows(leaves, f"`{name}`")
+    if not len(tensors[0]):
+        raise DataError(f"`{name}` has no samples.")
+    return IndexedSource(ArrayDataset(tensors), layout, len(tensors[0]))
 
 
-def _from_arrays(x: Any, y: Any = None, *, name: str) -> Source:
-    inputs = Structure.of(x)
-    targets = NOTHING if y is None else Structure.of(y)
-    leaves = inputs.flatten(x) + (targets.flatten(y) if y is not None else [])
-    tensors = [_as_tensor(leaf, f"`{name}`") for leaf in leaves]
-    if not tensors:
-        raise DataError(f"`{name}` holds no arrays.")
-    for tensor in tensors:
-        if tensor.dim() == 0:
-            raise DataError(f"`{name}` holds a single number: dim 0 counts samples.")
-    lengths = [len(tensor) for tensor in tensors]
+def _check_lengths(layout: Layout, leaves: Sequence[Tensor], name: str) -> None:
+    lengths = [len(leaf) for leaf in leaves if leaf.dim()]
     if len(set(lengths)) > 1:
+        inputs, targets = layout.num_inputs, layout.targets.num_leaves
         raise DataError(
             f"The arrays of `{name}` have different numbers of samples: inputs "
-            f"{lengths[: inputs.num_leaves]}, targets {lengths[inputs.num_leaves :]}. "
-            "Dim 0 must be the same for all."
+            f"{lengths[:inputs]}, targets {lengths[inputs : inputs + targets]}"
+            + (f", weights {rest}" if (rest := lengths[inputs + targets :]) else "")
+            + ". Dim 0 must be the same for all."
         )
-    if not lengths[0]:
-        raise DataError(f"`{name}` has no samples.")
-    return Source(ArrayDataset(tensors), inputs, targets, lengths[0])
 
 
-def _from_dataset(dataset: Dataset[Any], name: str) -> Source:
+def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> IndexedSource:
     num_samples = len(cast(Sized, dataset))
     if not num_samples:
         raise DataError(f"`{name}` has no samples.")
-    sample = dataset[0]
-    has_targets = isinstance(sample, (tuple, list)) and len(sample) == 2
-    if isinstance(sample, (tuple, list)) and not has_targets:
-        raise DataError(
-            f"Samples of `{name}` have {len(sample)} parts; they must be an input, or "
-            "a pair (input, target) whose parts may nest."
-        )
-    structure = Structure.of(sample)
-    inputs, targets = structure.children if has_targets else (structure, NOTHING)
-    flat = FlatDataset(dataset, structure)
+    layout = Layout.of(parts_of(dataset[0]))
+    flat = FlatDataset(dataset, parts_of, layout, name)
     flat[0]  # bad samples are refused here, not in the middle of a run
-    return Source(flat, inputs, targets, num_samples)
+    return IndexedSource(flat, layout, num_samples)
 
 
-def _as_tensor(value: Any, where: str) -> Tensor:
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = _from_numpy(np.asarray(value, order="C"), where)
-    elif not isinstance(value, Tensor):
-        if not isinstance(value, (bool, int, float)):
-            raise DataError(
-                f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
-                "arrays or numbers."
-            )
-        value = torch.as_tensor(value)
-    if value.requires_grad:
-        value = value.detach()
-    # An IPU has no 64-bit floats; PopTorch would convert them at every call.
-    wide = value.dtype == torch.float64
-    return torch.as_tensor(value, dtype=torch.float32 if wide else None)
+class _Collate:
+    """Stacks the samples of an iterable dataset into a batch `(inputs, ...)`."""
+
+    def __init__(self, parts_of: Parts, name: str) -> None:
+        self._parts_of = parts_of
+        self._name = name
+
+    def __call__(self, samples: Sequence[Any]) -> Sequence[Any]:
+        layout = Layout.of(self._parts_of(samples[0]))
+        rows = FlatDataset(samples, self._parts_of, layout, self._name)
+        flat = [rows[index] for index in range(len(rows))]
+        try:
+            leaves = [torch.stack(leaf) for leaf in zip(*flat)]
+        except RuntimeError as error:
+            raise unequal_shapes(error) from error
+        return _rebuilt(layout, leaves)
 
 
-def _from_numpy(array: Any, where: str) -> Tensor:
-    """The same memory as a tensor; read-only memory too, because we only read it."""
-    try:
-        if array.dtype.kind not in "biuf":
-            raise TypeError("it holds no numbers")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writ")
-            return torch.from_numpy(array)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
-            "Convert it to float32 or int64."
-        ) from None
+def _rebuilt(layout: Layout, leaves: Sequence[Any]) -> Sequence[Any]:
+    rest = iter(leaves)
+    return [None if s == NOTHING else s.rebuild(rest) for s in layout.parts]
 
 
-def _is_dataset_or_arrays(x: Any) -> bool:
-    if isinstance(x, Dataset):
-        return hasattr(x, "__len__") and hasattr(x, "__getitem__")
-    return isinstance(x, (Tensor, np.ndarray)) or (
-        isinstance(x, (tuple, list, dict)) and len(x) > 0
+def unequal_shapes(error: RuntimeError) -> DataError:
+    """What to say of samples that can't be stacked."""
+    return DataError(
+        "Samples of different shapes can't share a call, because the shapes of a "
+        f"compiled model are fixed: {error}. Pad or crop them to one shape."
     )
 
 
-def _refuse_targets(x: Any, y: Any, name: str) -> None:
-    if y is not None:
-        raise DataError(
-            f"`y` was given beside {_describe(x)}, whose samples contain the targets. "
-            "Pass one of the two."
-        )
+def _identity(parts: Any) -> Any:
+    return parts
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Nested arrays with every frame among them made an array."""
+    if is_frame(value):
+        return frame_values(value, where)
+    if isinstance(value, Mapping):
+        return {key: _plain(element, where) for key, element in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_plain(element, where) for element in value)
+    return value
+
+
+def _columns_of(x: Any) -> Any:
+    return {name: x[name] for name in x.columns} if is_frame(x) else x
+
+
+def _is_array_like(x: Any) -> bool:
+    return (
+        isinstance(x, (Tensor, np.ndarray))
+        or is_frame(x)
+        or (isinstance(x, (tuple, list, Mapping)) and len(x) > 0)
+    )
+
+
+def _is_hugging_face(x: Any) -> bool:
+    """Whether its samples are dicts of columns, as `datasets.Dataset` has them."""
+    return hasattr(x, "column_names") and hasattr(x, "features")
+
+
+def _is_indexed(x: Any) -> bool:
+    if isinstance(x, (IterableDataset, DataLoader)):
+        return False
+    is_dataset = isinstance(x, Dataset) or _is_hugging_face(x)
+    return is_dataset and hasattr(x, "__len__") and hasattr(x, "__getitem__")
+
+
+def _is_stream(x: Any) -> bool:
+    return isinstance(x, Iterable) and not isinstance(
+        x, (str, bytes, set, frozenset, tuple, list, Mapping)
+    )
+
+
+def _batch_size(x: Any) -> int | None:
+    """What the user's loader calls a batch: the samples of one update."""
+    if isinstance(x, poptorch.DataLoader):
+        combined = x.combinedBatchSize
+        return None if combined is None else combined // x.options.device_iterations
+    size = getattr(x, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _length(x: Any) -> int | None:
+    """The number of samples that a torch loader will give, if it tells."""
+    if not isinstance(x, DataLoader) or isinstance(x.dataset, IterableDataset):
+        return None
+    if x.batch_size is None or type(x.batch_sampler) is not BatchSampler:
+        return None  # a sampler of batches needn't give all of one size
+    if isinstance(x, poptorch.DataLoader) or not hasattr(x.sampler, "__len__"):
+        return None
+    count = len(cast(Sized, x.sampler))
+    return count - count % x.batch_size if x.drop_last else count
+
+
+def _refuse_beside(x: Any, y: Any, sample_weight: Any, name: str) -> None:
+    for what, value in (("y", y), ("sample_weight", sample_weight)):
+        if value is not None:
+            raise DataError(
+                f"`{what}` was given beside {_describe(x)}, whose samples contain it "
+                "themselves: pass arrays, or samples (input, target, weight)."
+            )
 
 
 def _describe(x: Any) -> str:

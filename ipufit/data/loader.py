@@ -1,38 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of calls, through PopTorch's loader.
+"""Batches of calls, through PopTorch's loader or from a stream.
 
-Training drops what doesn't fill a call and counts it; inference pads the last call
-and says how many rows are real.
+Training drops what doesn't fill a call and counts it, or pads it with rows that count
+nothing; inference pads the last call and says how many rows are real.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Sampler, default_collate
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
-from .adapters import Source, StackedRows
+from .adapters import unequal_shapes
+from .class_weights import ClassWeights
+from .datasets import StackedRows
+from .layout import Layout
+from .source import Block, IndexedSource, Source, StreamSource
 
 
-class TrainingBatches:
+class Call(NamedTuple):
+    """The rows of one call.
+
+    Attributes:
+        batch: The tensors of the layout, in order.
+        num_real: Rows that are no padding; they come first.
+    """
+
+    batch: Batch
+    num_real: int
+
+
+class Loading(NamedTuple):
+    """How map-style data is loaded.
+
+    Attributes:
+        num_workers: Processes that load; 0 for none but this one.
+        mode: `IPUConfig`'s `loader_mode`.
+    """
+
+    num_workers: int = 0
+    mode: str = "sync"
+
+    def loader(
+        self,
+        options: poptorch.Options,
+        dataset: Any,
+        plan: BatchPlan,
+        sampler: Sampler[int],
+    ) -> Any:
+        """PopTorch's loader of whole calls."""
+        modes = {
+            "sync": poptorch.DataLoaderMode.Sync,
+            "async": poptorch.DataLoaderMode.Async,
+            "async_rebatched": poptorch.DataLoaderMode.AsyncRebatched,
+        }
+        return poptorch.DataLoader(
+            options,
+            dataset,
+            batch_size=plan.micro_batch_size,
+            num_workers=self.num_workers,
+            drop_last=True,
+            mode=modes[self._mode_for(plan)],
+            collate_fn=collate,
+            sampler=sampler,
+        )
+
+    def _mode_for(self, plan: BatchPlan) -> str:
+        """One row per call can't be rebatched: PopTorch refuses it."""
+        return (
+            "async"
+            if plan.samples_per_call == 1 and self.mode != "sync"
+            else (self.mode)
+        )
+
+
+PLAIN = Loading()
+
+
+class CallBatches:
+    """Base of what gives an engine its calls.
+
+    Args:
+        source: The samples.
+        plan: How many make a call.
+        layout: Of the batches.
+
+    Attributes:
+        source: As given.
+        layout: As given.
+    """
+
+    def __init__(self, source: Source, plan: BatchPlan, layout: Layout) -> None:
+        self.source = source
+        self.layout = layout
+        self._rows = plan.samples_per_call
+        self._loader: Any = None
+
+    def close(self) -> None:
+        """End the processes that load, if there are any; the next epoch has others."""
+        loader, self._loader = self._loader, None
+        if loader is None:
+            return
+        loader.terminate()
+        # Workers outlive an epoch, and torch has no public way to end them while
+        # something refers to their iterator, such as the traceback of an error.
+        workers = getattr(loader, "_iterator", None)
+        if workers is not None:
+            workers._shutdown_workers()
+
+    def _loaded(self) -> Iterator[Batch]:
+        """The loader's batches, as lists.
+
+        Raises:
+            DataError: The process that loads has failed.
+        """
+        try:
+            if self._loader is None:
+                self._loader = self._make_loader()
+            for batch in self._loader:
+                yield list(batch)
+        except (AssertionError, poptorch.Error) as error:
+            if "data fetcher" not in str(error) and "worker" not in str(error):
+                raise
+            raise DataError(f"Samples could not be loaded. {error}") from error
+
+    def _make_loader(self) -> Any:
+        raise RuntimeError("a stream has a loader of its own")
+
+
+class TrainingBatches(CallBatches):
     """The calls of a training epoch.
 
     Args:
         source: The samples.
         plan: How many make a call.
         options: Of the training model.
-        shuffle: Draw a new order every epoch.
+        shuffle: Draw a new order every epoch; streams come as they are.
         seed: Of the orders; None for torch's global generator.
+        drop_last: Whether samples that don't fill a call are left out; `"pad"` to
+            fill the call with rows that don't count.
+        class_weight: Class index to weight; None for all alike.
+        loading: How map-style data is loaded.
 
     Raises:
-        DataError: There are not enough samples for one call.
+        DataError: There are not enough samples for one call, or `class_weight` can't
+            be used.
+
+    Attributes:
+        num_calls: Per epoch; None while nobody knows.
+        num_dropped: Samples left out of an epoch; None while nobody knows.
+        num_empty_updates: Updates of the last call that have padding only.
     """
 
     def __init__(
@@ -43,92 +167,293 @@ class TrainingBatches:
         *,
         shuffle: bool,
         seed: int | None = None,
+        drop_last: bool | str = True,
+        class_weight: Any = None,
+        loading: Loading = PLAIN,
     ) -> None:
-        needed = plan.samples_per_call
-        if source.num_samples < needed:
-            raise DataError(
-                f"`x` has {source.num_samples} samples, but one training call takes "
-                f"{plan.describe()}. Lower one of these, or pass more data."
-            )
-        self.num_calls = source.num_samples // needed
-        self.num_dropped = source.num_samples % needed
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._loader = poptorch.DataLoader(
-            options,
-            source.dataset,
-            batch_size=plan.micro_batch_size,
-            shuffle=shuffle,
-            drop_last=True,
-            collate_fn=collate,
-            generator=generator,
+        self._class_weights = (
+            None if class_weight is None else ClassWeights(class_weight, source.layout)
         )
+        weights = self._class_weights
+        layout = source.layout if weights is None else weights.layout
+        super().__init__(source, plan, layout)
+        self._per_update = plan.samples_per_update
+        is_padding = drop_last in ("pad", False)
+        count = source.num_samples
+        if count is not None and count < self._rows and not is_padding:
+            raise DataError(
+                f"`x` has {count} samples, but one training call takes "
+                f"{plan.describe()}. Lower one of these, pass more data, or pad with "
+                "fit(drop_last='pad')."
+            )
+        left = None if count is None else count % self._rows
+        # A loader of the user's may give fewer samples than it says.
+        is_stream = isinstance(source, StreamSource)
+        self._is_padding = is_padding and (left != 0 or is_stream)
+        self.num_dropped = 0 if is_padding else left
+        self.num_calls = None if count is None else count // self._rows
+        self.num_empty_updates = 0
+        if self._is_padding:
+            self.layout = self.layout.padded()
+            if left and self.num_calls is not None:
+                self.num_calls += 1
+                self.num_empty_updates = (self._rows - left) // self._per_update
+        self._loading, self._options, self._plan = loading, options, plan
+        self._shuffle, self._seed = shuffle, seed
 
-    def __len__(self) -> int:
-        """Calls per epoch."""
-        return self.num_calls
+    def _make_loader(self) -> Any:
+        source = cast(IndexedSource, self.source)
+        count = source.num_samples
+        length = (self.num_calls or 0) * self._rows if self._is_padding else count
+        order = _Order(count, length, shuffle=self._shuffle, seed=self._seed)
+        return self._loading.loader(self._options, source.dataset, self._plan, order)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of one epoch."""
-        return iter(self._loader)
+    def example(self) -> Batch:
+        """What the batch of a call looks like."""
+        return self._completed(self.source.example(self._rows), self._rows)
+
+    def __iter__(self) -> Iterator[Call]:
+        """The calls of one epoch."""
+        if isinstance(self.source, StreamSource):
+            yield from self._streamed(self.source)
+            return
+        remaining = self.source.num_samples or 0
+        for batch in self._loaded():
+            num_real = min(remaining, self._rows)
+            remaining -= num_real
+            yield Call(self._completed(batch, num_real), num_real)
+
+    def _streamed(self, source: StreamSource) -> Iterator[Call]:
+        calls = dropped = empty = 0
+        for batch, num_real in rebatched(source.blocks(), self._rows):
+            if num_real == self._rows or self._is_padding:
+                calls += 1
+                empty = (self._rows - num_real) // self._per_update
+                padded = pad(batch, self._rows)
+                yield Call(self._completed(padded, num_real), num_real)
+            else:
+                dropped = num_real
+        self.num_calls, self.num_dropped = calls, dropped
+        self.num_empty_updates = empty
+
+    def _completed(self, batch: Batch, num_real: int) -> Batch:
+        if self._class_weights is not None:
+            batch.append(self._class_weights.of(batch))
+        if self._is_padding:
+            batch.append(shares(num_real, self._rows, self._per_update))
+        return batch
 
 
-class InferenceBatches:
+class InferenceBatches(CallBatches):
     """The calls that cover every sample once, in order.
 
     Args:
         source: The samples.
         plan: How many rows make a call.
         options: Of the inference model.
+        max_rows: Stop after so many; None to go on to the end.
+        loading: How map-style data is loaded.
+
+    Attributes:
+        has_spare: Whether a micro-batch of padding alone must follow one that is
+            padded in part, so that the padding's own result is known.
     """
 
     def __init__(
-        self, source: Source, plan: BatchPlan, options: poptorch.Options
+        self,
+        source: Source,
+        plan: BatchPlan,
+        options: poptorch.Options,
+        *,
+        max_rows: int | None = None,
+        loading: Loading = PLAIN,
     ) -> None:
-        self._num_samples = source.num_samples
-        self._rows = plan.samples_per_call
-        self.num_calls = -(-source.num_samples // self._rows)
-        padded = _Padded(
-            source.dataset, source.num_samples, self.num_calls * self._rows
-        )
-        self._loader = poptorch.DataLoader(
-            options,
-            padded,
-            batch_size=plan.micro_batch_size,
-            drop_last=True,
-            collate_fn=collate,
-        )
+        super().__init__(source, plan, source.layout)
+        self._plan = plan
+        self._options = options
+        self._max_rows = max_rows
+        self._loading = loading
+        self.has_spare = False
 
-    def __len__(self) -> int:
-        """Calls."""
-        return self.num_calls
+    @property
+    def num_samples(self) -> int | None:
+        """Samples that are gone through; None if nobody knows."""
+        count, most = self.source.num_samples, self._max_rows
+        if count is None or most is None:
+            return count
+        return min(count, most)
 
-    def __iter__(self) -> Iterator[tuple[Batch, int]]:
-        """Each batch with its number of real rows; padding comes after them."""
-        remaining = self._num_samples
-        for batch in self._loader:
-            yield batch, min(remaining, self._rows)
-            remaining -= self._rows
+    @property
+    def num_calls(self) -> int | None:
+        """Calls; None if nobody knows."""
+        count = self.num_samples
+        return None if count is None else -(-self._padded(count) // self._rows)
+
+    def _padded(self, count: int) -> int:
+        """Rows up to the last micro-batch that is needed."""
+        size = self._plan.micro_batch_size
+        whole = -(-count // size) * size
+        return whole + size if self.has_spare and whole > count else count
+
+    @property
+    def passes_per_call(self) -> int:
+        """Forward passes over all replicas in a call: what hooks count."""
+        return self._plan.device_iterations
+
+    def num_passes(self, num_rows: int) -> int:
+        """Passes that so many rows of a call take."""
+        return -(-num_rows // self._plan.samples_per_update)
+
+    def example(self) -> Batch:
+        """What the inputs of a call look like."""
+        return self.source.example(self._rows, inputs_only=True)
+
+    def __iter__(self) -> Iterator[Call]:
+        """Each call; padding comes after its real rows, and is the last one again."""
+        if isinstance(self.source, StreamSource):
+            yield from self._streamed(self.source)
+            return
+        remaining = self.num_samples or 0
+        for batch in self._loaded():
+            num_real = min(remaining, self._rows)
+            remaining -= num_real
+            yield Call(batch, num_real)
+
+    def _make_loader(self) -> Any:
+        dataset = cast(IndexedSource, self.source).dataset
+        count = self.num_samples or 0
+        length = -(-self._padded(count) // self._rows) * self._rows
+        order = _Order(count, length, shuffle=False)
+        return self._loading.loader(self._options, dataset, self._plan, order)
+
+    def _streamed(self, source: StreamSource) -> Iterator[Call]:
+        last: Call | None = None
+        total = 0
+        blocks = _first_rows(source.blocks(), self._max_rows)
+        for batch, num_real in rebatched(blocks, self._rows):
+            total += num_real
+            last = Call(pad(batch, self._rows), num_real)
+            yield last
+        if last is None:
+            raise DataError(
+                "There are no more samples: a generator can be gone through once. "
+                "Pass a loader or a dataset, which can be begun anew."
+            )
+        left = -(-total // self._rows) * self._rows
+        if self._padded(total) > left:
+            yield Call([t[-1:].expand(t.shape).clone() for t in last.batch], 0)
 
 
-class _Padded(Dataset):  # type: ignore[type-arg]
-    """A dataset made longer by repeating its last sample."""
+class _Order(Sampler[int]):
+    """Every index once, then the last one again up to a length."""
 
-    def __init__(self, dataset: Dataset[Any], num_samples: int, length: int) -> None:
-        self._dataset: Any = dataset
-        self._last = num_samples - 1
+    def __init__(
+        self, count: int, length: int, *, shuffle: bool, seed: int | None = None
+    ) -> None:
+        self._count = count
         self._length = length
-        if hasattr(dataset, "__getitems__"):
-            self.__getitems__ = self._gather
+        self._shuffle = shuffle
+        if shuffle and seed is None:
+            # Drawn here and not in a process that loads: those are copies of this one.
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+        self._generator = torch.Generator().manual_seed(seed or 0)
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[min(int(index), self._last)]
+    def __iter__(self) -> Iterator[int]:
+        if self._shuffle:
+            order = torch.randperm(self._count, generator=self._generator).tolist()
+        else:
+            order = list(range(self._count))
+        yield from order
+        yield from order[-1:] * (self._length - self._count)
 
-    def _gather(self, indices: list[int]) -> Any:
-        rows = [min(index, self._last) for index in indices]
-        return self._dataset.__getitems__(rows)
+
+def shares(num_real: int, rows: int, rows_per_update: int) -> Tensor:
+    """What each row of a call counts in the loss of its update.
+
+    Args:
+        num_real: Real rows; they come first.
+        rows: Of the call.
+        rows_per_update: A divisor of `rows`.
+
+    Returns:
+        `[rows]`, float32: 0 for padding; real rows of an update add up to
+        `rows_per_update`, so that a mean over all rows is that of the real ones.
+
+    Example:
+        >>> shares(3, rows=6, rows_per_update=2)
+        tensor([1., 1., 2., 0., 0., 0.])
+    """
+    is_real = torch.arange(rows).lt(num_real).to(torch.float32)
+    per_update = is_real.reshape(-1, rows_per_update)
+    counts = per_update.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.flatten(per_update * (rows_per_update / counts))
+
+
+def pad(batch: Sequence[Tensor], rows: int) -> Batch:
+    """The batch with its last row repeated up to `rows`.
+
+    Example:
+        >>> pad([torch.tensor([1, 2])], 4)
+        [tensor([1, 2, 2, 2])]
+    """
+    missing = rows - len(batch[0])
+    if not missing:
+        return list(batch)
+    return [torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in batch]
+
+
+def rebatched(blocks: Iterable[Block], rows: int) -> Iterator[tuple[Batch, int]]:
+    """Blocks of any number of rows as batches of `rows`, and the rest.
+
+    What is kept from one block to the next is copied, because an asynchronous loader
+    uses its memory again.
+
+    Args:
+        blocks: With the same leaves.
+        rows: Of a batch.
+
+    Yields:
+        A batch and its number of rows, which is less than `rows` at the end only.
+
+    Example:
+        >>> blocks = [[torch.tensor([1, 2])], [torch.tensor([3])]]
+        >>> [batch[0].tolist() for batch, _ in rebatched(blocks, 2)]
+        [[1, 2], [3]]
+    """
+    kept: list[Block] = []
+    num_kept = 0
+    for block in blocks:
+        at, size = 0, len(block[0])
+        while size - at >= rows - num_kept:
+            end = at + rows - num_kept
+            kept.append([leaf[at:end] for leaf in block])
+            yield _joined(kept), rows
+            kept, num_kept, at = [], 0, end
+        if at < size:
+            kept.append([leaf[at:].clone() for leaf in block])
+            num_kept += size - at
+    if num_kept:
+        yield _joined(kept), num_kept
+
+
+def _joined(parts: Sequence[Block]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return [torch.cat(leaves) for leaves in zip(*parts)]
+
+
+def _first_rows(blocks: Iterator[Block], most: int | None) -> Iterator[Block]:
+    if most is None:
+        yield from blocks
+        return
+    for block in blocks:
+        yield [leaf[:most] for leaf in block]
+        most -= min(most, len(block[0]))
+        if not most:
+            return
 
 
 def collate(samples: Any) -> Batch:
@@ -146,8 +471,5 @@ def collate(samples: Any) -> Batch:
     try:
         tensors: list[Tensor] = list(default_collate(samples))
     except RuntimeError as error:
-        raise DataError(
-            "Samples of different shapes can't share a call, because the shapes of a "
-            f"compiled model are fixed: {error}. Pad or crop them to one shape."
-        ) from error
+        raise unequal_shapes(error) from error
     return tensors

@@ -6,6 +6,20 @@ from __future__ import annotations
 from .coverage import describe_coverage
 from .evaluation import Evaluation
 from .executors import Executors
-from .loop import predict, train
+from .figures import Figures
+from .loop import joined, predictions, train
+from .objective import Objective, resolve_objective
+from .training import Training
 
-__all__ = ["Evaluation", "Executors", "describe_coverage", "predict", "train"]
+__all__ = [
+    "Evaluation",
+    "Executors",
+    "Figures",
+    "Objective",
+    "Training",
+    "describe_coverage",
+    "joined",
+    "predictions",
+    "resolve_objective",
+    "train",
+]

@@ -6,18 +6,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data import InferenceBatches, Source
-from ipufit.losses import Loss
-from ipufit.metrics import MetricCollection
+from ipufit.data import Call, InferenceBatches, Known
+from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.scalars import Scalars
+from ipufit.state import RunState
 from ipufit.types import Logs
 
 from .coverage import check_rows, cut, returned_rows
 from .executors import Executors
-from .step import widened
+from .figures import Figures
+from .step import widened_all
 
 
 class Evaluation:
@@ -25,38 +28,52 @@ class Evaluation:
 
     Args:
         executors: The programs.
-        source: Samples with targets.
+        batches: Samples with targets, or with what the module's own loss needs.
         plan: The factors of a call.
         options: Of the inference program.
-        loss: The loss.
         figures: What is reported.
     """
 
     def __init__(
         self,
         executors: Executors,
-        source: Source,
+        batches: InferenceBatches,
         plan: BatchPlan,
         options: poptorch.Options,
-        loss: Loss,
-        figures: MetricCollection,
+        figures: Figures,
     ) -> None:
         self._executors = executors
-        self._source = source
-        self._loss = loss
-        self._figures = figures
+        self.batches = batches
         self.plan = plan
         self.options = options
+        self.figures = figures
         self._rows = returned_rows(options, plan)
-        self.batches = InferenceBatches(source, plan, options)
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Have the program attached, with the newest weights."""
         self._executors.prepare_inference(
-            self._source, self.plan, self.options, display
+            self.batches,
+            self.plan,
+            self.options,
+            display,
+            owns_loss=self.figures.objective.owns_loss,
         )
+        has_scalars = self._executors.gives_scalars
+        if self.figures.objective.owns_loss and not has_scalars:
+            raise ConfigError(
+                "There is no loss: compile() got none, and the module returns none "
+                "either. Pass loss='cross_entropy' or the like, or return a dict with "
+                "'loss'."
+            )
+        self.batches.has_spare = has_scalars
+        if has_scalars and self.options.output_mode != poptorch.OutputMode.All.value:
+            raise UnsupportedError(
+                "The module returns its own loss, or logs scalars, and inference_"
+                "options don't ask for OutputMode.All: the samples that they are "
+                "about can't be told. Leave the mode at its default."
+            )
 
-    def run(self, hooks: CallbackList) -> Logs:
+    def run(self, hooks: CallbackList, run: RunState) -> Logs:
         """The figures over every sample, or over those that come back.
 
         They are computed here, from the outputs: padding is cut away before it can
@@ -64,41 +81,89 @@ class Evaluation:
 
         Args:
             hooks: Hear of each call.
+            run: `run.stop_evaluating` ends it.
 
         Returns:
             The figures by name.
         """
-        self._figures.reset()
+        self.figures.reset()
+        self._open_mean: tuple[dict[str, float], int] | None = None
+        run.stop_evaluating = False
         hooks.on_test_begin({})
-        for call, (batch, num_real) in enumerate(self.batches):
-            hooks.on_test_batch_begin(call, {})
-            self._add_call(batch, num_real)
-            hooks.on_test_batch_end(call, self._figures.logs())
-        hooks.on_test_end(self._figures.logs())
-        return self._figures.logs()
+        for number, call in enumerate(self.batches):
+            if not call.num_real:  # there for its scalars only
+                self._add_call(call)
+                break
+            first = number * self.batches.passes_per_call
+            hooks.on_test_batch_begin(first, {})
+            self._add_call(call)
+            last = first + self.batches.num_passes(call.num_real) - 1
+            hooks.on_test_batch_end(last, self.figures.running())
+            if run.stop_evaluating:
+                break
+        hooks.on_test_end(self.figures.logs())
+        return self.figures.logs()
 
-    def _add_call(self, batch: Any, num_real: int) -> None:
-        num_inputs = self._source.inputs.num_leaves
-        outputs = self._executors.infer(batch[:num_inputs])
-        targets = batch[num_inputs:]
+    def _add_call(self, call: Call) -> None:
+        batch, num_real = call
+        layout = self.batches.layout
+        outputs, scalars = self._executors.infer(batch[: layout.num_inputs])
+        known = layout.known(batch)
         rows = self._rows
         check_rows(
             outputs, self.plan.samples_per_call if rows is None else rows.numel()
         )
+        if scalars:
+            self._add_scalars(scalars, num_real)
         if rows is not None:
+            whole = outputs, Known(*cut(tuple(known), rows))
             is_real = rows.lt(num_real)
             outputs = cut(outputs, is_real)
-            targets = cut(targets, rows[is_real])
+            known = Known(*cut(tuple(known), rows[is_real]))
             num_real = int(is_real.sum())
         elif num_real < self.plan.samples_per_call:
-            outputs, targets = (
-                cut(part, slice(num_real)) for part in (outputs, targets)
+            outputs, known = (
+                cut(outputs, slice(num_real)),
+                Known(*cut(tuple(known), slice(num_real))),
             )
         if num_real:
-            self._add(outputs, self._source.targets.rebuild(targets), num_real)
+            self.figures.add(self._vector(outputs, known, num_real))
+            self.figures.stream(*widened_all(outputs, known))
+        elif rows is not None:  # nothing came back yet: NaN under the right names
+            self.figures.add(torch.zeros_like(self._vector(*whole, rows.numel())))
 
-    def _add(self, outputs: Any, targets: Any, num_rows: int) -> None:
-        outputs, targets = widened((outputs, targets))
+    def _vector(self, outputs: Any, known: Known, num_rows: int) -> Tensor:
+        outputs, known = widened_all(outputs, known)
         with torch.no_grad():
-            total = self._loss.total(self._loss.value(outputs, targets), num_rows)
-            self._figures.add(self._figures.vector(total, outputs, targets, num_rows))
+            terms = self.figures.objective.loss_terms(outputs, known, num_rows)
+            return self.figures.vector(outputs, known, num_rows, terms, {})
+
+    def _add_scalars(self, scalars: Scalars, num_real: int) -> None:
+        """Add means over micro-batches, the part that is padding left out.
+
+        Padding is one row repeated. A micro-batch of it alone tells what that row
+        adds, so it can be taken away from the one before that is padded in part: that
+        needs a mean over rows which don't influence each other.
+        """
+        size = self.plan.micro_batch_size
+        whole, left = divmod(num_real, size)
+        values = {name: tensor.tolist() for name, tensor in scalars.items()}
+        for index in range(whole):
+            self.figures.add_means(_at(values, index), size)
+        index = whole
+        if left:
+            partly = _at(values, index)
+            self.figures.add_means(partly, left)
+            self._open_mean = partly, left
+            index += 1
+        if self._open_mean is not None and index < self.plan.samples_per_call // size:
+            partly, left = self._open_mean
+            padding = _at(values, index)
+            self.figures.add_totals(
+                {n: (mean - padding[n]) * (size - left) for n, mean in partly.items()}
+            )
+            self._open_mean = None
+
+
+def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:
+    return {name: column[index] for name, column in values.items()}

@@ -21,12 +21,14 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
-from ipufit.data import Source
-from ipufit.losses import Loss
-from ipufit.metrics import MetricCollection
+from ipufit.data import InferenceBatches, TrainingBatches
 from ipufit.optimizers import hyper_parameters
+from ipufit.scalars import Scalars
+from ipufit.types import Batch
 
-from .step import Step, check_stage_names, mode, stage_blocks
+from .baked import BakedIn
+from .figures import Figures
+from .step import Results, Step, check_stage_names, mode, stage_blocks
 
 _Classes = List[Tuple[Tensor, type]]
 _TRAINERS: MutableMapping[
@@ -57,6 +59,9 @@ class Executors:
         self._inference_key: Any = None
         self._takes_turns = _env.waits_for_ipus()
         self._is_host_stale = False
+        self._training_baked_in: BakedIn | None = None
+        self._inference_baked_in: BakedIn | None = None
+        self._training_results = self._results = Results()
 
     def _new_step(self, module: torch.nn.Module) -> Step:
         return Step(
@@ -69,31 +74,32 @@ class Executors:
 
     def prepare_training(
         self,
-        source: Source,
+        batches: TrainingBatches,
         plan: BatchPlan,
         options: poptorch.Options,
         optimizer: torch.optim.Optimizer,
-        loss: Loss,
-        figures: MetricCollection,
+        figures: Figures,
         display: ProgressDisplay,
     ) -> None:
         """Have the training program attached, with the host's weights.
 
-        It is compiled if it wasn't, or for other data, another plan, another loss or
-        other trainable weights.
+        It is compiled if it wasn't, or for other data, another plan, another loss,
+        other trainable weights or other numbers in the module.
 
         Args:
-            source: Shows what a sample looks like.
+            batches: Show what a call looks like.
             plan: The factors of a call.
             options: Its options.
             optimizer: Of `poptorch.optim`.
-            loss: What is minimised.
-            figures: What comes back.
+            figures: What comes back; they know what is minimised.
             display: Hears of the compilation.
         """
+        if _is_outdated(self._training_baked_in):
+            self.drop_training()
         trainable = [p.requires_grad for p in self._step.module.parameters()]
-        signature = _signature(source, plan, has_targets=True)
-        key = (signature, trainable, optimizer, loss, figures)
+        example = batches.example()
+        signature = _signature(plan, example)
+        key = (signature, batches.layout, trainable, optimizer, figures)
         if self._training is not None and key == self._training_key:
             if not self._attach(self._training):
                 self._training.copyWeightsToDevice()
@@ -102,13 +108,15 @@ class Executors:
         self.drop_training()
         self._optimizer, self._sent_values = optimizer, hyper_parameters(optimizer)
         self._take_over()
-        self._step.describe(source.inputs, source.targets, loss, figures)
+        self._step.describe_training(batches.layout, figures)
+        self._training_results = self._step.training_results
         with mode(self._step, training=True), self._undone_on_failure():
             self._training = poptorch.trainingModel(
                 self._step, options=options, optimizer=optimizer
             )
             display.compiling("training")
-            seconds = self._compile(self._training, source, plan, has_targets=True)
+            seconds = self._compile(self._training, example)
+        self._training_baked_in = BakedIn(self._step.module)
         self._training_key = key
         display.compiled("training", seconds)
 
@@ -147,55 +155,82 @@ class Executors:
 
     def prepare_inference(
         self,
-        source: Source,
+        batches: InferenceBatches,
         plan: BatchPlan,
         options: poptorch.Options,
         display: ProgressDisplay,
+        *,
+        owns_loss: bool,
     ) -> None:
-        """The same for the inference program, with what training has learnt."""
+        """The same for the inference program, with what training has learnt.
+
+        Args:
+            batches: Show what a call looks like.
+            plan: The factors of a call.
+            options: Its options.
+            display: Hears of the compilation.
+            owns_loss: Whether the module returns its own loss.
+        """
         self.fetch_weights()
-        key = _signature(source, plan, has_targets=False)
+        if _is_outdated(self._inference_baked_in):
+            self.drop_inference()
+        example = batches.example()
+        key = (_signature(plan, example), batches.layout.inputs, owns_loss)
         if self._inference is not None and key == self._inference_key:
             if not self._attach(self._inference):
                 self._inference.copyWeightsToDevice()
             return
         self.drop_inference()
-        self._step.describe_inputs(source.inputs)
+        self._step.describe_inference(batches.layout, owns_loss=owns_loss)
+        self._results = self._step.results
         with mode(self._step, training=False):
             self._inference = poptorch.inferenceModel(self._step, options=options)
             display.compiling("inference")
-            seconds = self._compile(self._inference, source, plan, has_targets=False)
+            seconds = self._compile(self._inference, example)
+        self._inference_baked_in = BakedIn(self._step.module)
         self._inference_key = key
         display.compiled("inference", seconds)
 
-    def _compile(
-        self,
-        executor: poptorch.PoplarExecutor,
-        source: Source,
-        plan: BatchPlan,
-        *,
-        has_targets: bool,
-    ) -> float:
+    @property
+    def gives_scalars(self) -> bool:
+        """Whether the inference program gives scalars: an own loss, or logged ones."""
+        return self._results.has_scalars
+
+    def _compile(self, executor: poptorch.PoplarExecutor, example: Batch) -> float:
         start = time.perf_counter()
-        example = source.example(plan.samples_per_call, has_targets=has_targets)
+        others = (self._training_baked_in, self._inference_baked_in)
+        before = BakedIn(self._step.module)
         with stage_blocks(self._step.module, self._config.stages):
             self._with_ipus(executor, lambda: executor.compile(*example))
+        for other in others:
+            if other is not None:
+                other.absorb(before)
         return time.perf_counter() - start
 
     # Runs -------------------------------------------------------------------
 
-    def train(self, batch: list[Tensor]) -> Tensor:
-        """One call of the training program; gives the sums that came back.
+    def train(self, batch: list[Tensor]) -> tuple[Tensor, Any]:
+        """One call of the training program.
 
         What was changed in the optimiser since the last one, such as the learning
         rate, counts from this call on.
+
+        Returns:
+            The sums that came back, and the outputs if the program returns them.
+
+        Raises:
+            ConfigError: The module has a number that the program doesn't have.
         """
         executor = _ready(self._training)
+        if self._training_baked_in is not None:
+            self._training_baked_in.check()
         self._attach(executor)
         self._send_changes(executor)
         self._is_host_stale = True
-        sums: Tensor = executor(*batch)
-        return sums
+        returned = executor(*batch)
+        if isinstance(returned, Tensor):
+            return returned, None
+        return returned[0], self._training_results.unpack(returned[1:])[0]
 
     def _send_changes(self, executor: poptorch.PoplarExecutor) -> None:
         if self._optimizer is None:
@@ -205,9 +240,18 @@ class Executors:
             executor.setOptimizer(self._optimizer)
             self._sent_values = values
 
-    def infer(self, batch: list[Tensor]) -> Any:
-        """One call of the inference program; gives the model's outputs."""
-        return _ready(self._inference)(*batch)
+    def infer(self, batch: list[Tensor]) -> tuple[Any, Scalars]:
+        """One call of the inference program.
+
+        Returns:
+            The model's outputs; and the scalars of every micro-batch, if it gives any.
+
+        Raises:
+            ConfigError: The module has a number that the program doesn't have.
+        """
+        if self._inference_baked_in is not None:
+            self._inference_baked_in.check()
+        return self._results.unpack(_ready(self._inference)(*batch))
 
     # Weights ----------------------------------------------------------------
 
@@ -216,6 +260,15 @@ class Executors:
         if self._is_host_stale and self._training is not None:
             self._training.copyWeightsToHost()
         self._is_host_stale = False
+
+    def send_weights(self) -> None:
+        """Have the device train on with the weights of the user's module.
+
+        The inference program gets them before it runs.
+        """
+        self._is_host_stale = False
+        if self._training is not None and self._training.isAttachedToDevice():
+            self._training.copyWeightsToDevice()
 
     # Devices ----------------------------------------------------------------
 
@@ -260,23 +313,22 @@ class Executors:
         if self._training is not None:
             self.fetch_weights()
             self._training.destroy()
-        self._training = self._training_key = None
+        self._training = self._training_key = self._training_baked_in = None
 
     def drop_inference(self) -> None:
         """Forget the inference program."""
         if self._inference is not None:
             self._inference.destroy()
-        self._inference = self._inference_key = None
+        self._inference = self._inference_key = self._inference_baked_in = None
 
 
-def _signature(
-    source: Source, plan: BatchPlan, *, has_targets: bool
-) -> tuple[Any, ...]:
+def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:
     """What a program was compiled for: anything else needs another."""
-    leaves = [
-        (tuple(t.shape), t.dtype) for t in source.example(1, has_targets=has_targets)
-    ]
-    return plan, source.inputs, source.targets if has_targets else None, leaves
+    return plan, [(tuple(tensor.shape), tensor.dtype) for tensor in example]
+
+
+def _is_outdated(baked_in: BakedIn | None) -> bool:
+    return baked_in is not None and baked_in.changed() is not None
 
 
 def _restore(classes: _Classes) -> None:

@@ -5,33 +5,30 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from ipufit._tree import Structure
-from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data import InferenceBatches, TrainingBatches
-from ipufit.errors import NonFiniteLossWarning
-from ipufit.metrics import MetricCollection
+from ipufit.data import Epochs, InferenceBatches
+from ipufit.errors import DataError, DataRanOutWarning, NonFiniteLossWarning
 from ipufit.state import RunState
 from ipufit.types import Logs
 
 from .coverage import check_rows, cut
 from .evaluation import Evaluation
 from .executors import Executors
+from .training import Training
 
 
 def train(
-    executors: Executors,
-    batches: TrainingBatches,
-    plan: BatchPlan,
-    figures: MetricCollection,
+    training: Training,
+    epochs: Mapping[int, bool],
+    batches: Epochs,
     hooks: CallbackList,
     run: RunState,
-    epochs: Mapping[int, bool],
     validation: Evaluation | None,
     display: ProgressDisplay,
 ) -> None:
@@ -42,13 +39,11 @@ def train(
     are free. Then it is raised again.
 
     Args:
-        executors: With the training program prepared.
+        training: With its program prepared.
+        epochs: The epochs to come, and whether each is validated.
         batches: The calls of an epoch.
-        plan: The factors of a call.
-        figures: What is reported.
         hooks: Hear of it.
         run: Counts, and says when to stop.
-        epochs: The epochs to come, and whether each is validated.
         validation: On what; None if on nothing.
         display: Hears of compilations.
     """
@@ -58,10 +53,11 @@ def train(
         for epoch, is_validated in epochs.items():
             run.epoch = epoch
             hooks.on_epoch_begin(epoch, {})
-            trained = train_epoch(executors, batches, plan, figures, hooks, run)
+            trained = train_epoch(training, batches, hooks, run)
             if validation is not None and is_validated:
                 validation.prepare(display)
-                trained = _with_validation(trained, validation.run(hooks))
+                trained = _with_validation(trained, validation.run(hooks, run))
+                run.directions.update(validation.figures.directions)
             hooks.on_epoch_end(epoch, dict(trained))
             logs = trained
             if run.is_stopping:
@@ -69,8 +65,9 @@ def train(
     except KeyboardInterrupt:
         run.stop("interrupted")
         hooks.on_train_end(dict(logs))
-        executors.detach()
+        training.executors.detach()
         raise
+    training.finish()
     hooks.on_train_end(dict(logs))
 
 
@@ -80,12 +77,7 @@ def _with_validation(logs: Logs, validation: Logs) -> Logs:
 
 
 def train_epoch(
-    executors: Executors,
-    batches: TrainingBatches,
-    plan: BatchPlan,
-    figures: MetricCollection,
-    hooks: CallbackList,
-    run: RunState,
+    training: Training, batches: Epochs, hooks: CallbackList, run: RunState
 ) -> Logs:
     """Train on every call of an epoch.
 
@@ -94,57 +86,93 @@ def train_epoch(
 
     Returns:
         The figures of the epoch so far, if it was stopped.
+
+    Raises:
+        DataError: There was not one call.
     """
-    figures.reset()
-    for call, batch in enumerate(batches):
-        first = call * plan.device_iterations
+    training.figures.reset()
+    updates = training.plan.device_iterations
+    number = -1
+    for number, call in enumerate(batches):
+        first = number * updates
         hooks.on_train_batch_begin(first, {})
-        figures.add(executors.train(batch))
-        run.updates += plan.device_iterations
-        run.samples += plan.samples_per_call
-        logs = figures.logs()
+        training.run(call)
+        run.updates += updates
+        run.samples += call.num_real
+        logs = training.figures.running()
         _report_non_finite(logs["loss"], run, first)
-        hooks.on_train_batch_end(first + plan.device_iterations - 1, logs)
+        hooks.on_train_batch_end(first + updates - 1, logs)
         if run.is_stopping:
             break
-    return figures.logs()
+    if batches.ran_out:
+        _report_ran_out(batches, run, (number + 1) * updates)
+    elif number < 0:
+        raise DataError(
+            f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
+            f"{training.plan.describe()}. Lower one of these, pass more data, or pad "
+            "with fit(drop_last='pad')."
+        )
+    return training.figures.logs()
 
 
-def predict(
+def predictions(
     executors: Executors,
     batches: InferenceBatches,
-    num_inputs: int,
     hooks: CallbackList,
-) -> Any:
-    """The outputs of every sample, in order.
+    run: RunState,
+) -> Iterator[Any]:
+    """The outputs of one call after the other, in order.
 
     Args:
         executors: With the inference program prepared.
         batches: The calls.
-        num_inputs: How many tensors of a batch the program takes.
         hooks: Hear of each call.
+        run: `run.stop_predicting` ends it.
 
-    Returns:
-        Tensors, nested as the module returns them.
+    Yields:
+        Tensors, nested as the module returns them, one row per sample.
     """
-    parts: list[list[Any]] = []
-    structure = Structure.of(None)
+    run.stop_predicting = False
     hooks.on_predict_begin({})
-    for call, (batch, num_real) in enumerate(batches):
-        hooks.on_predict_batch_begin(call, {})
-        outputs = executors.infer(batch[:num_inputs])
+    for number, (batch, num_real) in enumerate(batches):
+        first = number * batches.passes_per_call
+        hooks.on_predict_batch_begin(first, {})
+        outputs, _ = executors.infer(batch[: batches.layout.num_inputs])
         check_rows(outputs, len(batch[0]))
         outputs = cut(outputs, slice(num_real))
-        structure = Structure.of(outputs)
-        parts.append(structure.flatten(outputs))
-        hooks.on_predict_batch_end(call, {"outputs": outputs})
+        last = first + batches.num_passes(num_real) - 1
+        hooks.on_predict_batch_end(last, {"outputs": outputs})
+        yield outputs
+        if run.stop_predicting:
+            break
     hooks.on_predict_end({})
-    return structure.rebuild(_joined(leaf) for leaf in zip(*parts))
+
+
+def joined(parts: Iterator[Any]) -> Any:
+    """The outputs of all calls in one: tensors, nested as the module returns them."""
+    structure = Structure.of(None)
+    leaves: list[list[Any]] = []
+    for outputs in parts:
+        structure = Structure.of(outputs)
+        leaves.append(structure.flatten(outputs))
+    return structure.rebuild(_joined(leaf) for leaf in zip(*leaves))
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:
     """One output of all calls; what is no tensor is the same in each."""
     return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
+
+
+def _report_ran_out(batches: Epochs, run: RunState, updates: int) -> None:
+    ending = "Training ends." if batches.is_spent else "The next begins anew."
+    warnings.warn(
+        f"The data ran out after {updates} updates of epoch {run.epoch + 1}, fewer "
+        f"than steps_per_epoch asks for. {ending}",
+        DataRanOutWarning,
+        stacklevel=5,
+    )
+    if batches.is_spent:
+        run.stop("the data ran out")
 
 
 def _report_non_finite(loss: float, run: RunState, update: int) -> None:

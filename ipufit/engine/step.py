@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any, ContextManager, Iterator, Sequence
 
 import torch
@@ -11,20 +12,63 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, tree_map
-from ipufit.errors import UnknownNameError
-from ipufit.losses import Loss
-from ipufit.metrics import MetricCollection
-from ipufit.metrics.base import rows_of
+from ipufit.data import Known, Layout
+from ipufit.errors import ConfigError, DataError, UnknownNameError
+from ipufit.losses import LossTerms
+from ipufit.metrics import rows_of
+from ipufit.scalars import Scalars, collected
+
+from .figures import Figures
+from .outputs import split_own_loss
 
 _WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
+class Results:
+    """How a program's flat outputs nest: found out when it is traced.
+
+    What a module returns that is no tensor is the same in every call.
+    """
+
+    def __init__(self) -> None:
+        self._structure = Structure.of(None)
+        self._leaves: list[Any] = []
+        self._names: list[str] = []
+
+    def pack(self, outputs: Any, scalars: Scalars) -> tuple[Tensor, ...]:
+        """The tensors among the outputs, then the scalars; traceable."""
+        self._structure = Structure.of(outputs)
+        leaves = self._structure.flatten(outputs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._leaves = [None if isinstance(x, Tensor) else x for x in leaves]
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        self._names = list(scalars)
+        return (*tensors, *(value.reshape(1) for value in scalars.values()))
+
+    def unpack(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars]:
+        """Outputs as the module returns them, and scalars, `[micro-batches]` each."""
+        count = len(tensors) - len(self._names)
+        given = iter(tensors[:count])
+        leaves = [
+            next(given) if is_tensor else leaf
+            for is_tensor, leaf in zip(self._is_tensor, self._leaves)
+        ]
+        scalars = dict(zip(self._names, tensors[count:]))
+        return self._structure.rebuild(leaves), scalars
+
+    @property
+    def has_scalars(self) -> bool:
+        """Whether a micro-batch gives scalars besides rows."""
+        return bool(self._names)
 
 
 class Step(torch.nn.Module):
     """One micro-batch: from flat tensors to outputs, or to the figures' sums.
 
-    With targets it returns the vector of sums of `MetricCollection` and marks the
-    loss; without it returns the model's outputs. One module serves both programs, as
-    PopTorch wants it for weights to be shared.
+    In training it returns the vector of `Figures`, and the outputs if some metric
+    needs them, and marks the loss. Else it returns the outputs, and the scalars that
+    the module gives: its own loss and what it logs. One module serves both programs,
+    as PopTorch wants it for weights to be shared.
 
     Args:
         module: The user's.
@@ -41,54 +85,78 @@ class Step(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.inputs = self.targets = Structure(tuple)
-        self.loss: Loss | None = None
-        self.figures: MetricCollection | None = None
+        self.layout = Layout(Structure(tuple))
+        self.figures: Figures | None = None
+        self.owns_loss = False
         self.loss_block = loss_block
         self.dtype = dtype
+        self.training_results, self.results = Results(), Results()
 
-    def describe_inputs(self, inputs: Structure) -> None:
-        """Say how the inputs nest, before the step is wrapped.
+    def describe_inference(self, layout: Layout, *, owns_loss: bool) -> None:
+        """Say how a batch nests, before the step is wrapped for inference.
 
-        A dict becomes keyword arguments of the module, a tuple or list positional
-        ones.
+        A dict of inputs becomes keyword arguments of the module, a tuple or list
+        positional ones.
         """
-        self.inputs = inputs
+        self.layout = layout
+        self.owns_loss = owns_loss
+        self.results = Results()
 
-    def describe(
-        self,
-        inputs: Structure,
-        targets: Structure,
-        loss: Loss,
-        figures: MetricCollection,
-    ) -> None:
-        """Say what training needs besides, before the step is wrapped."""
-        self.describe_inputs(inputs)
-        self.targets = targets
-        self.loss = loss
+    def describe_training(self, layout: Layout, figures: Figures) -> None:
+        """Say what is trained, before the step is wrapped for it."""
+        self.layout = layout
         self.figures = figures
-        is_module = isinstance(loss.function, torch.nn.Module)
-        self.loss_module = loss.function if is_module else None  # for its buffers
+        self.owns_loss = figures.objective.owns_loss
+        self.training_results = Results()
+        # For the losses' buffers.
+        self.losses = torch.nn.ModuleList(figures.objective.modules)
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Inputs, then targets if there are any."""
-        given = [self._cast(tensor) for tensor in tensors[: self.inputs.num_leaves]]
-        outputs = call_module(self.module, self.inputs.rebuild(given))
-        if len(tensors) == len(given):
-            return outputs
-        return self._sums(outputs, self.targets.rebuild(tensors[len(given) :]))
-
-    def _sums(self, outputs: Any, targets: Any) -> Tensor:
-        if self.loss is None or self.figures is None:
-            raise RuntimeError("targets were passed to a step without a loss")
+        """The tensors of the layout; for inference only the inputs."""
+        given = [self._cast(tensor) for tensor in tensors[: self.layout.num_inputs]]
+        with collected() as scalars:
+            outputs = call_module(self.module, self.layout.inputs.rebuild(given))
+        own: Tensor | None = None
+        if self.owns_loss:
+            own, outputs = split_own_loss(outputs)
+        if not self.training:
+            if own is not None:
+                scalars = {"loss": own.detach().to(torch.float32), **scalars}
+            return self.results.pack(outputs, scalars)
+        known = self.layout.known(tensors)
         with self._loss_place():
-            outputs, targets = widened((outputs, targets))
-            value = poptorch.identity_loss(
-                self.loss.value(outputs, targets), reduction="sum"
-            )
-            rows = rows_of(targets)
-            total = self.loss.total(value.detach(), rows)
-            return self.figures.vector(total, outputs, targets, rows)
+            vector = self._sums(outputs, known, rows_of(tensors[0]), own, scalars)
+        if self.figures is not None and self.figures.objective.is_streamed:
+            return (vector, *self.training_results.pack(outputs, {}))
+        return vector
+
+    def _sums(
+        self,
+        outputs: Any,
+        known: Known,
+        rows: int,
+        own: Tensor | None,
+        scalars: Scalars,
+    ) -> Tensor:
+        """Mark the loss, and add up the figures."""
+        if self.figures is None:
+            raise RuntimeError("a step without figures was traced for training")
+        outputs, known = widened_all(outputs, known)
+        if self.owns_loss:
+            if own is None:
+                raise ConfigError(
+                    "There is no loss: compile() got none, and the module returns "
+                    "none either. Pass loss='cross_entropy' or the like, or return a "
+                    "dict with 'loss', as transformers do when labels are among the "
+                    "inputs."
+                )
+            wide: Tensor = own.to(torch.float32)
+            terms = {"": (LossTerms(wide, wide.detach().mul(rows)), 1.0)}
+        else:
+            terms = self.figures.objective.loss_terms(outputs, known, rows)
+        value = torch.stack([term.value.mul(w) for term, w in terms.values()]).sum()
+        poptorch.identity_loss(value, reduction="sum")
+        return self.figures.vector(outputs, known, rows, terms, scalars)
 
     def _loss_place(self) -> ContextManager[Any]:
         if self.loss_block is None:
@@ -105,15 +173,37 @@ class Step(torch.nn.Module):
 def call_module(module: torch.nn.Module, inputs: Any) -> Any:
     """Call `module` the way its inputs nest.
 
+    Raises:
+        DataError: `forward` doesn't take such arguments.
+
     Example:
         >>> call_module(torch.nn.Linear(2, 3), torch.zeros(4, 2)).shape
         torch.Size([4, 3])
     """
-    if isinstance(inputs, dict):
-        return module(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return module(*inputs)
-    return module(inputs)
+    is_named = isinstance(inputs, dict)
+    by_name = {str(name): value for name, value in inputs.items()} if is_named else {}
+    is_several = isinstance(inputs, (tuple, list))
+    by_place = () if is_named else tuple(inputs) if is_several else (inputs,)
+    _check_arguments(module, by_place, by_name)
+    return module(*by_place, **by_name)
+
+
+def _check_arguments(
+    module: torch.nn.Module, by_place: tuple[Any, ...], by_name: dict[str, Any]
+) -> None:
+    try:
+        signature = inspect.signature(module.forward)
+    except ValueError:  # of compiled code
+        return
+    try:
+        signature.bind(*by_place, **by_name)
+    except TypeError as error:
+        given = ", ".join(map(repr, by_name)) or f"{len(by_place)} by place"
+        raise DataError(
+            f"{type(module).__name__}.forward{signature} doesn't take the inputs that "
+            f"are given ({given}): {error}. A dict of inputs gives arguments by name, "
+            "a tuple or list by place."
+        ) from None
 
 
 def widened(values: Any) -> Any:
@@ -135,6 +225,12 @@ def widened(values: Any) -> Any:
         return leaf.to(torch.int64) if leaf.dtype in _WHOLE_NUMBERS else leaf
 
     return tree_map(widen, values)
+
+
+def widened_all(outputs: Any, known: Known) -> tuple[Any, Known]:
+    """Outputs, targets and weights in the types that losses want."""
+    outputs, targets, weights = widened((outputs, known.targets, known.weights))
+    return outputs, known._replace(targets=targets, weights=weights)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: figures over samples, as exact sums."""
+"""Metrics: figures over samples, as exact sums where they are such."""
 
 from __future__ import annotations
 
-from .base import FunctionMetric, Metric, Sums
-from .collection import MetricCollection, resolve_metrics
+from .base import (
+    FunctionMetric,
+    Metric,
+    StreamedMetric,
+    mean_sums,
+    rows_of,
+    spread_weights,
+)
+from .names import MetricLike, resolve_metrics
 
 __all__ = [
     "FunctionMetric",
     "Metric",
-    "MetricCollection",
-    "Sums",
+    "MetricLike",
+    "StreamedMetric",
+    "mean_sums",
     "resolve_metrics",
+    "rows_of",
+    "spread_weights",
 ]

@@ -112,8 +112,8 @@ def test_an_array_that_torch_cannot_hold_is_refused(array):
 
 def test_names_and_nests_are_remembered():
     source = as_source({"a": X, "b": (X, X)}, Pair(Y, [Y]))
-    assert source.inputs.num_leaves == 3
-    assert source.targets.rebuild([1, 2]) == Pair(1, [2])
+    assert source.layout.inputs.num_leaves == 3
+    assert source.layout.targets.rebuild([1, 2]) == Pair(1, [2])
     assert len(source.dataset[0]) == 5
 
 
@@ -123,8 +123,8 @@ def test_a_dataset_of_inputs_has_no_targets():
         as_source(Items(list(X))),
         as_source(TensorDataset(X)),
     ):
-        assert not source.has_targets
-        assert source.inputs.num_leaves == 1
+        assert not source.layout.has_targets
+        assert source.layout.inputs.num_leaves == 1
 
 
 def test_a_subclass_of_a_tensor_dataset_keeps_what_it_adds():
@@ -198,7 +198,7 @@ def test_a_fraction_that_leaves_nothing_to_one_part_is_refused(fraction):
     "validation", [(X[:3], Y[:3]), [X[:3], Y[:3]], TensorDataset(X[:3], Y[:3])]
 )
 def test_validation_data_goes_before_a_split(validation):
-    train, test = fit_sources(X, Y, 0.5, validation)
+    train, test = fit_sources(X, Y, None, 0.5, validation)
     assert train.num_samples == 10
     assert test.num_samples == 3
 

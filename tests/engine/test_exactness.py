@@ -188,7 +188,7 @@ def test_replicas_change_nothing_at_one_batch_size(shuffle):
     for replicas in (1, 2, 4, 8):
         module = reference.network()
         model = IPUModel(module, IPUConfig(replicas=replicas, seed=3))
-        model.compile(OPTIMIZERS["adam"](module.parameters()), "cross_entropy", "acc")
+        model.compile(OPTIMIZERS["adam"](module.parameters()), "cross_entropy", metrics="acc")
         history = model.fit(
             x,
             y,
@@ -222,7 +222,7 @@ def test_evaluate_and_predict_cover_every_sample_once_whatever_their_number(conf
     batch_size = 4
     rows = config.inference_plan(batch_size).samples_per_call
     model = IPUModel(reference.network(), config)
-    model.compile("sgd", "cross_entropy", ["accuracy"])
+    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
     for count in range(1, 3 * rows + 1):
         x, y = reference.samples(count, seed=count)
         figures = model.evaluate(x, y, batch_size=batch_size, verbose=0)
@@ -251,7 +251,7 @@ def test_targets_are_cut_to_the_rows_that_evaluate_gets_back(
     else:
         own.outputMode(poptorch.OutputMode.Final)
     model = IPUModel(reference.network(), IPUConfig(inference_options=own))
-    model.compile("sgd", "cross_entropy", ["accuracy"])
+    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
     x, y = reference.samples(count)
     plan = BatchPlan(micro, replicas=replicas, device_iterations=iterations)
     covered = reference.covered_samples(plan, count, mode, period)

@@ -18,7 +18,7 @@ VALIDATION = (torch.randn(6, 3), torch.randn(6, 1))
 
 def make_model(config=None, metrics=("mae",)):
     model = IPUModel(torch.nn.Linear(3, 1), config or IPUConfig())
-    model.compile("sgd", "mse", list(metrics))
+    model.compile("sgd", "mse", metrics=list(metrics))
     return model
 
 

@@ -77,7 +77,7 @@ def test_a_pipeline_learns_what_one_ipu_does(monkeypatch, name):
     module = make()
     twin = copy.deepcopy(module)
     model = IPUModel(module, IPUConfig(gradient_accumulation=6, replicas=2, **settings))
-    model.compile("sgd", "cross_entropy", ["accuracy"])
+    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
     for _ in range(2):  # a second fit, with an evaluation between
         history = model.fit(X, Y, batch_size=24, shuffle=False, verbose=0)
@@ -204,7 +204,7 @@ def test_two_inputs_and_two_outputs_nest_as_they_like(module_class, loss, x, y, 
     twin = copy.deepcopy(module)
     metrics = [right_labels] if loss is pair_loss else []
     model = IPUModel(module, IPUConfig(replicas=2, device_iterations=2))
-    model.compile("sgd", loss, metrics)
+    model.compile("sgd", loss, metrics=metrics)
 
     def row(index, nested):
         if isinstance(nested, dict):
@@ -258,7 +258,7 @@ def test_a_value_of_the_micro_batch_may_train_but_is_not_taken_for_rows():
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
 def test_class_indices_may_have_any_type_of_whole_numbers(dtype):
     model = IPUModel(reference.network())
-    model.compile("sgd", "cross_entropy", ["accuracy"])
+    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
     history = model.fit(X, Y.to(dtype), batch_size=24, validation_split=0.5, verbose=0)
     expected = reference.evaluate(model.module, X[24:], Y[24:])
     figures = {name: history.history[f"val_{name}"][0] for name in expected}
@@ -272,7 +272,9 @@ def test_half_precision_trains_and_reports_in_single():
     module, twin = reference.network(), reference.network()
     model = IPUModel(module, IPUConfig(precision="float16", replicas=2))
     model.compile(
-        torch.optim.SGD(module.parameters(), lr=0.1), "cross_entropy", ["accuracy"]
+        torch.optim.SGD(module.parameters(), lr=0.1),
+        "cross_entropy",
+        metrics=["accuracy"],
     )
     assert {p.dtype for p in module.parameters()} == {torch.float16}
     x, y = reference.samples(4096)

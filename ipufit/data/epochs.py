@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`steps_per_epoch`: epochs that are no passes over the data."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ipufit.batching import BatchPlan, check_positive
+from ipufit.errors import ConfigError, DataError
+
+from .loader import Call, TrainingBatches
+from .source import StreamSource
+
+
+class Epochs:
+    """Cuts training calls into epochs.
+
+    Without `steps_per_epoch` an epoch is one pass. With it, an epoch goes on where the
+    last one ended, and begins anew where the data ended (Keras's rule). One that runs
+    out of data in the middle is cut short.
+
+    Args:
+        batches: The calls of a pass.
+        plan: Their factors.
+        steps_per_epoch: Updates per epoch; None for whole passes.
+        num_epochs: How many are to come.
+
+    Raises:
+        ConfigError: A call makes more updates than divide `steps_per_epoch`.
+        DataError: A generator shall give several passes.
+
+    Attributes:
+        ran_out: Whether the last epoch was cut short.
+        is_spent: Whether no more can come.
+    """
+
+    def __init__(
+        self,
+        batches: TrainingBatches,
+        plan: BatchPlan,
+        steps_per_epoch: int | None,
+        num_epochs: int,
+    ) -> None:
+        self._batches = batches
+        self._iterator: Iterator[Call] | None = None
+        self._calls: int | None = None
+        self.ran_out = self.is_spent = False
+        if steps_per_epoch is not None:
+            check_positive("steps_per_epoch", steps_per_epoch)
+            calls, rest = divmod(steps_per_epoch, plan.device_iterations)
+            if rest:
+                near = [n * plan.device_iterations for n in (calls, calls + 1) if n]
+                raise ConfigError(
+                    f"steps_per_epoch={steps_per_epoch} is no multiple of the "
+                    f"{plan.device_iterations} updates that a call makes "
+                    f"(device_iterations). The nearest are {near}."
+                )
+            self._calls = calls
+        elif num_epochs > 1 and self._is_one_shot():
+            raise DataError(
+                f"`x` is a generator, which can be gone through once, and epochs ask "
+                f"for {num_epochs} passes. Give steps_per_epoch, or pass a loader or a "
+                "dataset, which can be begun anew."
+            )
+
+    def _is_one_shot(self) -> bool:
+        source = self._batches.source
+        return isinstance(source, StreamSource) and source.is_one_shot
+
+    @property
+    def num_calls(self) -> int | None:
+        """Calls per epoch; None if nobody knows."""
+        return self._batches.num_calls if self._calls is None else self._calls
+
+    def __iter__(self) -> Iterator[Call]:
+        """The calls of the next epoch."""
+        if self._calls is None:
+            yield from self._batches
+            return
+        self.ran_out = False
+        for number in range(self._calls):
+            call = self._next(may_restart=number == 0)
+            if call is None:
+                self.ran_out = True
+                return
+            yield call
+
+    def _next(self, *, may_restart: bool) -> Call | None:
+        """The next call; None at the end of the data."""
+        if self._iterator is None:
+            self._iterator = iter(self._batches)
+        call = next(self._iterator, None)
+        if call is None:
+            self._iterator = None
+            self.is_spent = self._is_one_shot()
+            if may_restart and not self.is_spent:
+                self._iterator = iter(self._batches)
+                call = next(self._iterator, None)
+        return call

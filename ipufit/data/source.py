@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples, wherever they come from: by index, or as a stream of blocks."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Callable, Iterable, Iterator, List, Sequence
+
+import torch
+from torch import Tensor
+
+from ipufit._poptorch import poptorch
+from ipufit._tree import ConstantChangedError
+from ipufit.errors import DataError
+
+from .layout import NOTHING, Layout
+from .values import as_tensor
+
+Block = List[Tensor]
+"""Samples stacked: the leaves of a layout, with dim 0 counting rows."""
+
+
+class Source(abc.ABC):
+    """Samples, and how their tensors nest.
+
+    Args:
+        layout: How a sample nests.
+        num_samples: How many there are; None if nobody knows yet.
+
+    Attributes:
+        layout: As given.
+        num_samples: As given.
+        batch_size: What the user's own loader calls a batch; None if there is none.
+    """
+
+    def __init__(self, layout: Layout, num_samples: int | None) -> None:
+        self.layout = layout
+        self.num_samples = num_samples
+        self.batch_size: int | None = None
+
+    @abc.abstractmethod
+    def first(self) -> list[Tensor]:
+        """The leaves of the first sample."""
+
+    def require_targets(self, name: str, purpose: str) -> None:
+        """Refuse samples without targets.
+
+        Raises:
+            DataError: There are none.
+        """
+        if not self.layout.has_weights and self.layout.weights != NOTHING:
+            raise DataError(
+                f"The sample weights of `{name}` are no numbers: the first is "
+                f"{self.layout.weights.rebuild([])!r}."
+            )
+        if not self.layout.has_targets and self.layout.targets != NOTHING:
+            raise DataError(
+                f"The targets of `{name}` are no numbers: the first is "
+                f"{self.layout.targets.rebuild([])!r}. Encode them as numbers."
+            )
+        if not self.layout.has_targets:
+            raise DataError(
+                f"`{name}` has no targets to {purpose} with: pass y, or a dataset of "
+                "pairs (input, target)."
+            )
+
+    def example(self, rows: int, *, inputs_only: bool = False) -> list[Tensor]:
+        """The first sample, repeated: what a batch of `rows` looks like."""
+        leaves = self.first()
+        if inputs_only:
+            leaves = leaves[: self.layout.num_inputs]
+        return [torch.stack([leaf] * rows) for leaf in leaves]
+
+
+class IndexedSource(Source):
+    """Samples of a map-style dataset.
+
+    Args:
+        dataset: Items are flat tuples: the leaves of `layout`.
+        layout: How they nest.
+        num_samples: How many there are.
+
+    Attributes:
+        dataset: As given.
+        num_samples: As given.
+    """
+
+    num_samples: int
+
+    def __init__(self, dataset: Any, layout: Layout, num_samples: int) -> None:
+        super().__init__(layout, num_samples)
+        self.dataset = dataset
+
+    def first(self) -> list[Tensor]:
+        """The leaves of the first sample."""
+        return list(self.dataset[0])
+
+
+class StreamSource(Source):
+    """Samples that come in blocks, one after the other.
+
+    The first block is drawn at once, to see what samples look like, and given out
+    again as the first: nothing is drawn twice.
+
+    Args:
+        blocks: An iterable of batches as the user makes them.
+        parts_of: Takes a batch apart: inputs, targets, weights.
+        name: What messages call it.
+        num_samples: How many there are, if that is known.
+
+    Raises:
+        DataError: There is nothing in it, or nothing usable.
+
+    Attributes:
+        is_one_shot: Whether it can be gone through once, as a generator.
+        rows_of_first: Samples in the first block.
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[Any],
+        parts_of: Callable[[Any], Sequence[Any]],
+        *,
+        name: str,
+        num_samples: int | None = None,
+    ) -> None:
+        self._iterable = blocks
+        self._parts_of = parts_of
+        self._name = name
+        iterator = iter(blocks)
+        # PopTorch's accessor is its own iterator, but begins anew.
+        is_accessor = isinstance(blocks, poptorch.AsynchronousDataAccessor)
+        self.is_one_shot = iterator is blocks and not is_accessor
+        try:
+            parts = parts_of(next(iterator))
+        except StopIteration:
+            raise DataError(f"`{name}` has no samples.") from None
+        super().__init__(Layout.of(parts), num_samples)
+        block = self._flatten(parts)
+        if not len(block[0]):
+            raise DataError(f"The first batch of `{name}` has no rows.")
+        self._first = [leaf[0].clone() for leaf in block]
+        self._begun: Iterator[Block] | None = self._from(block, iterator)
+        self.rows_of_first = len(block[0])
+
+    def first(self) -> list[Tensor]:
+        """The leaves of the first sample."""
+        return list(self._first)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more can come."""
+        return self.is_one_shot and self._begun is None
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks, from the beginning if it can be begun anew."""
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            yield from begun
+        elif not self.is_one_shot:
+            for batch in self._iterable:
+                yield self._checked(batch)
+
+    def _from(self, first: Block, rest: Iterator[Any]) -> Iterator[Block]:
+        yield first
+        for batch in rest:
+            yield self._checked(batch)
+
+    def _flatten(self, parts: Sequence[Any]) -> Block:
+        try:
+            leaves = self.layout.flatten(parts)
+        except ConstantChangedError as error:
+            raise DataError(
+                f"A batch of `{self._name}` has another constant: {error}. A compiled "
+                "model has it baked in. Pass numbers, which become tensors, or leave "
+                "it out."
+            ) from None
+        except TypeError as error:
+            raise DataError(
+                f"A batch of `{self._name}` nests differently from the first: {error}."
+            ) from None
+        return same_rows(leaves, f"A batch of `{self._name}`")
+
+    def _checked(self, batch: Any) -> Block:
+        block = self._flatten(self._parts_of(batch))
+        for leaf, first in zip(block, self._first):
+            if leaf.shape[1:] != first.shape or leaf.dtype != first.dtype:
+                raise DataError(
+                    f"A batch of `{self._name}` has samples of {leaf.dtype} and shape "
+                    f"{tuple(leaf.shape[1:])}, and the first had {first.dtype} and "
+                    f"{tuple(first.shape)}. The shapes of a compiled model are fixed: "
+                    "pad or crop samples to one shape."
+                )
+        return block
+
+
+def same_rows(leaves: Sequence[Any], where: str) -> Block:
+    """Tensors with one number of rows; a single number stands for every row.
+
+    Args:
+        leaves: Tensors, arrays or numbers.
+        where: What messages call them.
+
+    Raises:
+        DataError: No arrays, none with rows, or rows of different numbers.
+
+    Example:
+        >>> same_rows([torch.zeros(2, 3), 0.5], "`x`")[1]
+        tensor([0.5000, 0.5000])
+    """
+    tensors = [as_tensor(leaf, where) for leaf in leaves]
+    if not tensors:
+        raise DataError(f"{where} holds no arrays.")
+    for tensor, leaf in zip(tensors, leaves):
+        if not tensor.dim() and not isinstance(leaf, (bool, int, float)):
+            raise DataError(
+                f"{where} holds an array without axes, {leaf!r}: dim 0 counts samples. "
+                "To give samples one by one use an IterableDataset."
+            )
+    lengths = [len(tensor) for tensor in tensors if tensor.dim()]
+    if not lengths:
+        raise DataError(f"{where} holds a single number: dim 0 counts samples.")
+    if len(set(lengths)) > 1:
+        raise DataError(
+            f"{where} has arrays of different numbers of samples: {lengths}. Dim 0 "
+            "must be the same for all."
+        )
+    rows = lengths[0]
+    return [t if t.dim() else t.expand(rows).clone() for t in tensors]

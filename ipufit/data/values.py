@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One value of the user's becomes a tensor, and frames and columns become arrays."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ipufit.errors import DataError
+
+Columns = Sequence[str]
+
+
+def as_tensor(value: Any, where: str) -> Tensor:
+    """A tensor of a tensor, an array or a number, in a type that IPUs have.
+
+    Args:
+        value: Any of them.
+        where: What messages call it.
+
+    Raises:
+        DataError: It is something else.
+
+    Example:
+        >>> as_tensor(0.5, "`x`")
+        tensor(0.5000)
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = _from_numpy(np.asarray(value, order="C"), where)
+    elif not isinstance(value, Tensor):
+        if not isinstance(value, (bool, int, float)):
+            raise DataError(
+                f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
+                "arrays or numbers."
+            )
+        value = torch.as_tensor(value)
+    if value.is_complex() or value.layout != torch.strided or value.is_meta:
+        raise DataError(
+            f"{where} has a tensor of {value.dtype}, {value.layout} on "
+            f"{value.device}, which an IPU can't take: pass a dense tensor of real "
+            "numbers."
+        )
+    if value.requires_grad:
+        value = value.detach()
+    # An IPU has no 64-bit floats; PopTorch would convert them at every call.
+    wide = value.dtype == torch.float64
+    return torch.as_tensor(value, dtype=torch.float32 if wide else None)
+
+
+def _from_numpy(array: Any, where: str) -> Tensor:
+    """The same memory as a tensor; read-only memory too, because we only read it."""
+    try:
+        if array.dtype.kind not in "biuf":
+            raise TypeError("it holds no numbers")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writ")
+            return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
+            "Convert it to float32 or int64."
+        ) from None
+
+
+def is_frame(value: Any) -> bool:
+    """Whether it is a frame or series of pandas, or something like them.
+
+    Example:
+        >>> is_frame(np.zeros(3))
+        False
+    """
+    return hasattr(value, "to_numpy") and hasattr(value, "iloc")
+
+
+def frame_values(frame: Any, where: str) -> Any:
+    """The numbers of a frame, `[rows, columns]`, or of a series, `[rows]`.
+
+    Raises:
+        DataError: Some columns hold no numbers.
+    """
+    array = frame.to_numpy()
+    if array.dtype.kind in "biuf":
+        return array
+    dtypes: Any = getattr(frame, "dtypes", None)
+    if hasattr(dtypes, "items"):
+        bad = [
+            str(name)
+            for name, _ in dtypes.items()
+            if frame[name].to_numpy().dtype.kind not in "biuf"
+        ]
+        if not bad:  # numbers and booleans together
+            return array.astype(np.float32)
+        raise DataError(
+            f"{where} has columns that hold no numbers: {', '.join(bad)}. Encode them "
+            "as numbers, or leave them out."
+        )
+    raise DataError(
+        f"{where} is a series of {array.dtype}, which holds no numbers. Encode it as "
+        "numbers."
+    )
+
+
+def column_names(y: Any) -> Columns | None:
+    """The columns that `y` names as targets; None if it is data.
+
+    Example:
+        >>> column_names("price"), column_names(["a", "b"]), column_names([1.0])
+        (['price'], ['a', 'b'], None)
+    """
+    if isinstance(y, str):
+        return [y]
+    if isinstance(y, (list, tuple)) and y and all(isinstance(n, str) for n in y):
+        return list(y)
+    return None
+
+
+def split_columns(
+    row: Any, names: Columns, is_single: bool, where: str
+) -> tuple[Any, Any]:
+    """Inputs and targets of something with named columns, such as a dict.
+
+    Args:
+        row: A mapping.
+        names: The columns that are targets.
+        is_single: Whether the target is the one column itself, not a dict of one.
+        where: What messages call it.
+
+    Raises:
+        DataError: It has no such columns, or no columns at all.
+
+    Example:
+        >>> split_columns({"a": 1, "b": 2}, ["b"], True, "`x`")
+        ({'a': 1}, 2)
+    """
+    if not hasattr(row, "keys") or not hasattr(row, "__getitem__"):
+        raise DataError(
+            f"y={list(names)} names columns, and {where} has none: it is a "
+            f"{type(row).__name__}. Pass rows as dicts, or the targets themselves."
+        )
+    missing = [name for name in names if name not in row]
+    if missing:
+        known = ", ".join(map(str, row.keys()))
+        raise DataError(f"{where} has no column {missing[0]!r}. It has: {known}.")
+    inputs = {key: row[key] for key in row if key not in names}
+    if not inputs:
+        raise DataError(
+            f"y={list(names)} names all columns of {where}: none is left for inputs."
+        )
+    return inputs, row[names[0]] if is_single else {name: row[name] for name in names}

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of a run: how a micro-batch adds to them, and what they come to."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from ipufit._tree import tree_map
+from ipufit.data import Known
+from ipufit.errors import ConfigError
+from ipufit.losses import LossTerms
+from ipufit.metrics import Metric, StreamedMetric
+from ipufit.scalars import Scalars
+from ipufit.types import Logs
+
+from .objective import Objective, said
+
+
+class Entry(NamedTuple):
+    """A figure's place in the vector of sums.
+
+    Attributes:
+        name: Its key in logs.
+        size: How many sums it has.
+        result: From them to the figure; None for a mean over samples.
+        direction: `"max"` or `"min"` if more or less of it is better.
+    """
+
+    name: str
+    size: int
+    result: Callable[[Tensor], float] | None
+    direction: str | None
+
+
+class Figures:
+    """Loss, metrics and logged scalars over the samples of an epoch or evaluation.
+
+    A micro-batch adds one float32 vector: its samples, the total of the loss and of
+    each output's loss, the sums of each metric, the totals of logged scalars. Running
+    sums are float64, on the host. What the vector holds is known once a program was
+    traced; streamed metrics are kept beside it.
+
+    Args:
+        objective: The losses and metrics.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        self._entries: list[Entry] = []
+        self._streams: dict[str, StreamedMetric] = {}
+        self.reset()
+
+    # In the program, or on the host ------------------------------------------
+
+    def vector(
+        self,
+        outputs: Any,
+        known: Known,
+        rows: int,
+        terms: Mapping[str, tuple[LossTerms, float]],
+        scalars: Scalars,
+    ) -> Tensor:
+        """The sums of a micro-batch; traceable.
+
+        Args:
+            outputs: The model's.
+            known: Targets, weights and shares.
+            rows: Samples in it, padding included.
+            terms: What each loss adds, and its weight.
+            scalars: Logged means over the samples, by name.
+
+        Returns:
+            1-d, float32, without gradients.
+        """
+        entries, sums = [], []
+        if terms:
+            weighted = [t.total.mul(weight) for t, weight in terms.values()]
+            sums.append(torch.stack(weighted).sum().reshape(1))
+            entries.append(Entry("loss", 1, None, "min"))
+        if len(terms) > 1:
+            for name, (term, _) in terms.items():
+                sums.append(term.total.reshape(1))
+                entries.append(Entry(f"{name}_loss", 1, None, "min"))
+        for name, measure, part, weights in self.objective.measured(
+            outputs, known, streamed=False
+        ):
+            metric = measure.metric
+            if isinstance(metric, Metric):
+                with said(f"The metric {name!r}", part):
+                    added = metric.sums(part.output, part.target, weights)
+                sums.append(added.reshape(-1))
+                entry = Entry(name, added.numel(), metric.result, metric.direction)
+                entries.append(entry)
+        if known.share is None:
+            count = torch.full((1,), float(rows))
+        else:
+            count = known.share.gt(0).to(torch.float32).sum().reshape(1)
+        for name, value in scalars.items():
+            sums.append(value.mul(count))
+            entries.append(Entry(name, 1, None, None))
+        self._entries = _distinct(entries)
+        return torch.cat([s.detach().to(torch.float32) for s in (count, *sums)])
+
+    # On the host ------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._sums: Tensor | None = None
+        self._extra: dict[str, list[float]] = {}
+        for measure in self.objective.measures:
+            if isinstance(measure.metric, StreamedMetric):
+                measure.metric.reset()
+
+    def add(self, vectors: Tensor) -> None:
+        """Add the vectors of any number of micro-batches, in one tensor."""
+        size = 1 + sum(entry.size for entry in self._entries)
+        rows = vectors.detach().to(torch.float64).reshape(-1, size).sum(dim=0)
+        self._sums = rows if self._sums is None else self._sums + rows
+
+    def add_means(self, scalars: Mapping[str, float], rows: int) -> None:
+        """Add means over so many samples, which no vector holds."""
+        for name, value in scalars.items():
+            extra = self._extra.setdefault(name, [0.0, 0.0])
+            extra[0] += value * rows
+            extra[1] += rows
+
+    def add_totals(self, totals: Mapping[str, float]) -> None:
+        """Put totals right that were added with `add_means`."""
+        for name, value in totals.items():
+            self._extra[name][0] += value
+
+    def stream(self, outputs: Any, known: Known) -> None:
+        """Show the metrics that need them the outputs of real rows.
+
+        They may keep what they get, so it is copied: an asynchronous loader uses its
+        memory again.
+        """
+        if not self.objective.is_streamed:
+            return
+        outputs, known = tree_map(_copied, (outputs, tuple(known)))
+        for name, measure, part, weights in self.objective.measured(
+            outputs, Known(*known), streamed=True
+        ):
+            if isinstance(measure.metric, StreamedMetric):
+                measure.metric.update(part.output, part.target, weights)
+                self._streams[name] = measure.metric
+
+    def logs(self) -> Logs:
+        """The figures, by name in alphabetical order, as Keras has them.
+
+        NaN where nothing was counted.
+        """
+        return dict(sorted(self.in_order().items()))
+
+    def running(self) -> Logs:
+        """The figures so far, for hooks of a call: all but streamed metrics.
+
+        Those may go through all samples to give a value.
+        """
+        return dict(sorted(self._summed().items()))
+
+    def in_order(self) -> Logs:
+        """The figures in the order of `compile`: losses, then metrics."""
+        streamed = {name: metric.result() for name, metric in self._streams.items()}
+        return {**self._summed(), **streamed}
+
+    def _summed(self) -> Logs:
+        values: Logs = {}
+        if self._sums is not None:
+            count, at = float(self._sums[0]), 1
+            for entry in self._entries:
+                sums = self._sums[at : at + entry.size]
+                at += entry.size
+                values[entry.name] = (
+                    _quotient(float(sums[0]), count)
+                    if entry.result is None
+                    else entry.result(sums)
+                )
+        extra = {name: _quotient(*pair) for name, pair in self._extra.items()}
+        _check_distinct([*values, *extra])
+        if "loss" in extra:
+            values = {"loss": extra.pop("loss"), **values}
+        return {**values, **extra}
+
+    @property
+    def directions(self) -> dict[str, str]:
+        """Which way each figure is better, for those that have one."""
+        known = {e.name: e.direction for e in self._entries}
+        for measure in self.objective.measures:
+            if isinstance(measure.metric, StreamedMetric):
+                known[measure.full_name] = measure.metric.direction
+        known.setdefault("loss", "min")
+        return {name: way for name, way in known.items() if way is not None}
+
+    @property
+    def samples(self) -> int:
+        """Samples the figures cover."""
+        return 0 if self._sums is None else int(self._sums[0])
+
+
+def _quotient(total: float, count: float) -> float:
+    return total / count if count else float("nan")
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """Refuse two figures of one name.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    _check_distinct([entry.name for entry in entries])
+    return list(entries)
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"Two figures are called {twice[0]!r}: a metric or a loss has the name of "
+            "another, or of something that forward() logs. Rename one."
+        )

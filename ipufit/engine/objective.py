@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `compile` was told: losses, their weights, metrics, and of which output."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass
+from typing import Any, Iterator, NamedTuple, Sequence, Union
+
+import torch
+from torch import Tensor
+
+from ipufit._poptorch import poptorch
+from ipufit._tree import Structure
+from ipufit.data import Known
+from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
+from ipufit.losses import Loss, LossTerms, resolve_loss
+from ipufit.metrics import Metric, StreamedMetric, resolve_metrics
+
+from .outputs import named_outputs, only, part_of
+
+AnyMetric = Union[Metric, StreamedMetric]
+OutputKey = Union[str, int, None]
+"""The output that something is about, by name or position; None for all there is."""
+
+
+class Measure(NamedTuple):
+    """A metric of one output.
+
+    Attributes:
+        output: Of which.
+        name: Its key in logs, without the output's name.
+        metric: How it is computed.
+        is_weighted: Whether sample weights count.
+        place: Index and length of a list that isn't per output, for a metric that is
+            about one; with several outputs such a list must have one for each.
+    """
+
+    output: OutputKey
+    name: str
+    metric: AnyMetric
+    is_weighted: bool
+    place: tuple[int, int] | None = None
+
+    @property
+    def full_name(self) -> str:
+        """Its key in logs if the model has several outputs."""
+        if self.output is None:
+            return self.name
+        output = self.output
+        prefix = f"output_{output + 1}" if isinstance(output, int) else output
+        return f"{prefix}_{self.name}"
+
+
+class Part(NamedTuple):
+    """One output with what is known of it.
+
+    Attributes:
+        name: Its name; empty if the model has one output.
+        output: The model's.
+        target: Its target.
+        weights: Its sample weights.
+    """
+
+    name: str
+    output: Any
+    target: Any
+    weights: Tensor | None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Losses and metrics of a model.
+
+    Attributes:
+        losses: By output; empty if the module returns its own loss.
+        loss_weights: By output, for those that have one.
+        measures: Metrics, in the order they were given.
+    """
+
+    losses: tuple[tuple[OutputKey, Loss], ...]
+    loss_weights: dict[OutputKey, float]
+    measures: tuple[Measure, ...] = ()
+
+    @property
+    def owns_loss(self) -> bool:
+        """Whether the module returns its own loss."""
+        return not self.losses
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the losses add over samples."""
+        return any(loss.is_sum for _, loss in self.losses)
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Losses that are modules, for their buffers."""
+        functions: list[Any] = [loss.function for _, loss in self.losses]
+        return [f for f in functions if isinstance(f, torch.nn.Module)]
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether some metric needs the outputs themselves."""
+        return any(isinstance(m.metric, StreamedMetric) for m in self.measures)
+
+    def fresh(self) -> Objective:
+        """The same with metrics that share no state with these."""
+        measures = tuple(
+            m._replace(metric=copy.deepcopy(m.metric))
+            if isinstance(m.metric, StreamedMetric)
+            else m
+            for m in self.measures
+        )
+        return Objective(self.losses, self.loss_weights, measures)
+
+    # Losses -----------------------------------------------------------------
+
+    def loss_terms(
+        self, outputs: Any, known: Known, rows: int
+    ) -> dict[str, tuple[LossTerms, float]]:
+        """What every loss adds, with its weight, by the name of its output.
+
+        Args:
+            outputs: The model's.
+            known: Targets and weights.
+            rows: Samples.
+
+        Raises:
+            ConfigError: The losses don't fit the outputs.
+            DataError: The targets don't.
+        """
+        terms = {}
+        for key, loss in self.losses:
+            for part in self._parts(key, loss.is_per_output, outputs, known):
+                with said(f"The loss {loss.name!r}", part):
+                    term = loss.terms(
+                        part.output, part.target, rows, part.weights, known.share
+                    )
+                terms[part.name] = term, self._weight_of(key, part.name)
+        return terms
+
+    def _weight_of(self, key: OutputKey, name: str) -> float:
+        weights = self.loss_weights
+        return weights.get(key, weights.get(name, 1.0)) if weights else 1.0
+
+    # Metrics ----------------------------------------------------------------
+
+    def measured(
+        self, outputs: Any, known: Known, *, streamed: bool
+    ) -> Iterator[tuple[str, Measure, Part, Tensor | None]]:
+        """Every metric with its full name, its output and the weights that count.
+
+        Args:
+            outputs: The model's.
+            known: Targets and weights.
+            streamed: Those that need the outputs themselves, or the others.
+        """
+        mask = None if known.share is None else known.share.gt(0).to(torch.float32)
+        for measure in self.measures:
+            if isinstance(measure.metric, StreamedMetric) != streamed:
+                continue
+            output = self._output_of(measure, outputs)
+            (part,) = self._parts(output, False, outputs, known)
+            weights = part.weights if measure.is_weighted else None
+            if weights is not None:
+                weights = weights.to(torch.float32)
+            if mask is not None:
+                if weights is None:
+                    weights = mask
+                else:
+                    missing = (1,) * (weights.dim() - 1)
+                    weights = weights.mul(mask.reshape((-1, *missing)))
+            if not part.name:
+                name = measure.name
+            elif measure.output is None:
+                name = f"{part.name}_{measure.metric.name}"
+            else:
+                name = f"{part.name}_{measure.name}"
+            yield name, measure, part, weights
+
+    @staticmethod
+    def _output_of(measure: Measure, outputs: Any) -> OutputKey:
+        """The output of a metric, which a plain list tells by position."""
+        several = named_outputs(outputs)
+        if measure.output is not None or measure.place is None or several is None:
+            return measure.output
+        position, length = measure.place
+        if length != len(several):
+            raise ConfigError(
+                f"The model returns {len(several)} outputs ({', '.join(several)}), and "
+                f"metrics are a list of {length}: give one for each output, a list of "
+                "lists, or a dict by the outputs' names."
+            )
+        return position
+
+    # Outputs ----------------------------------------------------------------
+
+    def _parts(
+        self, key: OutputKey, is_per_output: bool, outputs: Any, known: Known
+    ) -> list[Part]:
+        """The output that `key` means, or each, with its targets and weights."""
+        several = named_outputs(outputs)
+        if several is None:
+            if isinstance(key, int) and key > 0:
+                raise ConfigError(
+                    f"A loss or metric is given for output {key + 1}, and the model "
+                    "returns one."
+                )
+            if isinstance(key, str) and isinstance(outputs, dict):
+                _check_key(key, outputs)
+            weights = only(known.weights)
+            return [Part("", only(outputs), only(known.targets), weights)]
+        if key is None and not is_per_output:
+            weights = known.weights
+            if weights is not None and not isinstance(weights, Tensor):
+                raise UnsupportedError(
+                    "Sample weights are given per output, and a loss or metric takes "
+                    "all outputs at once: give losses and metrics per output too."
+                )
+            return [Part("", outputs, known.targets, weights)]
+        names = list(several)
+        if key is None:
+            return [
+                self._part(names.index(name), several, known)
+                for name in self._with_targets(names, known.targets)
+            ]
+        if isinstance(key, int):
+            if key >= len(names):
+                raise ConfigError(
+                    f"A loss or metric is given for output {key + 1}, and the model "
+                    f"returns {len(names)}: {', '.join(names)}."
+                )
+            return [self._part(key, several, known)]
+        _check_key(key, several)
+        return [self._part(names.index(key), several, known)]
+
+    @staticmethod
+    def _with_targets(names: list[str], targets: Any) -> list[str]:
+        if isinstance(targets, dict):
+            return [name for name in names if name in targets] or names
+        return names
+
+    def _part(self, position: int, several: dict[str, Any], known: Known) -> Part:
+        name, count = list(several)[position], len(several)
+        if isinstance(known.targets, Tensor) and len(self.losses) == 1:
+            target: Any = known.targets  # the only output with a loss
+        else:
+            target = part_of(known.targets, name, position, count, "targets")
+        weights = known.weights
+        if weights is not None and not isinstance(weights, Tensor):
+            weights = part_of(weights, name, position, count, "sample weights")
+        return Part(name, several[name], target, weights)
+
+
+@contextlib.contextmanager
+def said(what: str, part: Part) -> Iterator[None]:
+    """Say which shapes something can't take, if it raises an error of torch's.
+
+    Raises:
+        DataError: It did.
+    """
+    try:
+        yield
+    except (IpufitError, poptorch.Error):
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise DataError(
+            f"{what} can't take outputs of {_shapes(part.output)} with targets of "
+            f"{_shapes(part.target)}: {error}"
+        ) from error
+
+
+def _shapes(values: Any) -> str:
+    shapes = [
+        f"{str(leaf.dtype).replace('torch.', '')} {list(leaf.shape)}"
+        for leaf in Structure.of(values).flatten(values)
+        if isinstance(leaf, Tensor)
+    ]
+    return ", ".join(shapes) or "nothing"
+
+
+def _check_key(key: str, outputs: Any) -> None:
+    if key not in outputs:
+        raise ConfigError(
+            f"A loss or metric is given for output {key!r}, and the model returns "
+            f"{', '.join(map(str, outputs))}."
+        )
+
+
+def resolve_objective(
+    loss: Any,
+    loss_weights: Any = None,
+    metrics: Any = None,
+    weighted_metrics: Any = None,
+) -> Objective:
+    """From the arguments of `compile` to what they mean.
+
+    Args:
+        loss: A name, module or function; a list or dict of them, or None, per output;
+            None if the module returns its own loss.
+        loss_weights: Numbers, a list or dict of them per output.
+        metrics: A list of names, metrics and functions, or a list or dict of such
+            lists per output.
+        weighted_metrics: The same, for those that sample weights count in.
+
+    Raises:
+        ConfigError: Something of an unusable type or number.
+        UnknownNameError: A name that stands for nothing.
+        UnsupportedError: Losses that add over samples beside such that average.
+
+    Example:
+        >>> objective = resolve_objective("mse", None, ["mae", "mae"])
+        >>> [measure.name for measure in objective.measures]
+        ['mae', 'mae_1']
+    """
+    losses = tuple(
+        (key, resolve_loss(item)) for key, item in _per_output(loss) if item is not None
+    )
+    if loss is not None and not losses:
+        raise ConfigError(f"loss={loss!r} has no loss in it.")
+    if len({item.is_sum for _, item in losses}) > 1:
+        raise UnsupportedError(
+            "Some losses add over samples (reduction='sum') and some average: the "
+            "gradients of an update are either added or averaged. Use one kind."
+        )
+    measures: list[Measure] = []
+    for given, is_weighted in ((metrics, False), (weighted_metrics, True)):
+        for key, items in _metrics_per_output(given):
+            taken = {m.name for m in measures if m.output == key}
+            resolved = resolve_metrics(items)
+            for position, (name, metric) in enumerate(resolved.items()):
+                full = f"weighted_{name}" if is_weighted and name in taken else name
+                is_one = _is_per_output(items, position)
+                place = (position, len(resolved)) if is_one else None
+                measures.append(Measure(key, full, metric, is_weighted, place))
+    return Objective(losses, _weights(loss_weights, losses), tuple(measures))
+
+
+def _per_output(loss: Any) -> list[tuple[OutputKey, Any]]:
+    if isinstance(loss, dict):
+        return list(loss.items())
+    if isinstance(loss, (list, tuple)):
+        return list(enumerate(loss))
+    return [(None, loss)]
+
+
+def _metrics_per_output(metrics: Any) -> list[tuple[OutputKey, Any]]:
+    if isinstance(metrics, dict):
+        return list(metrics.items())
+    is_nested = isinstance(metrics, (list, tuple)) and any(
+        isinstance(item, (list, tuple, type(None))) for item in metrics
+    )
+    return list(enumerate(metrics)) if is_nested else [(None, metrics)]
+
+
+def _is_per_output(items: Any, position: int) -> bool:
+    """Whether a metric is about one output: all but functions of the user's."""
+    item = items[position] if isinstance(items, (list, tuple)) else items
+    return isinstance(item, (str, Metric, StreamedMetric)) or hasattr(item, "compute")
+
+
+def _weights(
+    loss_weights: Any, losses: Sequence[tuple[OutputKey, Loss]]
+) -> dict[OutputKey, float]:
+    if loss_weights is None:
+        return {}
+    if isinstance(loss_weights, dict):
+        weights: dict[OutputKey, float] = dict(loss_weights)
+    elif isinstance(loss_weights, (list, tuple)):
+        weights = dict(enumerate(loss_weights))
+    else:
+        weights = {None: loss_weights}
+    for key, weight in weights.items():
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight < float("inf"):
+            raise ConfigError(
+                f"loss_weights has {weight!r} for {key!r}: use numbers of 0 or more."
+            )
+    keys = [key for key, _ in losses]
+    strangers = [key for key in weights if key not in keys]
+    if strangers and keys != [None]:
+        raise ConfigError(
+            f"loss_weights has {strangers[0]!r}, for which there is no loss. Losses "
+            f"are given for {', '.join(map(repr, keys))}."
+        )
+    if keys == [None] and any(isinstance(key, int) for key in weights):
+        return {
+            f"output_{key + 1}": w for key, w in weights.items() if isinstance(key, int)
+        }
+    return weights

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the training program, with what changes between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ipufit._poptorch import poptorch
+from ipufit.batching import BatchPlan
+from ipufit.callbacks import ProgressDisplay
+from ipufit.data import Call, Known, Layout, TrainingBatches
+from ipufit.optimizers import Updates, WeightAverage
+
+from .coverage import check_rows, cut, returned_rows
+from .executors import Executors
+from .figures import Figures
+from .step import widened_all
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained, call by call.
+
+    Attributes:
+        executors: The programs.
+        plan: The factors of a call.
+        options: Of the training program.
+        updates: The optimiser, and its values from update to update.
+        layout: Of the batches.
+        figures: What is reported.
+        average: The running average of the weights; None for none.
+    """
+
+    executors: Executors
+    plan: BatchPlan
+    options: poptorch.Options
+    updates: Updates
+    layout: Layout
+    figures: Figures
+    average: WeightAverage | None = None
+
+    def prepare(self, batches: TrainingBatches, display: ProgressDisplay) -> None:
+        """Have the program attached, with the weights of the user's module.
+
+        Args:
+            batches: Show what a call looks like.
+            display: Hears of the compilation.
+        """
+        self.executors.prepare_training(
+            batches,
+            self.plan,
+            self.options,
+            self.updates.optimizer,
+            self.figures,
+            display,
+        )
+
+    def run(self, call: Call) -> None:
+        """Train on one call, and add to the figures."""
+        updates = self.plan.device_iterations
+        self.updates.before_call()
+        sums, outputs = self.executors.train(call.batch)
+        self.updates.after_call(updates)
+        self.figures.add(sums)
+        if outputs is not None:
+            self._stream(outputs, call)
+        if self.average is not None:
+            self.executors.fetch_weights()
+            self.average.update(updates)
+
+    def finish(self) -> None:
+        """Put the average of the weights in their place, as Keras does after `fit`."""
+        if self.average is not None:
+            self.executors.fetch_weights()
+            self.average.apply()
+            self.executors.send_weights()
+
+    def _stream(self, outputs: Any, call: Call) -> None:
+        """Show the outputs to the metrics that need them: real rows that came back."""
+        rows = returned_rows(self.options, self.plan)
+        if rows is None:
+            rows = torch.arange(self.plan.samples_per_call)
+        check_rows(outputs, rows.numel())
+        is_real = rows.lt(call.num_real)
+        known = self.layout.known(call.batch)
+        parts = cut((known.targets, known.weights), rows[is_real])
+        outputs, known = widened_all(cut(outputs, is_real), Known(*parts))
+        self.figures.stream(outputs, known)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`IPUModel`: the door. It checks, decides the plan, and delegates."""
+
+from __future__ import annotations
+
+from .batches import SingleBatches
+
+
+class IPUModel(SingleBatches):
+    """A torch module with Keras's `compile`, `fit`, `evaluate` and `predict`.
+
+    It runs on IPUs through PopTorch, and anywhere else on `ipufit.emulator`.
+
+    Args:
+        module: Any module. Its weights are the ones trained: after `fit` they are in
+            it, whatever device they were on. With `precision="float16"` they become
+            float16.
+        config: How it is laid out; one IPU by default.
+
+    Raises:
+        ConfigError: `module` is no torch module, or `config` no `IPUConfig`.
+        UnknownNameError: `pipeline` names something else among submodules.
+
+    Example:
+        >>> import torch
+        >>> from ipufit import IPUConfig
+        >>> x, y = torch.randn(64, 4), torch.randint(0, 3, (64,))
+        >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
+        >>> model.compile(optimizer="adamw", loss="cross_entropy", metrics=["accuracy"])
+        >>> history = model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+        >>> sorted(history.history)
+        ['accuracy', 'loss']
+        >>> model.predict(x, verbose=0).shape
+        torch.Size([64, 3])
+    """
+
+
+__all__ = ["IPUModel"]

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fit`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Mapping, Sequence
+
+from ipufit.batching import BatchPlan, check_positive
+from ipufit.callbacks import History
+from ipufit.callbacks.base import CallbackLike
+from ipufit.data import Epochs, Source, StreamSource, TrainingBatches, fit_sources
+from ipufit.engine import Objective, Training, train
+from ipufit.errors import (
+    ConfigError,
+    DataError,
+    DroppedRowsWarning,
+    EmptyUpdatesWarning,
+    UnsupportedError,
+)
+from ipufit.optimizers import check_covers
+from ipufit.state import RunState
+from ipufit.types import Verbose
+
+from .base import ModelBase, _require_targets, warn_of_coverage
+
+
+class Fitting(ModelBase):
+    """Training on epochs."""
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Verbose = "auto",
+        callbacks: CallbackLike = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        *,
+        drop_last: bool | str = True,
+    ) -> History:
+        """Train.
+
+        Args:
+            x: Inputs: tensors, NumPy arrays or pandas frames, nested in tuples, lists
+                or dicts if there are several. Or samples `(input, target)` or
+                `(input, target, weight)`: a map-style dataset, a Hugging Face dataset,
+                an `IterableDataset`. Or batches of such: a `DataLoader` (with its own
+                sampler, batch sampler, collate function and workers), a
+                `poptorch.DataLoader`, a generator or another iterable; they are
+                batched anew for the calls.
+            y: Targets, if `x` is arrays; or the names of the columns that are targets,
+                if `x` has columns.
+            batch_size: Samples of one weight update, over all replicas: the product of
+                micro-batch, gradient accumulation and replicas. What the config
+                leaves open is derived. By default a loader's own, unless the config
+                has a micro-batch size.
+            epochs: Index of the last epoch, plus one.
+            verbose: 0 nothing, 1 bars, 2 lines; "auto" bars on a terminal, else lines.
+            callbacks: `ipufit.Callback`s.
+            validation_split: Share of the samples, at the end, to validate on.
+            validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`.
+            shuffle: Draw a new order every epoch; batches come as they are.
+            class_weight: What samples count in the loss by their class: index to
+                weight, 1 for those left out. Training only, as in Keras.
+            sample_weight: What each sample counts in the loss, if `x` is arrays. The
+                weighted loss is divided by the number of samples, as in Keras.
+            initial_epoch: Where to begin counting.
+            steps_per_epoch: Updates per epoch. The next one goes on where this ended,
+                and anew from the beginning at the end of the data.
+            validation_steps: Batches per validation, always the first ones.
+            validation_batch_size: Samples of one validation pass over all replicas.
+            validation_freq: Validate every so many epochs, or after these (1-based).
+            drop_last: Leave out the samples that don't fill a call; they are counted
+                and reported. `"pad"`, or False, fills the call with rows that count
+                nothing, so that the loss of the last update is the mean over its real
+                samples. (Layers that mix samples, such as batch norm, see the filling.)
+
+        Returns:
+            The history; its `history` has the exact figures of each epoch, over every
+            sample trained on. Ctrl-C ends the run in order before it is raised again:
+            `model.history` keeps the epochs that were complete, `on_train_end` is
+            called, the weights come back and the IPUs are free.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            ConfigError: The batch size is not made of its factors, or too small for
+                the pipeline; or the optimizer lacks a trainable parameter.
+            DataError: Data that can't be used, or too little for one call.
+            UnsupportedError: Weights or padding for a loss without values per sample.
+            Error: What PopTorch refuses (`ipufit.poptorch.Error`).
+        """
+        how = self._compiled()
+        check_covers(how.updates.optimizer, self.module)
+        is_validated = _epochs(initial_epoch, epochs, validation_freq)
+        source, validation = fit_sources(
+            x,
+            y,
+            sample_weight,
+            validation_split,
+            validation_data,
+            num_workers=self.config.num_workers,
+        )
+        _require_targets(source, how.objective, "x", "train")
+        _check_weighting(how.objective, class_weight, drop_last)
+        if not isinstance(shuffle, bool):
+            raise ConfigError(f"shuffle={shuffle!r} is neither True nor False.")
+        plan = self._training_plan(batch_size, source)
+        training, batches = self._training(
+            source, plan, shuffle=shuffle, drop_last=drop_last, weights=class_weight
+        )
+        passes = Epochs(batches, plan, steps_per_epoch, len(is_validated))
+        test = None
+        if validation is not None:
+            _check_repeatable(validation, sum(is_validated.values()))
+            test = self._evaluation(
+                validation,
+                validation_batch_size,
+                validation_steps,
+                "validation_data",
+                "validate",
+            )
+        self._stepped = None
+        calls, updates = passes.num_calls, plan.device_iterations
+        steps = None if calls is None else calls * updates
+        how.updates.begin_fit(
+            None if steps is None else steps * len(is_validated), updates
+        )
+        _warn_of_tail(batches, source, plan)
+        coverages = {"": warn_of_coverage(training.options, plan, "fit", 3)}
+        if test is not None:
+            coverages["validation "] = warn_of_coverage(
+                test.options, test.plan, "fit's validation", 3
+            )
+        run = RunState(
+            coverage=", ".join(of + text for of, text in coverages.items() if text)
+        )
+        run.params = {
+            "verbose": verbose,
+            "epochs": epochs,
+            "steps": steps,
+            "calls": calls,
+            "dropped_samples": batches.num_dropped or 0,
+        }
+        was_known = batches.num_dropped is not None
+        history = History()
+        with self._running(run, callbacks, history, verbose) as (hooks, display):
+            self._seen = source
+            try:
+                if test is not None:
+                    test.prepare(display)
+                    run.directions.update(test.figures.directions)
+                training.prepare(batches, display)
+                run.directions.update(training.figures.directions)
+                self.history = history
+                train(training, is_validated, passes, hooks, run, test, display)
+            finally:
+                batches.close()
+                if test is not None:
+                    test.batches.close()
+        if not was_known:
+            history.dropped_samples = batches.num_dropped or 0
+            _warn_of_tail(batches, source, plan)
+        return history
+
+    def _training_plan(self, batch_size: int | None, source: Source) -> BatchPlan:
+        if batch_size is None and self.config.micro_batch_size is None:
+            batch_size = source.batch_size
+        plan = self._checked(self.config.training_plan(batch_size))
+        self._micro_batch_size = plan.micro_batch_size
+        return plan
+
+    def _training(
+        self,
+        source: Source,
+        plan: BatchPlan,
+        *,
+        shuffle: bool,
+        drop_last: bool | str,
+        weights: Mapping[int, float] | None,
+    ) -> tuple[Training, TrainingBatches]:
+        how = self._compiled()
+        options = self.config.build_training_options(
+            plan,
+            sums_gradients=how.objective.is_sum,
+            returns_outputs=how.objective.is_streamed,
+            scales_automatically=how.updates.automatic_loss_scaling,
+            divides_early=how.updates.needs_running_mean,
+        )
+        batches = TrainingBatches(
+            source,
+            plan,
+            options,
+            shuffle=shuffle,
+            seed=self.config.seed,
+            drop_last=drop_last,
+            class_weight=weights,
+            loading=self._loading(),
+        )
+        training = Training(
+            self._executors,
+            plan,
+            options,
+            how.updates,
+            batches.layout,
+            how.training_figures,
+            how.average,
+        )
+        return training, batches
+
+
+def _check_weighting(
+    objective: Objective, class_weight: Any, drop_last: bool | str
+) -> None:
+    if not isinstance(drop_last, bool) and drop_last != "pad":
+        raise ConfigError(
+            f"drop_last={drop_last!r} is neither True nor 'pad': samples that don't "
+            "fill a call are left out, or the call is padded."
+        )
+    for what, is_given in (
+        ("class_weight", class_weight is not None),
+        (f"drop_last={drop_last!r}", drop_last is not True),
+    ):
+        if is_given and objective.owns_loss:
+            raise UnsupportedError(
+                f"{what} was given, but the module returns its own loss, in which "
+                "samples can't be told apart. compile() with a loss, or leave it out."
+            )
+
+
+def _check_repeatable(validation: Source, num_validations: int) -> None:
+    is_one_shot = isinstance(validation, StreamSource) and validation.is_one_shot
+    if is_one_shot and num_validations > 1:
+        raise DataError(
+            f"`validation_data` is a generator, which can be gone through once, and "
+            f"there are {num_validations} validations. Pass a loader or a dataset, "
+            "which can be begun anew."
+        )
+
+
+def _warn_of_tail(batches: TrainingBatches, source: Source, plan: BatchPlan) -> None:
+    if batches.num_dropped:
+        total = source.num_samples
+        of = "" if total is None else f" of {total}"
+        warnings.warn(
+            f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
+            f"because they don't fill a call of {plan.describe()}. Choose factors that "
+            "divide the number of samples to use them all, or drop_last='pad'.",
+            DroppedRowsWarning,
+            stacklevel=3,
+        )
+    if batches.num_empty_updates:
+        warnings.warn(
+            f"{batches.num_empty_updates} of the {plan.device_iterations} updates of "
+            "the last call have padding only. Their gradients are zero, but momentum "
+            "and weight decay go on. Fewer device_iterations avoid it.",
+            EmptyUpdatesWarning,
+            stacklevel=3,
+        )
+
+
+def _epochs(
+    initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
+) -> dict[int, bool]:
+    """The epochs to come, 0-based, and whether each is validated."""
+    for name, value in (("epochs", epochs), ("initial_epoch", initial_epoch)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{name}={value!r} is not a whole number of 0 or more.")
+    to_come = range(initial_epoch, epochs)
+    if isinstance(validation_freq, Sequence) and not isinstance(validation_freq, str):
+        for epoch in validation_freq:
+            check_positive("validation_freq", epoch)
+        return {epoch: epoch + 1 in validation_freq for epoch in to_come}
+    check_positive("validation_freq", validation_freq)
+    return {epoch: (epoch + 1) % validation_freq == 0 for epoch in to_come}

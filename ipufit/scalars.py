@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ipufit.log`: scalars that a module sends out of the traced step."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Dict, Iterator
+
+import torch
+from torch import Tensor
+
+from .errors import ConfigError
+
+Scalars = Dict[str, Tensor]
+"""0-d tensors by name."""
+
+_collectors: list[Scalars] = []
+
+
+def log(name: str, value: Tensor) -> None:
+    """Report a scalar under `name` in logs, History and on the bar.
+
+    To be called in a module's `forward`, which Python runs once: the value is computed
+    in the traced program, for every micro-batch, and averaged over all samples. With
+    `val_` in front it is that of the validation. Outside of ipufit's runs the call
+    does nothing, so the module works anywhere.
+
+    Args:
+        name: Its key in logs; not one that is taken.
+        value: A tensor of one element, such as a mean over the samples. Its gradient
+            is left alone.
+
+    Raises:
+        ConfigError: It is no such tensor, or the name is taken.
+
+    Example:
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layer = torch.nn.Linear(2, 1)
+        ...     def forward(self, x):
+        ...         log("size", x.abs().mean())
+        ...         return self.layer(x)
+        >>> Net()(torch.zeros(1, 2)).shape
+        torch.Size([1, 1])
+    """
+    if not _collectors:
+        return
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"log() needs a name, and got {name!r}.")
+    if not isinstance(value, Tensor):
+        raise ConfigError(
+            f"log({name!r}) got {value!r}: a {type(value).__name__} would be baked "
+            "into the compiled program. Pass a tensor computed from the inputs or "
+            "weights."
+        )
+    if value.numel() != 1:
+        raise ConfigError(
+            f"log({name!r}) got a tensor of shape {tuple(value.shape)}, which is no "
+            "scalar: reduce it first, as with .mean()."
+        )
+    if name in _collectors[-1]:
+        raise ConfigError(
+            f"log({name!r}) was called twice in one forward pass: add the values up, "
+            "or give them names of their own."
+        )
+    _collectors[-1][name] = value.detach().reshape(()).to(torch.float32)
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[Scalars]:
+    """Gather what is logged meanwhile.
+
+    Example:
+        >>> with collected() as scalars:
+        ...     log("two", torch.tensor(2))
+        >>> scalars
+        {'two': tensor(2.)}
+    """
+    scalars: Scalars = {}
+    _collectors.append(scalars)
+    try:
+        yield scalars
+    finally:
+        _collectors.pop()
