@@ -3,7 +3,7 @@
 
 `make test` calls it. It reads two environment variables: `IPUFIT_PYTHON38` is the
 interpreter of the floor (empty: the floor is skipped); with `IPUFIT_REQUIRE_FLOOR` set,
-a skipped floor is a failure.
+a skipped floor is a failure. Keras is skipped where the running Python is too old.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ WITH_FLOOR = {
 }
 WITHOUT_FLOOR = {**WITH_FLOOR, "types": ("types", (0,))}
 del WITHOUT_FLOOR["floor"]
+KERAS = {"keras": ("keras", (0,))} if sys.version_info >= (3, 11) else {}
 
 
 def run_tox(*environments: str) -> dict[str, list[int]]:
@@ -52,7 +53,7 @@ def run_with_floor() -> dict[str, list[int]]:
     fetch = [*TOX, "-e", "floor", "--notest", "--skip-pkg-install"]
     quiet = subprocess.DEVNULL  # if it fails, the run below tries again and says why
     with subprocess.Popen(fetch, stdin=quiet, stdout=quiet, stderr=quiet):
-        codes = run_tox("lint", "tests")
+        codes = run_tox("lint", "tests", *KERAS)
     return {**codes, **run_tox("floor")}
 
 
@@ -66,12 +67,14 @@ def verdict(codes: list[int], places: tuple[int, ...]) -> str:
 def main() -> int:
     """Run the matrix and report on it."""
     python38 = os.environ.get("IPUFIT_PYTHON38", "")
-    checks = WITH_FLOOR if python38 else WITHOUT_FLOOR
-    codes = run_with_floor() if python38 else run_tox("lint", "tests", "types")
+    checks = {**(WITH_FLOOR if python38 else WITHOUT_FLOOR), **KERAS}
+    codes = run_with_floor() if python38 else run_tox("lint", "tests", *KERAS, "types")
     results = {
         check: verdict(codes.get(environment, []), places)
         for check, (environment, places) in checks.items()
     }
+    if not KERAS:
+        results["keras"] = "skipped: Keras 3 needs Python 3.11"
     if not python38:
         results["floor"] = (
             "skipped: no Python 3.8 by $IPUFIT_PYTHON38, on PATH or in pyenv; "

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several named outputs: losses, metrics, weights and their names."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.keras.test_weights import weights
+from tests.keras.twins import compiled, data, fit_both, two_heads
+
+
+def samples(rows, seed=0):
+    x, left = data(rows, seed=seed)
+    return x, {"left": left, "right": data(rows, num_targets=2, seed=seed + 9)[1]}
+
+
+BOTH = {"left": "mse", "right": "mae"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"loss": "mse"},
+        {"loss": BOTH},
+        {"loss": {"left": "mse"}},
+        {"loss": BOTH, "loss_weights": {"left": 0.5, "right": 2.0}},
+        {"loss": BOTH, "metrics": {"left": ["mae"], "right": ["mse", "mae"]}},
+        {"loss": BOTH, "metrics": {"right": ["mse"]}},
+        {"loss": BOTH, "metrics": {"right": "mse"}},
+        {"loss": ["mse", "mae"], "metrics": [["mae"], ["mse", "mae"]]},
+        {"loss": ["mse", "mae"], "loss_weights": [0.5, 2.0], "metrics": ["mae", "mse"]},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # of an output without
+def test_figures_of_named_outputs_are_keras_s(arguments):
+    pair = compiled(two_heads(), **arguments)
+    fit_both(pair, *samples(24), epochs=2, validation_data=samples(8, seed=1))
+
+
+def test_so_are_those_with_sample_weights():
+    pair = compiled(
+        two_heads(),
+        loss=BOTH,
+        metrics={"left": ["mae"], "right": ["mae"]},
+        weighted_metrics={"left": ["mae"], "right": ["mse"]},
+    )
+    history = fit_both(pair, *samples(24), epochs=2, sample_weight=weights(24))
+    assert "left_weighted_mae" in history.history
+    assert "right_mse" in history.history
+
+
+@pytest.mark.parametrize("loss", ["mse", BOTH])
+def test_evaluate_lists_losses_in_keras_s_order(loss):
+    model, ipu = compiled(two_heads(), loss=loss)
+    x, y = samples(8)
+    expected = model.evaluate(x, y, verbose=0)
+    assert len(expected) == 3
+    assert ipu.evaluate(x, y, verbose=0, return_dict=False) == pytest.approx(expected)
