@@ -1,103 +1,219 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracies: which samples were classified right, one value each."""
+"""Accuracies: the share of samples that are classified right."""
 
 from __future__ import annotations
+
+import abc
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ipufit.errors import DataError
+from ipufit.errors import ConfigError
+
+from .base import Metric, mean_sums
+from .shapes import (
+    class_indices,
+    classified,
+    dense_targets,
+    elements,
+    is_binary,
+    one_hot,
+)
+from .thresholds import checked_threshold, score_at
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Right or wrong, by the kind of problem that the shapes tell.
+class _Share(Metric):
+    """The weighted share of samples that are right."""
+
+    direction = "max"
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Weight of what is right, and of all."""
+        is_right, counts = self._judged(outputs, targets, weights)
+        return mean_sums(is_right, counts)
+
+    @abc.abstractmethod
+    def _judged(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Right or wrong, and how much each counts."""
+
+
+class BinaryAccuracy(_Share):
+    """The share of 0s and 1s that are found.
+
+    Args:
+        threshold: The probability above which a 1 is predicted.
+        from_logits: Whether outputs are logits; else they are probabilities.
+        name: Its key in logs.
+
+    Example:
+        >>> metric = BinaryAccuracy()
+        >>> metric.sums(torch.tensor([-2.0, 3.0]), torch.tensor([0, 0]))
+        tensor([1., 2.])
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        from_logits: bool = True,
+        name: str = "binary_accuracy",
+    ) -> None:
+        super().__init__(name)
+        self._threshold = score_at(checked_threshold(threshold), from_logits)
+
+    def _judged(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        scores, truths, counts = elements(outputs, targets, weights)
+        return scores.gt(self._threshold).eq(truths.gt(0.5)), counts
+
+
+class CategoricalAccuracy(_Share):
+    """The share of samples whose highest score is that of the one-hot target.
+
+    Args:
+        name: Its key in logs.
+
+    Example:
+        >>> CategoricalAccuracy().sums(torch.eye(2), torch.eye(2))
+        tensor([2., 2.])
+    """
+
+    def __init__(self, name: str = "categorical_accuracy") -> None:
+        super().__init__(name)
+
+    def _judged(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return _best(outputs, dense_targets(outputs, targets), weights)
+
+
+class SparseCategoricalAccuracy(_Share):
+    """The share of samples whose highest score is that of the target's index.
+
+    Targets of -100 don't count.
+
+    Args:
+        name: Its key in logs.
+
+    Example:
+        >>> metric = SparseCategoricalAccuracy()
+        >>> metric.sums(torch.eye(3), torch.tensor([0, 1, 1]))
+        tensor([2., 3.])
+    """
+
+    def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
+        super().__init__(name)
+
+    def _judged(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return _best(outputs, class_indices(outputs, targets), weights)
+
+
+class Accuracy(_Share):
+    """Binary, categorical or sparse accuracy, by the kind of problem that shapes tell.
 
     The rule is Keras's for `"accuracy"`: one output per sample is binary; targets
     without the class axis are class indices; else they are one-hot.
 
     Args:
-        outputs: Scores `[N, C]`, or `[N]` or `[N, 1]` logits; class axis last.
-        targets: Indices `[N]` or `[N, 1]`, one-hot `[N, C]`, or 0 and 1.
-
-    Returns:
-        1.0 or 0.0 per sample (per position for outputs of more axes).
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        name: Its key in logs.
 
     Example:
-        >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
-        tensor([1., 0.])
+        >>> scores = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+        >>> Accuracy().sums(scores, torch.tensor([1, 1]))
+        tensor([1., 2.])
     """
-    if outputs.dim() == 1 or outputs.shape[-1] == 1:
-        return binary_accuracy(outputs, targets)
-    if targets.dim() < outputs.dim() or targets.shape[-1] == 1:
-        return sparse_categorical_accuracy(outputs, targets)
-    return categorical_accuracy(outputs, targets)
+
+    def __init__(self, from_logits: bool = True, name: str = "accuracy") -> None:
+        super().__init__(name)
+        self._binary = BinaryAccuracy(from_logits=from_logits)
+
+    def _judged(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if is_binary(outputs):
+            return self._binary._judged(outputs, targets, weights)
+        return _best(outputs, targets, weights)
 
 
-def sparse_categorical_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether the highest score is that of the target's index.
+class TopKAccuracy(_Share):
+    """The share of samples whose class is among the `k` highest scores.
+
+    Of equal scores that of the earlier class counts as higher, and none is higher than
+    one that is no number.
 
     Args:
-        outputs: Scores `[..., C]`.
-        targets: Indices `[...]` or `[..., 1]`.
-
-    Returns:
-        1.0 or 0.0 per sample.
+        k: How many.
+        name: Its key in logs.
 
     Example:
-        >>> sparse_categorical_accuracy(torch.eye(3), torch.tensor([0, 1, 1]))
-        tensor([1., 1., 0.])
+        >>> scores = torch.tensor([[0.5, 0.4, 0.1], [0.5, 0.4, 0.1]])
+        >>> TopKAccuracy(2).sums(scores, torch.tensor([1, 2]))
+        tensor([1., 2.])
     """
-    predicted = outputs.argmax(dim=-1)
-    return _agreement(predicted, targets.reshape(predicted.shape))
+
+    def __init__(self, k: int = 5, name: str | None = None) -> None:
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ConfigError(f"{type(self).__name__}(k={k!r}): use a number from 1.")
+        super().__init__(name or f"top_{k}_accuracy")
+        self._k = k
+
+    def _judged(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        scores, labels, counts = classified(outputs, targets, weights)
+        is_own = one_hot(labels, scores.shape[-1])
+        own = torch.where(is_own, scores, torch.zeros_like(scores)).sum(-1, True)
+        is_earlier = is_own.to(torch.float32).cumsum(dim=-1).eq(0)
+        ahead = scores.le(own).logical_not()
+        ahead = ahead.logical_or(scores.eq(own).logical_and(is_earlier))
+        return ahead.to(torch.float32).sum(dim=-1).lt(self._k), counts
 
 
-def categorical_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether the highest score is that of the one-hot target.
+class TopKCategoricalAccuracy(TopKAccuracy):
+    """`TopKAccuracy` of one-hot targets.
 
     Args:
-        outputs: Scores `[..., C]`.
-        targets: One-hot or probabilities `[..., C]`.
-
-    Returns:
-        1.0 or 0.0 per sample.
-
-    Raises:
-        DataError: The shapes differ.
-
-    Example:
-        >>> categorical_accuracy(torch.eye(2), torch.eye(2))
-        tensor([1., 1.])
+        k: How many.
+        name: Its key in logs.
     """
-    if outputs.shape != targets.shape:
-        raise DataError(
-            f"categorical_accuracy needs one-hot targets of the outputs' shape "
-            f"{tuple(outputs.shape)}, got {tuple(targets.shape)}. For class indices "
-            "use 'sparse_categorical_accuracy'."
-        )
-    return _agreement(outputs.argmax(dim=-1), targets.argmax(dim=-1))
+
+    def __init__(self, k: int = 5, name: str = "top_k_categorical_accuracy") -> None:
+        super().__init__(k, name)
+
+    def _judged(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return super()._judged(outputs, dense_targets(outputs, targets), weights)
 
 
-def binary_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether a logit's sign is that of a target of 0 or 1.
-
-    Logits, as torch's binary losses take them: the threshold is 0, which is a
-    probability of one half.
+class SparseTopKCategoricalAccuracy(TopKAccuracy):
+    """`TopKAccuracy` of class indices.
 
     Args:
-        outputs: Logits `[N]` or `[N, 1]`.
-        targets: 0 or 1, as many.
-
-    Returns:
-        1.0 or 0.0 per sample.
-
-    Example:
-        >>> binary_accuracy(torch.tensor([-2.0, 3.0]), torch.tensor([0, 0]))
-        tensor([1., 0.])
+        k: How many.
+        name: Its key in logs.
     """
-    positive = outputs.gt(0)
-    return _agreement(positive, targets.reshape(positive.shape).gt(0.5))
+
+    def __init__(
+        self, k: int = 5, name: str = "sparse_top_k_categorical_accuracy"
+    ) -> None:
+        super().__init__(k, name)
+
+    def _judged(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return super()._judged(outputs, class_indices(outputs, targets), weights)
 
 
-def _agreement(a: Tensor, b: Tensor) -> Tensor:
-    agreement: Tensor = a.eq(b).to(torch.float32)
-    return agreement
+def _best(
+    outputs: Tensor, targets: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Whether the highest score is the target's."""
+    scores, labels, counts = classified(outputs, targets, weights)
+    return scores.argmax(dim=-1).eq(labels), counts

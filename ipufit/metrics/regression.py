@@ -1,10 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of predicted numbers, one value per element."""
+"""Errors of predicted numbers.
+
+Targets have the outputs' shape, up to axes of size 1. The functions give one value per
+element, the classes a figure.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from ipufit.errors import DataError
+
+from .base import Metric, mean_sums
+from .shapes import is_binary, matched_targets
+
+SMALLEST = 1e-7
+"""What percentages divide by at least, as in Keras."""
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -41,5 +56,149 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.abs(_difference(outputs, targets))
 
 
+def absolute_percentage_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The size of each difference in percent of the target's.
+
+    Args:
+        outputs: Numbers of any shape.
+        targets: As many.
+
+    Returns:
+        As many.
+
+    Example:
+        >>> absolute_percentage_error(torch.tensor([3.0]), torch.tensor([4.0]))
+        tensor([25.])
+    """
+    whole = torch.abs(matched_targets(outputs, targets)).clamp(min=SMALLEST)
+    percents: Tensor = torch.abs(_difference(outputs, targets)).div(whole).mul(100.0)
+    return percents
+
+
+def squared_logarithmic_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The square of each difference of `log(1 + x)`; what is below 0 counts as 0.
+
+    Args:
+        outputs: Numbers of any shape.
+        targets: As many.
+
+    Returns:
+        As many.
+
+    Example:
+        >>> squared_logarithmic_error(torch.tensor([1.0]), torch.tensor([1.0]))
+        tensor([0.])
+    """
+    true = matched_targets(outputs, targets).clamp(min=0.0)
+    predicted = outputs.to(torch.float32).clamp(min=0.0)
+    return torch.square(torch.log1p(predicted).sub(torch.log1p(true)))
+
+
+def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The logarithm of the hyperbolic cosine of each difference.
+
+    Args:
+        outputs: Numbers of any shape.
+        targets: As many.
+
+    Returns:
+        As many.
+
+    Example:
+        >>> log_cosh_error(torch.tensor([0.0]), torch.tensor([0.0]))
+        tensor([0.])
+    """
+    size = torch.abs(_difference(outputs, targets))
+    errors: Tensor = size.add(torch.log1p(torch.exp(size.mul(-2.0)))).sub(math.log(2.0))
+    return errors
+
+
+def huber_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Half the square of each difference up to 1, and linear beyond.
+
+    Args:
+        outputs: Numbers of any shape.
+        targets: As many.
+
+    Returns:
+        As many; torch calls them smooth L1.
+
+    Example:
+        >>> huber_error(torch.tensor([1.0, 3.0]), torch.zeros(2))
+        tensor([0.5000, 2.5000])
+    """
+    size = torch.abs(_difference(outputs, targets))
+    near = size.clamp(max=1.0)
+    errors: Tensor = near.mul(size.sub(near.mul(0.5)))
+    return errors
+
+
+class RootMeanSquaredError(Metric):
+    """The root of the mean of the squared differences.
+
+    Args:
+        name: Its key in logs.
+
+    Example:
+        >>> metric = RootMeanSquaredError()
+        >>> sums = metric.sums(torch.tensor([3.0, 5.0]), torch.tensor([0.0, 1.0]))
+        >>> round(metric.result(sums.double()), 4)
+        3.5355
+    """
+
+    direction = "min"
+
+    def __init__(self, name: str = "root_mean_squared_error") -> None:
+        super().__init__(name)
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Total and count of the squares."""
+        return mean_sums(squared_error(outputs, targets), weights)
+
+    def result(self, sums: Tensor) -> float:
+        """The root of their mean."""
+        return float(torch.sqrt(sums[0] / sums[1]))
+
+
+class CosineSimilarity(Metric):
+    """The mean cosine of the angle between vectors, along the last axis.
+
+    A vector of zeros has the similarity 0 to all.
+
+    Args:
+        name: Its key in logs.
+
+    Example:
+        >>> metric = CosineSimilarity()
+        >>> metric.sums(torch.eye(2), torch.ones(2, 2)).tolist()
+        [1.41421..., 2.0]
+    """
+
+    direction = "max"
+
+    def __init__(self, name: str = "cosine_similarity") -> None:
+        super().__init__(name)
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Total and count of the cosines."""
+        if is_binary(outputs) or outputs.shape != targets.shape:
+            raise DataError(
+                "cosine_similarity compares vectors along the last axis: outputs and "
+                "targets have one shape [samples, ..., size], not "
+                f"{tuple(outputs.shape)} and {tuple(targets.shape)}."
+            )
+        true = _unit(matched_targets(outputs, targets))
+        cosines = _unit(outputs.to(torch.float32)).mul(true).sum(dim=-1)
+        return mean_sums(cosines, weights)
+
+
 def _difference(outputs: Tensor, targets: Tensor) -> Tensor:
-    return torch.sub(outputs, targets.to(outputs.dtype).reshape(outputs.shape))
+    true = matched_targets(outputs, targets)
+    return torch.sub(outputs.to(torch.float32), true)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Vectors of length 1, along the last axis."""
+    square = torch.square(vectors).sum(dim=-1, keepdim=True)
+    units: Tensor = vectors.div(torch.sqrt(square).clamp(min=1e-12))
+    return units

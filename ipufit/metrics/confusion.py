@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of the confusion matrix: counts, precision, recall, F, overlap."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipufit.errors import ConfigError, DataError
+
+from .counts import ConfusionMetric, Counts, both_classes, ratio, union
+
+AVERAGES = ("macro", "micro", "weighted")
+
+
+class _Count(ConfusionMetric):
+    """A count over all classes; less or more of it is no better by itself.
+
+    Args:
+        threshold: The probability above which a 1 is predicted.
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
+        name: Its key in logs.
+    """
+
+    _cell = "tp"
+    _called = "true_positives"
+
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        from_logits: bool = True,
+        multi_label: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or self._called, threshold, from_logits, multi_label)
+
+    def result(self, sums: Tensor) -> float:
+        """The count; 0 of nothing."""
+        return self._figure(Counts(*sums.reshape(4, -1)))
+
+    def _figure(self, counts: Counts) -> float:
+        cell: Tensor = getattr(counts, self._cell)
+        return float(cell.sum())
+
+
+class TruePositives(_Count):
+    """How many 1s were found; with classes, how many samples were right."""
+
+
+class FalsePositives(_Count):
+    """How many 0s were taken for 1s; with classes, how many samples were wrong."""
+
+    _cell = "fp"
+    _called = "false_positives"
+
+
+class TrueNegatives(_Count):
+    """How many 0s were found; with classes, added up over all of them."""
+
+    _cell = "tn"
+    _called = "true_negatives"
+
+
+class FalseNegatives(_Count):
+    """How many 1s were missed; with classes, how many samples were wrong."""
+
+    _cell = "fn"
+    _called = "false_negatives"
+
+
+class ClassScore(ConfusionMetric):
+    """A score of each class and their average, as scikit-learn has it.
+
+    Args:
+        threshold: The probability above which a 1 is predicted.
+        average: Over classes: `"macro"` is their mean, `"weighted"` their mean by how
+            often each is true, `"micro"` the score of the counts of all. Classes that
+            are neither true nor predicted are left out. No matter if binary.
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
+        class_id: The class whose score it is, instead of an average.
+        name: Its key in logs.
+    """
+
+    direction = "max"
+    _called = ""
+
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        average: str = "macro",
+        from_logits: bool = True,
+        multi_label: bool = False,
+        class_id: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name or self._called, threshold, from_logits, multi_label)
+        if average not in AVERAGES:
+            raise ConfigError(
+                f"average={average!r}: use one of {', '.join(map(repr, AVERAGES))}."
+            )
+        is_index = isinstance(class_id, int) and not isinstance(class_id, bool)
+        if class_id is not None and not (is_index and class_id >= 0):
+            raise ConfigError(f"class_id={class_id!r}: use the index of a class.")
+        self._average = average
+        self._class_id = class_id
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """`[4 * C]`: true and false positives, false and true negatives."""
+        sums = super().sums(outputs, targets, weights)
+        if self._class_id is not None and self._class_id >= sums.numel() // 4:
+            raise DataError(
+                f"{type(self).__name__}(class_id={self._class_id}) got outputs of "
+                f"shape {tuple(outputs.shape)}: of {sums.numel() // 4} classes."
+            )
+        return sums
+
+    def _figure(self, counts: Counts) -> float:
+        if self._class_id is not None:
+            return float(self._scores(counts)[self._class_id])
+        if self._average == "micro":
+            counts = Counts(*(cell.sum().reshape(1) for cell in counts))
+        scores, true = self._scores(counts), counts.tp + counts.fn
+        if len(scores) == 1:
+            return float(scores)
+        if self._average == "weighted":
+            return float(ratio(scores.mul(true).sum(), true.sum()))
+        present = self._present(counts)
+        return float(ratio(scores.mul(present).sum(), present.sum()))
+
+    def _present(self, counts: Counts) -> Tensor:
+        """1 for classes that an average is over."""
+        if self._is_multi_label:
+            return torch.ones_like(counts.tp)
+        present: Tensor = union(counts).gt(0).to(torch.float64)
+        return present
+
+    @abc.abstractmethod
+    def _scores(self, counts: Counts) -> Tensor:
+        """The score of each class; 0 where there is nothing to divide by."""
+
+
+class Precision(ClassScore):
+    """The share of what was predicted that is true. Settings: see `ClassScore`.
+
+    Example:
+        >>> metric = Precision()
+        >>> sums = metric.sums(torch.tensor([1.0, 2.0, -1.0]), torch.tensor([1, 0, 1]))
+        >>> metric.result(sums.double())
+        0.5
+    """
+
+    _called = "precision"
+
+    def _scores(self, counts: Counts) -> Tensor:
+        return ratio(counts.tp, counts.tp + counts.fp)
+
+
+class Recall(ClassScore):
+    """The share of what is true that was predicted. Settings: see `ClassScore`."""
+
+    _called = "recall"
+
+    def _scores(self, counts: Counts) -> Tensor:
+        return ratio(counts.tp, counts.tp + counts.fn)
+
+
+class Specificity(ClassScore):
+    """The share of what isn't true that wasn't predicted. See `ClassScore`."""
+
+    _called = "specificity"
+
+    def _scores(self, counts: Counts) -> Tensor:
+        return ratio(counts.tn, counts.tn + counts.fp)
+
+
+class FBetaScore(ClassScore):
+    """A mean of precision and recall, in which recall counts `beta` times as much.
+
+    Args:
+        average: As of `ClassScore`.
+        beta: How much recall counts.
+        threshold: The probability above which a 1 is predicted.
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
+        class_id: The class whose score it is, instead of an average.
+        name: Its key in logs.
+    """
+
+    _called = "fbeta_score"
+
+    def __init__(
+        self,
+        average: str = "macro",
+        beta: float = 1.0,
+        threshold: float = 0.5,
+        from_logits: bool = True,
+        multi_label: bool = False,
+        class_id: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(threshold, average, from_logits, multi_label, class_id, name)
+        is_number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
+        if not is_number or not 0 < beta < float("inf"):
+            raise ConfigError(f"beta={beta!r}: use a number above 0.")
+        self._square = float(beta) ** 2
+
+    def _scores(self, counts: Counts) -> Tensor:
+        found = counts.tp.mul(1 + self._square)
+        return ratio(found, found + counts.fn.mul(self._square) + counts.fp)
+
+
+class F1Score(FBetaScore):
+    """The harmonic mean of precision and recall.
+
+    Args:
+        average: As of `ClassScore`.
+        threshold: The probability above which a 1 is predicted.
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
+        class_id: The class whose score it is, instead of an average.
+        name: Its key in logs.
+
+    Example:
+        >>> metric = F1Score("micro")
+        >>> sums = metric.sums(torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> round(metric.result(sums.double()), 4)
+        0.6667
+    """
+
+    _called = "f1_score"
+
+    def __init__(
+        self,
+        average: str = "macro",
+        threshold: float = 0.5,
+        from_logits: bool = True,
+        multi_label: bool = False,
+        class_id: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            average, 1.0, threshold, from_logits, multi_label, class_id, name
+        )
+
+
+class IoU(ClassScore):
+    """What is predicted and true, over what is predicted or true.
+
+    Binary it is that of the 1s. Settings: see `ClassScore`.
+    """
+
+    _called = "iou"
+
+    def _scores(self, counts: Counts) -> Tensor:
+        return ratio(counts.tp, union(counts))
+
+
+class BalancedAccuracy(ConfusionMetric):
+    """The recall of each class that is true, averaged. 0s are a class, if binary.
+
+    Args:
+        threshold: The probability above which a 1 is predicted.
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        name: Its key in logs.
+    """
+
+    direction = "max"
+
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        from_logits: bool = True,
+        name: str = "balanced_accuracy",
+    ) -> None:
+        super().__init__(name, threshold, from_logits)
+
+    def _figure(self, counts: Counts) -> float:
+        counts = both_classes(counts)
+        true = counts.tp + counts.fn
+        return float(ratio(counts.tp, true).sum() / true.gt(0).sum())
+
+
+class MeanIoU(ConfusionMetric):
+    """The overlap of what is predicted and what is true, averaged over the classes.
+
+    That is the intersection over the union. Classes that are neither true nor
+    predicted are left out. A binary problem has two classes.
+
+    Args:
+        num_classes: How many; None for as many as the outputs have scores.
+        threshold: The probability above which a 1 is predicted.
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        name: Its key in logs.
+
+    Example:
+        >>> metric = MeanIoU(3)
+        >>> sums = metric.sums(torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> metric.result(sums.double())
+        0.5
+    """
+
+    direction = "max"
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        threshold: float = 0.5,
+        from_logits: bool = True,
+        name: str = "mean_iou",
+    ) -> None:
+        super().__init__(name, threshold, from_logits)
+        is_whole = isinstance(num_classes, int) and not isinstance(num_classes, bool)
+        if num_classes is not None and not (is_whole and num_classes >= 2):
+            raise ConfigError(f"num_classes={num_classes!r}: use a number from 2.")
+        self._num_classes = num_classes
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """`[4 * C]`: true and false positives, false and true negatives."""
+        sums = super().sums(outputs, targets, weights)
+        found = max(2, sums.numel() // 4)
+        if self._num_classes not in (None, found):
+            raise DataError(
+                f"MeanIoU(num_classes={self._num_classes}) got outputs of shape "
+                f"{tuple(outputs.shape)}, which are scores of {found} classes."
+            )
+        return sums
+
+    def _figure(self, counts: Counts) -> float:
+        counts = both_classes(counts)
+        either = union(counts)
+        return float(ratio(counts.tp, either).sum() / either.gt(0).sum())

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The confusion matrix of each class, as sums."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .base import Metric
+from .shapes import classified, elements, is_binary, one_hot, total_marked
+from .thresholds import checked_threshold, score_at
+
+
+class Counts(NamedTuple):
+    """What was found and missed of each class, weighted, float64.
+
+    Attributes:
+        tp: True positives.
+        fp: False positives.
+        fn: False negatives.
+        tn: True negatives.
+    """
+
+    tp: Tensor
+    fp: Tensor
+    fn: Tensor
+    tn: Tensor
+
+
+class ConfusionMetric(Metric):
+    """Base of figures that are functions of what was found and missed of each class.
+
+    One output per sample is binary. Of scores of classes `[..., C]` the highest is
+    predicted; targets are class indices, of which -100 doesn't count, or one-hot.
+
+    Args:
+        name: Its key in logs.
+        threshold: The probability above which a 1 is predicted.
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        threshold: float = 0.5,
+        from_logits: bool = True,
+        multi_label: bool = False,
+    ) -> None:
+        super().__init__(name)
+        self._threshold = score_at(checked_threshold(threshold), from_logits)
+        self._is_multi_label = multi_label
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """`[4 * C]`: true and false positives, false and true negatives."""
+        predicted, true, counts = self._marked(outputs, targets, weights)
+        rest = predicted.logical_not(), true.logical_not()
+        cells = [
+            predicted.logical_and(true),
+            predicted.logical_and(rest[1]),
+            rest[0].logical_and(true),
+            rest[0].logical_and(rest[1]),
+        ]
+        return torch.cat([total_marked(cell, counts) for cell in cells])
+
+    def _marked(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What is predicted and what is true, bools `[..., C]`, and weights."""
+        if is_binary(outputs) or self._is_multi_label:
+            scores, truths, counts = elements(outputs, targets, weights)
+            marks = scores.gt(self._threshold), truths.gt(0.5)
+            if not self._is_multi_label:
+                return (
+                    marks[0].reshape(-1, 1),
+                    marks[1].reshape(-1, 1),
+                    counts.reshape(-1, 1),
+                )
+            return (*marks, counts)
+        scores, labels, counts = classified(outputs, targets, weights)
+        num_classes = scores.shape[-1]
+        best = one_hot(scores.argmax(dim=-1), num_classes)
+        spread = counts.unsqueeze(-1).expand(best.shape)
+        return best, one_hot(labels, num_classes), spread
+
+    def result(self, sums: Tensor) -> float:
+        """The figure of the counts; NaN of nothing."""
+        if not float(sums.sum()):
+            return float("nan")
+        return self._figure(Counts(*sums.reshape(4, -1)))
+
+    @abc.abstractmethod
+    def _figure(self, counts: Counts) -> float:
+        """The figure, of something."""
+
+
+def both_classes(counts: Counts) -> Counts:
+    """Counts of a binary problem with the 0s as a class too; others as they are.
+
+    Example:
+        >>> both_classes(Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]]))).tp
+        tensor([1., 9.])
+    """
+    if len(counts.tp) > 1:
+        return counts
+    swapped = Counts(counts.tn, counts.fn, counts.fp, counts.tp)
+    return Counts(*(torch.cat(cells) for cells in zip(counts, swapped)))
+
+
+def union(counts: Counts) -> Tensor:
+    """What is predicted or true.
+
+    Example:
+        >>> union(Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]])))
+        tensor([6.])
+    """
+    return torch.add(torch.add(counts.tp, counts.fp), counts.fn)
+
+
+def ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """Their quotient, 0 where there is no whole.
+
+    Example:
+        >>> ratio(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))
+        tensor([0.2500, 0.0000])
+    """
+    return torch.where(whole.gt(0), part.div(whole), torch.zeros_like(part))

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-entropies and other distances of distributions.
+
+Outputs are logits, as torch's losses take them, unless `from_logits` is False. None of
+torch's loss functions is called: PopTorch would minimise it. The functions give one
+value per sample, position or output, the classes their mean.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from .base import FunctionMetric, Metric, mean_sums
+from .shapes import (
+    IGNORED_INDEX,
+    class_indices,
+    classified,
+    dense_targets,
+    has_class_axis,
+    is_binary,
+    matched_targets,
+)
+
+EPSILON = 1e-7
+"""Keras's: a probability counts as at least this much, and at most 1 less it."""
+
+
+def binary_crossentropy(
+    outputs: Tensor, targets: Tensor, from_logits: bool = True
+) -> Tensor:
+    """The cross-entropy of each output's probability with a target of 0 to 1.
+
+    Args:
+        outputs: Logits of any shape.
+        targets: As many.
+        from_logits: Whether outputs are logits; else they are probabilities.
+
+    Returns:
+        As many, in nats.
+
+    Example:
+        >>> binary_crossentropy(torch.tensor([0.0]), torch.tensor([1]))
+        tensor([0.6931])
+    """
+    truths = matched_targets(outputs, targets)
+    scores = outputs.to(torch.float32)
+    if from_logits:
+        tail = softplus(-scores.abs())
+        values: Tensor = scores.clamp(min=0.0) - scores * truths + tail
+    else:
+        likely = scores.clamp(EPSILON, 1.0 - EPSILON)
+        values = -(truths * likely.log() + (1.0 - truths) * (1.0 - likely).log())
+    return values
+
+
+def categorical_crossentropy(
+    outputs: Tensor, targets: Tensor, from_logits: bool = True
+) -> Tensor:
+    """The cross-entropy of distributions over classes.
+
+    Args:
+        outputs: Logits `[..., C]`.
+        targets: One-hot or probabilities `[..., C]`.
+        from_logits: Whether outputs are logits; else they are probabilities.
+
+    Returns:
+        One value per sample, in nats.
+
+    Example:
+        >>> categorical_crossentropy(torch.zeros(1, 2), torch.tensor([[0, 1]]))
+        tensor([0.6931])
+    """
+    logs = _log_probabilities(outputs, from_logits)
+    values: Tensor = _times(dense_targets(outputs, targets), logs).sum(dim=-1).neg()
+    return values
+
+
+def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) -> Tensor:
+    """The Kullback-Leibler divergence of the outputs from the targets.
+
+    Args:
+        outputs: Logits or logarithms of probabilities `[..., C]`.
+        targets: Probabilities `[..., C]`.
+        from_logits: Whether outputs are logits or logarithms; else they are
+            probabilities.
+
+    Returns:
+        One value per sample, in nats.
+
+    Example:
+        >>> kl_divergence(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
+        tensor([0.6931])
+    """
+    dense = dense_targets(outputs, targets)
+    # A target of 0 adds 0, whatever its logarithm.
+    ratios = dense.clamp(min=1e-37).log() - _log_probabilities(outputs, from_logits)
+    values: Tensor = _times(dense, ratios).sum(dim=-1)
+    return values
+
+
+def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
+    """The Poisson loss of rates, without the term that depends on targets only.
+
+    Args:
+        outputs: Logarithms of rates, as torch's loss takes them, of any shape.
+        targets: Counts, as many.
+        log_input: Whether outputs are logarithms; else they are rates.
+
+    Returns:
+        As many.
+
+    Example:
+        >>> poisson(torch.tensor([2.0]), torch.tensor([3]), log_input=False)
+        tensor([-0.0794])
+    """
+    counts, rates = matched_targets(outputs, targets), outputs.to(torch.float32)
+    if log_input:
+        values: Tensor = rates.exp() - counts * rates
+    else:
+        values = rates - counts * (rates + EPSILON).log()
+    return values
+
+
+class BinaryCrossentropy(FunctionMetric):
+    """The mean cross-entropy of outputs of one probability each.
+
+    Args:
+        from_logits: Whether outputs are logits; else they are probabilities.
+        name: Its key in logs.
+
+    Example:
+        >>> BinaryCrossentropy().sums(torch.zeros(2), torch.ones(2))
+        tensor([1.3863, 2.0000])
+    """
+
+    def __init__(
+        self, from_logits: bool = True, name: str = "binary_crossentropy"
+    ) -> None:
+        function = partial(binary_crossentropy, from_logits=from_logits)
+        super().__init__(name, function, "min")
+
+
+class CategoricalCrossentropy(FunctionMetric):
+    """The mean cross-entropy with one-hot targets or probabilities.
+
+    Args:
+        from_logits: Whether outputs are logits; else they are probabilities.
+        name: Its key in logs.
+
+    Example:
+        >>> CategoricalCrossentropy().sums(torch.zeros(1, 2), torch.tensor([[0, 1]]))
+        tensor([0.6931, 1.0000])
+    """
+
+    def __init__(
+        self, from_logits: bool = True, name: str = "categorical_crossentropy"
+    ) -> None:
+        function = partial(categorical_crossentropy, from_logits=from_logits)
+        super().__init__(name, function, "min")
+
+
+class SparseCategoricalCrossentropy(Metric):
+    """The mean cross-entropy with class indices.
+
+    Args:
+        from_logits: Whether outputs are logits; else they are probabilities.
+        ignore_index: The class index of positions that don't count.
+        name: Its key in logs.
+
+    Example:
+        >>> metric = SparseCategoricalCrossentropy()
+        >>> metric.sums(torch.zeros(2, 2), torch.tensor([1, -100]))
+        tensor([0.6931, 1.0000])
+    """
+
+    direction = "min"
+
+    def __init__(
+        self,
+        from_logits: bool = True,
+        ignore_index: int = IGNORED_INDEX,
+        name: str = "sparse_categorical_crossentropy",
+    ) -> None:
+        super().__init__(name)
+        self._from_logits = from_logits
+        self._ignore_index = ignore_index
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Total of the values, and how many count."""
+        class_indices(outputs, targets)  # refuses what is one-hot
+        scores, labels, counts = classified(
+            outputs, targets, weights, self._ignore_index
+        )
+        logs = _log_probabilities(scores, self._from_logits)
+        return mean_sums(_picked(logs, labels, counts).neg(), counts)
+
+
+class CrossEntropy(SparseCategoricalCrossentropy):
+    """The mean cross-entropy, of the kind that the shapes tell as for `"accuracy"`.
+
+    Args:
+        from_logits: Whether outputs are logits; else they are probabilities.
+        ignore_index: The class index of positions that don't count.
+        name: Its key in logs.
+
+    Example:
+        >>> CrossEntropy().sums(torch.zeros(2, 1), torch.tensor([1, 0]))
+        tensor([1.3863, 2.0000])
+    """
+
+    def __init__(
+        self,
+        from_logits: bool = True,
+        ignore_index: int = IGNORED_INDEX,
+        name: str = "crossentropy",
+    ) -> None:
+        super().__init__(from_logits, ignore_index, name)
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Total of the values, and how many count."""
+        if is_binary(outputs):
+            values = binary_crossentropy(outputs, targets, self._from_logits)
+            return mean_sums(values, weights)
+        if has_class_axis(outputs, targets):
+            values = categorical_crossentropy(outputs, targets, self._from_logits)
+            return mean_sums(values, weights)
+        return super().sums(outputs, targets, weights)
+
+
+class Perplexity(CrossEntropy):
+    """The exponential of the mean cross-entropy: between how many classes one guesses.
+
+    Args:
+        from_logits: Whether outputs are logits; else they are probabilities.
+        ignore_index: The class index of positions that don't count.
+        name: Its key in logs.
+
+    Example:
+        >>> metric = Perplexity()
+        >>> sums = metric.sums(torch.zeros(2, 4), torch.tensor([3, 1]))
+        >>> round(metric.result(sums.double()), 4)
+        4.0
+    """
+
+    def __init__(
+        self,
+        from_logits: bool = True,
+        ignore_index: int = IGNORED_INDEX,
+        name: str = "perplexity",
+    ) -> None:
+        super().__init__(from_logits, ignore_index, name)
+
+    def result(self, sums: Tensor) -> float:
+        """The exponential of the mean."""
+        return float(torch.exp(sums[0] / sums[1]))
+
+
+class NegativeLogLikelihood(Metric):
+    """The mean of the negative outputs at the class indices.
+
+    Outputs are logarithms of probabilities, as for torch's loss.
+
+    Args:
+        ignore_index: The class index of positions that don't count.
+        name: Its key in logs.
+
+    Example:
+        >>> metric = NegativeLogLikelihood()
+        >>> metric.sums(torch.tensor([[-2.0, -1.0]]), torch.tensor([1]))
+        tensor([1., 1.])
+    """
+
+    direction = "min"
+
+    def __init__(
+        self, ignore_index: int = IGNORED_INDEX, name: str = "nll_loss"
+    ) -> None:
+        super().__init__(name)
+        self._ignore_index = ignore_index
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Total of the values, and how many count."""
+        class_indices(outputs, targets)  # refuses what is one-hot
+        scores, labels, counts = classified(
+            outputs, targets, weights, self._ignore_index
+        )
+        return mean_sums(_picked(scores, labels, counts).neg(), counts)
+
+
+class KLDivergence(FunctionMetric):
+    """The mean Kullback-Leibler divergence of the outputs from the targets.
+
+    Args:
+        from_logits: Whether outputs are logits or logarithms; else they are
+            probabilities.
+        name: Its key in logs.
+
+    Example:
+        >>> KLDivergence().sums(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
+        tensor([0.6931, 1.0000])
+    """
+
+    def __init__(self, from_logits: bool = True, name: str = "kl_divergence") -> None:
+        function = partial(kl_divergence, from_logits=from_logits)
+        super().__init__(name, function, "min")
+
+
+class Poisson(FunctionMetric):
+    """The mean Poisson loss of rates.
+
+    Args:
+        log_input: Whether outputs are logarithms of rates; else they are rates.
+        name: Its key in logs.
+
+    Example:
+        >>> Poisson(log_input=False).sums(torch.tensor([2.0]), torch.tensor([3]))
+        tensor([-0.0794,  1.0000])
+    """
+
+    def __init__(self, log_input: bool = True, name: str = "poisson") -> None:
+        super().__init__(name, partial(poisson, log_input=log_input), "min")
+
+
+def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:
+    scores = scores.to(torch.float32)
+    if from_logits:
+        return torch.log_softmax(scores, dim=-1)
+    shares = scores / scores.sum(dim=-1, keepdim=True)
+    logs: Tensor = shares.clamp(EPSILON, 1.0 - EPSILON).log()
+    return logs
+
+
+def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
+    """Their product; 0 where the probability is 0 and the logarithm infinite."""
+    products: Tensor = (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
+    return products
+
+
+def _picked(logs: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """The number at each class index, which may be anything where nothing counts."""
+    index = labels.masked_fill(counts.eq(0), 0).to(torch.int64).unsqueeze(-1)
+    picked: Tensor = logs.gather(-1, index).squeeze(-1)
+    return picked

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs, targets and weights brought to shapes that fit each other.
+
+The class axis is the last; or the second, as torch's losses have it, if class indices
+fit no other. Only shapes are looked at, never values, so that a device can trace it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ipufit.errors import DataError
+
+from .base import spread_weights, weighed
+
+IGNORED_INDEX = -100
+"""The class index that doesn't count, as in torch's losses."""
+
+
+class Elements(NamedTuple):
+    """Outputs with a target each, all of one shape, float32.
+
+    Attributes:
+        outputs: The model's.
+        targets: Theirs.
+        weights: How much each counts.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+class Classified(NamedTuple):
+    """Scores of classes with a class index each.
+
+    Attributes:
+        scores: `[..., C]`, float32.
+        labels: `[...]`, integers; any valid one where nothing counts.
+        weights: `[...]`, float32; 0 where nothing counts.
+    """
+
+    scores: Tensor
+    labels: Tensor
+    weights: Tensor
+
+
+def is_binary(outputs: Tensor) -> bool:
+    """Whether there is one output per sample or position.
+
+    Raises:
+        DataError: The outputs are no tensor.
+
+    Example:
+        >>> is_binary(torch.zeros(4, 1)), is_binary(torch.zeros(4, 2))
+        (True, False)
+    """
+    _check_tensors(outputs=outputs)
+    return outputs.dim() == 1 or int(outputs.shape[-1]) == 1
+
+
+def weights_like(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Weights of every value, float32; ones if None are given."""
+    if weights is None:
+        return torch.ones_like(values, dtype=torch.float32)
+    return spread_weights(weights, values)
+
+
+def matched_targets(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Targets as float32 of the outputs' shape.
+
+    Axes of size 1 make no difference: `[N]` targets fit `[N, 1]` outputs.
+
+    Args:
+        outputs: Numbers of any shape, rows first.
+        targets: As many.
+
+    Returns:
+        The targets in the outputs' shape.
+
+    Raises:
+        DataError: The shapes don't fit.
+
+    Example:
+        >>> matched_targets(torch.zeros(2, 1), torch.tensor([1, 2])).tolist()
+        [[1.0], [2.0]]
+    """
+    _check_tensors(outputs=outputs, targets=targets)
+    if _extent(outputs) != _extent(targets):
+        raise DataError(
+            f"Targets of shape {tuple(targets.shape)} don't fit outputs of shape "
+            f"{tuple(outputs.shape)}: this metric needs a target for each output."
+        )
+    matched: Tensor = targets.to(torch.float32).reshape(outputs.shape)
+    return matched
+
+
+def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
+    """Outputs with a target and a weight each.
+
+    Args:
+        outputs: Numbers of any shape, rows first.
+        targets: As many, up to axes of size 1.
+        weights: As of `Metric.sums`.
+
+    Raises:
+        DataError: The shapes don't fit.
+    """
+    matched = matched_targets(outputs, targets)
+    return Elements(outputs.to(torch.float32), matched, weights_like(matched, weights))
+
+
+def classified(
+    outputs: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    ignore_index: int = IGNORED_INDEX,
+) -> Classified:
+    """Scores of classes with a class index and a weight each.
+
+    Args:
+        outputs: Scores `[..., C]`.
+        targets: Class indices `[...]` or `[..., 1]`, or one-hot `[..., C]`.
+        weights: As of `Metric.sums`.
+        ignore_index: The class index that doesn't count.
+
+    Raises:
+        DataError: The shapes don't fit.
+
+    Example:
+        >>> classified(torch.eye(2), torch.tensor([1, -100]), None)[1:]
+        (tensor([1, 0]), tensor([1., 0.]))
+    """
+    if has_class_axis(outputs, targets):
+        labels = targets.argmax(dim=-1)
+        scores = outputs.to(torch.float32)
+        return Classified(scores, labels, weights_like(labels, weights))
+    labels = class_indices(outputs, targets)
+    if labels.shape != outputs.shape[:-1]:
+        outputs = outputs.movedim(1, -1)
+    counts = labels.ne(ignore_index)
+    spread = weights_like(labels, weights)
+    return Classified(
+        outputs.to(torch.float32),
+        torch.where(counts, labels, torch.zeros_like(labels)),
+        torch.where(counts, spread, torch.zeros_like(spread)),
+    )
+
+
+def has_class_axis(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether targets are one-hot or probabilities, and not class indices.
+
+    Example:
+        >>> has_class_axis(torch.zeros(4, 3), torch.zeros(4, 3))
+        True
+        >>> has_class_axis(torch.zeros(4, 3), torch.zeros(4, 1))
+        False
+    """
+    _check_tensors(outputs=outputs, targets=targets)
+    return targets.shape == outputs.shape and not is_binary(outputs)
+
+
+def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Targets as integers, without a class axis.
+
+    Args:
+        outputs: Scores `[..., C]`, or `[rows, C, ...]`.
+        targets: Class indices `[...]` or `[..., 1]`, of any type.
+
+    Returns:
+        Of the outputs' shape without the class axis.
+
+    Raises:
+        DataError: The shapes don't fit, or classes could be on either axis.
+
+    Example:
+        >>> class_indices(torch.zeros(2, 5, 3), torch.ones(2, 3, 1)).shape
+        torch.Size([2, 3])
+    """
+    _check_tensors(outputs=outputs, targets=targets)
+    shape = outputs.shape[:-1]
+    last = targets.shape in (shape, (*shape, 1))
+    moved = outputs.shape[:1] + outputs.shape[2:]
+    second = outputs.dim() > 2 and targets.shape in (moved, (*moved, 1))
+    if is_binary(outputs) or not (last or second):
+        raise DataError(
+            f"Targets of shape {tuple(targets.shape)} are no class indices for outputs "
+            f"of shape {tuple(outputs.shape)}: with classes on the last axis they "
+            f"would have shape {tuple(shape)}."
+        )
+    if last and second and outputs.dim() > 2:
+        raise DataError(
+            f"Outputs of shape {tuple(outputs.shape)} have as many classes as "
+            f"positions, so their classes may be on axis 1 or {outputs.dim() - 1}: "
+            f"give them and their targets another axis of size 1, as in "
+            f"outputs.unsqueeze(-2) and targets.unsqueeze(-1) for classes on the last."
+        )
+    is_integer = not targets.dtype.is_floating_point and targets.dtype != torch.bool
+    indices = targets if is_integer else targets.to(torch.int32)
+    labels: Tensor = indices.reshape(shape if last else moved)
+    return labels
+
+
+def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Targets with a class axis, float32.
+
+    Args:
+        outputs: Scores `[..., C]`.
+        targets: One-hot or probabilities `[..., C]`.
+
+    Raises:
+        DataError: The shapes differ.
+    """
+    if not has_class_axis(outputs, targets):
+        raise DataError(
+            f"Targets of shape {tuple(targets.shape)} aren't one-hot or probabilities "
+            f"for outputs of shape {tuple(outputs.shape)}, which they are when the "
+            "shapes agree. For class indices there is a 'sparse_...' metric."
+        )
+    dense: Tensor = targets.to(torch.float32)
+    return dense
+
+
+def one_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """Which class each index means, as bools `[..., C]`.
+
+    Example:
+        >>> one_hot(torch.tensor([1, 0]), 2)
+        tensor([[False,  True],
+                [ True, False]])
+    """
+    classes = torch.arange(num_classes, device=labels.device, dtype=torch.int32)
+    marks: Tensor = labels.to(torch.int32).unsqueeze(-1).eq(classes)
+    return marks
+
+
+def total_marked(marks: Tensor, weights: Tensor) -> Tensor:
+    """The weight of what is marked in each column.
+
+    Args:
+        marks: Bools `[..., C]`.
+        weights: Float32, of a shape that spreads over that of `marks`.
+
+    Returns:
+        `[C]`, float32.
+
+    Example:
+        >>> total_marked(torch.eye(2).bool(), torch.tensor([[2.0], [3.0]]))
+        tensor([2., 3.])
+    """
+    values = weighed(marks.to(torch.float32), weights.expand(marks.shape))
+    total: Tensor = values.reshape(-1, marks.shape[-1]).sum(dim=0)
+    return total
+
+
+def _check_tensors(**values: Any) -> None:
+    for kind, value in values.items():
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"The metric got {kind} of type {type(value).__name__}, not one "
+                "tensor. If the model has several outputs, say which each metric is "
+                "of: metrics={output: [...]}."
+            )
+
+
+def _extent(values: Tensor) -> list[int]:
+    rows, *rest = values.shape
+    return [rows, *(size for size in rest if size != 1)]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of all outputs at once, computed on the host."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from ipufit._tree import Structure, tree_map
+from ipufit.errors import DataError, UnsupportedError
+
+from .base import StreamedMetric, rows_of
+
+
+class StreamedFunction(StreamedMetric):
+    """A function of all outputs and targets, such as scikit-learn's, on the host.
+
+    Args:
+        function: `function(outputs, targets)`, in this order, of NumPy arrays with all
+            rows; gives one number.
+        name: Its key in logs; None for the function's name.
+        direction: As of `StreamedMetric`.
+
+    Example:
+        >>> def worst(outputs, targets):
+        ...     return abs(outputs - targets).max()
+        >>> metric = StreamedFunction(worst, direction="min")
+        >>> metric.update(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 2.0]))
+        >>> metric.name, metric.result()
+        ('worst', 3.0)
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        name: str | None = None,
+        direction: str | None = None,
+    ) -> None:
+        super().__init__(name or str(getattr(function, "__name__", "function")))
+        self._function = function
+        self.direction = direction
+        self.reset()
+
+    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
+        """Keep a batch, without rows of weight 0."""
+        if weights is not None:
+            outputs, targets = kept_rows(self.name, outputs, targets, weights)
+        if rows_of(outputs):
+            self._batches.append((outputs, targets))
+
+    def result(self) -> float:
+        """The function's, of all batches; NaN of none."""
+        if not self._batches:
+            return float("nan")
+        structure = Structure.of(self._batches[0])
+        columns = zip(*(structure.flatten(batch) for batch in self._batches))
+        outputs, targets = structure.rebuild(
+            torch.cat(list(column)).detach().numpy() for column in columns
+        )
+        return one_number(self.name, self._function(outputs, targets))
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._batches: list[Any] = []
+
+
+def kept_rows(
+    name: str, outputs: Any, targets: Any, weights: Tensor
+) -> tuple[Any, Any]:
+    """What has the weight 1, without what has 0.
+
+    Args:
+        name: The metric's, for messages.
+        outputs: The model's, rows first.
+        targets: Theirs.
+        weights: 0 and 1, `[rows]` or `[rows, ...]`.
+
+    Returns:
+        Outputs and targets, their weighted axes made one.
+
+    Raises:
+        UnsupportedError: There are other weights.
+
+    Example:
+        >>> kept_rows("f1", torch.tensor([1, 2]), torch.tensor([3, 4]), torch.eye(2)[1])
+        (tensor([2]), tensor([4]))
+    """
+    counts = weights.ne(0)
+    if not torch.equal(weights, counts.to(weights.dtype)):
+        raise UnsupportedError(
+            f"Metric {name!r} can leave rows out, but not weight them: sample weights "
+            "must be 0 or 1. Put it in metrics instead of weighted_metrics."
+        )
+    while counts.dim() > 1 and counts.shape[-1] == 1:
+        counts = counts.squeeze(-1)
+    kept: tuple[Any, Any] = tree_map(lambda leaf: leaf[counts], (outputs, targets))
+    return kept
+
+
+def one_number(name: str, value: Any) -> float:
+    """A float of what a metric computed.
+
+    Args:
+        name: The metric's, for messages.
+        value: A number, or a tensor or array of one.
+
+    Raises:
+        DataError: It is something else.
+
+    Example:
+        >>> one_number("f1", torch.tensor([0.5]))
+        0.5
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(
+            f"Metric {name!r} comes to {value!r}, not to one number. Logs hold one "
+            "number per metric: use an average, or a metric for each number."
+        ) from None

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of torchmetrics, which isn't imported: what has its methods is one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipufit._tree import tree_map
+from ipufit.errors import UnsupportedError
+
+from .base import StreamedMetric, rows_of
+from .streamed import kept_rows, one_number
+
+_DIRECTIONS = {True: "max", False: "min"}
+
+
+class TorchMetric(StreamedMetric):
+    """A metric object of torchmetrics, on the host.
+
+    It's given float32 for half precision and int64 for integers, as it expects, and
+    outputs of one number per sample in the shape of their targets. Rows of weight 0
+    are left out; it has no other weights.
+
+    Args:
+        metric: The object. It's updated and reset, and nothing else.
+        name: Its key in logs; None for the class's name in snake_case.
+
+    Raises:
+        UnsupportedError: It's a collection, or something else without
+            `higher_is_better`.
+
+    Example:
+        >>> class Worst:
+        ...     higher_is_better = False
+        ...     def reset(self):
+        ...         self.worst = 0.0
+        ...     def update(self, outputs, targets):
+        ...         self.worst = max(self.worst, float((outputs - targets).abs().max()))
+        ...     def compute(self):
+        ...         return torch.tensor(self.worst)
+        >>> metric = TorchMetric(Worst())
+        >>> metric.reset()
+        >>> metric.update(torch.tensor([1.0, 5.0]), torch.tensor([1, 2]))
+        >>> metric.name, metric.direction, metric.result()
+        ('worst', 'min', 3.0)
+    """
+
+    def __init__(self, metric: Any, name: str | None = None) -> None:
+        kind = type(metric).__name__
+        if not hasattr(metric, "higher_is_better"):
+            raise UnsupportedError(
+                f"metrics contains a {kind}: update, compute and reset, but no "
+                "higher_is_better. Of a MetricCollection give its metrics one by one."
+            )
+        super().__init__(name or snake_case(kind))
+        self._metric = metric
+        self._has_rows = False
+        self.direction = _DIRECTIONS.get(metric.higher_is_better)
+
+    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
+        """Show it a batch, without rows of weight 0."""
+        if weights is not None:
+            outputs, targets = kept_rows(self.name, outputs, targets, weights)
+        if not rows_of(outputs):
+            return
+        self._has_rows = True
+        device = getattr(self._metric, "device", None)
+        outputs, targets = tree_map(
+            lambda leaf: _as_expected(leaf, device), _same_shape(outputs, targets)
+        )
+        self._metric.update(outputs, targets)
+
+    def result(self) -> float:
+        """What it computes; NaN of nothing."""
+        if not self._has_rows:
+            return float("nan")
+        return one_number(self.name, self._metric.compute())
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._has_rows = False
+        self._metric.reset()
+
+
+def is_torch_metric(item: Any) -> bool:
+    """Whether something has the methods of torchmetrics's metrics.
+
+    Example:
+        >>> is_torch_metric({}), is_torch_metric(torch.nn.Linear(1, 1))
+        (False, False)
+    """
+    methods = ("update", "compute", "reset")
+    return not isinstance(item, type) and all(
+        callable(getattr(item, name, None)) for name in methods
+    )
+
+
+def snake_case(name: str) -> str:
+    """A class's name in small letters with underscores.
+
+    Example:
+        >>> snake_case("BinaryAUROC"), snake_case("MulticlassF1Score")
+        ('binary_auroc', 'multiclass_f1_score')
+    """
+    border = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    return re.sub(border, "_", name).lower()
+
+
+def _same_shape(outputs: Any, targets: Any) -> tuple[Any, Any]:
+    """One number per sample in one shape: `[N]` targets fit `[N, 1]` outputs."""
+    if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+        for one, other in ((outputs, targets), (targets, outputs)):
+            if one.shape == (*other.shape, 1):
+                return outputs.reshape(other.shape), targets.reshape(other.shape)
+    return outputs, targets
+
+
+def _as_expected(leaf: Any, device: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    leaf = leaf.detach()
+    if device is not None:
+        leaf = leaf.to(device)
+    if leaf.dtype in (torch.float16, torch.bfloat16):
+        return leaf.to(torch.float32)
+    is_integer = not leaf.dtype.is_floating_point and leaf.dtype != torch.bool
+    return leaf.to(torch.int64) if is_integer else leaf

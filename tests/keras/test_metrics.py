@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures against Keras's own metrics, and where they differ on purpose."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from ipufit import metrics as ours
+from tests.metrics.harness import (
+    COUNT,
+    figure,
+    labels,
+    one_hot,
+    sample_weights,
+    scores,
+)
+
+keras = pytest.importorskip("keras")
+theirs = keras.metrics
+
+
+def same(outputs):
+    return outputs
+
+
+def softmax(outputs):
+    return outputs.softmax(-1)
+
+
+class Case(NamedTuple):
+    """The same figure of both.
+
+    Attributes:
+        name: Of our metric.
+        kind: Keras's.
+        outputs: Ours, logits as a rule.
+        targets: For both.
+        to: From our outputs to Keras's.
+        settings: Keras's.
+        ours: Our settings, with which the class is taken and not the name.
+    """
+
+    name: str
+    kind: str
+    outputs: torch.Tensor
+    targets: torch.Tensor
+    to: Callable[..., Any] = same
+    settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    ours: Any = None
+
+    def __str__(self):
+        return f"{self.name} {tuple(self.outputs.shape)} {tuple(self.targets.shape)}"
+
+    def metric(self):
+        return ours.resolve_metric(self.name if self.ours is None else self.ours())
+
+    def expected(self, weights, sizes):
+        metric = getattr(theirs, self.kind)(**self.settings)
+        start = 0
+        for size in sizes:
+            rows = slice(start, start + size)
+            start += size
+            metric.update_state(
+                self.targets[rows],
+                self.to(self.outputs[rows]),
+                None if weights is None else weights[rows],
+            )
+        assert start == COUNT
+        return float(np.mean(keras.ops.convert_to_numpy(metric.result())))
+
+
+LOGITS = {"from_logits": True}
+TRUTHS, COLUMN = labels(1, num_classes=2), labels(1, 1, num_classes=2).float()
+SINGLE, PAIRS, SEVERAL = scores(0), scores(0, 1), scores(2, 6)
+INDICES = labels(3, num_classes=6)
+DENSE, SHARES = one_hot(INDICES, 6), scores(4, 6).softmax(-1)
+NUMBERS, TRUE = scores(5, 3), scores(6, 3) + 0.5
+SIDES = 2.0 * COLUMN - 1.0
+
+CASES = [
+    Case("binary_accuracy", "BinaryAccuracy", PAIRS, COLUMN, torch.sigmoid),
+    Case("accuracy", "BinaryAccuracy", PAIRS, COLUMN, torch.sigmoid),
+    Case(
+        "binary_accuracy of probabilities",
+        "BinaryAccuracy",
+        PAIRS.sigmoid(),
+        COLUMN,
+        settings={"threshold": 0.7},
+        ours=partial(ours.BinaryAccuracy, threshold=0.7, from_logits=False),
+    ),
+    Case("categorical_accuracy", "CategoricalAccuracy", SEVERAL, DENSE),
+    Case("accuracy", "CategoricalAccuracy", SEVERAL, DENSE),
+    Case("sparse_categorical_accuracy", "SparseCategoricalAccuracy", SEVERAL, INDICES),
+    Case("acc", "SparseCategoricalAccuracy", SEVERAL, INDICES.unsqueeze(1)),
+    Case("top_k_categorical_accuracy", "TopKCategoricalAccuracy", SEVERAL, DENSE),
+    Case(
+        "sparse_top_k_categorical_accuracy",
+        "SparseTopKCategoricalAccuracy",
+        SEVERAL,
+        INDICES,
+    ),
+    Case(
+        "top_2_accuracy",
+        "SparseTopKCategoricalAccuracy",
+        SEVERAL,
+        INDICES,
+        settings={"k": 2},
+    ),
+    Case("AUC", "AUC", PAIRS, COLUMN, settings=LOGITS),
+    Case("auc", "AUC", 5 * SINGLE, TRUTHS, settings=LOGITS),
+    Case("auc", "AUC", SEVERAL, DENSE, settings=LOGITS),
+    Case("pr_auc", "AUC", PAIRS, COLUMN, settings={**LOGITS, "curve": "PR"}),
+    Case(
+        "auc of probabilities",
+        "AUC",
+        PAIRS.sigmoid(),
+        COLUMN,
+        settings={"num_thresholds": 11},
+        ours=partial(ours.AUC, num_thresholds=11, from_logits=False),
+    ),
+    Case("precision", "Precision", SINGLE, TRUTHS, torch.sigmoid),
+    Case("recall", "Recall", PAIRS, COLUMN, torch.sigmoid),
+    Case(
+        "recall at 0.3",
+        "Recall",
+        SINGLE,
+        TRUTHS,
+        torch.sigmoid,
+        {"thresholds": 0.3},
+        partial(ours.Recall, threshold=0.3),
+    ),
+    *(
+        Case(name, kind, SINGLE, TRUTHS, torch.sigmoid)
+        for name, kind in [
+            ("true_positives", "TruePositives"),
+            ("true_negatives", "TrueNegatives"),
+            ("false_positives", "FalsePositives"),
+            ("false_negatives", "FalseNegatives"),
+        ]
+    ),
+    Case("f1_score", "F1Score", PAIRS, COLUMN, torch.sigmoid, {"threshold": 0.5}),
+    Case("f1_score", "F1Score", SEVERAL, DENSE, settings={"average": "macro"}),
+    Case(
+        "weighted f1_score",
+        "F1Score",
+        SEVERAL,
+        DENSE,
+        settings={"average": "weighted"},
+        ours=partial(ours.F1Score, average="weighted"),
+    ),
+    Case(
+        "fbeta_score",
+        "FBetaScore",
+        SEVERAL,
+        DENSE,
+        settings={"average": "micro", "beta": 2.0},
+        ours=partial(ours.FBetaScore, average="micro", beta=2.0),
+    ),
+    *(
+        Case(name, kind, NUMBERS, TRUE)
+        for name, kind in [
+            ("MSE", "MeanSquaredError"),
+            ("rmse", "RootMeanSquaredError"),
+            ("mean_absolute_error", "MeanAbsoluteError"),
+            ("mape", "MeanAbsolutePercentageError"),
+            ("msle", "MeanSquaredLogarithmicError"),
+            ("log_cosh", "LogCoshError"),
+            ("cosine_similarity", "CosineSimilarity"),
+            ("R2Score", "R2Score"),
+        ]
+    ),
+    Case("hinge", "Hinge", PAIRS, COLUMN),
+    Case("hinge", "Hinge", PAIRS, SIDES),
+    Case("squared_hinge", "SquaredHinge", PAIRS, COLUMN),
+    Case("categorical_hinge", "CategoricalHinge", SEVERAL + 3, DENSE),
+    Case("bce", "BinaryCrossentropy", PAIRS, COLUMN, settings=LOGITS),
+    Case("ce", "BinaryCrossentropy", PAIRS, COLUMN, torch.sigmoid),
+    Case(
+        "bce of probabilities",
+        "BinaryCrossentropy",
+        PAIRS.sigmoid(),
+        COLUMN,
+        ours=partial(ours.BinaryCrossentropy, False),
+    ),
+    *(
+        Case(name, kind, SEVERAL, given, settings=LOGITS)
+        for name, kind, given in [
+            ("categorical_crossentropy", "CategoricalCrossentropy", DENSE),
+            ("categorical_crossentropy", "CategoricalCrossentropy", SHARES),
+            ("crossentropy", "CategoricalCrossentropy", DENSE),
+            (
+                "sparse_categorical_crossentropy",
+                "SparseCategoricalCrossentropy",
+                INDICES,
+            ),
+            ("cross_entropy", "SparseCategoricalCrossentropy", INDICES),
+        ]
+    ),
+    *(
+        Case(kind, kind, SEVERAL.softmax(-1), given, ours=partial(make, False))
+        for kind, given, make in [
+            ("CategoricalCrossentropy", DENSE, ours.CategoricalCrossentropy),
+            (
+                "SparseCategoricalCrossentropy",
+                INDICES,
+                ours.SparseCategoricalCrossentropy,
+            ),
+            ("KLDivergence", SHARES, ours.KLDivergence),
+        ]
+    ),
+    Case("kl_divergence", "KLDivergence", SEVERAL, SHARES, softmax),
+    Case("poisson", "Poisson", NUMBERS, TRUE.abs().round(), torch.exp),
+    Case(
+        "poisson of rates",
+        "Poisson",
+        NUMBERS.exp(),
+        TRUE.abs().round(),
+        ours=partial(ours.Poisson, log_input=False),
+    ),
+]
+BATCHES = (20, 10, 7)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_figure_is_keras(case, is_weighted):
+    """In batches of different sizes, with weights of which some are 0."""
+    weights = sample_weights() if is_weighted else None
+    expected = case.expected(weights, BATCHES)
+    actual = figure(case.metric(), case.outputs, case.targets, weights, (9, 4))
+    assert actual == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_overlap_is_keras():
+    """Keras's sees weights of whole numbers only."""
+    metric = theirs.MeanIoU(num_classes=6, sparse_y_pred=False)
+    weights = (sample_weights() * 2).round()
+    metric.update_state(INDICES, SEVERAL, weights.int())
+    actual = figure(ours.MeanIoU(), SEVERAL, INDICES, weights, (9, 4))
+    assert actual == pytest.approx(float(metric.result()), rel=1e-6)
+
+
+def test_names_are_those_keras_gives_its_own_objects():
+    keras.utils.clear_session()  # it numbers names: auc_1
+    for kind in (
+        "AUC",
+        "BinaryAccuracy",
+        "CategoricalAccuracy",
+        "CategoricalCrossentropy",
+        "CategoricalHinge",
+        "CosineSimilarity",
+        "F1Score",
+        "FBetaScore",
+        "FalseNegatives",
+        "KLDivergence",
+        "Poisson",
+        "Precision",
+        "R2Score",
+        "Recall",
+        "RootMeanSquaredError",
+        "SparseCategoricalAccuracy",
+        "SparseTopKCategoricalAccuracy",
+        "TopKCategoricalAccuracy",
+        "TruePositives",
+    ):
+        assert getattr(ours, kind)().name == getattr(theirs, kind)().name
+
+
+# On purpose different: docs/metrics.md ----------------------------------------------
+
+
+def both(name, kind, outputs, targets, **settings):
+    case = Case(name, kind, outputs, targets, settings=settings)
+    return case.expected(None, [COUNT]), figure(case.metric(), outputs, targets)
+
+
+def test_keras_fills_in_a_score_of_0_for_hinges():
+    keras_figure, figure_ = both(
+        "categorical_hinge", "CategoricalHinge", -9 + SEVERAL, DENSE
+    )
+    shifted = figure(ours.CategoricalHinge(), SEVERAL, DENSE)
+    assert figure_ == pytest.approx(shifted, rel=1e-4)
+    assert keras_figure > figure_ + 1
+
+
+def test_keras_takes_an_area_without_0s_for_0():
+    keras_figure, figure_ = both("auc", "AUC", SINGLE, torch.ones(COUNT), **LOGITS)
+    assert keras_figure == 0.0
+    assert np.isnan(figure_)
+
+
+def test_keras_averages_over_classes_that_never_occur():
+    outputs, targets = SEVERAL.clone(), INDICES % 5
+    outputs[:, 5] = -100.0
+    keras_figure, _ = both(
+        "f1", "F1Score", outputs, one_hot(targets, 6), average="macro"
+    )
+    assert figure(ours.F1Score(), outputs, targets) == pytest.approx(
+        keras_figure * 6 / 5, rel=1e-5
+    )
+
+
+def test_keras_counts_ties_as_in_the_top_k():
+    outputs = torch.zeros(COUNT, 6)
+    keras_figure, figure_ = both(
+        "top_2_accuracy", "SparseTopKCategoricalAccuracy", outputs, INDICES, k=2
+    )
+    assert keras_figure == 1.0
+    assert figure_ == pytest.approx(float((INDICES < 2).float().mean()))
+
+
+def test_keras_thresholds_scores_of_several_classes():
+    keras_figure, figure_ = both("precision", "Precision", SEVERAL.softmax(-1), DENSE)
+    assert keras_figure != pytest.approx(figure_, rel=1e-3)
+    multi_label = ours.Precision(from_logits=False, multi_label=True, average="micro")
+    same_figure = figure(multi_label, SEVERAL.softmax(-1), DENSE)
+    assert same_figure == pytest.approx(keras_figure, rel=1e-6)
+
+
+def test_keras_correlates_within_a_row():
+    keras_figure, figure_ = both("pearson", "PearsonCorrelation", NUMBERS, TRUE)
+    columns = [np.corrcoef(NUMBERS[:, i], TRUE[:, i])[0, 1] for i in range(3)]
+    assert figure_ == pytest.approx(np.mean(columns), rel=1e-5)
+    rows = [np.corrcoef(x, y)[0, 1] for x, y in zip(NUMBERS, TRUE)]
+    assert keras_figure == pytest.approx(np.mean(rows), rel=1e-3)
+
+
+def test_keras_weights_batches_alike_if_outputs_have_no_axis_of_their_own():
+    case = Case("hinge", "Hinge", SINGLE, TRUTHS.float())
+    whole = figure(case.metric(), SINGLE, TRUTHS)
+    assert case.expected(None, [COUNT]) == pytest.approx(whole, rel=1e-5)
+    assert case.expected(None, BATCHES) != pytest.approx(whole, rel=1e-3)
+    assert figure(case.metric(), SINGLE, TRUTHS, None, BATCHES) == pytest.approx(whole)
+
+
+def test_keras_cuts_weights_of_an_overlap_to_whole_numbers():
+    weights = torch.full((COUNT,), 0.5)
+    metric = theirs.MeanIoU(num_classes=6, sparse_y_pred=False)
+    with pytest.warns(UserWarning, match="weight as `float`"):
+        metric.update_state(INDICES, SEVERAL, weights)
+    assert float(metric.result()) == 0.0
+    plain = figure(ours.MeanIoU(), SEVERAL, INDICES)
+    assert figure(ours.MeanIoU(), SEVERAL, INDICES, weights) == pytest.approx(plain)
+
+
+def test_keras_loses_the_variance_of_targets_far_from_0():
+    outputs, targets = 2020 + scores(7, 1), 2020 + scores(7, 1) + 0.3 * scores(8, 1)
+    keras_figure, figure_ = both("r2_score", "R2Score", outputs, targets)
+    x, y = outputs.double(), targets.double()
+    exact = float(1 - (x - y).square().sum() / (y - y.mean()).square().sum())
+    assert figure_ == pytest.approx(exact, rel=1e-5)
+    assert abs(keras_figure - exact) > 1e-3

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Means, weights, and functions as metrics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit.errors import DataError
+from ipufit.metrics import FunctionMetric, Metric, mean_sums, rows_of, spread_weights
+from ipufit.metrics.base import weighed
+from tests.metrics.harness import CHECKS, COUNT, Case, figure, scores
+
+NAN = float("nan")
+
+
+def gap(outputs, targets):
+    return outputs - targets
+
+
+def mean_gap(outputs, targets, weights):
+    each = (outputs - targets).reshape(COUNT, -1).mean(1)
+    return float((each * weights).sum() / weights.sum())
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 2)])
+def test_a_function_is_averaged_over_samples_and_elements(shape, check):
+    case = Case(
+        "gap",
+        lambda: FunctionMetric("gap", gap),
+        scores(0, *shape),
+        scores(1, *shape),
+        mean_gap,
+    )
+    check(case)
+
+
+def test_a_mean_of_the_batch_counts_for_its_rows():
+    metric = FunctionMetric("gap", lambda x, y: (x - y).mean())
+    outputs, targets = scores(0), scores(1)
+    actual = figure(metric, outputs, targets, sizes=(30, 7))
+    expected = mean_gap(outputs, targets, torch.ones(COUNT))
+    assert actual == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_mean_of_the_batch_cannot_be_weighted():
+    metric = FunctionMetric("gap", lambda x, y: (x - y).mean())
+    with pytest.raises(DataError, match="one value for the whole batch"):
+        metric.sums(scores(0), scores(1), torch.ones(COUNT))
+
+
+@pytest.mark.parametrize("value", [0.5, None, [1.0]])
+def test_a_function_gives_a_tensor(value):
+    with pytest.raises(DataError, match="is no tensor"):
+        FunctionMetric("f", lambda x, y: value).sums(scores(0), scores(1))
+
+
+def test_bools_are_shares():
+    metric = FunctionMetric("less", lambda x, y: x < y, "max")
+    expected = (scores(0) < scores(1)).float().mean()
+    assert figure(metric, scores(0), scores(1)) == pytest.approx(float(expected))
+    assert metric.direction == "max"
+
+
+def test_the_sums_carry_no_gradient():
+    assert not mean_sums(torch.ones(3, requires_grad=True)).requires_grad
+    assert not mean_sums(torch.tensor(1.0, requires_grad=True)).requires_grad
+
+
+def test_half_precision_is_added_up_in_single_precision():
+    assert mean_sums(torch.full((9,), 6e4).half()).tolist() == [9 * 6e4, 9]
+
+
+@pytest.mark.parametrize("garbage", [NAN, float("inf"), -float("inf")])
+def test_what_has_the_weight_0_adds_0(garbage):
+    values, weights = torch.tensor([garbage, 2.0]), torch.tensor([0.0, 3.0])
+    assert weighed(values, weights).tolist() == [0.0, 6.0]
+    assert mean_sums(values, weights).tolist() == [6.0, 3.0]
+
+
+def test_nan_that_counts_stays():
+    total, count = mean_sums(torch.tensor([NAN, 1.0]), torch.ones(2)).tolist()
+    assert total != total
+    assert count == 2
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    axes=st.integers(1, 4),
+    ones=st.integers(0, 2),
+)
+def test_weights_spread_over_the_axes_behind_theirs(shape, axes, ones):
+    values = torch.zeros(shape)
+    weights = torch.rand(shape[:axes])
+    expected = weights
+    while expected.dim() < values.dim():
+        expected = expected.unsqueeze(-1)
+    given = weights.reshape(*weights.shape, *(1,) * ones)
+    spread = spread_weights(given, values)
+    assert torch.equal(spread, expected.expand(values.shape))
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 4), (2, 3, 2)])
+def test_weights_of_other_rows_or_positions_are_refused(shape):
+    with pytest.raises(DataError, match="don't fit values of shape"):
+        spread_weights(torch.ones(shape), torch.zeros(2, 3))
+
+
+def test_rows_are_those_of_the_first_tensor():
+    assert rows_of(torch.zeros(5)) == 5
+    assert rows_of([{"a": (torch.zeros(3, 2), 1)}]) == 3
+
+
+def test_a_metric_is_a_quotient_unless_it_says_otherwise():
+    class Ours(Metric):
+        def sums(self, outputs, targets, weights=None):
+            return torch.stack([outputs.sum(), torch.full_like(outputs.sum(), 2.0)])
+
+    assert figure(Ours("ours"), torch.ones(6), torch.ones(6), sizes=(2,)) == 1.0
+    result = Ours("ours").result(torch.zeros(2, dtype=torch.float64))
+    assert result != result
+    assert Ours("ours").direction is None

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accuracies against scikit-learn."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import sklearn.metrics
+import torch
+
+from ipufit.errors import ConfigError, DataError
+from ipufit.metrics.classification import (
+    Accuracy,
+    BinaryAccuracy,
+    CategoricalAccuracy,
+    SparseCategoricalAccuracy,
+    SparseTopKCategoricalAccuracy,
+    TopKAccuracy,
+    TopKCategoricalAccuracy,
+)
+from tests.metrics.harness import (
+    CHECKS,
+    Case,
+    figure,
+    labels,
+    one_hot,
+    probabilities,
+    scores,
+    spread,
+)
+
+
+def sparse(outputs, targets, weights):
+    targets = targets.reshape(outputs.shape[:-1])
+    return sklearn.metrics.accuracy_score(
+        targets.reshape(-1),
+        outputs.argmax(-1).reshape(-1),
+        sample_weight=spread(weights, targets),
+    )
+
+
+def dense(outputs, targets, weights):
+    return sparse(outputs, targets.argmax(-1), weights)
+
+
+def second(outputs, targets, weights):
+    return sparse(outputs.movedim(1, -1), targets, weights)
+
+
+def binary(outputs, targets, weights, threshold=0.0):
+    return sklearn.metrics.accuracy_score(
+        targets.reshape(-1) > 0.5,
+        outputs.reshape(-1) > threshold,
+        sample_weight=spread(weights, outputs),
+    )
+
+
+def top(outputs, targets, weights, k):
+    if targets.shape == outputs.shape:
+        targets = targets.argmax(-1)
+    return sklearn.metrics.top_k_accuracy_score(
+        targets, outputs, k=k, labels=range(outputs.shape[-1]), sample_weight=weights
+    )
+
+
+LABELS, POSITIONS, TRUTHS = labels(1), labels(2, 5), labels(3).gt(1)
+MANY = labels(4, num_classes=9)
+
+CASES = [
+    Case("accuracy", Accuracy, scores(0, 4), LABELS, sparse),
+    Case("accuracy", Accuracy, scores(0, 4), LABELS.int().unsqueeze(1), sparse),
+    Case("accuracy", Accuracy, scores(0, 4), LABELS.float(), sparse),
+    Case("accuracy", Accuracy, scores(0, 4), one_hot(LABELS), dense),
+    Case("accuracy", Accuracy, scores(0, 5, 4), POSITIONS, sparse),
+    Case("accuracy", Accuracy, scores(0, 4, 5), POSITIONS, second),
+    Case("accuracy", Accuracy, scores(0, 1), TRUTHS.long(), binary),
+    Case("accuracy", Accuracy, scores(0), TRUTHS.float(), binary),
+    Case("accuracy", Accuracy, scores(0), TRUTHS.long().unsqueeze(1), binary),
+    Case(
+        "accuracy of probabilities",
+        partial(Accuracy, from_logits=False),
+        probabilities(0),
+        TRUTHS.float(),
+        partial(binary, threshold=0.5),
+    ),
+    Case("sparse", SparseCategoricalAccuracy, scores(5, 4), LABELS, sparse),
+    Case("categorical", CategoricalAccuracy, scores(6, 4), one_hot(LABELS), dense),
+    Case("binary", BinaryAccuracy, scores(7, 3), labels(8, 3, num_classes=2), binary),
+    Case(
+        "binary at 0.3",
+        partial(BinaryAccuracy, 0.3, from_logits=False),
+        probabilities(9, 1),
+        TRUTHS.float(),
+        partial(binary, threshold=0.3),
+    ),
+    Case(
+        "binary at logit of 0.3",
+        partial(BinaryAccuracy, 0.3),
+        probabilities(9, 1).logit(),
+        TRUTHS.float(),
+        lambda x, y, w: binary(x.sigmoid(), y, w, threshold=0.3),
+    ),
+    Case("top 5", TopKAccuracy, scores(10, 9), MANY, partial(top, k=5)),
+    Case("top 2", partial(TopKAccuracy, 2), scores(10, 9), MANY, partial(top, k=2)),
+    Case(
+        "top 2 of one-hot",
+        partial(TopKAccuracy, 2),
+        scores(10, 9),
+        one_hot(MANY, 9),
+        partial(top, k=2),
+    ),
+    Case(
+        "sparse top 3",
+        partial(SparseTopKCategoricalAccuracy, 3),
+        scores(11, 9),
+        MANY,
+        partial(top, k=3),
+    ),
+    Case(
+        "categorical top 3",
+        partial(TopKCategoricalAccuracy, 3),
+        scores(11, 9),
+        one_hot(MANY, 9),
+        partial(top, k=3),
+    ),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_accuracy_is_scikit_learns(case, check):
+    check(case)
+
+
+@pytest.mark.parametrize("make", [Accuracy, SparseCategoricalAccuracy, TopKAccuracy])
+def test_a_target_of_minus_100_does_not_count(make):
+    """Torch's losses leave it out too."""
+    outputs, targets = scores(0, 5, 8), labels(1, 5, num_classes=8)
+    targets[:, 2:] = -100
+    expected = figure(make(), outputs[:, :2], targets[:, :2])
+    assert figure(make(), outputs, targets) == expected
+
+
+def test_positions_are_weighted():
+    outputs, targets = scores(0, 3, 4), labels(1, 3)
+    weights = torch.zeros(37, 3)
+    weights[:, 1] = 2.0
+    expected = sparse(outputs[:, 1], targets[:, 1], torch.ones(37))
+    assert figure(Accuracy(), outputs, targets, weights) == pytest.approx(expected)
+    column = figure(Accuracy(), outputs, targets, weights.unsqueeze(-1))
+    assert column == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("k", "found"), [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
+def test_equal_scores_rank_in_order_of_the_classes(k, found):
+    """A model that tells nothing apart isn't right about everything."""
+    sums = TopKAccuracy(k).sums(torch.zeros(4, 4), torch.arange(4))
+    assert sums.tolist() == [found, 4]
+
+
+def test_scores_that_are_no_numbers_are_never_right():
+    scores_of_nothing = torch.full((4, 4), float("nan"))
+    assert TopKAccuracy(3).sums(scores_of_nothing, torch.arange(4)).tolist() == [0, 4]
+
+
+BAD = {
+    "no indices": (Accuracy, scores(0, 4), labels(1, 2)),
+    "other rows": (Accuracy, scores(0, 4), LABELS[:3]),
+    "indices for one-hot": (CategoricalAccuracy, scores(0, 4), LABELS),
+    "one-hot for indices": (SparseCategoricalAccuracy, scores(0, 4), one_hot(LABELS)),
+    "indices for one-hot top": (TopKCategoricalAccuracy, scores(0, 4), LABELS),
+    "one-hot for top": (SparseTopKCategoricalAccuracy, scores(0, 4), one_hot(LABELS)),
+    "other binary": (BinaryAccuracy, scores(0, 2), TRUTHS),
+    "one class": (TopKAccuracy, scores(0, 1), TRUTHS),
+    "two axes of classes": (Accuracy, scores(0, 5, 5), POSITIONS),
+    "several outputs": (Accuracy, [scores(0, 4), scores(1, 4)], LABELS),
+    "several targets": (Accuracy, scores(0, 4), {"a": LABELS}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_shapes_that_do_not_fit_are_refused(name):
+    make, outputs, targets = BAD[name]
+    with pytest.raises(DataError):
+        make().sums(outputs, targets)
+
+
+def test_an_axis_of_size_1_says_where_the_classes_are():
+    outputs, targets = scores(0, 5, 5), labels(2, 5, num_classes=5)
+    last = figure(Accuracy(), outputs.unsqueeze(-2), targets.unsqueeze(-1))
+    assert last == pytest.approx(sparse(outputs, targets, torch.ones(37)))
+
+
+def test_weights_that_do_not_fit_are_refused():
+    with pytest.raises(DataError, match="Sample weights of shape"):
+        Accuracy().sums(scores(0, 4), LABELS, torch.ones(3))
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.0, True, "5"])
+def test_k_is_a_number_from_1(k):
+    with pytest.raises(ConfigError, match="use a number from 1"):
+        TopKAccuracy(k)
+
+
+@pytest.mark.parametrize("threshold", [0, 1, -0.5, 2, "a", True, None])
+def test_a_threshold_is_a_probability(threshold):
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        BinaryAccuracy(threshold)
+
+
+def test_nothing_comes_to_nan_and_more_is_better():
+    for make in (Accuracy, BinaryAccuracy, TopKAccuracy):
+        result = make().result(torch.zeros(2, dtype=torch.float64))
+        assert result != result
+        assert make().direction == "max"
+
+
+def test_a_top_k_accuracy_is_called_by_its_k():
+    assert TopKAccuracy(3).name == "top_3_accuracy"
+    assert SparseTopKCategoricalAccuracy(3).name == "sparse_top_k_categorical_accuracy"

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of variance and correlations against scikit-learn, NumPy and SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+import torch
+
+from ipufit.errors import UnsupportedError
+from ipufit.metrics import (
+    ExplainedVariance,
+    PearsonCorrelation,
+    R2Score,
+    SpearmanCorrelation,
+    resolve_metric,
+)
+from tests.metrics.harness import CHECKS, Case, check_weights, figure, labels, scores
+
+
+def columns(values):
+    return values.reshape(len(values), -1).double().numpy()
+
+
+def scikit(function):
+    def reference(outputs, targets, weights):
+        outputs, targets = columns(outputs), columns(targets)
+        return function(targets, outputs, sample_weight=weights.numpy())
+
+    return reference
+
+
+def pearson(outputs, targets, weights):
+    pairs = zip(columns(outputs).T, columns(targets).T)
+    matrices = [np.cov(x, y, aweights=weights.numpy()) for x, y in pairs]
+    return np.mean([m[0, 1] / np.sqrt(m[0, 0] * m[1, 1]) for m in matrices])
+
+
+def spearman(outputs, targets, weights):
+    kept = weights.numpy() > 0
+    pairs = zip(columns(outputs)[kept].T, columns(targets)[kept].T)
+    return np.mean([scipy.stats.spearmanr(x, y)[0] for x, y in pairs])
+
+
+r2 = scikit(sklearn.metrics.r2_score)
+explained = scikit(sklearn.metrics.explained_variance_score)
+REFERENCES = {R2Score: r2, ExplainedVariance: explained, PearsonCorrelation: pearson}
+NOISE = 0.3 * scores(9)
+DATA = [
+    (scores(0) + NOISE, scores(0)),
+    (scores(1, 1), scores(2)),
+    (scores(3, 3) + 2, scores(3, 3) + 0.1 * scores(4, 3)),
+    (scores(5), labels(6)),
+    (2020 + 3 * scores(7) + NOISE, 2020 + 3 * scores(7)),
+    (300 + 0.1 * scores(8), 1e-3 * scores(8) - 1e-4 * NOISE),
+]
+CASES = [
+    Case(kind.__name__, kind, *given, reference, tolerance=2e-4)
+    for kind, reference in REFERENCES.items()
+    for given in DATA
+]
+RANKED = [
+    Case("spearman", SpearmanCorrelation, *given, spearman)
+    for given in [
+        *DATA[:5],
+        (labels(10).float(), labels(11)),
+        (labels(12, 2).float(), labels(13, 2)),
+    ]
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_share_is_the_references(case, check):
+    check(case)
+
+
+@pytest.mark.parametrize("check", [c for c in CHECKS if c is not check_weights])
+@pytest.mark.parametrize("case", RANKED, ids=str)
+def test_a_rank_correlation_is_scipys(case, check):
+    check(case)
+
+
+def added_up(metric, outputs, targets, size):
+    """As a device adds: in float32, one micro-batch after the other."""
+    sums = None
+    for x, y in zip(outputs.split(size), targets.split(size)):
+        batch = metric.sums(x, y)
+        sums = batch if sums is None else sums + batch
+    return metric.result(sums.double())
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+@pytest.mark.parametrize(("mean", "spread"), [(2020, 5), (1e4, 1), (-3e5, 100), (0, 1)])
+def test_numbers_far_from_0_lose_nothing_when_a_device_adds_up(kind, mean, spread):
+    noise = torch.Generator().manual_seed(0)
+    targets = mean + spread * torch.randn(4000, generator=noise)
+    outputs = targets + 0.5 * spread * torch.randn(4000, generator=noise)
+    expected = REFERENCES[kind](outputs, targets, torch.ones(4000))
+    for size in (16, 7):
+        assert added_up(kind(), outputs, targets, size) == pytest.approx(
+            expected, rel=1e-4
+        )
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 2020.0, 1e6 / 3])
+@pytest.mark.parametrize("kind", [R2Score, ExplainedVariance])
+def test_constant_targets_are_met_or_not_as_in_scikit_learn(kind, constant):
+    targets = torch.full((10,), constant)
+    assert figure(kind(), targets, targets, None, (3,)) == 1.0
+    missed = targets + scores(0)[:10]
+    assert figure(kind(), missed, targets, None, (3,)) == 0.0
+
+
+@pytest.mark.parametrize("kind", [PearsonCorrelation, SpearmanCorrelation])
+def test_what_does_not_vary_has_no_correlation(kind):
+    constant, varied = torch.full((9,), 0.1), scores(0)[:9]
+    assert np.isnan(figure(kind(), constant, varied, None, (4,)))
+    assert np.isnan(figure(kind(), varied, constant, None, (4,)))
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_nothing_is_nan_and_more_is_better(kind):
+    zeros = kind().sums(torch.ones(2), torch.ones(2), torch.zeros(2)).double()
+    assert torch.equal(zeros, torch.zeros_like(zeros))
+    assert np.isnan(kind().result(zeros))
+    assert kind().direction == "max"
+
+
+def test_ranks_of_nothing_and_of_no_numbers_are_nan_and_a_reset_forgets():
+    metric = SpearmanCorrelation()
+    assert np.isnan(metric.result())
+    metric.update(torch.tensor([1.0, float("nan")]), torch.tensor([1, 2]))
+    assert np.isnan(metric.result())
+    metric.reset()
+    metric.update(torch.tensor([1.0, 3.0]), torch.tensor([1, 2]))
+    assert metric.result() == pytest.approx(1.0)
+
+
+def test_ranks_have_no_weights_but_0_and_1():
+    with pytest.raises(UnsupportedError, match="must be 0 or 1"):
+        SpearmanCorrelation().update(torch.ones(2), torch.ones(2), torch.tensor([1, 2]))
+
+
+def test_names():
+    for name in ("r2", "R2Score", "explained_variance", "pearson", "spearman"):
+        assert resolve_metric(name).name == name

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what users call a metric to the metric."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from ipufit import ConfigError, Metric, StreamedMetric, UnknownNameError
+from ipufit.metrics import (
+    AUC,
+    Accuracy,
+    ExactAUC,
+    F1Score,
+    FunctionMetric,
+    MeanIoU,
+    TopKAccuracy,
+    TorchMetric,
+    metric_names,
+    resolve_metric,
+    resolve_metrics,
+)
+from tests.metrics.harness import figure
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def bias(outputs, targets):
+    return outputs - targets
+
+
+class Ours(Metric):
+    def sums(self, outputs, targets, weights=None):
+        return torch.stack([outputs.sum(), torch.full_like(outputs.sum(), 2.0)])
+
+
+class Callable:
+    def __call__(self, outputs, targets):
+        return outputs - targets
+
+
+class Counted:
+    """The methods that make an object one of torchmetrics."""
+
+    higher_is_better = None
+    update = compute = reset = lambda self, *given: None
+
+
+class OfKeras:
+    name = "auc"
+
+    def __call__(self, *given):
+        return self
+
+    update_state = result = reset_state = __call__
+
+
+@pytest.mark.parametrize(
+    ("metrics", "names"),
+    [
+        (None, []),
+        ([], []),
+        ("mae", ["mae"]),
+        (("mae", "mse"), ["mae", "mse"]),
+        (bias, ["bias"]),
+        ([lambda x, y: x], ["lambda"]),
+        ([partial(bias)], ["bias"]),
+        ([partial(partial(lambda x, y: x))], ["lambda"]),
+        ([Callable()], ["Callable"]),
+        (torch.sub, ["sub"]),
+        (["mae", "mae", "mae"], ["mae", "mae_1", "mae_2"]),
+        (["mae", FunctionMetric("mae_1", bias), "mae"], ["mae", "mae_1", "mae_2"]),
+        (Ours("ours"), ["ours"]),
+        (AUC(), ["auc"]),
+        ([AUC, F1Score], ["auc", "f1_score"]),
+        ([AUC(), "AUC", AUC(curve="PR", name="pr")], ["auc", "AUC", "pr"]),
+        (
+            ["acc", "Precision", "top_3_accuracy"],
+            ["acc", "Precision", "top_3_accuracy"],
+        ),
+        (Counted(), ["counted"]),
+        ([Counted(), Counted()], ["counted", "counted_1"]),
+        ([FunctionMetric("loss", bias)], ["loss_1"]),
+    ],
+)
+def test_a_metric_has_a_name_of_its_own(metrics, names):
+    assert list(resolve_metrics(metrics)) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("MeanIoU", "mean_iou"),
+        ("AUC", "auc"),
+        ("F1Score", "f1_score"),
+        ("MSE", "mse"),
+        ("MeanSquaredError", "mean_squared_error"),
+        ("cross_entropy", "crossentropy"),
+        ("binary_cross_entropy", "binary_crossentropy"),
+        ("KLDivergence", "kl_divergence"),
+        ("logcosh", "log_cosh"),
+        ("R2Score", "r2_score"),
+        ("TopKCategoricalAccuracy", "top_k_categorical_accuracy"),
+        ("Top_10_Accuracy", "top_10_accuracy"),
+    ],
+)
+def test_capitals_and_underscores_make_no_difference_but_in_the_logs(name, same):
+    found, plain = resolve_metric(name), resolve_metric(same)
+    assert type(found) is type(plain)
+    assert found.direction == plain.direction
+    assert found.name == name
+
+
+def test_no_two_names_are_one():
+    keys = [name.lower().replace("_", "") for name in metric_names()]
+    twice = {key for key in keys if keys.count(key) > 1}
+    assert len(keys) > 60
+    assert twice == set()
+
+
+@pytest.mark.parametrize(("name", "k"), [("top_1_accuracy", 1), ("top_3_accuracy", 3)])
+def test_top_k_accuracies_have_any_k(name, k):
+    outputs = torch.tensor([[0.3, 0.2, 0.1]])
+    for label in range(3):
+        value = figure(resolve_metric(name), outputs, torch.tensor([label]))
+        assert value == float(label < k)
+
+
+def test_top_0_is_refused():
+    with pytest.raises(ConfigError, match="k=0"):
+        resolve_metric("top_0_accuracy")
+
+
+BY_DIRECTION = {
+    "max": "accuracy acc binary_accuracy top_5_accuracy AUC pr_auc precision recall f1 "
+    "specificity balanced_accuracy iou mean_iou cosine_similarity r2 pearson spearman "
+    "exact_auc average_precision explained_variance",
+    "min": "mse rmse mae mape msle log_cosh huber hinge squared_hinge "
+    "categorical_hinge crossentropy binary_crossentropy kl_divergence poisson "
+    "perplexity nll_loss",
+    None: "true_positives true_negatives false_positives false_negatives",
+}
+
+
+@pytest.mark.parametrize("direction", BY_DIRECTION)
+def test_callbacks_are_told_which_way_is_better(direction):
+    for name in BY_DIRECTION[direction].split():
+        assert resolve_metric(name).direction == direction
+
+
+def test_what_nobody_knows_has_no_direction():
+    for item in (bias, lambda x, y: x, Counted(), Ours("ours")):
+        assert resolve_metric(item).direction is None
+
+
+def test_a_metric_is_itself_and_a_class_is_made():
+    ours, streamed = Ours("ours"), ExactAUC()
+    assert resolve_metric(ours) is ours
+    assert resolve_metric(streamed) is streamed
+    assert isinstance(resolve_metric(MeanIoU), MeanIoU)
+    assert isinstance(resolve_metric(Counted()), TorchMetric)
+
+
+@pytest.mark.parametrize(
+    "metrics", [3, [3], {"mae": "mae"}, [None], [["mae"]], {"mae"}]
+)
+def test_what_is_no_metric_is_refused(metrics):
+    with pytest.raises(ConfigError, match="metrics"):
+        resolve_metrics(metrics)
+
+
+@pytest.mark.parametrize(
+    ("item", "hint"),
+    [
+        (Ours, r"class Ours.*name"),
+        (Callable, r"Callable\(\.\.\.\)"),
+        (Counted, r"Counted\(\.\.\.\)"),
+        (OfKeras(), "Keras.*'auc'"),
+        (torch.nn.MSELoss(), "MSELoss, which PopTorch would minimise"),
+        (torch.nn.functional.mse_loss, "mse_loss, which PopTorch"),
+        (torch.nn.functional.cross_entropy, "cross_entropy, which PopTorch"),
+        (partial(torch.nn.functional.kl_div, log_target=True), "kl_div, which"),
+    ],
+)
+def test_what_would_go_wrong_later_is_refused_with_the_way_out(item, hint):
+    with pytest.raises(ConfigError, match=hint):
+        resolve_metric(item)
+
+
+def test_an_object_with_a_state_is_not_taken_twice():
+    """It would see every batch twice."""
+    for twice in (ExactAUC(), Counted()):
+        with pytest.raises(ConfigError, match="twice"):
+            resolve_metrics([twice, twice])
+    stateless = Accuracy()
+    names = ["accuracy", "accuracy_1"]
+    assert list(resolve_metrics([stateless, stateless])) == names
+    assert list(resolve_metrics(["spearman"] * 2)) == ["spearman", "spearman_1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("accurracy", "accuracy"),
+        ("presicion", "precision"),
+        ("roc_auc", "pr_auc"),
+        ("top_five_accuracy", "top_5_accuracy"),
+    ],
+)
+def test_an_unknown_name_gets_a_suggestion(name, meant):
+    with pytest.raises(UnknownNameError, match=rf"{name!r}.*{meant!r}\?"):
+        resolve_metrics([name])
+
+
+def test_the_known_names_are_listed():
+    with pytest.raises(UnknownNameError) as caught:
+        resolve_metric("")
+    known = str(caught.value).split("Known: ")[1].rstrip(".").split(", ")
+    assert known == sorted(metric_names())
+
+
+def test_every_name_gives_a_metric_of_its_own_each_time():
+    for name in metric_names():
+        one, other = resolve_metric(name), resolve_metric(name)
+        assert isinstance(one, (Metric, StreamedMetric))
+        assert one is not other
+    assert isinstance(resolve_metric("top_5_accuracy"), TopKAccuracy)
+
+
+def test_every_name_is_in_the_documentation():
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| (`\w+`[^|]*)\|.*\| (?:sums|streamed) \|", page)
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(listed) == sorted(metric_names())
+
+
+@pytest.mark.parametrize("name", metric_names())
+def test_the_documentation_says_which_are_streamed(name):
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    (is_,) = re.findall(rf"(?m)^\| [^|]*`{name}`[^|]*\|.*\| (sums|streamed) \|", page)
+    assert (is_ == "streamed") == isinstance(resolve_metric(name), StreamedMetric)
+
+
+def test_the_deviations_from_keras_are_tested():
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    tests = (ROOT / "tests" / "keras" / "test_metrics.py").read_text(encoding="utf-8")
+    listed = re.findall(r"`(test_\w+)` \|$", page, re.MULTILINE)
+    assert listed == re.findall(r"(?m)^def (test_keras_\w+)", tests)
+
+
+def test_nothing_optional_is_imported():
+    code = (
+        "import sys, ipufit.metrics as m\n"
+        "[m.resolve_metric(name) for name in m.metric_names()]\n"
+        "print({'torchmetrics', 'sklearn', 'scipy', 'keras'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-entropies against scikit-learn; other distances against SciPy and torch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import scipy.special
+import sklearn.metrics
+import torch
+from torch.nn import functional
+
+from ipufit.errors import DataError
+from ipufit.metrics import (
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    CrossEntropy,
+    KLDivergence,
+    NegativeLogLikelihood,
+    Perplexity,
+    Poisson,
+    SparseCategoricalCrossentropy,
+    resolve_metric,
+)
+from tests.metrics.harness import (
+    CHECKS,
+    Case,
+    figure,
+    labels,
+    one_hot,
+    probabilities,
+    scores,
+    spread,
+)
+
+
+def average(values, weights):
+    return np.average(values.reshape(-1), weights=spread(weights, values))
+
+
+def binary(outputs, targets, weights, to=torch.sigmoid):
+    """scikit-learn's takes classes only; here targets may be shares."""
+    likely, truths = to(outputs.double()), targets.reshape(outputs.shape).double()
+    values = -truths * likely.log() - (1 - truths) * (1 - likely).log()
+    if set(truths.unique().tolist()) == {0.0, 1.0}:
+        return sklearn.metrics.log_loss(
+            truths.reshape(-1),
+            likely.reshape(-1),
+            sample_weight=spread(weights, outputs),
+        )
+    return average(values, weights)
+
+
+def several(outputs, targets, weights, to=lambda x: x.softmax(-1)):
+    likely = to(outputs.double())
+    if targets.shape == outputs.shape:
+        return average(-(targets.double() * likely.log()).sum(-1), weights)
+    targets = targets.reshape(outputs.shape[:-1])
+    return sklearn.metrics.log_loss(
+        targets.reshape(-1),
+        likely.reshape(-1, outputs.shape[-1]),
+        labels=range(outputs.shape[-1]),
+        sample_weight=spread(weights, targets),
+    )
+
+
+def second(outputs, targets, weights):
+    """torch's layout: the class axis is the second."""
+    return several(outputs.movedim(1, -1), targets, weights)
+
+
+def exponential(outputs, targets, weights):
+    return np.exp(several(outputs, targets, weights))
+
+
+def divergence(outputs, targets, weights, to=lambda x: x.softmax(-1)):
+    likely, truths = to(outputs.double()), targets.double()
+    values = scipy.special.rel_entr(truths.numpy(), likely.numpy()).sum(-1)
+    return average(torch.as_tensor(values), weights)
+
+
+def rates(outputs, targets, weights, log_input=True):
+    values = functional.poisson_nll_loss(
+        outputs.double(),
+        targets.double().reshape(outputs.shape),
+        log_input=log_input,
+        eps=0,
+        reduction="none",
+    )
+    return average(values, weights)
+
+
+def picked(outputs, targets, weights):
+    values = functional.nll_loss(outputs.double(), targets, reduction="none")
+    return average(values, weights)
+
+
+def same(values):
+    return values
+
+
+def shares(values):
+    """Sums to 1 in double precision too."""
+    return values / values.sum(-1, keepdim=True)
+
+
+TRUTHS, LABELS, POSITIONS = labels(1, num_classes=2), labels(2), labels(3, 5)
+SHARES = probabilities(4, 4)
+SPARSE = [
+    (scores(5, 4), LABELS),
+    (scores(5, 4), LABELS.unsqueeze(1).float()),
+    (scores(5, 5, 4), POSITIONS),
+]
+CASES = [
+    *(
+        Case("binary_crossentropy", BinaryCrossentropy, *given, binary)
+        for given in [
+            (scores(0), TRUTHS),
+            (scores(0, 1), TRUTHS.float()),
+            (4 * scores(0, 3), labels(6, 3, num_classes=2)),
+            (scores(0), probabilities(7)),
+        ]
+    ),
+    Case(
+        "binary_crossentropy of probabilities",
+        partial(BinaryCrossentropy, from_logits=False),
+        probabilities(8, 1),
+        TRUTHS,
+        partial(binary, to=same),
+    ),
+    *(
+        Case("sparse", SparseCategoricalCrossentropy, *given, several)
+        for given in SPARSE
+    ),
+    *(
+        Case("categorical", CategoricalCrossentropy, *given, several)
+        for given in [(scores(9, 4), one_hot(LABELS)), (scores(9, 4), SHARES)]
+    ),
+    *(
+        Case("crossentropy", CrossEntropy, *given)
+        for given in [
+            (scores(10, 4), LABELS, several),
+            (scores(10, 4), one_hot(LABELS), several),
+            (scores(10, 4, 5), POSITIONS, second),
+            (scores(10, 1), TRUTHS, binary),
+        ]
+    ),
+    *(
+        Case(f"{kind.__name__} of probabilities", partial(kind, False), *given)
+        for kind, *given in [
+            (CategoricalCrossentropy, probabilities(11, 4), SHARES),
+            (SparseCategoricalCrossentropy, probabilities(11, 4), LABELS),
+            (CrossEntropy, probabilities(11, 5, 4), POSITIONS),
+        ]
+        for given in [[*given, partial(several, to=shares)]]
+    ),
+    *(Case("perplexity", Perplexity, *given, exponential) for given in SPARSE),
+    Case("kl_divergence", KLDivergence, scores(12, 4), SHARES, divergence),
+    Case("kl_divergence", KLDivergence, scores(12, 4), one_hot(LABELS), divergence),
+    Case(
+        "kl_divergence of logarithms",
+        KLDivergence,
+        probabilities(13, 3, 4).log(),
+        probabilities(14, 3, 4),
+        partial(divergence, to=torch.exp),
+    ),
+    Case(
+        "kl_divergence of probabilities",
+        partial(KLDivergence, from_logits=False),
+        probabilities(13, 4),
+        SHARES,
+        partial(divergence, to=same),
+    ),
+    Case("poisson", Poisson, scores(15), labels(16), rates),
+    Case(
+        "poisson of rates",
+        partial(Poisson, log_input=False),
+        scores(15, 2).exp(),
+        labels(16, 2),
+        partial(rates, log_input=False),
+    ),
+    Case("nll_loss", NegativeLogLikelihood, scores(17, 4), LABELS, picked),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_distance_is_the_references(case, check):
+    check(case)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        CrossEntropy,
+        SparseCategoricalCrossentropy,
+        Perplexity,
+        NegativeLogLikelihood,
+    ],
+)
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_an_ignored_target_does_not_count_as_in_torch(make, ignored):
+    outputs, targets = scores(0, 4), LABELS.clone()
+    targets[::3] = ignored
+    metric = make(ignore_index=ignored)
+    logs = outputs if make is NegativeLogLikelihood else outputs.log_softmax(-1)
+    expected = functional.nll_loss(logs, targets, ignore_index=ignored)
+    if make is Perplexity:
+        expected = expected.exp()
+    assert figure(metric, outputs, targets, None, (5,)) == pytest.approx(
+        float(expected), rel=1e-5
+    )
+
+
+def test_a_class_that_is_ruled_out_costs_nothing_where_it_is_not_the_target():
+    outputs = torch.tensor([[0.0, 0.0, float("-inf")]])
+    targets = torch.tensor([[0.5, 0.5, 0.0]])
+    for metric in (CategoricalCrossentropy(), CrossEntropy()):
+        assert figure(metric, outputs, targets) == pytest.approx(np.log(2))
+    assert figure(KLDivergence(), outputs, targets) == pytest.approx(0, abs=1e-6)
+
+
+def test_sure_and_wrong_is_bounded_for_probabilities_and_exact_for_logits():
+    """Keras's bound, 1e-7."""
+    outputs, targets = torch.tensor([1.0]), torch.tensor([0.0])
+    bounded = figure(BinaryCrossentropy(from_logits=False), outputs, targets)
+    assert bounded == pytest.approx(-np.log(1e-7), rel=0.02)  # 1 - 1e-7 in float32
+    assert figure(BinaryCrossentropy(), 80 * outputs, targets) == pytest.approx(80.0)
+
+
+def test_sure_and_right_costs_nearly_nothing():
+    outputs, targets = torch.tensor([15.0]), torch.tensor([1.0])
+    expected = np.log1p(np.exp(-15))
+    assert figure(BinaryCrossentropy(), outputs, targets) == pytest.approx(expected)
+
+
+def test_positions_are_weighted():
+    outputs, weights = scores(0, 5, 4), scores(1, 5).abs()
+    values = functional.cross_entropy(
+        outputs.movedim(-1, 1), POSITIONS, reduction="none"
+    )
+    expected = np.average(values, weights=weights)
+    actual = figure(CrossEntropy(), outputs, POSITIONS, weights, (4,))
+    assert actual == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "outputs", "targets"),
+    [
+        (BinaryCrossentropy(), (4, 2), (4,)),
+        (CategoricalCrossentropy(), (4, 2), (4,)),
+        (CategoricalCrossentropy(), (4, 2), (4, 3)),
+        (SparseCategoricalCrossentropy(), (4, 2), (4, 2)),
+        (NegativeLogLikelihood(), (4, 2), (4, 2)),
+        (CrossEntropy(), (4, 2), (3,)),
+        (KLDivergence(), (4, 2), (4,)),
+        (Poisson(), (4, 2), (4,)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(metric, outputs, targets):
+    with pytest.raises(DataError, match=r"\(4, 2\)"):
+        metric.sums(torch.zeros(outputs), torch.zeros(targets))
+
+
+def test_the_loss_of_that_name_is_what_the_metric_shows():
+    outputs = scores(0, 4)
+    loss = float(functional.cross_entropy(outputs, LABELS))
+    for name in ("cross_entropy", "crossentropy", "CE"):
+        assert figure(resolve_metric(name), outputs, LABELS) == pytest.approx(loss)
+
+
+def test_less_is_better_and_nothing_is_nan():
+    for kind in {case.make for case in CASES if isinstance(case.make, type)}:
+        assert kind().direction == "min"
+        assert np.isnan(kind().result(torch.zeros(2, dtype=torch.float64)))

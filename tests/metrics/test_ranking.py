@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Areas under curves against scikit-learn and against integration by numbers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipufit.errors import ConfigError, DataError
+from ipufit.metrics.ranking import AUC, AveragePrecision, ExactAUC
+from tests.metrics.harness import (
+    CHECKS,
+    COUNT,
+    Case,
+    figure,
+    labels,
+    one_hot,
+    probabilities,
+    sample_weights,
+    scores,
+    spread,
+)
+
+
+def binned(probability, num_thresholds):
+    """The number of thresholds that a probability is above."""
+    return np.ceil(probability.reshape(-1).double().numpy() * (num_thresholds - 1))
+
+
+def exact(outputs, targets, weights, make=sklearn.metrics.roc_auc_score):
+    return make(
+        targets.reshape(-1) > 0.5,
+        outputs.reshape(-1),
+        sample_weight=spread(weights, outputs),
+    )
+
+
+average_precision = partial(exact, make=sklearn.metrics.average_precision_score)
+
+
+def roc(outputs, targets, weights, num_thresholds=200, from_logits=True):
+    """Exact, of scores that are told apart no better than by the thresholds."""
+    probability = outputs.sigmoid() if from_logits else outputs
+    bins = torch.from_numpy(binned(probability, num_thresholds)).reshape(outputs.shape)
+    return exact(bins, targets, weights)
+
+
+roc_of_7 = partial(roc, num_thresholds=7)
+
+
+def roc_of_pairs(outputs, targets, weights):
+    return roc(outputs[..., 1] - outputs[..., 0], targets, weights)
+
+
+def precision_recall(outputs, targets, weights, num_thresholds=200):
+    """Precision over recall between points, where both counts grow in proportion."""
+    bins = binned(outputs.sigmoid(), num_thresholds)
+    truths, weights = targets.reshape(-1).numpy() > 0.5, spread(weights, outputs)
+    heights = np.arange(num_thresholds, -1, -1)
+    tp, fp = (
+        np.array([weights[(bins >= h) & mark].sum() for h in heights], float)
+        for mark in (truths, ~truths)
+    )
+    area, steps = 0.0, (np.arange(2000) + 0.5) / 2000
+    for i in range(len(heights) - 1):
+        t, f = tp[i + 1] - tp[i], fp[i + 1] - fp[i]
+        if t > 0:
+            found = tp[i] + t * steps
+            area += t * np.mean(found / (found + fp[i] + f * steps))
+    return area / tp[-1]
+
+
+TRUTHS = labels(3).gt(1)
+CASES = [
+    Case("AUC", AUC, scores(0), TRUTHS.float(), roc),
+    Case("AUC", AUC, scores(0, 1), TRUTHS.long(), roc),
+    Case("AUC", AUC, scores(1, 3), labels(2, 3, num_classes=2), roc),
+    Case("AUC", AUC, scores(1, 4), one_hot(labels(2)), roc),
+    Case("AUC of pairs", AUC, scores(1, 2), TRUTHS.long(), roc_of_pairs),
+    Case(
+        "AUC of probabilities",
+        partial(AUC, from_logits=False),
+        probabilities(4),
+        TRUTHS.float(),
+        partial(roc, from_logits=False),
+    ),
+    Case(
+        "AUC of 7", partial(AUC, 7), scores(5), TRUTHS, partial(roc, num_thresholds=7)
+    ),
+    Case("AUC of 2", partial(AUC, 2), scores(5), TRUTHS, lambda x, y, w: 0.5),
+    Case("PR", partial(AUC, curve="PR"), scores(6), TRUTHS, precision_recall),
+    Case(
+        "PR of 9",
+        partial(AUC, 9, "pr"),
+        scores(6, 1),
+        TRUTHS.int(),
+        partial(precision_recall, num_thresholds=9),
+    ),
+    Case("exact AUC", ExactAUC, scores(7), TRUTHS.float(), exact),
+    Case("exact AUC", ExactAUC, scores(7, 1).round(), TRUTHS.long(), exact),
+    Case("AP", AveragePrecision, scores(8), TRUTHS.float(), average_precision),
+    Case("AP", AveragePrecision, scores(8, 1).round(), TRUTHS, average_precision),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_area_is_the_references(case, check):
+    check(case)
+
+
+@given(seed=st.integers(0, 2**16), is_rounded=st.booleans())
+@settings(max_examples=25)
+def test_more_thresholds_come_closer_to_the_exact_area(seed, is_rounded):
+    generator = torch.Generator().manual_seed(seed)
+    given = torch.randn(COUNT, generator=generator)
+    given = given.round() if is_rounded else given
+    weights, true = sample_weights(), exact(given, TRUTHS, sample_weights())
+    assert figure(ExactAUC(), given, TRUTHS, weights) == pytest.approx(true)
+    close = figure(AUC(20001), given, TRUTHS, weights)
+    assert close == pytest.approx(true, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "make", [AUC, partial(AUC, curve="PR"), ExactAUC, AveragePrecision]
+)
+@pytest.mark.parametrize("truth", [0, 1])
+def test_without_both_0s_and_1s_there_is_no_area(make, truth):
+    result = figure(make(), scores(0), torch.full((COUNT,), truth))
+    assert result != result
+
+
+@pytest.mark.parametrize("make", [ExactAUC, AveragePrecision])
+def test_a_reset_forgets_and_nothing_is_nan(make):
+    metric = make()
+    figure(metric, scores(0), TRUTHS)
+    metric.reset()
+    result = metric.result()
+    assert result != result
+
+
+def test_scores_that_are_no_numbers_have_no_rank():
+    given = scores(0)
+    given[3] = float("nan")
+    result = figure(ExactAUC(), given, TRUTHS)
+    assert result != result
+
+
+def test_several_classes_by_index_are_refused():
+    with pytest.raises(DataError, match="don't fit"):
+        AUC().sums(scores(0, 4), labels(1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_thresholds": 1},
+        {"num_thresholds": 20.0},
+        {"num_thresholds": True},
+        {"curve": "DET"},
+        {"curve": None},
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(ConfigError, match="AUC"):
+        AUC(**wrong)
+
+
+def test_names_and_directions():
+    made = AUC(), ExactAUC(), AveragePrecision(), AUC(name="area")
+    assert [m.name for m in made] == ["auc", "exact_auc", "average_precision", "area"]
+    assert {m.direction for m in made} == {"max"}

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of numbers against scikit-learn, or their definitions in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+
+from ipufit.errors import DataError
+from ipufit.metrics import CosineSimilarity, RootMeanSquaredError, resolve_metric
+from tests.metrics.harness import CHECKS, Case, figure, labels, scores, spread
+
+
+def scikit(function, factor=1.0, root=False):
+    def reference(outputs, targets, weights):
+        value = factor * function(
+            targets.reshape(-1).double(),
+            outputs.reshape(-1).double(),
+            sample_weight=spread(weights, outputs),
+        )
+        return value**0.5 if root else value
+
+    return reference
+
+
+def defined(function):
+    """The weighted mean of a function of differences."""
+
+    def reference(outputs, targets, weights):
+        differences = (outputs.reshape(-1) - targets.reshape(-1)).double().numpy()
+        return np.average(function(differences), weights=spread(weights, outputs))
+
+    return reference
+
+
+def cosine(outputs, targets, weights):
+    x, y = outputs.double(), targets.double()
+    values = (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
+    return np.average(values.reshape(-1), weights=spread(weights, values))
+
+
+squared = scikit(sklearn.metrics.mean_squared_error)
+absolute = scikit(sklearn.metrics.mean_absolute_error)
+percentage = scikit(sklearn.metrics.mean_absolute_percentage_error, 100.0)
+logarithmic = scikit(sklearn.metrics.mean_squared_log_error)
+root = scikit(sklearn.metrics.mean_squared_error, root=True)
+log_cosh = defined(lambda d: np.log(np.cosh(d)))
+huber = defined(lambda d: np.where(abs(d) < 1, d**2 / 2, abs(d) - 0.5))
+
+REFERENCES = {
+    "mse": squared,
+    "mean_squared_error": squared,
+    "mae": absolute,
+    "mean_absolute_error": absolute,
+    "l1": absolute,
+    "mape": percentage,
+    "mean_absolute_percentage_error": percentage,
+    "rmse": root,
+    "root_mean_squared_error": root,
+    "log_cosh": log_cosh,
+    "huber": huber,
+    "smooth_l1": huber,
+}
+SHAPES = [
+    (scores(0), scores(1)),
+    (scores(2, 1), scores(3)),
+    (scores(4, 2, 3), 3 * scores(5, 2, 3)),
+    (scores(6), labels(7)),
+]
+CASES = [
+    *(
+        Case(name, partial(resolve_metric, name), *SHAPES[number % 4], reference)
+        for number, (name, reference) in enumerate(REFERENCES.items())
+    ),
+    *(Case("mse", partial(resolve_metric, "mse"), *given, squared) for given in SHAPES),
+    *(
+        Case(name, partial(resolve_metric, name), *given, logarithmic)
+        for name, given in [
+            ("msle", (scores(8, 2).abs(), scores(9, 2).abs())),
+            ("mean_squared_logarithmic_error", (scores(8).exp(), labels(9))),
+        ]
+    ),
+    Case("cosine_similarity", CosineSimilarity, scores(10, 5), scores(11, 5), cosine),
+    Case(
+        "cosine_similarity",
+        CosineSimilarity,
+        scores(10, 3, 5),
+        scores(11, 3, 5),
+        cosine,
+    ),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_error_is_the_references(case, check):
+    check(case)
+
+
+def test_percentages_divide_by_something_as_in_keras():
+    value = figure(resolve_metric("mape"), torch.tensor([1e-6]), torch.tensor([0.0]))
+    assert value == pytest.approx(1000.0)
+
+
+def test_logarithms_of_what_is_below_0_are_those_of_0():
+    outputs, targets = torch.tensor([-5.0, -0.5]), torch.tensor([-1.0, 0.0])
+    assert figure(resolve_metric("msle"), outputs, targets) == 0.0
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30])
+@pytest.mark.parametrize("name", ["log_cosh", "huber"])
+def test_large_differences_do_not_overflow(name, size):
+    value = figure(resolve_metric(name), torch.tensor([size]), torch.tensor([0.0]))
+    assert value == pytest.approx(size, rel=1e-3)
+
+
+def test_a_vector_of_zeros_is_similar_to_none():
+    outputs = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
+    assert figure(CosineSimilarity(), outputs, torch.ones(2, 2)) == pytest.approx(
+        0.5**0.5 / 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "outputs", "targets"),
+    [
+        (RootMeanSquaredError(), (4, 2), (2, 4)),
+        (RootMeanSquaredError(), (4,), (3,)),
+        (resolve_metric("mse"), (4, 2), (4,)),
+        (CosineSimilarity(), (4,), (4,)),
+        (CosineSimilarity(), (4, 1), (4, 1)),
+        (CosineSimilarity(), (4, 2), (4,)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(metric, outputs, targets):
+    with pytest.raises(DataError, match=r"\(4,.*\)"):
+        metric.sums(torch.zeros(outputs), torch.zeros(targets))
+
+
+def test_positions_are_weighted():
+    outputs, weights = scores(0, 3), scores(1, 3).abs()
+    metric = resolve_metric("mse")
+    expected = np.average(outputs.square(), weights=weights)
+    zeros = torch.zeros_like(outputs)
+    assert figure(metric, outputs, zeros, weights, (7,)) == pytest.approx(expected)
+
+
+def test_less_is_better_and_nothing_is_nan():
+    for name in REFERENCES:
+        metric = resolve_metric(name)
+        assert metric.direction == "min"
+        assert np.isnan(metric.result(torch.zeros(2, dtype=torch.float64)))
+    assert CosineSimilarity().direction == "max"

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of all outputs, on the host."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+
+from ipufit.errors import DataError, UnsupportedError
+from ipufit.metrics.streamed import StreamedFunction, kept_rows, one_number
+from tests.metrics.harness import COUNT, figure, labels, scores
+
+
+def kappa(outputs, targets):
+    return sklearn.metrics.cohen_kappa_score(targets, outputs.argmax(-1))
+
+
+def test_a_function_gets_all_rows_as_arrays():
+    outputs, targets = scores(0, 4), labels(1)
+    metric = StreamedFunction(kappa, direction="max")
+    actual = figure(metric, outputs, targets, sizes=(5, 3))
+    assert actual == pytest.approx(kappa(outputs.numpy(), targets.numpy()))
+    assert (metric.name, metric.direction) == ("kappa", "max")
+
+
+def test_rows_of_weight_0_are_left_out():
+    outputs, targets = scores(0, 4), labels(1)
+    weights = labels(2, num_classes=2).float()
+    weights[:8] = 0.0  # a whole batch
+    actual = figure(StreamedFunction(kappa), outputs, targets, weights, (8,))
+    kept = weights > 0
+    assert actual == pytest.approx(kappa(outputs[kept].numpy(), targets[kept].numpy()))
+
+
+def test_nested_outputs_stay_nested():
+    def gap(outputs, targets):
+        assert isinstance(outputs["a"], np.ndarray)
+        return abs(outputs["a"] - targets[0]).max() + outputs["b"].sum()
+
+    metric = StreamedFunction(gap, "mine")
+    for start in (0, 2):
+        part = torch.arange(4.0)[start : start + 2]
+        metric.update({"a": part, "b": part}, (part + 1,))
+    assert metric.result() == 7.0
+    assert metric.name == "mine"
+
+
+def test_a_reset_forgets_and_nothing_is_nan():
+    metric = StreamedFunction(kappa)
+    figure(metric, scores(0, 4), labels(1))
+    metric.reset()
+    assert np.isnan(metric.result())
+
+
+def test_copies_share_nothing():
+    metric = StreamedFunction(kappa)
+    twin = copy.deepcopy(metric)
+    figure(metric, scores(0, 4), labels(1))
+    assert np.isnan(twin.result())
+
+
+def test_other_weights_than_0_and_1_are_refused():
+    with pytest.raises(UnsupportedError, match="must be 0 or 1"):
+        kept_rows("f", scores(0), labels(0), torch.full((COUNT,), 0.5))
+
+
+def test_positions_are_left_out():
+    outputs, targets = scores(0, 3, 4), labels(0, 3)
+    weights = torch.zeros(COUNT, 3, 1)
+    weights[:, 1] = 1.0
+    kept = kept_rows("f", outputs, targets, weights)
+    assert torch.equal(kept[0], outputs[:, 1])
+    assert torch.equal(kept[1], targets[:, 1])
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), torch.tensor([[0.5]]), 0.5])
+def test_one_number_is_a_float(value):
+    assert one_number("f", value) == 0.5
+
+
+@pytest.mark.parametrize(
+    "value", [torch.zeros(2), {"a": 1}, None, (1.0, 2.0), np.zeros((2, 2))]
+)
+def test_anything_else_is_refused(value):
+    with pytest.raises(DataError, match="not to one number"):
+        one_number("f", value)
