@@ -30,7 +30,7 @@ WITH_FLOOR = {
 }
 WITHOUT_FLOOR = {**WITH_FLOOR, "types": ("types", (0,))}
 del WITHOUT_FLOOR["floor"]
-KERAS = {"keras": ("keras", (0,))} if sys.version_info >= (3, 11) else {}
+KERAS = {"keras": ("keras", (0, 1))} if sys.version_info >= (3, 11) else {}
 
 
 def run_tox(*environments: str) -> dict[str, list[int]]:

@@ -7,6 +7,7 @@ Training and inference options are two results of it. Whoever wants more passes
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Sequence
 

@@ -239,7 +239,8 @@ def _unreduced(loss: Any) -> LossFunction | None:
         return None
     if not hasattr(loss, "reduction"):
         return None
-    twin = copy.copy(loss)
-    twin.reduction = "none"
-    each: LossFunction = twin
+    each: LossFunction = copy.copy(loss)
+    each.reduction = "none"  # type: ignore[attr-defined]
+    if loss.reduction == "batchmean":  # a sum over all but the samples
+        return lambda outputs, targets: each(outputs, targets).flatten(1).sum(dim=1)
     return each

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 
 @dataclass
@@ -20,6 +20,8 @@ class RunState:
         params: Keras's: `verbose`, `epochs`, `steps`.
         directions: `"max"` or `"min"` for figures of which more or less is better, by
             their names without `val_`; filled once a program was traced.
+        calls: Made in this epoch.
+        is_epoch_done: Whether the epoch's last hooks were called.
         stop_evaluating: Set it to end the evaluation under way after this call.
         stop_predicting: The same for a prediction.
 
@@ -37,13 +39,29 @@ class RunState:
     coverage: str = ""
     params: dict[str, Any] = field(default_factory=dict)
     directions: dict[str, str] = field(default_factory=dict)
+    calls: int = 0
+    is_epoch_done: bool = False
     stop_evaluating: bool = False
     stop_predicting: bool = False
+    _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def stop(self, reason: str) -> None:
         """Ask the run to end in order; the first reason is kept."""
         if self.stop_reason is None:
             self.stop_reason = reason
+
+    def after_hooks(self, action: Callable[[], None]) -> None:
+        """Have something done once all callbacks have heard of the event under way.
+
+        What is saved then has every callback's state as of this event.
+        """
+        self._actions.append(action)
+
+    def act(self) -> None:
+        """Do what was asked for; called by the loop."""
+        actions, self._actions = self._actions, []
+        for action in actions:
+            action()
 
     @property
     def is_stopping(self) -> bool:

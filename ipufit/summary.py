@@ -105,8 +105,8 @@ def summarize(
         >>> summary.total_parameters
         9
     """
-    shapes = {} if inputs is None else _output_shapes(module, inputs)
-    stages = _stages(module, config)
+    called, shapes = _calls(module, inputs)
+    stages = _stages(called, config)
     children = dict(_layers(module))
     order = [name for name in shapes if name in children]
     order += [name for name in children if name not in shapes]
@@ -143,15 +143,26 @@ def _count(parameters: Any) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _output_shapes(module: torch.nn.Module, inputs: Any) -> dict[str, str]:
-    """Shapes by layer, in the order of the calls."""
-    twin = copy.deepcopy(module).eval()
+def _calls(module: torch.nn.Module, inputs: Any) -> tuple[list[str], dict[str, str]]:
+    """Layers as their calls begin, and their outputs' shapes as the calls end.
+
+    Without inputs the layers as they were made, and no shapes.
+    """
+    called: dict[str, None] = {}
     shapes: dict[str, str] = {}
+    if inputs is None:
+        return [name for name, _ in module.named_modules()], shapes
+    # In half precision many operations exist on devices only.
+    twin = copy.deepcopy(module).float().eval()
     for name, child in twin.named_modules():
+
+        def begin(_module: Any, _inputs: Any, name: str = name) -> None:
+            called.setdefault(name)
 
         def keep(_module: Any, _inputs: Any, output: Any, name: str = name) -> None:
             shapes.setdefault(name, _describe(output))
 
+        child.register_forward_pre_hook(begin)
         child.register_forward_hook(keep)
     with torch.no_grad():
         if isinstance(inputs, dict):
@@ -160,20 +171,20 @@ def _output_shapes(module: torch.nn.Module, inputs: Any) -> dict[str, str]:
             twin(*inputs)
         else:
             twin(inputs)
-    return shapes
+    return list(called), shapes
 
 
 def _describe(output: Any) -> str:
     leaves = Structure.of(output).flatten(output)
     shapes = [
-        "(" + ", ".join(["N", *map(str, leaf.shape[1:])]) + ")"
+        "(" + ", ".join(["N", *map(str, leaf.shape[1:])][: leaf.dim()]) + ")"
         for leaf in leaves
         if isinstance(leaf, Tensor)
     ]
     return ", ".join(shapes) or "-"
 
 
-def _stages(module: torch.nn.Module, config: IPUConfig) -> dict[str, tuple[int, int]]:
+def _stages(called: list[str], config: IPUConfig) -> dict[str, tuple[int, int]]:
     """Stage and IPU by layer, if the stages are named after submodules.
 
     A stage begins with the submodule it names and lasts until the next one's.
@@ -184,10 +195,10 @@ def _stages(module: torch.nn.Module, config: IPUConfig) -> dict[str, tuple[int, 
         for name in names
     }
     found: dict[str, tuple[int, int]] = {}
-    if not any(name in begins for name, _ in module.named_modules()):
+    if not any(name in begins for name in called):
         return found
     now = (0, config.stage_ipus[0])
-    for name, _ in module.named_modules():
+    for name in called:
         now = begins.get(name, now)
         if name:
             found[name] = now

@@ -1,57 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, modules and functions that mean a loss."""
+"""Names, modules and functions that mean a loss, and what a micro-batch adds."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ipufit import ConfigError, UnknownNameError
+from ipufit import ConfigError, UnknownNameError, UnsupportedError
 from ipufit.losses import resolve_loss
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.2, -3.0], [1.0, 1.0, 1.0]])
 CLASSES = torch.tensor([0, 1, 2])
+ONE_HOT = torch.eye(3)
 NUMBERS = torch.tensor([[0.5], [-1.0], [3.0]])
 TRUTHS = torch.tensor([1, 0, 1])
+FLAT, FLOATS = NUMBERS[:, 0], TRUTHS.float()
+
+
+def _class_indices(reduction):
+    return F.cross_entropy(LOGITS, CLASSES, reduction=reduction)
+
+
+def _shares(reduction):
+    return F.cross_entropy(LOGITS, ONE_HOT, reduction=reduction)
+
+
+def _log_shares(reduction):
+    return F.nll_loss(LOGITS, CLASSES, reduction=reduction)
+
+
+def _of_numbers(function):
+    return lambda reduction: function(FLAT, FLOATS, reduction=reduction)
+
 
 EXPECTED = {
-    "cross_entropy": (LOGITS, CLASSES, lambda: F.cross_entropy(LOGITS, CLASSES)),
-    "sparse_categorical_crossentropy": (
-        LOGITS,
-        CLASSES,
-        lambda: F.cross_entropy(LOGITS, CLASSES),
-    ),
-    "nll": (LOGITS, CLASSES, lambda: F.nll_loss(LOGITS, CLASSES)),
-    "nll_loss": (LOGITS, CLASSES, lambda: F.nll_loss(LOGITS, CLASSES)),
+    "cross_entropy": (LOGITS, CLASSES, _class_indices),
+    "sparse_categorical_crossentropy": (LOGITS, CLASSES, _class_indices),
+    "categorical_crossentropy": (LOGITS, ONE_HOT, _shares),
+    "nll": (LOGITS, CLASSES, _log_shares),
+    "nll_loss": (LOGITS, CLASSES, _log_shares),
     **{
-        name: (NUMBERS, TRUTHS, lambda: F.mse_loss(NUMBERS[:, 0], TRUTHS.float()))
-        for name in ("mse", "mean_squared_error")
-    },
-    **{
-        name: (NUMBERS, TRUTHS, lambda: F.l1_loss(NUMBERS[:, 0], TRUTHS.float()))
-        for name in ("mae", "mean_absolute_error")
-    },
-    "smooth_l1": (
-        NUMBERS,
-        TRUTHS,
-        lambda: F.smooth_l1_loss(NUMBERS[:, 0], TRUTHS.float()),
-    ),
-    **{
-        name: (
-            NUMBERS,
-            TRUTHS,
-            lambda: F.binary_cross_entropy_with_logits(NUMBERS[:, 0], TRUTHS.float()),
-        )
-        for name in ("binary_cross_entropy", "binary_crossentropy")
+        name: (NUMBERS, TRUTHS, _of_numbers(function))
+        for function, names in {
+            F.mse_loss: ("mse", "mean_squared_error"),
+            F.l1_loss: ("mae", "mean_absolute_error", "l1"),
+            F.smooth_l1_loss: ("smooth_l1", "huber"),
+            F.poisson_nll_loss: ("poisson",),
+            F.binary_cross_entropy_with_logits: (
+                "binary_cross_entropy",
+                "binary_crossentropy",
+            ),
+        }.items()
+        for name in names
     },
 }
+"""Outputs, targets, and torch's loss of them with a reduction."""
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_name_is_torchs_loss(name):
     outputs, targets, expected = EXPECTED[name]
-    assert torch.equal(resolve_loss(name).value(outputs, targets), expected())
+    terms = resolve_loss(name).terms(outputs, targets, 3)
+    assert torch.equal(terms.value, expected("mean"))
+    torch.testing.assert_close(terms.total, 3 * expected("mean"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_weights_are_those_of_keras(name):
+    outputs, targets, expected = EXPECTED[name]
+    weights = torch.tensor([0.5, 0.0, 3.0])
+    terms = resolve_loss(name).terms(outputs, targets, 3, weights)
+    weighted = expected("none") * weights
+    torch.testing.assert_close(terms.value, weighted.sum() / 3)
+    torch.testing.assert_close(terms.total, weighted.sum())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_shares_leave_padding_out(name):
+    outputs, targets, expected = EXPECTED[name]
+    share = torch.tensor([1.5, 1.5, 0.0])  # two real rows of three
+    terms = resolve_loss(name).terms(outputs, targets, 3, share=share)
+    real = expected("none")[:2]
+    torch.testing.assert_close(terms.value, real.mean())
+    torch.testing.assert_close(terms.total, real.sum())
 
 
 def test_every_name_is_tested():
@@ -75,15 +109,90 @@ def test_what_is_no_loss_is_refused(loss):
         resolve_loss(loss)
 
 
+# Reductions -----------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_a_module_reduces_as_it_was_told(reduction):
-    module = torch.nn.CrossEntropyLoss(reduction=reduction)
-    loss = resolve_loss(module)
-    value = loss.value(LOGITS, CLASSES)
-    reported = loss.total(value, rows=3) / 3
+    loss = resolve_loss(torch.nn.CrossEntropyLoss(reduction=reduction))
+    terms = loss.terms(LOGITS, CLASSES, 3)
     assert loss.is_sum == (reduction == "sum")
-    assert value.dim() == 0
-    torch.testing.assert_close(reported, F.cross_entropy(LOGITS, CLASSES))
+    expected = _class_indices("sum" if reduction == "sum" else "mean")
+    torch.testing.assert_close(terms.value, expected)
+    torch.testing.assert_close(terms.total, _class_indices("sum"))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weights_and_shares_go_together(reduction, weighted):
+    loss = resolve_loss(torch.nn.MSELoss(reduction=reduction))
+    outputs = torch.arange(8.0).reshape(4, 2)
+    weights = torch.tensor([1.0, 2.0, 0.5, 9.0]) if weighted else None
+    share = torch.tensor([4 / 3, 4 / 3, 4 / 3, 0.0])
+    terms = loss.terms(outputs, torch.zeros(4, 2), 4, weights, share)
+    squares = outputs.square() * (1.0 if weights is None else weights[:, None])
+    each = squares.sum(dim=1) if reduction == "sum" else squares.mean(dim=1)
+    total = each[:3].sum()
+    torch.testing.assert_close(terms.total, total)
+    expected = total if reduction == "sum" else total / 3
+    torch.testing.assert_close(terms.value, expected)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.nn.KLDivLoss, torch.nn.CrossEntropyLoss, torch.nn.MSELoss]
+)
+@given(st.data())
+def test_unit_weights_change_nothing(kind, data):
+    is_kl = kind is torch.nn.KLDivLoss  # it warns of "mean"
+    reductions = ["batchmean" if is_kl else "mean", "sum", "none"]
+    loss = resolve_loss(kind(reduction=data.draw(st.sampled_from(reductions))))
+    shape = data.draw(st.sampled_from([(3, 4), (3, 4, 5), (3, 4, 2, 2)]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    outputs = torch.randn(shape, generator=generator)
+    targets = torch.rand(shape, generator=generator).softmax(dim=1)
+    plain = loss.terms(outputs, targets, 3)
+    for known in ({"weights": torch.ones(3)}, {"share": torch.ones(3)}):
+        terms = loss.terms(outputs, targets, 3, **known)
+        torch.testing.assert_close(terms.value, plain.value)
+        torch.testing.assert_close(terms.total, plain.total)
+
+
+def test_the_mean_over_the_batch_is_no_mean_over_elements():
+    loss = resolve_loss(torch.nn.KLDivLoss(reduction="batchmean"))
+    outputs, targets = LOGITS.log_softmax(dim=1), LOGITS.flip(0).softmax(dim=1)
+    weights = torch.tensor([1.0, 2.0, 0.0])
+    each = F.kl_div(outputs, targets, reduction="none").sum(dim=1)
+    terms = loss.terms(outputs, targets, 3, weights)
+    torch.testing.assert_close(terms.value, (each * weights).sum() / 3)
+
+
+def test_positions_may_have_weights_of_their_own():
+    outputs = torch.randn(2, 4, 5)  # rows, classes, positions
+    targets = torch.randint(0, 4, (2, 5))
+    weights = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0], [2.0, 1.0, 1.0, 1.0, 0.0]])
+    terms = resolve_loss("cross_entropy").terms(outputs, targets, 2, weights)
+    each = F.cross_entropy(outputs, targets, reduction="none")
+    torch.testing.assert_close(terms.value, (each * weights).mean())
+
+
+def test_gradients_are_those_of_the_weighted_mean():
+    outputs = LOGITS.clone().requires_grad_()
+    weights, share = torch.tensor([0.5, 2.0, 1.0]), torch.tensor([1.5, 1.5, 0.0])
+    resolve_loss("cross_entropy").terms(
+        outputs, CLASSES, 3, weights, share
+    ).value.backward()
+    twin = LOGITS.clone().requires_grad_()
+    each = F.cross_entropy(twin, CLASSES, reduction="none") * weights
+    each[:2].mean().backward()
+    torch.testing.assert_close(outputs.grad, twin.grad)
+
+
+def test_the_total_has_no_gradient():
+    outputs = LOGITS.clone().requires_grad_()
+    for weights in (None, torch.ones(3)):
+        terms = resolve_loss("cross_entropy").terms(outputs, CLASSES, 3, weights)
+        assert terms.value.requires_grad
+        assert not terms.total.requires_grad
 
 
 def test_a_sum_may_come_as_one_value_per_sample_too():
@@ -93,18 +202,39 @@ def test_a_sum_may_come_as_one_value_per_sample_too():
         def __call__(self, outputs, targets):
             return (outputs - targets).square()
 
-    loss = resolve_loss(Squares())
-    value = loss.value(NUMBERS, torch.zeros(3, 1))
-    assert value == NUMBERS.square().sum()
-    assert loss.total(value, rows=3) == value
+    terms = resolve_loss(Squares()).terms(NUMBERS, torch.zeros(3, 1), 3)
+    assert terms.value == terms.total == NUMBERS.square().sum()
+
+
+def half_square(outputs, targets):
+    return (outputs - targets).square().mean(dim=1) / 2
 
 
 def test_a_function_may_give_one_value_per_sample():
-    def half_square(outputs, targets):
-        return (outputs - targets).square().mean(dim=1) / 2
-
     loss = resolve_loss(half_square)
     assert loss.name == "half_square"
-    assert loss.value(NUMBERS, torch.zeros(3, 1)) == pytest.approx(
-        float(NUMBERS.square().mean() / 2)
-    )
+    assert not loss.is_per_output
+    each = NUMBERS.square()[:, 0] / 2
+    terms = loss.terms(NUMBERS, torch.zeros(3, 1), 3)
+    torch.testing.assert_close(terms.value, each.mean())
+    weights = torch.tensor([1.0, 0.0, 2.0])
+    terms = loss.terms(NUMBERS, torch.zeros(3, 1), 3, weights)
+    torch.testing.assert_close(terms.value, (each * weights).mean())
+
+
+# What can't be weighted ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "known", [{"weights": torch.ones(3)}, {"share": torch.tensor([1.5, 1.5, 0.0])}]
+)
+def test_one_value_for_the_batch_can_not_be_weighted(known):
+    loss = resolve_loss(lambda outputs, targets: (outputs - targets).mean())
+    with pytest.raises(UnsupportedError, match=r"shape \(\) for 3 samples.*'pad'"):
+        loss.terms(NUMBERS, NUMBERS, 3, **known)
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 2), (3, 1, 1)])
+def test_weights_of_other_shapes_are_refused(shape):
+    with pytest.raises(ConfigError, match="one weight per sample"):
+        resolve_loss("cross_entropy").terms(LOGITS, CLASSES, 3, torch.ones(shape))

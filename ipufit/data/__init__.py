@@ -6,10 +6,19 @@ from __future__ import annotations
 from .adapters import as_batch, as_source, fit_sources, split_validation
 from .epochs import Epochs
 from .layout import Known, Layout
-from .loader import Call, InferenceBatches, Loading, TrainingBatches, pad
+from .loader import (
+    BEGINNING,
+    Call,
+    InferenceBatches,
+    Loading,
+    Place,
+    TrainingBatches,
+    pad,
+)
 from .source import IndexedSource, Source, StreamSource
 
 __all__ = [
+    "BEGINNING",
     "Call",
     "Epochs",
     "IndexedSource",
@@ -17,6 +26,7 @@ __all__ = [
     "Known",
     "Layout",
     "Loading",
+    "Place",
     "Source",
     "StreamSource",
     "TrainingBatches",

@@ -106,5 +106,7 @@ class Layout:
             part = parts[i] if i < len(parts) else None
             if part is None and structure == NOTHING:
                 continue
+            if part is None:
+                raise TypeError(f"it has no {name}")
             leaves.extend(structure.flatten(part, name))
         return leaves

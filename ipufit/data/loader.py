@@ -7,7 +7,8 @@ nothing; inference pads the last call and says how many rows are real.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence, cast
+import hashlib
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, cast
 
 import torch
 from torch import Tensor
@@ -74,14 +75,26 @@ class Loading(NamedTuple):
 
     def _mode_for(self, plan: BatchPlan) -> str:
         """One row per call can't be rebatched: PopTorch refuses it."""
-        return (
-            "async"
-            if plan.samples_per_call == 1 and self.mode != "sync"
-            else (self.mode)
-        )
+        is_one_row = plan.samples_per_call == 1
+        return "async" if is_one_row and self.mode == "async_rebatched" else self.mode
 
 
 PLAIN = Loading()
+
+
+class Place(NamedTuple):
+    """Where training is in its data.
+
+    Attributes:
+        number: Of the pass, from 0; each has an order of its own.
+        calls: Of that pass that were given out.
+    """
+
+    number: int = 0
+    calls: int = 0
+
+
+BEGINNING = Place()
 
 
 class CallBatches:
@@ -95,6 +108,8 @@ class CallBatches:
     Attributes:
         source: As given.
         layout: As given.
+        on_begun: Called once, when a loader was begun and gives its first batch:
+            making an iterator draws from torch's random numbers.
     """
 
     def __init__(self, source: Source, plan: BatchPlan, layout: Layout) -> None:
@@ -102,6 +117,7 @@ class CallBatches:
         self.layout = layout
         self._rows = plan.samples_per_call
         self._loader: Any = None
+        self.on_begun: Callable[[], None] | None = None
 
     def close(self) -> None:
         """End the processes that load, if there are any; the next epoch has others."""
@@ -124,12 +140,22 @@ class CallBatches:
         try:
             if self._loader is None:
                 self._loader = self._make_loader()
-            for batch in self._loader:
+            iterator = iter(self._loader)
+            self._begin()
+            batch = next(iterator, None)
+            while batch is not None:  # `for` calls iter(), and PopTorch's begins anew
                 yield list(batch)
+                batch = next(iterator, None)
         except (AssertionError, poptorch.Error) as error:
             if "data fetcher" not in str(error) and "worker" not in str(error):
                 raise
             raise DataError(f"Samples could not be loaded. {error}") from error
+
+    def _begin(self) -> None:
+        """Have done what somebody wants done once the first batch is to be loaded."""
+        act, self.on_begun = self.on_begun, None
+        if act is not None:
+            act()
 
     def _make_loader(self) -> Any:
         raise RuntimeError("a stream has a loader of its own")
@@ -148,12 +174,16 @@ class TrainingBatches(CallBatches):
             fill the call with rows that don't count.
         class_weight: Class index to weight; None for all alike.
         loading: How map-style data is loaded.
+        start: Where to begin, for a run that is resumed; samples before it are not
+            loaded, but for streams, whose batches are drawn and dropped.
 
     Raises:
         DataError: There are not enough samples for one call, or `class_weight` can't
             be used.
 
     Attributes:
+        place: The pass, and the calls of it that were given out.
+        seed: Of the orders; drawn from torch's generator if none was given.
         num_calls: Per epoch; None while nobody knows.
         num_dropped: Samples left out of an epoch; None while nobody knows.
         num_empty_updates: Updates of the last call that have padding only.
@@ -170,6 +200,7 @@ class TrainingBatches(CallBatches):
         drop_last: bool | str = True,
         class_weight: Any = None,
         loading: Loading = PLAIN,
+        start: Place = BEGINNING,
     ) -> None:
         self._class_weights = (
             None if class_weight is None else ClassWeights(class_weight, source.layout)
@@ -199,13 +230,19 @@ class TrainingBatches(CallBatches):
                 self.num_calls += 1
                 self.num_empty_updates = (self._rows - left) // self._per_update
         self._loading, self._options, self._plan = loading, options, plan
-        self._shuffle, self._seed = shuffle, seed
+        self._shuffle, self._start = shuffle, start
+        if shuffle and seed is None:
+            # Drawn here and not in a process that loads: those are copies of this one.
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+        self.seed = seed or 0
+        self.place = start
 
     def _make_loader(self) -> Any:
         source = cast(IndexedSource, self.source)
         count = source.num_samples
         length = (self.num_calls or 0) * self._rows if self._is_padding else count
-        order = _Order(count, length, shuffle=self._shuffle, seed=self._seed)
+        seed = self.seed if self._shuffle else None
+        order = _Order(count, length, seed, self.place, self._rows)
         return self._loading.loader(self._options, source.dataset, self._plan, order)
 
     def example(self) -> Batch:
@@ -213,21 +250,32 @@ class TrainingBatches(CallBatches):
         return self._completed(self.source.example(self._rows), self._rows)
 
     def __iter__(self) -> Iterator[Call]:
-        """The calls of one epoch."""
+        """The calls of one pass, from the place that was reached."""
         if isinstance(self.source, StreamSource):
             yield from self._streamed(self.source)
-            return
-        remaining = self.source.num_samples or 0
-        for batch in self._loaded():
-            num_real = min(remaining, self._rows)
-            remaining -= num_real
-            yield Call(self._completed(batch, num_real), num_real)
+        else:
+            remaining = (self.source.num_samples or 0) - self.place.calls * self._rows
+            for batch in self._loaded():
+                num_real = min(remaining, self._rows)
+                remaining -= num_real
+                self._count_call()
+                yield Call(self._completed(batch, num_real), num_real)
+        self.place = Place(self.place.number + 1)
+
+    def _count_call(self) -> None:
+        self.place = self.place._replace(calls=self.place.calls + 1)
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
         calls = dropped = empty = 0
+        skipped = self.place.calls
         for batch, num_real in rebatched(source.blocks(), self._rows):
             if num_real == self._rows or self._is_padding:
                 calls += 1
+                if calls <= skipped:
+                    continue
+                if calls == skipped + 1:
+                    self._begin()
+                self._count_call()
                 empty = (self._rows - num_real) // self._per_update
                 padded = pad(batch, self._rows)
                 yield Call(self._completed(padded, num_real), num_real)
@@ -323,7 +371,7 @@ class InferenceBatches(CallBatches):
         dataset = cast(IndexedSource, self.source).dataset
         count = self.num_samples or 0
         length = -(-self._padded(count) // self._rows) * self._rows
-        order = _Order(count, length, shuffle=False)
+        order = _Order(count, length)
         return self._loading.loader(self._options, dataset, self._plan, order)
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
@@ -345,29 +393,44 @@ class InferenceBatches(CallBatches):
 
 
 class _Order(Sampler[int]):
-    """Every index once, then the last one again up to a length."""
+    """Every index once, then the last one again up to a length.
+
+    With a seed the order is drawn anew for each pass, from the seed and the pass's
+    number alone: a run that is resumed, or a process that loads, finds the same.
+    """
 
     def __init__(
-        self, count: int, length: int, *, shuffle: bool, seed: int | None = None
+        self,
+        count: int,
+        length: int,
+        seed: int | None = None,
+        start: Place = BEGINNING,
+        rows_per_call: int = 1,
     ) -> None:
         self._count = count
         self._length = length
-        self._shuffle = shuffle
-        if shuffle and seed is None:
-            # Drawn here and not in a process that loads: those are copies of this one.
-            seed = int(torch.empty((), dtype=torch.int64).random_())
-        self._generator = torch.Generator().manual_seed(seed or 0)
+        self._seed = seed
+        self._number = start.number
+        self._skipped = start.calls * rows_per_call
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        if self._shuffle:
-            order = torch.randperm(self._count, generator=self._generator).tolist()
-        else:
-            order = list(range(self._count))
-        yield from order
-        yield from order[-1:] * (self._length - self._count)
+        order = list(range(self._count))
+        if self._seed is not None:
+            generator = torch.Generator().manual_seed(_mixed(self._seed, self._number))
+            order = torch.randperm(self._count, generator=generator).tolist()
+        order += order[-1:] * (self._length - self._count)
+        skipped, self._skipped = self._skipped, 0
+        self._number += 1
+        yield from order[skipped:]
+
+
+def _mixed(seed: int, number: int) -> int:
+    """A seed for each pass; neighbouring seeds don't share any."""
+    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def shares(num_real: int, rows: int, rows_per_update: int) -> Tensor:

@@ -163,8 +163,11 @@ class StreamSource(Source):
 
     def _from(self, first: Block, rest: Iterator[Any]) -> Iterator[Block]:
         yield first
-        for batch in rest:
+        end = object()
+        batch = next(rest, end)
+        while batch is not end:  # `for` calls iter(), and PopTorch's would begin anew
             yield self._checked(batch)
+            batch = next(rest, end)
 
     def _flatten(self, parts: Sequence[Any]) -> Block:
         try:

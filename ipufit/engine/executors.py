@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, List, MutableMapping, Tuple
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from ipufit import _env
 from ipufit._poptorch import poptorch
@@ -96,12 +97,12 @@ class Executors:
         """
         if _is_outdated(self._training_baked_in):
             self.drop_training()
-        trainable = [p.requires_grad for p in self._step.module.parameters()]
+        trainable = _trainable(self._step.module)
         example = batches.example()
         signature = _signature(plan, example)
         key = (signature, batches.layout, trainable, optimizer, figures)
         if self._training is not None and key == self._training_key:
-            if not self._attach(self._training):
+            if not self._attach(self._training) and not self._is_host_stale:
                 self._training.copyWeightsToDevice()
             self._send_changes(self._training)
             return
@@ -261,6 +262,20 @@ class Executors:
             self._training.copyWeightsToHost()
         self._is_host_stale = False
 
+    @property
+    def module(self) -> torch.nn.Module:
+        """The user's."""
+        return self._step.module
+
+    def device_random_state(self) -> list[int] | None:
+        """The random state of the training program's device; None if it has none."""
+        state = None if self._training is None else self._training.rng_state
+        return None if state is None else list(state)
+
+    def set_device_random_state(self, state: list[int]) -> None:
+        """Have the training program's device go on from a random state."""
+        _ready(self._training).rng_state = state
+
     def send_weights(self) -> None:
         """Have the device train on with the weights of the user's module.
 
@@ -325,6 +340,19 @@ class Executors:
 def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:
     """What a program was compiled for: anything else needs another."""
     return plan, [(tuple(tensor.shape), tensor.dtype) for tensor in example]
+
+
+def _trainable(module: torch.nn.Module) -> list[bool]:
+    """Whether each parameter is trained.
+
+    PopTorch fetches all weights when somebody looks at a parameter that it trains: not
+    for this.
+    """
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        return [
+            object.__getattribute__(parameter, "requires_grad")
+            for parameter in module.parameters()
+        ]
 
 
 def _is_outdated(baked_in: BakedIn | None) -> bool:

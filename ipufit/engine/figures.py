@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+import copy
+from typing import Any, Callable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ipufit._tree import tree_map
 from ipufit.data import Known
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
 from ipufit.metrics import Metric, StreamedMetric
 from ipufit.scalars import Scalars
@@ -50,7 +51,10 @@ class Figures:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self._entries: list[Entry] = []
+        self._names: list[str] = []
         self._streams: dict[str, StreamedMetric] = {}
+        self._sums: Tensor | None = None
+        self._extra: dict[str, list[float]] = {}
         self.reset()
 
     # In the program, or on the host ------------------------------------------
@@ -84,9 +88,9 @@ class Figures:
             for name, (term, _) in terms.items():
                 sums.append(term.total.reshape(1))
                 entries.append(Entry(f"{name}_loss", 1, None, "min"))
-        for name, measure, part, weights in self.objective.measured(
-            outputs, known, streamed=False
-        ):
+        names = [entry.name for entry in entries]
+        for name, measure, part, weights in self.objective.measured(outputs, known):
+            names.append(name)
             metric = measure.metric
             if isinstance(metric, Metric):
                 with said(f"The metric {name!r}", part):
@@ -101,15 +105,36 @@ class Figures:
         for name, value in scalars.items():
             sums.append(value.mul(count))
             entries.append(Entry(name, 1, None, None))
-        self._entries = _distinct(entries)
+        self._entries = entries
+        self._names = _distinct([*names, *scalars, *self._extra])
         return torch.cat([s.detach().to(torch.float32) for s in (count, *sums)])
 
     # On the host ------------------------------------------------------------
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed epoch needs to go on: plain values.
+
+        Raises:
+            UnsupportedError: A streamed metric has seen samples.
+        """
+        if self._streams:
+            raise UnsupportedError(
+                f"{', '.join(self._streams)}: streamed metrics can't be saved in the "
+                "middle of an epoch. Save at the ends of epochs."
+            )
+        sums = None if self._sums is None else self._sums.tolist()
+        return {"sums": sums, "extra": copy.deepcopy(self._extra)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same figures."""
+        sums = state["sums"]
+        self._sums = None if sums is None else torch.tensor(sums, dtype=torch.float64)
+        self._extra = copy.deepcopy(dict(state["extra"]))
+
     def reset(self) -> None:
         """Begin anew."""
-        self._sums: Tensor | None = None
-        self._extra: dict[str, list[float]] = {}
+        self._sums = None
+        self._extra = {}
         for measure in self.objective.measures:
             if isinstance(measure.metric, StreamedMetric):
                 measure.metric.reset()
@@ -142,7 +167,7 @@ class Figures:
             return
         outputs, known = tree_map(_copied, (outputs, tuple(known)))
         for name, measure, part, weights in self.objective.measured(
-            outputs, Known(*known), streamed=True
+            outputs, Known(*known)
         ):
             if isinstance(measure.metric, StreamedMetric):
                 measure.metric.update(part.output, part.target, weights)
@@ -163,9 +188,11 @@ class Figures:
         return dict(sorted(self._summed().items()))
 
     def in_order(self) -> Logs:
-        """The figures in the order of `compile`: losses, then metrics."""
+        """The figures in the order of `compile`: losses, metrics, what is logged."""
         streamed = {name: metric.result() for name, metric in self._streams.items()}
-        return {**self._summed(), **streamed}
+        values = {**self._summed(), **streamed}
+        order = ("loss", *self._names, *values)
+        return {name: values[name] for name in order if name in values}
 
     def _summed(self) -> Logs:
         values: Logs = {}
@@ -180,7 +207,6 @@ class Figures:
                     else entry.result(sums)
                 )
         extra = {name: _quotient(*pair) for name, pair in self._extra.items()}
-        _check_distinct([*values, *extra])
         if "loss" in extra:
             values = {"loss": extra.pop("loss"), **values}
         return {**values, **extra}
@@ -209,20 +235,16 @@ def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _distinct(entries: Sequence[Entry]) -> list[Entry]:
+def _distinct(names: list[str]) -> list[str]:
     """Refuse two figures of one name.
 
     Raises:
         ConfigError: There are such.
     """
-    _check_distinct([entry.name for entry in entries])
-    return list(entries)
-
-
-def _check_distinct(names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(
             f"Two figures are called {twice[0]!r}: a metric or a loss has the name of "
             "another, or of something that forward() logs. Rename one."
         )
+    return names

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Iterator, NamedTuple, Sequence, Union
 
 import torch
@@ -77,11 +77,14 @@ class Objective:
         losses: By output; empty if the module returns its own loss.
         loss_weights: By output, for those that have one.
         measures: Metrics, in the order they were given.
+        num_listed: How many outputs a list of losses is for, None among them counted;
+            None if it is no list.
     """
 
     losses: tuple[tuple[OutputKey, Loss], ...]
     loss_weights: dict[OutputKey, float]
     measures: tuple[Measure, ...] = ()
+    num_listed: int | None = None
 
     @property
     def owns_loss(self) -> bool:
@@ -112,7 +115,7 @@ class Objective:
             else m
             for m in self.measures
         )
-        return Objective(self.losses, self.loss_weights, measures)
+        return replace(self, measures=measures)
 
     # Losses -----------------------------------------------------------------
 
@@ -130,6 +133,7 @@ class Objective:
             ConfigError: The losses don't fit the outputs.
             DataError: The targets don't.
         """
+        self._check_length(outputs)
         terms = {}
         for key, loss in self.losses:
             for part in self._parts(key, loss.is_per_output, outputs, known):
@@ -140,6 +144,16 @@ class Objective:
                 terms[part.name] = term, self._weight_of(key, part.name)
         return terms
 
+    def _check_length(self, outputs: Any) -> None:
+        several = named_outputs(outputs)
+        if several is None or self.num_listed in (None, len(several)):
+            return
+        raise ConfigError(
+            f"The model returns {len(several)} outputs ({', '.join(several)}), and "
+            f"loss is a list of {self.num_listed}: give one for each, None for those "
+            "without a loss, or a dict by the outputs' names."
+        )
+
     def _weight_of(self, key: OutputKey, name: str) -> float:
         weights = self.loss_weights
         return weights.get(key, weights.get(name, 1.0)) if weights else 1.0
@@ -147,19 +161,16 @@ class Objective:
     # Metrics ----------------------------------------------------------------
 
     def measured(
-        self, outputs: Any, known: Known, *, streamed: bool
+        self, outputs: Any, known: Known
     ) -> Iterator[tuple[str, Measure, Part, Tensor | None]]:
         """Every metric with its full name, its output and the weights that count.
 
         Args:
             outputs: The model's.
             known: Targets and weights.
-            streamed: Those that need the outputs themselves, or the others.
         """
         mask = None if known.share is None else known.share.gt(0).to(torch.float32)
         for measure in self.measures:
-            if isinstance(measure.metric, StreamedMetric) != streamed:
-                continue
             output = self._output_of(measure, outputs)
             (part,) = self._parts(output, False, outputs, known)
             weights = part.weights if measure.is_weighted else None
@@ -266,12 +277,18 @@ def said(what: str, part: Part) -> Iterator[None]:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise DataError(
-            f"{what} can't take outputs of {_shapes(part.output)} with targets of "
-            f"{_shapes(part.target)}: {error}"
+            f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
+            f"{shapes_of(part.target)}: {error}"
         ) from error
 
 
-def _shapes(values: Any) -> str:
+def shapes_of(values: Any) -> str:
+    """Types and shapes of nested tensors, for messages.
+
+    Example:
+        >>> shapes_of((torch.zeros(2, 3), None))
+        'float32 [2, 3]'
+    """
     shapes = [
         f"{str(leaf.dtype).replace('torch.', '')} {list(leaf.shape)}"
         for leaf in Structure.of(values).flatten(values)
@@ -334,7 +351,9 @@ def resolve_objective(
                 is_one = _is_per_output(items, position)
                 place = (position, len(resolved)) if is_one else None
                 measures.append(Measure(key, full, metric, is_weighted, place))
-    return Objective(losses, _weights(loss_weights, losses), tuple(measures))
+    num_listed = len(loss) if isinstance(loss, (list, tuple)) else None
+    weights = _weights(loss_weights, losses)
+    return Objective(losses, weights, tuple(measures), num_listed)
 
 
 def _per_output(loss: Any) -> list[tuple[OutputKey, Any]]:

@@ -93,11 +93,11 @@ def split_own_loss(outputs: Any) -> tuple[Tensor | None, Any]:
         (None, [5])
     """
     if isinstance(outputs, dict):
-        loss = outputs.get("loss")
-        if not isinstance(loss, Tensor):
+        loss = outputs.get("loss", outputs)
+        if loss is not None and not isinstance(loss, Tensor):
             return None, outputs
         rest = {key: value for key, value in outputs.items() if key != "loss"}
-        return checked_scalar(loss), rest
+        return None if loss is None else checked_scalar(loss), rest
     if isinstance(outputs, Tensor):
         return (outputs, ()) if outputs.dim() == 0 else (None, outputs)
     if isinstance(outputs, (tuple, list)) and outputs:

@@ -19,6 +19,7 @@ from ipufit.metrics import rows_of
 from ipufit.scalars import Scalars, collected
 
 from .figures import Figures
+from .objective import shapes_of
 from .outputs import split_own_loss
 
 _WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -121,6 +122,11 @@ class Step(torch.nn.Module):
             own, outputs = split_own_loss(outputs)
         if not self.training:
             if own is not None:
+                if "loss" in scalars:
+                    raise ConfigError(
+                        "log('loss') was called, and the module returns its own loss, "
+                        "which is called so: log it under another name."
+                    )
                 scalars = {"loss": own.detach().to(torch.float32), **scalars}
             return self.results.pack(outputs, scalars)
         known = self.layout.known(tensors)
@@ -174,7 +180,7 @@ def call_module(module: torch.nn.Module, inputs: Any) -> Any:
     """Call `module` the way its inputs nest.
 
     Raises:
-        DataError: `forward` doesn't take such arguments.
+        DataError: `forward` doesn't take such arguments, or not of these shapes.
 
     Example:
         >>> call_module(torch.nn.Linear(2, 3), torch.zeros(4, 2)).shape
@@ -185,7 +191,15 @@ def call_module(module: torch.nn.Module, inputs: Any) -> Any:
     is_several = isinstance(inputs, (tuple, list))
     by_place = () if is_named else tuple(inputs) if is_several else (inputs,)
     _check_arguments(module, by_place, by_name)
-    return module(*by_place, **by_name)
+    try:
+        return module(*by_place, **by_name)
+    except poptorch.Error:
+        raise
+    except (RuntimeError, IndexError) as error:  # torch's, of shapes and types
+        raise DataError(
+            f"{type(module).__name__} failed with inputs of {shapes_of(inputs)}: "
+            f"{error}"
+        ) from error
 
 
 def _check_arguments(

@@ -152,7 +152,7 @@ class Fitting(ModelBase):
             "calls": calls,
             "dropped_samples": batches.num_dropped or 0,
         }
-        was_known = batches.num_dropped is not None
+        told = batches.num_dropped or 0, batches.num_empty_updates
         history = History()
         with self._running(run, callbacks, history, verbose) as (hooks, display):
             self._seen = source
@@ -168,7 +168,8 @@ class Fitting(ModelBase):
                 batches.close()
                 if test is not None:
                     test.batches.close()
-        if not was_known:
+        if (batches.num_dropped or 0, batches.num_empty_updates) != told:
+            # Only a stream's end tells.
             history.dropped_samples = batches.num_dropped or 0
             _warn_of_tail(batches, source, plan)
         return history

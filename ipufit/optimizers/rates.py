@@ -8,7 +8,15 @@ notice what has changed and send it.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterator, MutableMapping, Protocol, Union
+from typing import (
+    Any,
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Protocol,
+    Union,
+)
 
 import torch
 from torch.optim import lr_scheduler
@@ -49,6 +57,12 @@ class Rates(Protocol):
     def advance(self, num_updates: int) -> None:
         """Hear that so many updates were made."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on: plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+
 
 class FixedRates:
     """Leave the rates as they are, or as a callback sets them.
@@ -67,6 +81,13 @@ class FixedRates:
         """Do nothing."""
 
     def advance(self, num_updates: int) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing."""
 
 
@@ -113,6 +134,15 @@ class ScheduledRates:
 
     def advance(self, num_updates: int) -> None:
         """Do nothing: the schedule is a function of the count."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule began, how long it is, and the groups' own rates."""
+        return {"start": self._start, "total": self._total, "own": list(self._own)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self._start, self._total = state["start"], state["total"]
+        self._own = list(state["own"])
 
 
 def _own_rates(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -173,6 +203,23 @@ class TorchRates:
             _step_nothing(self._source)
             self._scheduler.step()
         self._copy_changes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's own, and the values of its optimiser."""
+        return {
+            "scheduler": dict(self._scheduler.state_dict()),
+            "groups": [
+                {n: v for n, v in group.items() if n != "params"}
+                for group in self._source.param_groups
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self._scheduler.load_state_dict(dict(state["scheduler"]))
+        for group, values in zip(self._source.param_groups, state["groups"]):
+            group.update(values)
+        self._seen = _values(self._source)
 
     def _copy_changes(self) -> None:
         values = _values(self._source)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any, Mapping
 
 import torch
 
@@ -88,6 +89,18 @@ class Updates:
         if self._ramp is not None:
             scaling = self._ramp.value(self.num_updates)
             self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on: plain values.
+
+        The optimiser's own state isn't among them.
+        """
+        return {"num_updates": self.num_updates, "rates": self._rates.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same optimiser and schedule."""
+        self.num_updates = int(state["num_updates"])
+        self._rates.load_state_dict(state["rates"])
 
     def after_call(self, num_updates: int) -> None:
         """Count, and step torch's scheduler as often.

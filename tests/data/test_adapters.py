@@ -10,10 +10,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
-from ipufit import DataError, IPUConfig, IPUModel
-from ipufit.data import as_source, fit_sources, split_validation
+from ipufit import DataError, IPUConfig, IPUModel, poptorch
+from ipufit.data import (
+    StreamSource,
+    as_batch,
+    as_source,
+    fit_sources,
+    split_validation,
+)
 from tests import reference
 from tests.strategies import Pair
 
@@ -156,7 +168,7 @@ def test_samples_that_nest_differently_are_refused_by_their_index():
         (((), {}), "holds no arrays"),
         (Items([]), "has no samples"),
         (X[:0], "has no samples"),
-        (torch.tensor(3.0), "holds a single number"),
+        (torch.tensor(3.0), "holds an array without axes"),
     ],
 )
 def test_data_without_samples_is_refused_by_its_name(x, message):
@@ -169,7 +181,7 @@ def test_an_example_is_the_first_sample_repeated():
     x, y = source.example(4)
     assert torch.equal(x, X[:1].repeat(4, 1))
     assert torch.equal(y, Y[:1].repeat(4))
-    assert len(source.example(4, has_targets=False)) == 1
+    assert len(source.example(4, inputs_only=True)) == 1
 
 
 # Validation -----------------------------------------------------------------------
@@ -212,3 +224,119 @@ def test_a_split_validates_on_the_last_rows_of_a_fit():
         pytest.approx(expected["loss"], rel=1e-5)
     ]
     assert dataset_free.dropped_samples == 0
+
+
+# Which kind of source --------------------------------------------------------------
+
+
+def test_a_source_stays_as_it_is():
+    source = as_source(X, Y)
+    assert as_source(source) is source
+
+
+def test_what_a_loader_gives_is_counted_if_it_tells():
+    dataset = TensorDataset(X, Y)
+    counted = {
+        10: DataLoader(dataset, 4),
+        8: DataLoader(dataset, 4, drop_last=True),
+        6: DataLoader(dataset, 4, sampler=SubsetRandomSampler(range(6))),
+        None: DataLoader(dataset, batch_sampler=[[0, 1], [2]]),
+    }
+    for count, loader in counted.items():
+        source = as_source(loader)
+        assert isinstance(source, StreamSource)
+        assert source.num_samples == count
+
+
+def test_the_batch_size_is_the_loaders_own():
+    dataset = TensorDataset(X, Y)
+    assert as_source(DataLoader(dataset, 4)).batch_size == 4
+    assert as_source(DataLoader(dataset, batch_sampler=[[0, 1], [2]])).batch_size == 2
+    assert as_source(iter([(X[:3], Y[:3])])).batch_size == 3
+    assert as_source(X, Y).batch_size is None
+    options = poptorch.Options().deviceIterations(2).replicationFactor(2)
+    options.Training.gradientAccumulation(1)
+    loader = poptorch.DataLoader(options, dataset, batch_size=2)
+    assert loader.combinedBatchSize == 8
+    assert as_source(loader).batch_size == 4
+
+
+def test_a_fit_takes_the_loaders_batch_size_for_an_update():
+    model = IPUModel(reference.network())
+    model.compile("sgd", "cross_entropy")
+    history = model.fit(DataLoader(TensorDataset(X, Y), 5), verbose=0)
+    assert history.params["steps"] == 2
+
+
+def test_one_batch_is_taken_as_it_is():
+    source = as_batch({"a": X}, Y)
+    assert source.rows_of_first == 10
+    (block,) = source.blocks()
+    assert torch.equal(block[0], X)
+    for x in (TensorDataset(X, Y), iter([X]), None, "x"):
+        with pytest.raises(DataError, match="the arrays of one batch"):
+            as_batch(x)
+
+
+def test_a_list_of_numbers_is_refused_by_the_name_of_its_argument():
+    with pytest.raises(DataError, match=r"`y` holds a single number .* torch.tensor"):
+        as_source(X, Y.tolist())
+    with pytest.raises(DataError, match="`sample_weight` holds a single number"):
+        as_source(X, Y, [1.0] * 10)
+
+
+def test_one_loader_for_both_is_one_source():
+    loader = DataLoader(TensorDataset(X, Y), 5)
+    train, validation = fit_sources(loader, None, None, 0.0, loader)
+    assert validation is train
+    dataset = TensorDataset(X, Y)
+    train, validation = fit_sources(dataset, None, None, 0.0, dataset)
+    assert_same_rows(train, validation)
+
+
+def test_columns_are_targets_of_validation_data_too():
+    x = {"input": X, "label": Y}
+    train, validation = fit_sources(x, "label", None, 0.0, (x, "label"))
+    assert_same_rows(train, validation)
+    assert validation.layout.has_targets
+    rows_of = Items([{"input": x, "label": int(y)} for x, y in zip(X, Y)])
+    _, validation = fit_sources(rows_of, "label", None, 0.0, rows_of)
+    assert_same_rows(train, validation)
+
+
+def test_weights_are_the_third_part():
+    weights = torch.arange(10.0)
+    for source in (
+        as_source(X, Y, weights),
+        as_source(TensorDataset(X, Y, weights)),
+        as_source(Items(list(zip(X, Y, weights.tolist())))),
+    ):
+        assert source.layout.has_weights
+        assert [float(row[2]) for row in rows(source)] == list(range(10))
+
+
+def test_an_iterable_of_samples_with_weights_and_no_targets_keeps_its_parts():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return ((x, None, 2.0) for x in X)
+
+    source = as_source(Stream())
+    assert source.layout.has_weights
+    assert not source.layout.has_targets
+
+
+def test_a_frame_is_a_matrix_and_a_series_a_vector():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]})
+    source = as_source(frame, frame["a"])
+    x, y = source.dataset[1]
+    assert x.tolist() == [2.0, 1.5, 0.0]
+    assert x.dtype == torch.float32
+    assert int(y) == 2
+    inputs, target = as_source(frame, "b").dataset[0]
+    assert inputs.tolist() == [1.0, 1.0]
+    assert float(target) == 0.5
+    with pytest.raises(DataError, match="columns that hold no numbers: d"):
+        as_source(frame.assign(d=["x", "y"]))
+    with pytest.raises(DataError, match="`y` is a series of"):
+        as_source(X[:2], pandas.Series(["x", "y"]))

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import BatchPlan, DataError, IPUConfig
-from ipufit.data import InferenceBatches, TrainingBatches, as_source
-from ipufit.data.loader import collate
+from ipufit.data import (
+    InferenceBatches,
+    Loading,
+    StreamSource,
+    TrainingBatches,
+    as_source,
+)
+from ipufit.data.loader import collate, rebatched, shares
 from tests import reference
 from tests.strategies import plans, sample_counts
 
@@ -35,7 +41,7 @@ def training(plan, count, *, fast=True, **settings):
 
 
 def numbers_of(batches):
-    return [batch[0].tolist() for batch in batches]
+    return [call.batch[0].tolist() for call in batches]
 
 
 @given(st.data(), plans(), st.booleans(), st.booleans())
@@ -43,7 +49,7 @@ def test_calls_times_samples_and_the_dropped_are_all(data, plan, shuffle, fast):
     count = data.draw(sample_counts(plan, most_calls=3))
     batches = training(plan, count, fast=fast, shuffle=shuffle)
     calls = numbers_of(batches)
-    assert len(calls) == len(batches) == count // plan.samples_per_call
+    assert len(calls) == batches.num_calls == count // plan.samples_per_call
     assert all(len(call) == plan.samples_per_call for call in calls)
     assert batches.num_dropped == count - len(calls) * plan.samples_per_call
     seen = [number for call in calls for number in call]
@@ -99,7 +105,7 @@ def test_inference_covers_every_sample_once_and_pads_the_last_call(plan, count, 
     seen = []
     for index, (batch, num_real) in enumerate(batches):
         assert len(batch[0]) == plan.samples_per_call
-        assert num_real == plan.samples_per_call or index == len(batches) - 1
+        assert num_real == plan.samples_per_call or index == batches.num_calls - 1
         seen += batch[0][:num_real].tolist()
     assert seen == list(range(count))
 
@@ -107,3 +113,129 @@ def test_inference_covers_every_sample_once_and_pads_the_last_call(plan, count, 
 def test_samples_of_different_shapes_cannot_share_a_call():
     with pytest.raises(DataError, match=r"different shapes.*Pad or crop"):
         collate([(torch.zeros(2),), (torch.zeros(3),)])
+
+
+# Streams --------------------------------------------------------------------------
+
+
+def stream_of(sizes):
+    """A stream of counted numbers, in blocks of these sizes."""
+    numbers = torch.arange(sum(sizes)).split(list(sizes))
+    return StreamSource(list(numbers), lambda batch: (batch,), name="x")
+
+
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=8)
+
+
+@given(sizes, st.integers(1, 12))
+def test_blocks_of_any_sizes_become_batches_of_one(sizes, rows):
+    blocks = [[part] for part in torch.arange(sum(sizes)).split(sizes)]
+    batches = list(rebatched(blocks, rows))
+    assert [number for (batch,), _ in batches for number in batch.tolist()] == list(
+        range(sum(sizes))
+    )
+    assert all(count == len(batch[0]) for batch, count in batches)
+    assert all(count == rows for _, count in batches[:-1])
+    assert 0 < batches[-1][1] <= rows
+
+
+@given(sizes, st.integers(1, 12))
+def test_memory_that_is_used_again_is_not_kept(sizes, rows):
+    def reused():
+        at = 0
+        memory = torch.empty(9, dtype=torch.int64)
+        for size in sizes:
+            memory[:] = -1
+            memory[:size] = torch.arange(at, at + size)
+            at += size
+            yield [memory[:size]]
+
+    seen = [n for (batch,), _ in rebatched(reused(), rows) for n in batch.tolist()]
+    assert seen == list(range(sum(sizes)))
+
+
+@given(sizes, plans(most=2))
+def test_streams_are_padded_dropped_and_covered_as_indexed_samples_are(sizes, plan):
+    count = sum(sizes)
+    options = options_for(plan)
+
+    def of(kind, source, **settings):
+        if kind is TrainingBatches:
+            settings["shuffle"] = False
+        batches = kind(source, plan, options, **settings)
+        calls = [([t.tolist() for t in call.batch], call.num_real) for call in batches]
+        return calls, batches
+
+    numbers = torch.arange(count)
+    calls, one = of(TrainingBatches, stream_of(sizes), drop_last="pad")
+    expected, other = of(TrainingBatches, as_source(numbers), drop_last="pad")
+    rows = plan.samples_per_call
+    if count % rows:
+        assert calls == expected
+        assert one.num_empty_updates == other.num_empty_updates
+    else:  # nobody knew beforehand
+        assert [batch[0] for batch, _ in calls] == [batch[0] for batch, _ in expected]
+        assert {share for batch, _ in calls for share in batch[1]} == {1.0}
+    calls, _ = of(InferenceBatches, stream_of(sizes))
+    expected, _ = of(InferenceBatches, as_source(numbers))
+    assert calls == expected
+    if count >= rows:
+        calls, one = of(TrainingBatches, stream_of(sizes))
+        expected, other = of(TrainingBatches, as_source(numbers))
+        assert calls == expected
+        assert one.num_dropped == other.num_dropped
+        assert one.num_calls == other.num_calls
+
+
+@given(st.integers(1, 40), plans(most=3))
+def test_shares_of_an_update_add_up_to_its_rows(num_real, plan):
+    rows, size = plan.samples_per_call, plan.samples_per_update
+    num_real = min(num_real, rows)
+    per_update = shares(num_real, rows, size).reshape(-1, size)
+    assert int(per_update.gt(0).sum()) == num_real
+    for update in per_update:
+        assert float(update.sum()) in (0.0, pytest.approx(size))
+        assert len(set(update[update > 0].tolist())) <= 1
+
+
+@pytest.mark.parametrize("most", [1, 4, 5, 12])
+def test_only_the_first_rows_are_looked_at(most):
+    plan = BatchPlan(2, device_iterations=2)
+    for source in (as_source(torch.arange(9)), stream_of([4, 5])):
+        batches = InferenceBatches(source, plan, options_for(plan), max_rows=most)
+        seen = [n for call in batches for n in call.batch[0][: call.num_real].tolist()]
+        assert seen == list(range(min(most, 9)))
+
+
+@given(st.integers(1, 12), plans(most=2))
+def test_a_spare_micro_batch_follows_one_that_is_padded_in_part(count, plan):
+    plan = BatchPlan(plan.micro_batch_size, 1, plan.replicas, 1, plan.device_iterations)
+    size = plan.micro_batch_size
+    for source in (as_source(torch.arange(count)), stream_of([count])):
+        batches = InferenceBatches(source, plan, options_for(plan))
+        batches.has_spare = True
+        calls = list(batches)
+        rows = torch.cat([call.batch[0] for call in calls]).tolist()
+        assert rows[:count] == list(range(count))
+        assert set(rows[count:]) <= {count - 1}
+        assert sum(call.num_real for call in calls) == count
+        if count % size:
+            assert len(rows) >= -(-count // size) * size + size
+
+
+def test_no_loader_is_made_before_it_is_needed():
+    class Counted(Loading):
+        made = 0
+
+        def loader(self, *arguments):
+            Counted.made += 1
+            return super().loader(*arguments)
+
+    batches = training(BatchPlan(2), 6, loading=Counted())
+    batches.example()
+    assert Counted.made == 0
+    assert numbers_of(batches) == numbers_of(batches)
+    assert Counted.made == 1
+    batches.close()
+    assert len(numbers_of(batches)) == 3
+    assert Counted.made == 2

@@ -188,7 +188,8 @@ def test_replicas_change_nothing_at_one_batch_size(shuffle):
     for replicas in (1, 2, 4, 8):
         module = reference.network()
         model = IPUModel(module, IPUConfig(replicas=replicas, seed=3))
-        model.compile(OPTIMIZERS["adam"](module.parameters()), "cross_entropy", metrics="acc")
+        optimizer = OPTIMIZERS["adam"](module.parameters())
+        model.compile(optimizer, "cross_entropy", metrics="acc")
         history = model.fit(
             x,
             y,

@@ -460,7 +460,8 @@ def test_compiling_anew_takes_the_new_optimizer_loss_and_metrics():
     model, twin = make_model(), reference.network()
     fit(model, x, y)
     train_twin(twin, adam(twin), 1, x, y)
-    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.1), "mse", metrics=["mae"])
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    model.compile(optimizer, "mse", metrics=["mae"])
     history = fit(model, x, onehot).history
     assert sorted(history) == ["loss", "mae"]
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)

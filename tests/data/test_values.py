@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values become tensors, and columns targets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ipufit import DataError
+from ipufit.data.values import as_tensor, column_names, is_frame, split_columns
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (1, torch.int64),
+        (1.5, torch.float32),
+        (True, torch.bool),
+        (np.float64(1.5), torch.float32),
+        (np.float16(1.5), torch.float16),
+        (np.int32(3), torch.int32),
+        (np.bool_(True), torch.bool),
+        (np.zeros(2), torch.float32),
+        (torch.zeros(2, dtype=torch.float64), torch.float32),
+        (torch.zeros(2, dtype=torch.float16), torch.float16),
+        (torch.zeros(2, dtype=torch.uint8), torch.uint8),
+    ],
+)
+def test_every_number_has_a_type_that_ipus_have(value, dtype):
+    tensor = as_tensor(value, "`x`")
+    assert tensor.dtype == dtype
+    assert np.array_equal(tensor.double().numpy(), np.asarray(value, dtype=float))
+
+
+def test_what_needs_no_change_is_not_copied():
+    tensor, array = torch.zeros(2), np.zeros(2, dtype=np.float32)
+    assert as_tensor(tensor, "`x`") is tensor
+    assert as_tensor(array, "`x`").data_ptr() == array.ctypes.data
+
+
+def test_a_gradient_is_left_behind():
+    assert not as_tensor(torch.zeros(2, requires_grad=True), "`x`").requires_grad
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("word", "`x` has a str, 'word'"),
+        (None, "`x` has a NoneType"),
+        (1j, "`x` has a complex"),
+        (object(), "`x` has a object"),
+        (np.array(["word"]), "which torch can't hold"),
+        (np.array([1j]), "complex128"),
+        (np.array(["2020-01-01"], dtype="M8[D]"), "datetime64"),
+        (torch.zeros(2, dtype=torch.complex64), "complex64"),
+        (torch.eye(2).to_sparse(), "sparse"),
+        (torch.zeros(2, device="meta"), "on meta"),
+    ],
+)
+def test_what_an_ipu_cannot_take_is_refused(value, message):
+    with pytest.raises(DataError, match=message):
+        as_tensor(value, "`x`")
+
+
+def test_columns_are_named_by_words_alone():
+    assert column_names("a") == ["a"]
+    assert column_names(("a", "b")) == ["a", "b"]
+    for data in (None, [], torch.zeros(2), ["a", 1], np.array(["a"]), {"a": 1}):
+        assert column_names(data) is None
+
+
+def test_one_column_is_the_target_itself_and_several_are_a_dict():
+    row = {"a": 1, "b": 2, "c": 3}
+    assert split_columns(row, ["b"], True, "`x`") == ({"a": 1, "c": 3}, 2)
+    assert split_columns(row, ["b"], False, "`x`") == ({"a": 1, "c": 3}, {"b": 2})
+    assert split_columns(row, ["c", "a"], False, "`x`") == ({"b": 2}, {"c": 3, "a": 1})
+
+
+@pytest.mark.parametrize(
+    ("row", "names", "message"),
+    [
+        ({"a": 1}, ["b"], "`x` has no column 'b'"),
+        ({"a": 1}, ["a"], "none is left for inputs"),
+        ((1, 2), ["a"], "it is a tuple"),
+        (torch.zeros(2), ["a"], "it is a Tensor"),
+    ],
+)
+def test_columns_that_are_not_there_are_refused(row, names, message):
+    with pytest.raises(DataError, match=message):
+        split_columns(row, names, True, "`x`")
+
+
+def test_only_frames_are_frames():
+    pandas = pytest.importorskip("pandas")
+    assert is_frame(pandas.DataFrame({"a": [1]}))
+    assert is_frame(pandas.Series([1]))
+    for other in (np.zeros(2), torch.zeros(2), [1], {"a": 1}):
+        assert not is_frame(other)

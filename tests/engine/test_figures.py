@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures: exact sums, names, orders."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit import ConfigError
+from ipufit.data.layout import Known
+from ipufit.engine import Figures
+from ipufit.engine.objective import resolve_objective
+from tests import reference
+
+
+def figures(*arguments):
+    return Figures(resolve_objective(*arguments))
+
+
+def vector(mine, outputs, targets, scalars=None, **known):
+    known = Known(targets, **known)
+    terms = mine.objective.loss_terms(outputs, known, len(outputs))
+    return mine.vector(outputs, known, len(outputs), terms, scalars or {})
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.booleans())
+def test_any_division_into_batches_gives_the_same(sizes, at_once):
+    x, y = reference.samples(sum(sizes))
+    outputs = reference.network()(x).detach()
+    mine = figures("cross_entropy", None, ["accuracy"])
+    vectors = [vector(mine, o, t) for o, t in zip(outputs.split(sizes), y.split(sizes))]
+    if at_once:
+        mine.add(torch.cat(vectors))
+    else:
+        for each in vectors:
+            mine.add(each)
+    assert mine.samples == sum(sizes)
+    expected = reference.evaluate(reference.network(), x, y)
+    assert mine.logs() == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_does_not_count():
+    x, y = reference.samples(6)
+    outputs = reference.network()(x).detach()
+    mine = figures("cross_entropy", None, ["accuracy"])
+    share = torch.tensor([1.5, 1.5, 1.5, 1.5, 0.0, 0.0])
+    mine.add(vector(mine, outputs, y, share=share))
+    assert mine.samples == 4
+    expected = reference.evaluate(reference.network(), x[:4], y[:4])
+    assert mine.logs() == pytest.approx(expected, rel=1e-5)
+
+
+def test_sums_are_kept_exactly_over_many_calls():
+    mine = figures("mse", None, None)
+    one = vector(mine, torch.ones(1, 1), torch.zeros(1, 1))
+    mine.add(one.mul(2.0**24))  # where float32 can't count any more
+    for _ in range(3):
+        mine.add(one)
+    assert mine.samples == 2**24 + 3
+
+
+def test_before_anything_was_counted_there_is_nothing():
+    mine = figures("mse", None, ["mae"])
+    assert mine.logs() == {}
+    assert mine.samples == 0
+    mine.add(torch.zeros_like(vector(mine, torch.ones(1, 1), torch.zeros(1, 1))))
+    assert all(math.isnan(value) for value in mine.logs().values())
+
+
+def test_a_reset_forgets():
+    mine = figures("mse", None, None)
+    mine.add(vector(mine, torch.ones(1, 1), torch.zeros(1, 1)))
+    mine.add_means({"other": 3.0}, 1)
+    assert mine.logs() == {"loss": 1.0, "other": 3.0}
+    mine.reset()
+    assert mine.logs() == {}
+
+
+def test_logs_are_in_the_alphabet_and_lists_in_the_order_given():
+    mine = figures("mse", None, ["mse", "mae"])
+    scalars = {"b": torch.tensor(2.0), "a": torch.tensor(1.0)}
+    mine.add(vector(mine, torch.ones(1, 1), torch.zeros(1, 1), scalars))
+    assert list(mine.logs()) == ["a", "b", "loss", "mae", "mse"]
+    assert list(mine.in_order()) == ["loss", "mse", "mae", "b", "a"]
+
+
+def test_figures_know_which_way_is_better():
+    mine = figures("cross_entropy", None, ["accuracy"])
+    x, y = reference.samples(3)
+    outputs = reference.network()(x)
+    mine.add(vector(mine, outputs, y, {"size": torch.tensor(1.0)}))
+    assert mine.directions == {"loss": "min", "accuracy": "max"}
+
+
+@pytest.mark.parametrize("name", ["loss", "mae"])
+def test_two_figures_of_one_name_are_refused(name):
+    mine = figures("mse", None, ["mae"])
+    with pytest.raises(ConfigError, match=f"Two figures are called '{name}'"):
+        vector(mine, torch.ones(1, 1), torch.ones(1, 1), {name: torch.tensor(1.0)})
+
+
+def test_padding_can_be_taken_away_from_means():
+    mine = figures(None, None, None)
+    mine.add_means({"loss": 2.0}, 4)
+    mine.add_means({"loss": 5.0}, 1)  # one real row, three of 1.0: a mean of 2.0
+    mine.add_totals({"loss": -3.0})
+    assert mine.logs() == {"loss": pytest.approx((8 + 2) / 5)}

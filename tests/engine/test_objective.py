@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses and metrics of several outputs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import nn
+
+from ipufit import (
+    ConfigError,
+    DataError,
+    IPUConfig,
+    IPUModel,
+    StreamedMetric,
+    UnknownNameError,
+    UnsupportedError,
+)
+from ipufit.engine.objective import resolve_objective
+from tests import reference
+
+COUNT = 24
+X, CLASSES = reference.samples(COUNT)
+NUMBERS = torch.randn(COUNT, 1, generator=torch.Generator().manual_seed(1))
+NAMED = {"b": CLASSES, "a": NUMBERS}
+LISTED = [CLASSES, NUMBERS]
+
+
+class Two(nn.Module):
+    """Classes and a number, in a dict or in a tuple; the dict isn't in the alphabet."""
+
+    def __init__(self, *, is_dict=True):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.body = nn.Linear(3, 5)
+            self.classes = nn.Linear(5, 4)
+            self.number = nn.Linear(5, 1)
+        self._is_dict = is_dict
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        classes, number = self.classes(hidden), self.number(hidden)
+        return {"b": classes, "a": number} if self._is_dict else (classes, number)
+
+
+def figures_of(outputs, weights=None):
+    """Each loss on its own, from plain torch; weights by output."""
+    each = {
+        "b": F.cross_entropy(outputs["b"], CLASSES, reduction="none"),
+        "a": (outputs["a"] - NUMBERS).square()[:, 0],
+    }
+    if weights is not None:
+        each = {name: value * weights[name] for name, value in each.items()}
+    return {name: value.mean() for name, value in each.items()}
+
+
+BOTH = {"b": "cross_entropy", "a": "mse"}
+CASES = {
+    "by name": ((BOTH,), {"b": 1, "a": 1}),
+    "by name, in another order": (
+        ({"a": "mse", "b": "cross_entropy"},),
+        {"b": 1, "a": 1},
+    ),
+    "in a list": ((["cross_entropy", nn.MSELoss()],), {"b": 1, "a": 1}),
+    "none for one": ((["cross_entropy", None],), {"b": 1}),
+    "none for one by name": (({"a": "mse", "b": None},), {"a": 1}),
+    "only one named": (({"a": "mse"},), {"a": 1}),
+    "weights by name": ((BOTH, {"a": 0.25, "b": 2}), {"b": 2, "a": 0.25}),
+    "some weights": ((BOTH, {"a": 0.25}), {"b": 1, "a": 0.25}),
+    "weights in a list": ((["cross_entropy", "mse"], [2.0, 0.25]), {"b": 2, "a": 0.25}),
+    "a weight of nothing": ((BOTH, {"a": 0}), {"b": 1, "a": 0}),
+}
+
+
+@pytest.mark.parametrize("is_dict", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_the_total_is_the_weighted_sum_and_so_are_gradients(name, is_dict):
+    arguments, weights = CASES[name]
+    by_name = isinstance(arguments[0], dict)
+    if by_name and not is_dict:
+        rename = {"b": "output_1", "a": "output_2"}
+        arguments = tuple({rename[k]: v for k, v in a.items()} for a in arguments)
+    module = Two(is_dict=is_dict)
+    twin = Two()
+    model = IPUModel(module, IPUConfig(replicas=2))
+    model.compile(torch.optim.SGD(module.parameters(), lr=0.3), *arguments)
+    history = model.fit(
+        X,
+        NAMED if is_dict else LISTED,
+        batch_size=COUNT,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+    ).history
+    names = {"b": "b", "a": "a"} if is_dict else {"b": "output_1", "a": "output_2"}
+    several = {f"{names[n]}_loss" for n in weights} if len(weights) > 1 else set()
+    assert set(history) == {"loss"} | several
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.3)
+    for epoch in range(3):
+        losses = figures_of(twin(X))
+        total = sum(weights[n] * losses[n] for n in weights)
+        assert history["loss"][epoch] == pytest.approx(total.item(), rel=1e-5)
+        if several:
+            for n in weights:  # without their weights, as in Keras
+                loss = history[f"{names[n]}_loss"][epoch]
+                assert loss == pytest.approx(losses[n].item(), rel=1e-5)
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+    reference.assert_same_weights(module, twin)
+
+
+def test_one_name_is_taken_for_each_output():
+    targets = {"b": torch.randn(COUNT, 4), "a": NUMBERS}
+    model = IPUModel(Two())
+    model.compile("sgd", "mse", loss_weights={"a": 3.0})
+    figures = model.evaluate(X, targets, verbose=0)
+    with torch.no_grad():
+        outputs = model.module(X)
+    losses = {n: float(F.mse_loss(outputs[n], targets[n])) for n in "ab"}
+    expected = {"loss": losses["b"] + 3 * losses["a"]}
+    expected.update({f"{n}_loss": loss for n, loss in losses.items()})
+    assert figures == pytest.approx(expected, rel=1e-5)
+
+
+class Median(StreamedMetric):
+    def __init__(self):
+        super().__init__("median")
+
+    def reset(self):
+        self.seen = []
+
+    def update(self, outputs, targets, weights=None):
+        self.seen.append(outputs)
+
+    def result(self):
+        return float(torch.cat(self.seen).median())
+
+
+def test_metrics_have_the_names_of_their_outputs_and_the_order_of_compile():
+    model = IPUModel(Two())
+    model.compile(
+        "sgd",
+        BOTH,
+        metrics={"a": [Median(), "mae", "mae"], "b": "accuracy"},
+        weighted_metrics={"a": ["mae", "mse"]},
+    )
+    named = model.evaluate(X, NAMED, verbose=0)
+    assert list(named) == sorted(named)
+    order = ["loss", "b_loss", "a_loss"]
+    order += ["a_median", "a_mae", "a_mae_1", "b_accuracy"]
+    order += ["a_weighted_mae", "a_mse"]
+    assert sorted(order) == list(named)
+    listed = model.evaluate(X, NAMED, verbose=0, return_dict=False)
+    assert listed == [named[name] for name in order]
+    with torch.no_grad():
+        outputs = model.module(X)
+    expected = {
+        "a_median": float(outputs["a"].median()),
+        "a_mae": float((outputs["a"] - NUMBERS).abs().mean()),
+        "b_accuracy": float(outputs["b"].argmax(dim=1).eq(CLASSES).float().mean()),
+    }
+    assert {n: named[n] for n in expected} == pytest.approx(expected, rel=1e-5)
+    history = model.fit(X, NAMED, batch_size=12, verbose=0).history
+    assert list(history) == sorted(order)
+
+
+@pytest.mark.parametrize("metrics", [[["accuracy"], ["mae"]], ["accuracy", "mae"]])
+def test_a_list_has_metrics_for_each_output_in_order(metrics):
+    model = IPUModel(Two(is_dict=False))
+    model.compile("sgd", ["cross_entropy", "mse"], metrics=metrics)
+    figures = model.evaluate(X, LISTED, verbose=0)
+    assert sorted(figures) == [
+        "loss",
+        "output_1_accuracy",
+        "output_1_loss",
+        "output_2_loss",
+        "output_2_mae",
+    ]
+
+
+def test_a_single_figure_comes_without_a_list():
+    model = IPUModel(reference.network())
+    model.compile("sgd", "cross_entropy")
+    loss = model.evaluate(X, CLASSES, verbose=0, return_dict=False)
+    assert loss == model.evaluate(X, CLASSES, verbose=0)["loss"]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_samples_may_weigh_differently_in_each_output(padded):
+    weights = {"a": torch.linspace(0, 2, COUNT), "b": torch.linspace(3, 0, COUNT)}
+    module, twin = Two(), Two()
+    model = IPUModel(module, IPUConfig(replicas=2))
+    model.compile(
+        torch.optim.SGD(module.parameters(), lr=0.3),
+        BOTH,
+        metrics={"a": ["mae"]},
+        weighted_metrics={"a": ["mae"]},
+    )
+    size = 28 if padded else 24
+    history = model.fit(
+        X,
+        NAMED,
+        batch_size=size,
+        sample_weight=weights,
+        shuffle=False,
+        verbose=0,
+        drop_last="pad",
+    ).history
+    outputs = twin(X)
+    losses = figures_of(outputs, weights)
+    sum(losses.values()).backward()
+    torch.optim.SGD(twin.parameters(), lr=0.3).step()
+    reference.assert_same_weights(module, twin)
+    errors = (outputs["a"] - NUMBERS).abs()[:, 0].detach()
+    expected = {
+        "loss": sum(losses.values()).item(),
+        "a_loss": losses["a"].item(),
+        "b_loss": losses["b"].item(),
+        "a_mae": errors.mean().item(),
+        "a_weighted_mae": float((errors * weights["a"]).sum() / weights["a"].sum()),
+    }
+    assert {n: v[0] for n, v in history.items()} == pytest.approx(expected, rel=1e-5)
+
+
+# Errors -------------------------------------------------------------------------------
+
+BAD = {
+    "a loss of an unknown output": (
+        {"loss": {"c": "mse"}},
+        NAMED,
+        ConfigError,
+        "output 'c'.*returns b, a",
+    ),
+    "more losses than outputs": (
+        {"loss": ["cross_entropy", "mse", "mse"]},
+        NAMED,
+        ConfigError,
+        "returns 2",
+    ),
+    "fewer losses than outputs": (
+        {"loss": ["cross_entropy"]},
+        NAMED,
+        ConfigError,
+        "returns 2",
+    ),
+    "a metric of an unknown output": (
+        {"loss": BOTH, "metrics": {"c": ["mae"]}},
+        NAMED,
+        ConfigError,
+        "output 'c'",
+    ),
+    "one metric for two outputs": (
+        {"loss": BOTH, "metrics": ["mae"]},
+        NAMED,
+        ConfigError,
+        "2 outputs",
+    ),
+    "targets without one": (
+        {"loss": BOTH},
+        {"b": CLASSES},
+        DataError,
+        "no 'a'",
+    ),
+    "one target for two": ({"loss": BOTH}, CLASSES, DataError, "one tensor"),
+    "too few targets": ({"loss": BOTH}, [CLASSES], DataError, "1 targets|one"),
+    "targets of other shapes": (
+        {"loss": BOTH},
+        {"b": X, "a": NUMBERS},
+        DataError,
+        "'cross_entropy' can't take outputs of float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("run", ["fit", "evaluate"])
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_the_outputs_is_said(name, run):
+    settings, targets, error, message = BAD[name]
+    model = IPUModel(Two())
+    model.compile("sgd", **settings)
+    with pytest.raises(error, match=message):
+        getattr(model, run)(X, targets, batch_size=12, verbose=0)
+
+
+def test_weights_per_output_do_not_fit_a_loss_of_all():
+    def both(outputs, targets):
+        return F.mse_loss(outputs["a"], targets["a"], reduction="none")
+
+    model = IPUModel(Two())
+    model.compile("sgd", both)
+    weights = {"a": torch.ones(COUNT), "b": torch.ones(COUNT)}
+    with pytest.raises(UnsupportedError, match="per output"):
+        model.fit(X, NAMED, batch_size=12, sample_weight=weights, verbose=0)
+
+
+BAD_COMPILES = {
+    "no loss in it": ({"loss": {"a": None}}, ConfigError, "no loss in it"),
+    "an unknown name": ({"loss": {"a": "msee"}}, UnknownNameError, "'mse'"),
+    "sums and means": (
+        {"loss": {"a": nn.MSELoss(reduction="sum"), "b": "mse"}},
+        UnsupportedError,
+        "one kind",
+    ),
+    "a weight of nobody": (
+        {"loss": BOTH, "loss_weights": {"c": 1.0}},
+        ConfigError,
+        "'c'.*for 'b', 'a'",
+    ),
+    "a negative weight": (
+        {"loss": BOTH, "loss_weights": {"a": -1.0}},
+        ConfigError,
+        r"-1\.0 for 'a'",
+    ),
+    "a weight of words": (
+        {"loss": BOTH, "loss_weights": {"a": "1"}},
+        ConfigError,
+        "numbers of 0 or more",
+    ),
+    "an infinite weight": (
+        {"loss": "mse", "loss_weights": float("inf")},
+        ConfigError,
+        "inf",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COMPILES)
+def test_what_can_not_be_meant_is_refused(name):
+    settings, error, message = BAD_COMPILES[name]
+    with pytest.raises(error, match=message):
+        resolve_objective(**settings)
+
+
+def test_fresh_metrics_share_no_state():
+    objective = resolve_objective("mse", metrics=[Median(), "mae"])
+    fresh = objective.fresh()
+    mine, theirs = objective.measures[0].metric, fresh.measures[0].metric
+    assert mine is not theirs
+    theirs.reset()
+    theirs.update(torch.zeros(2), None)
+    assert not hasattr(mine, "seen")
+    assert copy.copy(fresh.losses) == objective.losses

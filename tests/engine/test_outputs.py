@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several outputs by name, and the loss that a model returns itself."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from ipufit import ConfigError, DataError, IPUConfig, IPUModel, log
+from ipufit.engine.outputs import (
+    checked_scalar,
+    named_outputs,
+    only,
+    part_of,
+    split_own_loss,
+)
+from tests import reference
+
+ONE, LOSS = torch.zeros(2, 3), torch.tensor(0.5)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names"),
+    [
+        (ONE, None),
+        ([ONE], None),
+        ({"a": ONE}, None),
+        ((ONE, ONE), ["output_1", "output_2"]),
+        ([ONE, None, ONE], ["output_1", "output_2", "output_3"]),
+        ({"b": ONE, "a": ONE}, ["b", "a"]),
+    ],
+)
+def test_several_outputs_have_names(outputs, names):
+    several = named_outputs(outputs)
+    assert (several and list(several)) == names
+
+
+def test_what_is_alone_comes_out_of_its_container():
+    assert only({"a": 1}) == only([1]) == only((1,)) == only(1) == 1
+    assert only([1, 2]) == [1, 2]
+
+
+def test_parts_are_found_by_name_or_position():
+    assert part_of({"a": 1, "b": 2}, "b", 0, 2, "targets") == 2
+    assert part_of((1, 2), "b", 1, 2, "targets") == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": 1}, "have no 'b'.*have: a"),
+        ([1], "1 targets for 2 outputs"),
+        (ONE, "2 outputs, and the targets are one tensor"),
+    ],
+)
+def test_a_missing_part_is_said(values, message):
+    with pytest.raises(DataError, match=message):
+        part_of(values, "b", 1, 2, "targets")
+
+
+# Own losses ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returned", "rest"),
+    [
+        (LOSS, ()),
+        ((LOSS, ONE), ONE),
+        ([LOSS, ONE, ONE], (ONE, ONE)),
+        ({"logits": ONE, "loss": LOSS}, {"logits": ONE}),
+        (OrderedDict(loss=LOSS.reshape(1), logits=ONE), {"logits": ONE}),
+    ],
+)
+def test_a_loss_is_taken_out(returned, rest):
+    loss, others = split_own_loss(returned)
+    assert loss == LOSS
+    assert loss.dim() == 0
+    assert type(others) is type(rest)
+    assert str(others) == str(rest)
+
+
+@pytest.mark.parametrize("returned", [ONE, (ONE, ONE), {"logits": ONE}, [], None])
+def test_what_has_no_loss_stays(returned):
+    assert split_own_loss(returned) == (None, returned)
+
+
+def test_a_loss_that_is_none_is_no_output():
+    assert split_own_loss({"loss": None, "logits": ONE}) == (None, {"logits": ONE})
+
+
+def test_a_loss_of_several_elements_is_refused():
+    with pytest.raises(ConfigError, match=r"shape \(2,\)"):
+        checked_scalar(torch.zeros(2))
+
+
+class OwnLoss(nn.Module):
+    """A classifier that computes its loss, and returns it as it was told."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.net = reference.network()
+        self._kind = kind
+
+    def forward(self, x, labels):
+        logits = self.net(x)
+        loss = nn.functional.cross_entropy(logits, labels)
+        return {
+            "dict": {"loss": loss, "logits": logits},
+            "tuple": (loss, logits),
+            "alone": loss,
+        }[self._kind]
+
+
+X, Y = reference.samples(48)
+INPUTS = {"x": X, "labels": Y}
+CONFIGS = [
+    IPUConfig(),
+    IPUConfig(replicas=2, device_iterations=2),
+    IPUConfig(gradient_accumulation=3, pipeline=("net.0", "net.2")),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("kind", ["dict", "tuple", "alone"])
+def test_a_module_with_its_own_loss_trains_as_a_plain_loop(monkeypatch, config, kind):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "8")
+    module = OwnLoss(kind)
+    twin = copy.deepcopy(module.net)
+    model = IPUModel(module, config)
+    model.compile(torch.optim.SGD(module.parameters(), lr=0.5))
+    validation = {name: value[:7] for name, value in INPUTS.items()}
+    history = model.fit(
+        INPUTS,
+        batch_size=12,
+        epochs=2,
+        shuffle=False,
+        validation_data=validation,
+        validation_batch_size=4,
+        verbose=0,
+    ).history
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.5)
+    for epoch in range(2):
+        trained = reference.train(twin, optimizer, X, Y, 12)
+        assert history["loss"][epoch] == pytest.approx(
+            trained.figures()["loss"], rel=1e-5
+        )
+        expected = reference.evaluate(twin, X[:7], Y[:7])["loss"]
+        assert history["val_loss"][epoch] == pytest.approx(expected, rel=1e-4)
+    reference.assert_same_weights(module.net, twin)
+    model.detach()
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_evaluate_is_exact_for_every_number_of_samples(monkeypatch, config):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "8")
+    model = IPUModel(OwnLoss("dict"), config)
+    model.compile("sgd", metrics=["accuracy"])
+    rows = config.inference_plan(4).samples_per_call
+    for count in range(1, 2 * rows + 2):
+        x, y = reference.samples(count, seed=count)
+        figures = model.evaluate({"x": x, "labels": y}, y, batch_size=4, verbose=0)
+        expected = reference.evaluate(model.module.net, x, y)
+        assert figures == pytest.approx(expected, rel=1e-4), count
+    model.detach()
+
+
+def test_a_stream_is_evaluated_exactly_too():
+    model = IPUModel(OwnLoss("tuple"))
+    model.compile("sgd")
+    for count in range(1, 14):
+        blocks = iter([({"x": X[:count], "labels": Y[:count]},)])
+        figures = model.evaluate(blocks, batch_size=4, verbose=0)
+        expected = reference.evaluate(model.module.net, X[:count], Y[:count])
+        assert figures == {"loss": pytest.approx(expected["loss"], rel=1e-4)}, count
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple"])
+def test_predictions_are_without_the_loss(kind):
+    model = IPUModel(OwnLoss(kind))
+    model.compile("sgd")
+    predicted = model.predict(INPUTS, batch_size=5, verbose=0)
+    logits = predicted["logits"] if kind == "dict" else predicted
+    with torch.no_grad():
+        torch.testing.assert_close(logits, model.module.net(X))
+    if kind == "dict":
+        assert list(predicted) == ["logits"]
+
+
+def test_no_loss_anywhere_is_an_error():
+    model = IPUModel(reference.network())
+    model.compile("sgd")
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(ConfigError, match="There is no loss"):
+            run(X[:32], verbose=0)
+
+
+def test_metrics_of_a_module_with_its_own_loss_need_targets():
+    model = IPUModel(OwnLoss("dict"))
+    model.compile("sgd", metrics=["accuracy"])
+    with pytest.raises(DataError, match="no targets to compute metrics"):
+        model.fit(INPUTS, verbose=0)
+
+
+@pytest.mark.parametrize("run", ["fit", "evaluate"])
+def test_an_own_loss_and_a_logged_one_are_refused(run):
+    class Twice(OwnLoss):
+        def forward(self, x, labels):
+            outputs = super().forward(x, labels)
+            log("loss", outputs["loss"])
+            return outputs
+
+    model = IPUModel(Twice("dict"))
+    model.compile("sgd")
+    with pytest.raises(ConfigError, match="'loss'"):
+        getattr(model, run)(INPUTS, batch_size=12, verbose=0)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streamed metrics in training: each real sample once, with its own target."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from ipufit import ConfigError, IPUConfig, IPUModel, StreamedMetric, poptorch
+from tests import reference
+from tests.strategies import plans
+
+
+class Seen(StreamedMetric):
+    """Remembers inputs, targets and weights: the module gives its inputs back."""
+
+    def __init__(self):
+        super().__init__("seen")
+        self.epochs = []
+
+    def __deepcopy__(self, memo):
+        return self  # for the test to look into
+
+    def reset(self):
+        self.parts = []
+        self.epochs.append(self.parts)
+
+    def update(self, outputs, targets, weights=None):
+        self.parts.append((outputs, targets, weights))
+
+    def result(self):
+        return float(sum(len(targets) for _, targets, _ in self.parts))
+
+
+class Echo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def numbers(count):
+    """Samples that are their own index; targets are the same."""
+    x = torch.arange(count, dtype=torch.float32)[:, None]
+    return x, x.clone(), torch.arange(count, dtype=torch.float32) / 8
+
+
+def config_for(plan, mode, period):
+    own = poptorch.Options().deviceIterations(plan.device_iterations)
+    own.replicationFactor(plan.replicas)
+    own.Training.gradientAccumulation(plan.gradient_accumulation)
+    if mode == "EveryN":
+        own.outputMode(poptorch.OutputMode.EveryN, output_return_period=period)
+    elif mode is not None:
+        own.outputMode(poptorch.OutputMode[mode])
+    return IPUConfig(micro_batch_size=plan.micro_batch_size, training_options=own)
+
+
+def fitted(metric, config, data, **settings):
+    x, y, weights = data
+    module = Echo()
+    model = IPUModel(module, config)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    model.compile(optimizer, "mse", weighted_metrics=[metric])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        history = model.fit(x, y, sample_weight=weights, verbose=0, **settings)
+    return history.history
+
+
+@settings(max_examples=25)
+@given(
+    st.data(),
+    plans(2),
+    st.sampled_from([None, "All", "Final", "EveryN"]),
+    st.sampled_from([True, "pad"]),
+    st.booleans(),
+)
+def test_each_real_sample_that_comes_back_is_seen_once(
+    data, plan, mode, drop_last, shuffle
+):
+    period = plan.device_iterations
+    count = plan.samples_per_call + data.draw(st.integers(0, plan.samples_per_call))
+    metric = Seen()
+    history = fitted(
+        metric,
+        config_for(plan, mode, period),
+        numbers(count),
+        epochs=2,
+        shuffle=shuffle,
+        drop_last=drop_last,
+    )
+    real = count if drop_last == "pad" else count - count % plan.samples_per_call
+    covered = reference.covered_samples(plan, real, mode, period)
+    for parts, told in zip(metric.epochs[-2:], history["seen"]):
+        outputs, targets, weights = (
+            torch.cat([torch.zeros(0), *(part.flatten() for part in column)])
+            for column in zip(*parts)
+        )
+        assert torch.equal(outputs, targets)  # the right targets
+        assert torch.equal(weights, targets / 8)
+        assert len(set(targets.tolist())) == len(targets) == int(covered.sum()) == told
+        if not shuffle:
+            assert torch.equal(targets, torch.arange(real)[covered].float())
+
+
+def test_outputs_of_asynchronous_loaders_are_copied():
+    metric = Seen()
+    config = IPUConfig(num_workers=1, device_iterations=2)
+    fitted(metric, config, numbers(32), batch_size=4, shuffle=False)
+    targets = torch.cat([part[1].flatten() for part in metric.epochs[-1]])
+    assert torch.equal(targets, torch.arange(32).float())
+
+
+def test_sums_of_outputs_are_refused_for_streamed_metrics():
+    own = poptorch.Options().outputMode(poptorch.OutputMode.Sum)
+    model = IPUModel(Echo(), IPUConfig(training_options=own))
+    model.compile("sgd", "mse", metrics=[Seen()])
+    x, y, _ = numbers(32)
+    with pytest.raises(ConfigError, match=r"OutputMode\.Sum"):
+        model.fit(x, y, verbose=0)
+
+
+def test_validation_and_training_have_streams_of_their_own():
+    class Largest(StreamedMetric):
+        def reset(self):
+            self.value = float("-inf")
+
+        def update(self, outputs, targets, weights=None):
+            self.value = max(self.value, float(targets.max()))
+
+        def result(self):
+            return self.value
+
+    x, y, _ = numbers(48)
+    model = IPUModel(Echo())
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
+    model.compile(optimizer, "mse", metrics=[Largest("largest")])
+    history = model.fit(
+        x[:16], y[:16], validation_data=(x[16:], y[16:]), batch_size=8, verbose=0
+    ).history
+    assert history["largest"] == [15]
+    assert history["val_largest"] == [47]

@@ -1,0 +1,1043 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every form of data, end to end: the same samples train to the same weights."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import multiprocessing
+import os
+import warnings
+from collections import UserDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    get_worker_info,
+)
+
+from ipufit import (
+    BatchPlan,
+    Callback,
+    DataError,
+    DataRanOutWarning,
+    DroppedRowsWarning,
+    EmptyUpdatesWarning,
+    IPUConfig,
+    IPUModel,
+    StreamedMetric,
+    poptorch,
+)
+from tests import reference
+from tests.emulator._datasets import preload_fork_server
+from tests.strategies import plans
+
+preload_fork_server()
+
+# On a machine with one processor.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+# One short update at the end of both plans, and none without samples.
+COUNT, BATCH = 34, 6
+X, Y = reference.samples(COUNT)
+PLANS = {
+    "plain": {},
+    "replicas": {"replicas": 2, "device_iterations": 2},
+    "accumulation": {
+        "micro_batch_size": 1,
+        "gradient_accumulation": 3,
+        "replicas": 2,
+        "device_iterations": 2,
+    },
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _give_ipus_back():
+    """Let go of the models that several tests share: they hold IPUs."""
+    yield
+    expected.cache_clear()
+    mirror.cache_clear()
+
+
+class Items(Dataset):
+    """A dataset of the items of a list."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def __len__(self):
+        return len(self._items)
+
+    def __getitem__(self, index):
+        return self._items[index]
+
+
+class Rows(IterableDataset):
+    """A stream of samples; the first worker gives them all."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def __iter__(self):
+        worker = get_worker_info()
+        return iter(self._items if worker is None or worker.id == 0 else [])
+
+
+class Restartable:
+    """Batches whose number nobody knows, as often as one likes."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def __iter__(self):
+        return self._make()
+
+
+class Table(Items):
+    """Stands for a Hugging Face dataset: rows are dicts with lists of numbers."""
+
+    def __init__(self, columns):
+        super().__init__([dict(zip(columns, row)) for row in zip(*columns.values())])
+        self.column_names = list(columns)
+        self.features = dict.fromkeys(columns)
+
+
+class StreamedTable:
+    """Stands for a Hugging Face dataset that is streamed: no length, no index."""
+
+    def __init__(self, columns):
+        self.column_names = list(columns)
+        self.features = dict.fromkeys(columns)
+        self._table = Table(columns)
+
+    def __iter__(self):
+        return (self._table[index] for index in range(len(self._table)))
+
+
+class InOrder(Sampler):
+    """A sampler of one's own."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def __len__(self):
+        return self._count
+
+    def __iter__(self):
+        return iter(range(self._count))
+
+
+class Uneven(Sampler):
+    """Batches of 1, 2, 3, ... samples."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def __iter__(self):
+        indices = iter(range(self._count))
+        for size in itertools.count(1):
+            batch = list(itertools.islice(indices, size))
+            if not batch:
+                return
+            yield batch
+
+
+def as_named(samples):
+    """A collate function whose batches are mappings, as transformers' are."""
+    features, labels = zip(*samples)
+    return UserDict(input=torch.stack(features), label=torch.tensor(labels))
+
+
+def pairs():
+    return list(zip(X, Y))
+
+
+def blocks(*sizes):
+    """Batches of such sizes, again and again, to the end."""
+    at = 0
+    for size in itertools.cycle(sizes):
+        if at >= COUNT:
+            return
+        yield X[at : at + size], Y[at : at + size]
+        at += size
+
+
+def frame():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
+    return table, pandas.Series(Y.numpy())
+
+
+def frame_with_target():
+    table, target = frame()
+    return table.assign(label=target), "label"
+
+
+def hugging_face():
+    datasets = pytest.importorskip("datasets")
+    columns = {"input": X.tolist(), "label": Y.tolist()}
+    return datasets.Dataset.from_dict(columns), "label"
+
+
+def poptorchs(mode):
+    """A loader of PopTorch's, made for other calls than the model's."""
+    options = poptorch.Options().deviceIterations(2)
+    return poptorch.DataLoader(
+        options, TensorDataset(X, Y), batch_size=4, drop_last=False, mode=mode
+    )
+
+
+FORMS = {
+    "numpy": lambda: (X.numpy(), Y.numpy()),
+    "doubles": lambda: (X.double().numpy(), Y.numpy()),
+    "frames": frame,
+    "a frame with its target": frame_with_target,
+    "a dict": lambda: ({"input": X}, Y),
+    "a tuple": lambda: ((X,), (Y,)),
+    "a dict and a column's name": lambda: ({"input": X, "label": Y}, "label"),
+    "a mapping": lambda: (UserDict(input=X), Y),
+    "a mapping and a column's name": lambda: (UserDict(input=X, label=Y), "label"),
+    "a tensor dataset": lambda: (TensorDataset(X, Y),),
+    "a dataset": lambda: (Items([(x, int(y)) for x, y in pairs()]),),
+    "a dataset of arrays": lambda: (
+        Items([(x.numpy(), np.int64(y)) for x, y in pairs()]),
+    ),
+    "a dataset of rows": lambda: (
+        Items([{"input": x, "label": int(y)} for x, y in pairs()]),
+        "label",
+    ),
+    "a table": lambda: (Table({"input": X.tolist(), "label": Y.tolist()}), "label"),
+    "a streamed table": lambda: (
+        StreamedTable({"input": X.tolist(), "label": Y.tolist()}),
+        "label",
+    ),
+    "a Hugging Face dataset": hugging_face,
+    "an iterable dataset": lambda: (Rows(pairs()),),
+    "an iterable dataset of rows": lambda: (
+        Rows([{"input": x, "label": int(y)} for x, y in pairs()]),
+        "label",
+    ),
+    "a loader": lambda: (DataLoader(TensorDataset(X, Y), batch_size=5),),
+    "a loader with a sampler": lambda: (
+        DataLoader(TensorDataset(X, Y), batch_size=5, sampler=InOrder(COUNT)),
+    ),
+    "a loader with a batch sampler": lambda: (
+        DataLoader(TensorDataset(X, Y), batch_sampler=Uneven(COUNT)),
+    ),
+    "a loader with a collate function": lambda: (
+        DataLoader(Items(pairs()), batch_size=5, collate_fn=as_named),
+        "label",
+    ),
+    "a loader of an iterable dataset": lambda: (DataLoader(Rows(pairs()), 5),),
+    "a loader of rows": lambda: (DataLoader(TensorDataset(X, Y), batch_size=1),),
+    "a stream": lambda: (Restartable(lambda: blocks(7, 1, 12)),),
+    "a stream of lists": lambda: (
+        Restartable(lambda: ([x, [y]] for x, y in blocks(3, 20))),
+    ),
+    "a stream of arrays": lambda: (
+        Restartable(lambda: ((x.numpy(), y.numpy()) for x, y in blocks(9))),
+    ),
+    "PopTorch's loader": lambda: (poptorchs(poptorch.DataLoaderMode.Sync),),
+}
+WITH_PROCESSES = {
+    "a loader with workers": lambda: (
+        DataLoader(TensorDataset(X, Y), batch_size=5, num_workers=2),
+    ),
+    "a loader with workers that stay": lambda: (
+        DataLoader(
+            TensorDataset(X, Y), batch_size=5, num_workers=1, persistent_workers=True
+        ),
+    ),
+    "PopTorch's asynchronous loader": lambda: (
+        poptorchs(poptorch.DataLoaderMode.Async),
+    ),
+    "PopTorch's rebatching loader": lambda: (
+        poptorchs(poptorch.DataLoaderMode.AsyncRebatched),
+    ),
+}
+
+
+def make_model(plan=None, *, metrics=("accuracy",), **settings):
+    config = IPUConfig(**{**(PLANS[plan] if plan else {}), **settings})
+    model = IPUModel(reference.network(), config)
+    model.compile("adam", "cross_entropy", metrics=list(metrics))
+    return model
+
+
+def trained(model, *data):
+    """Figures and weights of two epochs, then of an evaluation and a prediction."""
+    history = model.fit(
+        *data, batch_size=BATCH, epochs=2, shuffle=False, drop_last="pad", verbose=0
+    )
+    figures = model.evaluate(*data, batch_size=4, verbose=0)
+    return history, figures
+
+
+@functools.lru_cache(maxsize=None)
+def expected(plan):
+    model = make_model(plan)
+    history, figures = trained(model, X, Y)
+    return model, history.history, figures, model.predict(X, verbose=0)
+
+
+def assert_as_expected(model, plan, history, figures):
+    other, losses, other_figures, _ = expected(plan)
+    reference.assert_same_weights(model.module, other.module)
+    assert history.history.keys() == losses.keys()
+    for name, values in losses.items():
+        assert history.history[name] == pytest.approx(values, rel=1e-5), name
+    assert len(set(losses["loss"])) == 2
+    assert figures == pytest.approx(other_figures, rel=1e-5)
+    assert history.dropped_samples == 0
+
+
+def assert_predicts(model, plan, data):
+    """What names its targets has inputs only for `predict`."""
+    outputs = model.predict(data, batch_size=4, verbose=0)
+    torch.testing.assert_close(outputs, expected(plan)[-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_trains_to_the_same_weights(form, plan):
+    data = FORMS[form]()
+    model = make_model(plan)
+    assert_as_expected(model, plan, *trained(model, *data))
+    if not isinstance(data[-1], str):
+        assert_predicts(model, plan, data[0])
+
+
+@pytest.mark.parametrize("form", WITH_PROCESSES)
+def test_forms_with_processes_of_their_own_do_too(form):
+    (data,) = WITH_PROCESSES[form]()
+    model = make_model("replicas")
+    try:
+        assert_as_expected(model, "replicas", *trained(model, data))
+        assert_predicts(model, "replicas", data)
+    finally:
+        if hasattr(data, "terminate"):
+            data.terminate()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "async_rebatched"])
+def test_the_models_own_processes_load_the_same_samples(mode):
+    model = make_model("replicas", num_workers=2, loader_mode=mode)
+    assert_as_expected(model, "replicas", *trained(model, Items(pairs())))
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_of_an_iterable_dataset_share_it():
+    model = make_model("replicas", num_workers=2)
+    assert_as_expected(model, "replicas", *trained(model, Rows(pairs())))
+
+
+def test_columns_of_predictions_are_inputs_only():
+    model, _, _, outputs = expected("plain")
+    for data in (
+        Table({"input": X.tolist()}),
+        StreamedTable({"input": X.tolist()}),
+        UserDict(input=X),
+    ):
+        torch.testing.assert_close(model.predict(data, verbose=0), outputs)
+
+
+def test_several_targets_are_named_by_their_columns():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = reference.network()
+
+        def forward(self, features):
+            outputs = self.net(features)
+            return {"kind": outputs, "size": outputs.sum(dim=1)}
+
+    sizes = X.sum(dim=1)
+    weights = []
+    for data in (
+        (X, {"kind": Y, "size": sizes}),
+        ({"features": X, "kind": Y, "size": sizes}, ["kind", "size"]),
+    ):
+        model = IPUModel(Two())
+        model.compile("sgd", {"kind": "cross_entropy", "size": "mse"})
+        model.fit(*data, batch_size=17, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    assert all(np.array_equal(a, b) for a, b in zip(*weights))
+
+
+def test_what_predict_does_not_need_may_be_anything():
+    data = Items([(x, f"sample {index}") for index, x in enumerate(X)])
+    model, _, _, outputs = expected("plain")
+    torch.testing.assert_close(model.predict(data, verbose=0), outputs)
+    stream = Restartable(lambda: ((x, [str(len(x))] * len(x)) for x, _ in blocks(5, 3)))
+    torch.testing.assert_close(model.predict(stream, verbose=0), outputs)
+
+
+# Numbers and constants ------------------------------------------------------------
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = reference.network()
+
+    def forward(self, features, scale, mode=None):
+        assert mode in (None, "train")
+        return self.net(features) * scale.reshape(-1, 1)
+
+
+def scaled_fit(data, **settings):
+    model = IPUModel(Scaled(), IPUConfig(replicas=2))
+    model.compile("sgd", "cross_entropy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DroppedRowsWarning)
+        history = model.fit(
+            data, batch_size=4, shuffle=False, epochs=2, verbose=0, **settings
+        )
+    return model, history
+
+
+def test_numbers_in_batches_are_tensors_so_they_may_change():
+    # One number per batch of 4: it stands for each of its rows.
+    scales = [1.0, 0.5, 2, -3.0, 0.25, 1.5, 1.0, 0.75]
+    scales = [float(scale) for scale in scales]
+    batches = [
+        (
+            {"features": X[4 * i : 4 * i + 4], "scale": s, "mode": "train"},
+            Y[4 * i :][:4],
+        )
+        for i, s in enumerate(scales)
+    ]
+    model, history = scaled_fit(Restartable(lambda: iter(batches)))
+    rows = torch.tensor(scales).repeat_interleave(4)
+    plain = TensorDataset(X[:32], rows, Y[:32])
+    plain = Items([((x, s), y) for x, s, y in plain])
+    other, other_history = scaled_fit(plain)
+    reference.assert_same_weights(model.module, other.module)
+    losses = other_history.history["loss"]
+    assert history.history["loss"] == pytest.approx(losses, rel=1e-5)
+
+
+CHANGING = {
+    "a string": lambda i: "train" if i < 20 else "test",
+    "None": lambda i: None if i < 20 else "train",
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_constant_that_changes_is_an_error_that_names_it(name, is_stream):
+    of = CHANGING[name]
+    samples = [
+        ({"features": x, "scale": 1.0, "mode": of(i)}, y)
+        for i, (x, y) in enumerate(pairs())
+    ]
+    with pytest.raises(DataError, match=r"inputs\['mode'\] was .* and is .* now"):
+        scaled_fit(Rows(samples) if is_stream else Items(samples))
+
+
+def test_a_constant_that_stays_is_baked_in_and_another_compiles_anew():
+    for constant in ("train", None):
+        samples = [
+            ({"features": x, "scale": 1.0, "mode": constant}, y) for x, y in pairs()
+        ]
+        _, history = scaled_fit(Items(samples))
+        assert len(history.history["loss"]) == 2
+
+
+# Every sample once ----------------------------------------------------------------
+
+
+class Same(torch.nn.Module):
+    """Gives its inputs back, so that a prediction tells which samples were seen."""
+
+    def forward(self, x):
+        return x
+
+
+PER_CALL = 8
+NUMBERS = torch.rand(3 * PER_CALL, generator=torch.Generator().manual_seed(1)) ** 3
+
+
+@functools.lru_cache(maxsize=None)
+def mirror(**settings):
+    model = IPUModel(Same(), IPUConfig(replicas=2, device_iterations=2, **settings))
+    model.compile("sgd", "mae")
+    return model
+
+
+def uneven_stream(count):
+    def batches():
+        at = 0
+        for size in itertools.cycle([5, 1, 11]):
+            if at >= count:
+                return
+            rows = NUMBERS[at : min(at + size, count)]
+            yield rows, torch.zeros(len(rows))
+            at += size
+
+    return Restartable(batches)
+
+
+def check_each_once(model, data, count):
+    outputs = model.predict(data, batch_size=4, verbose=0)
+    assert torch.equal(outputs, NUMBERS[:count])
+    streamed = list(model.predict(data, batch_size=4, verbose=0, stream=True))
+    assert torch.equal(torch.cat(streamed), NUMBERS[:count])
+    assert len(streamed) == -(-count // PER_CALL)
+    mean = float(NUMBERS[:count].double().mean())
+    figures = model.evaluate(data, batch_size=4, verbose=0)
+    assert figures["loss"] == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", range(1, 3 * PER_CALL + 1))
+def test_evaluate_and_predict_see_each_sample_once(count):
+    numbers = NUMBERS[:count]
+    dataset = TensorDataset(numbers, torch.zeros(count))
+    for data in (dataset, Items(list(dataset)), uneven_stream(count)):
+        check_each_once(mirror(), data, count)
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "count"),
+    [
+        ("sync", 2, 19),
+        ("async", 0, 1),
+        ("async", 0, 17),
+        ("async", 2, 24),
+        ("async_rebatched", 0, 7),
+        ("async_rebatched", 2, 18),
+    ],
+)
+def test_so_they_do_when_other_processes_load(mode, workers, count):
+    model = mirror(loader_mode=mode, num_workers=workers)
+    dataset = TensorDataset(NUMBERS[:count], torch.zeros(count))
+    check_each_once(model, dataset, count)
+
+
+@pytest.mark.parametrize("mode", ["async", "async_rebatched"])
+def test_a_call_of_one_sample_can_be_loaded_by_another_process(mode):
+    model = IPUModel(Same(), IPUConfig(loader_mode=mode))
+    outputs = model.predict(NUMBERS[:3], batch_size=1, verbose=0)
+    assert torch.equal(outputs, NUMBERS[:3])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 6, 100])
+def test_steps_of_evaluate_and_predict_are_the_first(steps):
+    count = min(21, 4 * steps)
+    dataset = TensorDataset(NUMBERS[:21], torch.zeros(21))
+    for data in (dataset, uneven_stream(21)):
+        outputs = mirror().predict(data, batch_size=4, steps=steps, verbose=0)
+        assert torch.equal(outputs, NUMBERS[:count])
+        figures = mirror().evaluate(data, batch_size=4, steps=steps, verbose=0)
+        mean = float(NUMBERS[:count].double().mean())
+        assert figures["loss"] == pytest.approx(mean, rel=1e-6)
+
+
+# Padding --------------------------------------------------------------------------
+
+
+def config_of(plan):
+    return IPUConfig(
+        micro_batch_size=plan.micro_batch_size,
+        gradient_accumulation=plan.gradient_accumulation,
+        replicas=plan.replicas,
+        device_iterations=plan.device_iterations,
+    )
+
+
+def plain_epoch(module, optimizer, x, y, batch_size, w=None):
+    """A loop of plain torch that keeps its short last batch; the loss over samples."""
+    w = torch.ones(len(x)) if w is None else w
+    total = 0.0
+    for rows in torch.arange(len(x)).split(batch_size):
+        outputs = module(x[rows])
+        each = torch.nn.functional.cross_entropy(outputs, y[rows], reduction="none")
+        weighted = each * w[rows]
+        optimizer.zero_grad()
+        weighted.mean().backward()
+        optimizer.step()
+        total += float(weighted.detach().double().sum())
+    return total / len(x)
+
+
+@st.composite
+def padded(draw, *, may_be_empty):
+    """A plan, and samples whose last call is short."""
+    plan = draw(plans(most=2))
+    size, whole = plan.samples_per_update, plan.samples_per_call
+    least = 1 if may_be_empty else whole - size + 1
+    tail = draw(st.integers(least, whole))
+    return plan, whole * draw(st.integers(0, 2)) + tail
+
+
+def check_padding(plan, count, momentum, is_stream):
+    x, y = reference.samples(count)
+    other = reference.network()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=momentum)
+    loss = plain_epoch(other, optimizer, x, y, plan.batch_size)
+    model = IPUModel(reference.network(), config_of(plan))
+    own = torch.optim.SGD(model.module.parameters(), lr=0.1, momentum=momentum)
+    model.compile(own, "cross_entropy", metrics=["accuracy"])
+    data = Rows(list(zip(x, y))) if is_stream else TensorDataset(x, y)
+    history = model.fit(data, shuffle=False, drop_last="pad", verbose=0)
+    reference.assert_same_weights(model.module, other)
+    assert history.history["loss"] == [pytest.approx(loss, rel=1e-5)]
+    assert history.dropped_samples == 0
+
+
+@settings(max_examples=20)
+@given(padded(may_be_empty=False), st.booleans())
+def test_padding_is_a_short_last_batch_even_with_momentum(case, is_stream):
+    check_padding(*case, 0.9, is_stream)
+
+
+@settings(max_examples=20)
+@given(padded(may_be_empty=True), st.booleans())
+def test_padding_of_whole_updates_does_nothing_to_plain_descent(case, is_stream):
+    plan, count = case
+    left = -count % plan.samples_per_call
+    if left < plan.samples_per_update:
+        check_padding(plan, count, 0.0, is_stream)
+    else:
+        with pytest.warns(EmptyUpdatesWarning, match="padding only"):
+            check_padding(plan, count, 0.0, is_stream)
+
+
+def test_a_loader_that_gives_less_than_it_says_is_padded_all_the_same():
+    def without_zeros(samples):
+        kept = [(x, y) for x, y in samples if y]
+        return [torch.stack(parts) for parts in zip(*kept)]
+
+    zeros = Y.eq(0)
+    assert 0 < zeros.sum() < COUNT
+    other = reference.network()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    loss = plain_epoch(other, optimizer, X[~zeros], Y[~zeros], 17)
+    loader = DataLoader(TensorDataset(X, Y), 17, collate_fn=without_zeros)
+    model = IPUModel(reference.network())
+    own = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    model.compile(own, "cross_entropy")
+    history = model.fit(loader, drop_last="pad", verbose=0)
+    reference.assert_same_weights(model.module, other)
+    assert history.history["loss"] == [pytest.approx(loss, rel=1e-5)]
+
+
+def test_what_a_stream_leaves_out_is_said_when_it_is_known():
+    model = make_model()
+    data = Restartable(lambda: blocks(5))
+    with pytest.warns(DroppedRowsWarning, match="leaves out 4 samples"):
+        history = model.fit(data, batch_size=10, verbose=0)
+    assert history.dropped_samples == 4
+
+
+# Weights --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("form", ["arrays", "dataset", "stream"])
+def test_sample_weights_are_kerass(plan, form):
+    generator = torch.Generator().manual_seed(3)
+    w = torch.rand(COUNT, generator=generator) * 2
+    data = {
+        "arrays": (X, Y, w),
+        "dataset": (Items([(x, y, float(v)) for x, y, v in zip(X, Y, w)]),),
+        "stream": (DataLoader(TensorDataset(X, Y, w), batch_size=5),),
+    }[form]
+    keywords = {"sample_weight": data[2]} if form == "arrays" else {}
+    check_weighting(plan, data[:2], keywords, w)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("form", ["arrays", "one-hot", "loader"])
+def test_class_weights_are_kerass_with_loaders_too(plan, form):
+    table = {0: 0.5, 2: 3.0}
+    w = torch.tensor([table.get(int(y), 1.0) for y in Y])
+    one_hot = torch.nn.functional.one_hot(Y, reference.NUM_CLASSES).float()
+    data = {
+        "arrays": (X, Y),
+        "one-hot": (X, one_hot),
+        "loader": (DataLoader(TensorDataset(X, Y), batch_sampler=Uneven(COUNT)),),
+    }[form]
+    check_weighting(plan, data, {"class_weight": table}, w)
+
+
+def check_weighting(plan, data, keywords, w):
+    """Against plain torch, and Keras: sum(w * l) / N, sum(w * m) / sum(w)."""
+    other = reference.network()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    before = reference.network()
+    loss = plain_epoch(other, optimizer, X, Y, BATCH, w)
+    model = IPUModel(before, IPUConfig(**PLANS[plan]))
+    own = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    model.compile(own, "cross_entropy", None, ["accuracy"], ["accuracy"])
+    history = model.fit(
+        *data,
+        batch_size=BATCH,
+        shuffle=False,
+        drop_last="pad",
+        verbose=0,
+        validation_data=(X, Y),
+        **keywords,
+    ).history
+    reference.assert_same_weights(model.module, other)
+    assert history["loss"] == [pytest.approx(loss, rel=1e-5)]
+    assert history["accuracy"] != history["weighted_accuracy"]
+    # Neither kind of weight reaches the validation data, which has none of its own.
+    plain = reference.evaluate(other, X, Y)
+    assert history["val_loss"] == [pytest.approx(plain["loss"], rel=1e-5)]
+    assert history["val_accuracy"] == history["val_weighted_accuracy"]
+    figures = model.evaluate(X, Y, sample_weight=w, verbose=0)
+    with torch.no_grad():
+        outputs = other(X)
+        each = torch.nn.functional.cross_entropy(outputs, Y, reduction="none")
+    hits = outputs.argmax(dim=1).eq(Y).float()
+    assert figures["loss"] == pytest.approx(float((w * each).sum() / COUNT), rel=1e-5)
+    assert figures["weighted_accuracy"] == pytest.approx(
+        float((w * hits).sum() / w.sum()), rel=1e-5
+    )
+    assert figures["accuracy"] == pytest.approx(plain["accuracy"], rel=1e-5)
+
+
+# Epochs of so many steps ----------------------------------------------------------
+
+
+class Steps(Callback):
+    """Counts the updates of every epoch."""
+
+    def __init__(self):
+        self.counts = []
+
+    def on_epoch_begin(self, epoch, logs):
+        self.counts.append(0)
+
+    def on_train_batch_end(self, batch, logs):
+        self.counts[-1] += 1
+
+
+FIVE = {
+    "arrays": lambda: reference.Recorded(X[:20], Y[:20]),
+    "a stream": lambda: Restartable(lambda: itertools.islice(blocks(4), 5)),
+}
+
+
+@pytest.mark.parametrize("form", FIVE)
+def test_five_batches_in_epochs_of_two_give_two_two_and_one(form):
+    # As Keras 3.15.1 counts, with a warning for the epoch that is cut short.
+    model, steps = make_model(), Steps()
+    with pytest.warns(DataRanOutWarning, match="after 1 updates of epoch 3") as caught:
+        model.fit(
+            FIVE[form](),
+            batch_size=4,
+            epochs=5,
+            steps_per_epoch=2,
+            shuffle=False,
+            callbacks=steps,
+            verbose=0,
+        )
+    assert steps.counts == [2, 2, 1, 2, 2]
+    assert len(caught) == 1
+
+
+def test_an_epoch_of_steps_goes_on_where_the_last_one_ended():
+    data = reference.Recorded(X[:20], Y[:20])
+    model, steps = make_model(), Steps()
+    data.asked.clear()
+    losses = model.fit(
+        data,
+        batch_size=4,
+        epochs=10,
+        steps_per_epoch=1,
+        shuffle=False,
+        callbacks=steps,
+        verbose=0,
+    ).history["loss"]
+    assert steps.counts == [1] * 10
+    drawn = data.asked[-40:]
+    assert drawn == [*range(20), *range(20)]
+    assert len(set(losses)) == 10
+
+
+def test_steps_and_passes_train_alike():
+    whole, cut = make_model(), make_model()
+    whole.fit(X[:20], Y[:20], batch_size=4, epochs=2, shuffle=False, verbose=0)
+    # Two passes of 5 batches are ten epochs of one.
+    cut.fit(
+        X[:20],
+        Y[:20],
+        batch_size=4,
+        epochs=10,
+        steps_per_epoch=1,
+        shuffle=False,
+        verbose=0,
+    )
+    reference.assert_same_weights(whole.module, cut.module)
+
+
+def endless():
+    return itertools.chain.from_iterable(blocks(6, 1, 9) for _ in itertools.count())
+
+
+def test_a_generator_without_end_needs_steps():
+    model, steps = make_model("replicas"), Steps()
+    history = model.fit(
+        endless(),
+        batch_size=BATCH,
+        epochs=3,
+        steps_per_epoch=4,
+        callbacks=steps,
+        verbose=0,
+    )
+    assert steps.counts == [2, 2, 2]  # calls of two updates
+    assert len(history.history["loss"]) == 3
+    x = torch.cat([x for x, _ in itertools.islice(endless(), 20)])[:72]
+    y = torch.cat([y for _, y in itertools.islice(endless(), 20)])[:72]
+    other = make_model("replicas")
+    other.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    reference.assert_same_weights(model.module, other.module)
+
+
+def test_a_generator_that_runs_out_ends_the_training():
+    model, steps = make_model(), Steps()
+    with pytest.warns(DataRanOutWarning, match=r"epoch 2.*Training ends"):
+        history = model.fit(
+            itertools.islice(blocks(8), 4),
+            batch_size=4,
+            epochs=5,
+            steps_per_epoch=5,
+            callbacks=steps,
+            verbose=0,
+        )
+    assert steps.counts == [5, 3]
+    assert len(history.history["loss"]) == 2
+
+
+def test_a_generator_is_drawn_from_once_and_only_as_far_as_needed():
+    drawn = []
+
+    def counted():
+        for index, batch in enumerate(blocks(4)):
+            drawn.append(index)
+            yield batch
+
+    make_model().fit(counted(), batch_size=4, steps_per_epoch=3, verbose=0)
+    assert drawn == [0, 1, 2]
+
+
+@pytest.mark.parametrize("form", ["arrays", "stream"])
+def test_validation_steps_are_always_the_first(form):
+    rows = slice(0, 8)
+    data = (X, Y) if form == "arrays" else Restartable(lambda: blocks(5, 2))
+    model = make_model()
+    expected_losses = []
+
+    class Compare(Callback):
+        def on_epoch_end(self, epoch, logs):
+            module = make_model().module
+            module.load_state_dict(
+                dict(zip(module.state_dict(), map(torch.tensor, model.get_weights())))
+            )
+            expected_losses.append(reference.evaluate(module, X[rows], Y[rows])["loss"])
+
+    history = model.fit(
+        X,
+        Y,
+        batch_size=17,
+        epochs=3,
+        validation_data=data,
+        validation_steps=2,
+        validation_batch_size=4,
+        callbacks=Compare(),
+        verbose=0,
+    ).history
+    assert history["val_loss"] == pytest.approx(expected_losses, rel=1e-5)
+    assert len(set(expected_losses)) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_loader_may_both_train_and_validate(workers):
+    loader = DataLoader(
+        TensorDataset(X, Y),
+        batch_size=17,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    model = make_model()
+    history = model.fit(loader, epochs=2, validation_data=loader, verbose=0).history
+    figures = reference.evaluate(model.module, X, Y)
+    assert history["val_loss"][-1] == pytest.approx(figures["loss"], rel=1e-5)
+
+
+# Processes and their memory -------------------------------------------------------
+
+
+class Kept(StreamedMetric):
+    """Keeps what it is shown, as metrics may, and adds it up at the end."""
+
+    def update(self, outputs, targets, weights=None):
+        self.targets.append(targets)
+
+    def result(self):
+        seen = torch.cat(self.targets).double()
+        return float((seen * torch.arange(1, len(seen) + 1)).sum())
+
+    def reset(self):
+        self.targets = []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", ["async", "async_rebatched"])
+def test_memory_that_is_used_again_corrupts_neither_metrics_nor_weights(mode, workers):
+    results = []
+    for settings_ in ({}, {"loader_mode": mode, "num_workers": workers}):
+        model = make_model("replicas", metrics=[Kept("kept")], **settings_)
+        history = model.fit(
+            X,
+            Y,
+            batch_size=BATCH,
+            epochs=2,
+            shuffle=False,
+            drop_last="pad",
+            validation_data=(X, Y),
+            validation_batch_size=4,
+            verbose=0,
+        )
+        results.append((history.history, model))
+    (plain, model), (loaded, other) = results
+    for name, values in plain.items():
+        assert loaded[name] == pytest.approx(values, rel=1e-6), name
+    in_order = float((Y.double() * torch.arange(1, COUNT + 1)).sum())
+    assert plain["kept"] == plain["val_kept"] == [in_order, in_order]
+    reference.assert_same_weights(model.module, other.module, rtol=0, atol=0)
+
+
+class Odd(Dataset):
+    """Its last sample is odd, or missing."""
+
+    def __init__(self, last=None):
+        self._last = last
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        if index < COUNT - 1:
+            return X[index], int(Y[index])
+        if self._last is None:
+            raise OSError("the disk is gone")
+        return self._last
+
+
+LOADING = {
+    "workers": {"num_workers": 2},
+    "async": {"loader_mode": "async"},
+    "both": {"loader_mode": "async_rebatched", "num_workers": 1},
+}
+
+
+def stop(callback, _logs):
+    callback.model.stop_training = True
+
+
+class Interrupting(Callback):
+    def __init__(self, action):
+        self._action = action
+
+    def on_train_batch_end(self, batch, logs):
+        self._action(self, logs)
+
+
+def raise_error(_callback, _logs):
+    raise ArithmeticError("from a callback")
+
+
+def interrupt(_callback, _logs):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("loading", LOADING)
+def test_no_process_is_left_after_a_stop_or_an_error(loading):
+    model = make_model(**LOADING[loading])
+    model.fit(X, Y, batch_size=2, epochs=3, callbacks=Interrupting(stop), verbose=0)
+    assert multiprocessing.active_children() == []
+    held = []
+    for error, action in (
+        (ArithmeticError, raise_error),
+        (KeyboardInterrupt, interrupt),
+    ):
+        with pytest.raises(error) as caught:
+            model.fit(
+                X,
+                Y,
+                batch_size=2,
+                validation_data=(X, Y),
+                callbacks=Interrupting(action),
+                verbose=0,
+            )
+        held.append(caught)  # as an interactive session keeps the last traceback
+        assert multiprocessing.active_children() == []
+    assert len(model.fit(X, Y, batch_size=17, verbose=0).epoch) == 1
+
+
+@pytest.mark.parametrize("loading", LOADING)
+def test_a_sample_that_fails_in_another_process_says_why_and_ends_it(loading):
+    model = make_model(**LOADING[loading])
+    with pytest.raises((DataError, OSError), match="the disk is gone"):
+        model.fit(Odd(), batch_size=2, shuffle=False, verbose=0)
+    assert multiprocessing.active_children() == []
+    with pytest.raises(DataError, match=r"Sample 33 of `x`.*different shapes"):
+        model.fit(Odd((X[0, :1], 1)), batch_size=2, shuffle=False, verbose=0)
+    assert multiprocessing.active_children() == []
+    with pytest.raises(DataError, match=r"Sample 33 of `x` is of torch.float32"):
+        model.evaluate(Odd((X[0], 1.5)), batch_size=2, verbose=0)
+    assert multiprocessing.active_children() == []
+    assert len(model.fit(X, Y, batch_size=17, verbose=0).epoch) == 1
+
+
+@pytest.mark.parametrize("loading", LOADING)
+def test_a_call_that_is_refused_starts_no_process(loading):
+    model = make_model(**LOADING[loading])
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        model.fit(X, Y, steps_per_epoch=0)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_prediction_that_is_not_gone_through_leaves_no_process():
+    model = mirror(loader_mode="sync", num_workers=2)
+    parts = model.predict(NUMBERS, batch_size=4, stream=True, verbose=0)
+    assert torch.equal(next(parts), NUMBERS[:PER_CALL])
+    assert multiprocessing.active_children()
+    parts.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_run_in_other_processes():
+    class Where(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return torch.tensor([float(os.getpid())])
+
+    here = mirror().predict(Where(), batch_size=4, verbose=0)
+    there = mirror(num_workers=1).predict(Where(), batch_size=4, verbose=0)
+    assert set(here.flatten().tolist()) == {float(os.getpid())}
+    assert float(os.getpid()) not in there.flatten().tolist()
+
+
+def test_a_plan_counts_what_its_factors_say():
+    # The constants above rest on it.
+    assert COUNT % BATCH == 4
+    for settings_ in PLANS.values():
+        plan = IPUConfig(**settings_).training_plan(BATCH)
+        assert isinstance(plan, BatchPlan)
+        assert plan.samples_per_update == BATCH
+        assert 0 < -COUNT % plan.samples_per_call < BATCH

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of a model: asked for, set, saved and loaded, at any time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ipufit import Callback, ConfigError, DataError, IPUConfig, IPUModel
+from tests import reference
+
+X, Y = reference.samples(32)
+
+
+def network():
+    """With buffers, and with a weight that is used twice."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        module = nn.Sequential(
+            nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 4)
+        )
+    module[2].weight = module[0].weight
+    return module
+
+
+def compiled(module=None, lr=0.3, config=None):
+    module = module or network()
+    model = IPUModel(module, config or IPUConfig())
+    model.compile(torch.optim.SGD(module.parameters(), lr=lr), "cross_entropy")
+    return model
+
+
+def fit(model, **settings):
+    settings = {"batch_size": 8, "shuffle": False, "verbose": 0, **settings}
+    return model.fit(X, Y, **settings).history["loss"]
+
+
+def test_weights_come_in_the_order_of_the_state_dict():
+    model = compiled()
+    state = model.module.state_dict()
+    weights = model.get_weights()
+    assert len(weights) == len(state) == 11
+    for array, tensor in zip(weights, state.values()):
+        assert isinstance(array, np.ndarray)
+        np.testing.assert_array_equal(array, tensor.numpy())
+
+
+def test_they_are_copies():
+    model = compiled()
+    weights = model.get_weights()
+    weights[0][:] = 7.0
+    assert not (model.get_weights()[0] == 7.0).any()
+    before = model.get_weights()
+    fit(model)
+    assert (model.get_weights()[0] != before[0]).any()
+
+
+def test_what_was_got_can_be_set_again():
+    model = compiled()
+    start = model.get_weights()
+    first = fit(model)
+    model.set_weights(start)
+    for mine, theirs in zip(model.get_weights(), start):
+        np.testing.assert_array_equal(mine, theirs)
+    assert fit(model) == first
+    model.set_weights([torch.tensor(w) for w in start])  # tensors too
+    assert model.evaluate(X, Y, verbose=0)["loss"] > first[0] * 0.5
+
+
+def test_half_precision_keeps_its_type():
+    model = compiled(reference.network(), config=IPUConfig(precision="float16"))
+    fit(model)
+    weights = model.get_weights()
+    assert {w.dtype for w in weights} == {np.dtype("float16")}
+    model.set_weights([w.astype("float32") for w in weights])
+    assert {p.dtype for p in model.module.parameters()} == {torch.float16}
+
+
+def wrong_shape(weights):
+    return [weights[0].T[:2], *weights[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w[1:], "10 arrays for 11 weights: 0.weight"),
+        (wrong_shape, r"0\.weight has shape \(2, 3\), and .* \(3, 3\)"),
+    ],
+)
+def test_wrong_weights_are_refused_and_change_nothing(change, message):
+    model = compiled()
+    before = model.get_weights()
+    with pytest.raises(DataError, match=message):
+        model.set_weights(change(before))
+    for mine, theirs in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+# Files --------------------------------------------------------------------------------
+
+
+def test_what_was_saved_can_be_loaded_into_another_model(tmp_path):
+    path = tmp_path / "new" / "weights.safetensors"
+    model = compiled()
+    fit(model)
+    model.save_weights(path)
+    other = compiled()
+    other.load_weights(str(path))
+    for mine, theirs in zip(model.get_weights(), other.get_weights()):
+        np.testing.assert_array_equal(mine, theirs)
+    assert fit(other) == fit(model)
+    assert other.module[2].weight is other.module[0].weight  # still tied
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_weights_of_another_module_are_refused(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    compiled().save_weights(path)
+    model = compiled(reference.network())
+    before = model.get_weights()
+    with pytest.raises(DataError, match=r"another module: 0\.bias.*1\.running_mean"):
+        model.load_weights(path)
+    for mine, theirs in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_only_safetensors_are_written(tmp_path):
+    with pytest.raises(ConfigError, match=r"\.safetensors"):
+        compiled().save_weights(tmp_path / "weights.pt")
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        compiled().load_weights(tmp_path / "no.safetensors")
+
+
+# In mid-fit ---------------------------------------------------------------------------
+
+
+class Do(Callback):
+    """Does something with the model in one hook."""
+
+    def __init__(self, hook, action):
+        self.results = []
+        setattr(self, hook, lambda *_: self.results.append(action(self.model)))
+
+
+HOOKS = ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_epoch_end"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_callback_gets_the_newest_weights(hook):
+    plain, watched = reference.network(), compiled(reference.network())
+    watch = Do(hook, lambda model: model.get_weights())
+    fit(watched, epochs=2, callbacks=watch)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
+    steps = [[t.numpy().copy() for t in plain.state_dict().values()]]
+    for _ in range(2):
+        for rows in torch.arange(32).split(8):
+            reference.train(plain, optimizer, X[rows], Y[rows], 8)
+            steps.append([t.numpy().copy() for t in plain.state_dict().values()])
+    expected = {
+        "on_train_batch_begin": steps[:-1],
+        "on_train_batch_end": steps[1:],
+        "on_epoch_begin": steps[0:8:4],
+        "on_epoch_end": steps[4::4],
+    }[hook]
+    assert len(watch.results) == len(expected)
+    for mine, theirs in zip(watch.results, expected):
+        for one, other in zip(mine, theirs):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["set", "load"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_weights_that_a_callback_sets_are_trained_on(tmp_path, hook, way):
+    module = reference.network()
+    model = compiled(module, lr=0.0)
+    other = compiled(reference.network(seed=5))
+    path = tmp_path / "other.safetensors"
+    other.save_weights(path)
+
+    def change(model):
+        if way == "set":
+            model.set_weights(other.get_weights())
+        else:
+            model.load_weights(path)
+
+    losses = fit(model, epochs=2, validation_data=(X, Y), callbacks=Do(hook, change))
+    expected = reference.evaluate(other.module, X, Y)["loss"]
+    assert losses[1] == pytest.approx(expected, rel=1e-5)
+    reference.assert_same_weights(module, other.module)
+
+
+def test_a_callback_may_evaluate_save_and_restore(tmp_path):
+    path = tmp_path / "epoch.safetensors"
+    model = compiled(reference.network())
+    losses = []
+
+    def look(model):
+        losses.append(model.evaluate(X, Y, verbose=0)["loss"])
+        if len(losses) == 2:
+            model.save_weights(path)
+        if len(losses) == 3:
+            model.load_weights(path)
+
+    fit(model, epochs=4, callbacks=Do("on_epoch_end", look))
+    assert losses[3] == pytest.approx(losses[2], rel=1e-5)  # the third one once more
+    assert losses[2] != pytest.approx(losses[1], rel=1e-3)
