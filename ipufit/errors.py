@@ -2,6 +2,8 @@
 """Everything that ipufit raises or warns of.
 
     IpufitError
+    ├── CheckpointError  (OSError)       a checkpoint that can't be written or read
+    │   └── DamagedCheckpointError       a file of it is missing, cut or changed
     ├── ConfigError      (ValueError)    options that contradict each other
     ├── DataError        (ValueError)    data that can't be fed as it is
     ├── UnknownNameError (ValueError)    a name nobody knows, with a suggestion
@@ -9,6 +11,7 @@
     └── UnsupportedError (TypeError)     something PopTorch or ipufit can't do
 
     IpufitWarning (UserWarning)
+    ├── CheckpointWarning     a damaged checkpoint was passed over
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CoverageWarning       figures cover only a part of the samples
     ├── NonFiniteLossWarning  the loss became NaN or infinite
@@ -27,6 +30,14 @@ from typing import Iterable
 
 class IpufitError(Exception):
     """Base of ipufit's errors."""
+
+
+class CheckpointError(IpufitError, OSError):
+    """A checkpoint that can't be written or read; `errno` is the system's, if any."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A file of a checkpoint is missing, cut, changed or no such file at all."""
 
 
 class ConfigError(IpufitError, ValueError):
@@ -67,6 +78,10 @@ class UnsupportedError(IpufitError, TypeError):
 
 class IpufitWarning(UserWarning):
     """Base of ipufit's warnings."""
+
+
+class CheckpointWarning(IpufitWarning):
+    """A damaged checkpoint was passed over, or an old one couldn't be deleted."""
 
 
 class DroppedRowsWarning(IpufitWarning):

@@ -3,6 +3,28 @@
 
 from __future__ import annotations
 
+from .format import (
+    Checkpoint,
+    read_checkpoint,
+    read_manifest,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from .format import read_checkpoint as load_checkpoint
+from .manifest import Manifest, Record
+from .store import CheckpointStore
 from .weights import load_weights, save_weights
 
-__all__ = ["load_weights", "save_weights"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "Manifest",
+    "Record",
+    "load_checkpoint",
+    "load_weights",
+    "read_checkpoint",
+    "read_manifest",
+    "save_weights",
+    "verify_checkpoint",
+    "write_checkpoint",
+]

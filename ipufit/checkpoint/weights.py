@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Mapping, Union
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ipufit.errors import ConfigError, DataError
+
+from .atomic import replace_file
+from .tensors import check_tensors, tensor_parts
 
 PathLike = Union[str, "os.PathLike[str]"]
 SUFFIX = ".safetensors"
@@ -20,8 +23,8 @@ SUFFIX = ".safetensors"
 def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
     """Write weights to a file, or leave the old file whole.
 
-    It is written beside its target and then renamed. Tied weights are written under
-    each of their names.
+    It is written beside its target, synced and then renamed. Tied weights are written
+    under each of their names.
 
     Args:
         weights: Tensors by name.
@@ -29,6 +32,7 @@ def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
 
     Raises:
         ConfigError: The path ends in something else.
+        UnsupportedError: A tensor is sparse, or of a dtype that safetensors lacks.
         OSError: It can't be written.
 
     Example:
@@ -39,19 +43,8 @@ def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
         tensor([1., 1.])
     """
     target = _checked(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    own = {
-        name: tensor.detach().clone().contiguous() for name, tensor in weights.items()
-    }
-    beside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        save_file(own, str(beside), metadata={"format": "pt"})
-        with open(beside, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    finally:
-        if beside.exists():
-            beside.unlink()
+    check_tensors(weights, "weights")
+    replace_file(target, tensor_parts(weights))
 
 
 def load_weights(path: PathLike) -> dict[str, Tensor]:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Something happens at the n-th step that changes the file system."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from unittest import mock
+
+STEPS = ("mkdir", "open", "write", "fsync", "rename", "replace", "unlink", "rmdir")
+
+
+@contextlib.contextmanager
+def at_step(number, happens):
+    """Call `happens` instead of step `number`; yields the names of the steps taken."""
+    taken = []
+
+    def wrapped(name, original):
+        def step(*arguments, **keywords):
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return original(*arguments, **keywords)  # it only reads
+            taken.append(name)
+            if len(taken) - 1 == number:
+                if name == "write":  # half of it gets through
+                    descriptor, data = arguments
+                    original(descriptor, data[: len(data) // 2])
+                happens()
+            return original(*arguments, **keywords)
+
+        return step
+
+    with contextlib.ExitStack() as stack:
+        for name in STEPS:
+            patched = wrapped(name, getattr(os, name))
+            stack.enter_context(mock.patch.object(os, name, patched))
+        yield taken
+
+
+def full_disk():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fork_and_wait(run):
+    """Run a function in a child; returns whether it came to its end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        assert os.WEXITSTATUS(status) == 0, "the writer failed"
+        return True
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return False

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One checkpoint is written, read and replaced."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ipufit.checkpoint import (
+    Checkpoint,
+    Record,
+    read_checkpoint,
+    read_manifest,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from ipufit.checkpoint import (
+    format as format_module,
+)
+from ipufit.errors import CheckpointError, DamagedCheckpointError, UnsupportedError
+from tests.checkpoint.faults import at_step
+from tests.checkpoint.samples import names, number_of, same, sample
+
+
+def test_what_is_written_is_read(tmp_path):
+    checkpoint = sample(3)
+    assert write_checkpoint(tmp_path / "a", checkpoint) is None
+    loaded = read_checkpoint(str(tmp_path / "a"))
+    assert same(loaded, checkpoint)
+    model = loaded.tensors["model"]
+    assert model["body.weight"] is model["head.weight"]  # tied
+
+
+def test_empty_groups_and_an_empty_checkpoint_come_back(tmp_path):
+    for checkpoint in (Checkpoint(), Checkpoint({"rng": {}, "a-b_2": {}}, {"a": []})):
+        write_checkpoint(tmp_path / "a", checkpoint)
+        assert same(read_checkpoint(tmp_path / "a"), checkpoint)
+
+
+def test_plain_torch_and_safetensors_load_the_model(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    write_checkpoint(tmp_path / "a", Checkpoint({"model": model.state_dict()}))
+    fresh = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    fresh.load_state_dict(load_file(str(tmp_path / "a" / "model.safetensors")))
+    rows = torch.rand(4, 2)
+    assert torch.equal(fresh.eval()(rows), model.eval()(rows))
+
+
+def test_the_manifest_lists_every_file_and_who_wrote_it(tmp_path):
+    record = Record(sequence=3, epoch=1, update=20, metric=float("-inf"))
+    write_checkpoint(tmp_path / "a", sample(), record=record)
+    manifest = read_manifest(tmp_path / "a")
+    assert manifest == verify_checkpoint(tmp_path / "a")
+    assert {*manifest.files, "manifest.json"} == {*names(tmp_path / "a")}
+    assert manifest.record == record
+    assert manifest.torch == torch.__version__
+    plain = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    assert plain["format"] == "ipufit-checkpoint"
+    assert plain["version"] == 1
+    assert plain["files"][0].keys() == {"name", "size", "sha256"}
+
+
+def test_folders_are_made_and_links_are_followed_to_the_target(tmp_path):
+    write_checkpoint(tmp_path / "a" / "b" / "c", sample(1))
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b" / "c")
+    write_checkpoint(tmp_path / "link", sample(2))
+    assert (tmp_path / "link").is_symlink()
+    assert number_of(read_checkpoint(tmp_path / "a" / "b" / "c")) == 2
+    assert number_of(read_checkpoint(tmp_path / "link")) == 2
+
+
+def test_an_old_checkpoint_an_empty_folder_and_a_damaged_one_are_replaced(tmp_path):
+    target = tmp_path / "a"
+    target.mkdir()
+    write_checkpoint(target, sample(1))
+    (target / "state.json").unlink()
+    (target / "average.safetensors").write_bytes(b"of an older run")
+    write_checkpoint(target, sample(2))
+    assert number_of(read_checkpoint(target)) == 2
+    assert "average.safetensors" not in names(target)
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["file", "foreign file", "folder", "link"])
+def test_what_isnt_a_checkpoints_is_never_replaced(tmp_path, kind):
+    target = tmp_path / "a"
+    if kind == "file":
+        target.write_text("mine")
+    else:
+        write_checkpoint(target, sample(1))
+    if kind == "foreign file":
+        (target / "notes.txt").write_text("mine")
+    elif kind == "folder":
+        (target / "average.safetensors").mkdir()
+    elif kind == "link":
+        (target / "average.safetensors").symlink_to(tmp_path)
+    before = names(tmp_path), target.is_dir() and names(target)
+    with pytest.raises(CheckpointError, match=f"'{target}'"):
+        write_checkpoint(target, sample(2))
+    assert before == (names(tmp_path), target.is_dir() and names(target))
+
+
+def test_leftovers_of_killed_writers_are_cleaned_up_and_never_read(tmp_path):
+    write_checkpoint(tmp_path / "x", sample(1))
+    (tmp_path / "x").rename(tmp_path / ".a.00000001.partial")  # complete, but unnamed
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        read_checkpoint(tmp_path / "a")
+    for other in (".a.0000001.partial", ".ab.00000001.partial", ".a.00000001.other"):
+        (tmp_path / other).mkdir()  # somebody else's
+    write_checkpoint(tmp_path / "a", sample(2))
+    assert names(tmp_path) == [
+        ".a.00000001.other",
+        ".a.0000001.partial",
+        ".ab.00000001.partial",
+        "a",
+    ]
+
+
+def test_a_writer_killed_between_its_renames_leaves_the_old_one_readable(tmp_path):
+    write_checkpoint(tmp_path / "a", sample(1))
+    (tmp_path / "a").rename(tmp_path / ".a.0123abcd.old")
+    (tmp_path / ".a.99999999.old").mkdir()  # half deleted: without a manifest
+    assert number_of(read_checkpoint(tmp_path / "a")) == 1
+    assert number_of(read_checkpoint(tmp_path / "a")) == 1
+    with pytest.raises(UnsupportedError):
+        write_checkpoint(tmp_path / "a", Checkpoint(state={"a": object()}))
+    assert number_of(read_checkpoint(tmp_path / "a")) == 1
+    write_checkpoint(tmp_path / "a", sample(2))
+    assert number_of(read_checkpoint(tmp_path / "a")) == 2
+    assert names(tmp_path) == ["a"]
+
+
+def test_everything_is_synced_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
+    synced, opened, original = [], {}, os.open
+
+    def remember(path, *arguments, **keywords):
+        descriptor = original(path, *arguments, **keywords)
+        opened[descriptor] = os.path.basename(path)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", remember)
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda d: (synced.append(opened[d]), fsync(d)))
+    monkeypatch.setattr(os, "rename", lambda *a: (synced.append("RENAME"), rename(*a)))
+    write_checkpoint(tmp_path / "a", sample())
+    *files, manifest, beside, renamed, parent = synced
+    assert sorted(files) == [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ]
+    assert manifest == "manifest.json"  # the last of them
+    assert beside.endswith(".partial")
+    assert renamed == "RENAME"
+    assert parent == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "reason"),
+    [
+        (Checkpoint({"Model": {}}), "'Model' is no name for a group"),
+        (Checkpoint({"../model": {}}), "no name for a group"),
+        (Checkpoint({"": {}}), "no name for a group"),
+        (Checkpoint({"model": {"w": 1}}), r"model\['w'\] is a int"),
+        (Checkpoint({}, {"a": {"b": {1, 2}}}), r"state\['a'\]\['b'\] is a .*set"),
+        (Checkpoint({}, []), "must be a dict"),
+    ],
+)
+def test_what_cant_be_written_is_said_before_anything_is(tmp_path, checkpoint, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        write_checkpoint(tmp_path / "a", checkpoint)
+    assert names(tmp_path) == []
+
+
+def test_a_state_too_large_to_read_isnt_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(format_module, "MAX_STATE_BYTES", 20)
+    with pytest.raises(UnsupportedError, match="belong into tensors"):
+        write_checkpoint(tmp_path / "a", Checkpoint({}, {"text": "x" * 20}))
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    write_checkpoint(tmp_path / "a", sample(1))
+    step = 0
+    while True:
+        try:
+            with at_step(step, interrupt) as taken:
+                write_checkpoint(tmp_path / "a", sample(1))
+        except KeyboardInterrupt:
+            assert number_of(read_checkpoint(tmp_path / "a")) == 1
+            if taken.count("rename") < 2:
+                assert names(tmp_path) == ["a"]
+        else:
+            break
+        step += 1
+    assert step > 20
+
+
+def test_nothing_of_the_callers_is_kept(tmp_path):
+    tensor = torch.ones(3)
+    alive = weakref.ref(tensor)
+    write_checkpoint(tmp_path / "a", Checkpoint({"model": {"w": tensor}}))
+    del tensor
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_was_read_is_independent_of_the_file(tmp_path):
+    write_checkpoint(tmp_path / "a", sample(1))
+    loaded = read_checkpoint(tmp_path / "a")
+    for path in (tmp_path / "a").iterdir():
+        path.write_bytes(b"")
+    assert number_of(loaded) == 1
+
+
+def test_there_is_none(tmp_path):
+    for read in (read_checkpoint, read_manifest, verify_checkpoint):
+        with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+            read(tmp_path / "a" / "b")
+    (tmp_path / "a").write_text("a file")
+    with pytest.raises(DamagedCheckpointError, match="Not a directory"):
+        read_checkpoint(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json: No such file"):
+        read_checkpoint(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EIO, DamagedCheckpointError), (errno.EACCES, CheckpointError)],
+)
+def test_a_broken_disk_is_damage_and_a_missing_permission_isnt(
+    tmp_path, monkeypatch, number, kind
+):
+    write_checkpoint(tmp_path / "a", sample())
+    original = os.open
+
+    def fail(path, *arguments, **keywords):
+        if path == "state.json":
+            raise OSError(number, os.strerror(number))
+        return original(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(CheckpointError, match=r"state\.json") as caught:
+        read_checkpoint(tmp_path / "a")
+    assert type(caught.value) is kind
+    assert caught.value.errno == number

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whenever a writer is killed, there is a usable checkpoint, and no junk for long."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    command = [sys.executable, "-m", "tests.checkpoint.killing"]
+    done = subprocess.run(
+        [*command, str(tmp_path_factory.mktemp("killed")), "15"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_writer_killed_at_random_moments_always_leaves_a_usable_checkpoint(seen):
+    seen = seen["random"]
+    numbers = seen["numbers"]
+    assert numbers == sorted(numbers)  # nothing that was written is lost
+    assert numbers[-1] > 5  # and it did write
+    # two of the last, the best, one not yet deleted, and leftovers of one writer
+    assert seen["most"] <= 6
+    assert len(seen["left"]) <= 3
+    assert not [name for name in seen["left"] if name.startswith(".")]
+
+
+def test_a_save_killed_before_any_of_its_steps_leaves_the_old_or_the_new(seen):
+    gains = seen["store"]["gains"]
+    assert gains == sorted(gains)  # up to some step the old one, then the new one
+    assert set(gains) == {0, 1}
+    assert len(gains) > 25
+
+
+def test_an_overwrite_killed_before_any_of_its_steps_leaves_the_old_or_new(seen):
+    seen = seen["path"]
+    assert seen["gains"] == sorted(seen["gains"])
+    assert set(seen["gains"]) == {0, 1}
+    assert len(seen["gains"]) > 25
+    assert seen["left"] == ["saved"]

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory of checkpoints: order, rotation, the best, and falling back."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+from ipufit.checkpoint import (
+    CheckpointStore,
+    read_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
+from ipufit.errors import (
+    CheckpointError,
+    CheckpointWarning,
+    ConfigError,
+    DamagedCheckpointError,
+)
+from tests.checkpoint.samples import names, number_of, sample
+from tests.checkpoint.test_hostile import sign
+
+
+def fill(store, metrics):
+    return [
+        store.save(sample(update), epoch=0, update=update, metric=metric)
+        for update, metric in enumerate(metrics)
+    ]
+
+
+def numbers(paths):
+    return [number_of(read_checkpoint(path)) for path in paths]
+
+
+def damage(path, name="model.safetensors"):
+    data = (path / name).read_bytes()
+    (path / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_an_empty_store_has_nothing_and_makes_nothing(tmp_path):
+    store = CheckpointStore(tmp_path / "runs")
+    assert (store.all(), store.latest(), store.best()) == ([], None, None)
+    assert store.load_latest() is None
+    assert names(tmp_path) == []
+
+
+def test_what_was_saved_last_is_loaded(tmp_path):
+    store = CheckpointStore(tmp_path / "a" / "runs")
+    path = store.save(sample(7), epoch=2, update=1234, metric=0.5)
+    assert path.name == "update-00001234"
+    found, checkpoint = CheckpointStore(tmp_path / "a" / "runs").load_latest()
+    assert (found, number_of(checkpoint)) == (path, 7)
+    record = read_manifest(path).record
+    assert (record.sequence, record.epoch, record.update) == (1, 2, 1234)
+    assert record.metric == 0.5
+
+
+def test_order_is_that_of_writing_whatever_the_names_say(tmp_path):
+    store = CheckpointStore(tmp_path)
+    updates = [5, 123456789, 40, 5, 5]  # gone back, and back to the same
+    paths = [store.save(sample(n), epoch=0, update=n) for n in updates]
+    assert [path.name for path in paths] == [
+        "update-00000005",
+        "update-123456789",
+        "update-00000040",
+        "update-00000005-2",
+        "update-00000005-3",
+    ]
+    assert store.all() == paths
+    assert store.latest() == paths[-1]
+    assert store.load_latest()[0] == paths[-1]
+    paths[0].rename(tmp_path / "x")  # names changed places
+    paths[-1].rename(paths[0])
+    (tmp_path / "x").rename(paths[-1])
+    os.utime(paths[-1])
+    assert store.latest() == paths[0]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "mode", "left", "best"),
+    [
+        (None, None, "min", [0, 1, 2, 3, 4], 1),
+        (None, 1, "max", [0, 1, 2, 3, 4], 0),
+        (2, None, "min", [3, 4], 4),
+        (2, 1, "min", [1, 3, 4], 1),
+        (2, 1, "max", [0, 3, 4], 0),
+        (9, 1, "min", [0, 1, 2, 3, 4], 1),
+        (1, 1, "min", [1, 4], 1),
+    ],
+)
+def test_rotation_keeps_the_last_and_the_best(
+    tmp_path, keep_last, keep_best, mode, left, best
+):
+    store = CheckpointStore(
+        tmp_path, keep_last=keep_last, keep_best=keep_best, mode=mode
+    )
+    fill(store, [9.0, 1.0, float("nan"), None, 1.0])
+    assert numbers(store.all()) == left
+    assert numbers([store.best()]) == [best]
+    assert len(names(tmp_path)) == len(left)
+
+
+def test_without_any_metric_there_is_no_best(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1, keep_best=1)
+    fill(store, [None, float("nan")])
+    assert store.best() is None
+    assert numbers(store.all()) == [1]
+
+
+def test_an_infinite_metric_is_better_than_none(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1, keep_best=1)
+    fill(store, [float("inf"), float("nan"), None])
+    assert numbers(store.all()) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"keep_last": 0}, {"keep_last": -1}, {"keep_best": 2}, {"mode": "auto"}],
+)
+def test_arguments_are_checked(tmp_path, arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        CheckpointStore(tmp_path, **arguments)
+
+
+def test_what_isnt_the_stores_is_left_alone(tmp_path):
+    foreign = ["best", "update-1", "update-00000001.bak", ".update-00000001.x.trash"]
+    for name in foreign:
+        (tmp_path / name).mkdir()
+    (tmp_path / "update-00000009").write_text("a file")
+    write_checkpoint(tmp_path / "update-00000008", sample(8))  # by hand: no record
+    (tmp_path / "update-00000007").symlink_to(tmp_path / "update-00000008")
+    before = names(tmp_path)
+    store = CheckpointStore(tmp_path, keep_last=1)
+    path = fill(store, [None, None, None])[-1]
+    assert names(tmp_path) == sorted([*before, path.name])
+    assert store.all() == [path]
+
+
+def test_a_checkpoint_with_somebodys_notes_in_it_isnt_deleted(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    path = store.save(sample(0), epoch=0, update=0)
+    (path / "notes.txt").write_text("worth keeping")
+    fill(store, [None, None])
+    assert path in store.all()
+    assert number_of(read_checkpoint(path)) == 0
+
+
+def test_leftovers_of_killed_processes_are_deleted_at_the_next_save(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    paths = fill(store, [None, None])
+    paths[0].rename(tmp_path / ".update-00000000.0123abcd.partial")
+    paths[1].rename(tmp_path / ".update-00000001-2.0123abcd.trash")
+    assert store.latest() is None
+    assert store.load_latest() is None
+    path = store.save(sample(3), epoch=0, update=3)
+    assert names(tmp_path) == [path.name]
+
+
+def test_a_damaged_newest_is_passed_over_with_a_warning_that_names_it(tmp_path):
+    store = CheckpointStore(tmp_path)
+    paths = fill(store, [None, None, None])
+    damage(paths[2])
+    assert store.latest() == paths[2]  # its manifest is right
+    damage(paths[1], "manifest.json")
+    with pytest.warns(CheckpointWarning) as caught:
+        found, checkpoint = store.load_latest()
+    assert (found, number_of(checkpoint)) == (paths[0], 0)
+    (warning,) = caught
+    text = str(warning.message)
+    assert f"'{paths[2]}' is damaged: model.safetensors:" in text
+    assert f"'{paths[1]}' is damaged: manifest.json" in text
+    assert f"Loaded '{paths[0]}' instead, of epoch 0 and update 0" in text
+    assert warning.filename == __file__
+    assert store.latest() == paths[0]
+
+
+def test_damaged_ones_dont_push_good_ones_out(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    paths = fill(store, [None, None])
+    damage(paths[1])
+    with pytest.warns(CheckpointWarning):
+        store.load_latest()
+    after = [store.save(sample(n), epoch=0, update=n) for n in (1,)]
+    assert store.all() == [paths[0], *after]
+    store.save(sample(2), epoch=0, update=2)
+    assert paths[0].name not in names(tmp_path)
+    assert paths[1].name not in names(tmp_path)  # as old as one that went
+    assert numbers(store.all()) == [1, 2]
+
+
+def test_when_all_are_damaged_training_doesnt_start_anew_unasked(tmp_path):
+    store = CheckpointStore(tmp_path)
+    for path in fill(store, [None, None]):
+        damage(path, "state.json")
+    with pytest.raises(DamagedCheckpointError, match="Every checkpoint"):
+        store.load_latest()
+
+
+def test_a_newer_version_isnt_passed_over(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    paths = fill(store, [None])
+    sign(paths[0], json.loads((paths[0] / "manifest.json").read_text()), version=2)
+    for read in (store.all, store.latest, store.best, store.load_latest):
+        with pytest.raises(CheckpointError, match="upgrade ipufit"):
+            read()
+    path = store.save(sample(1), epoch=0, update=1)  # nor is it in the way, or deleted
+    assert names(tmp_path) == [paths[0].name, path.name]
+
+
+def test_a_failure_to_delete_is_a_warning(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    path = store.save(sample(0), epoch=0, update=0)
+
+    def fail(*_, **__):
+        raise PermissionError(13, "not allowed")
+
+    monkeypatch.setattr(os, "unlink", fail)
+    with pytest.warns(CheckpointWarning, match="couldn't be deleted: not allowed"):
+        store.save(sample(1), epoch=0, update=1)
+    monkeypatch.undo()
+    assert not path.exists()
+    store.save(sample(2), epoch=0, update=2)
+    assert names(tmp_path) == ["update-00000002"]
+
+
+def test_threads_that_save_at_once_take_turns(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=3)
+
+    def save(number):
+        store.save(sample(number), epoch=0, update=5)
+
+    threads = [threading.Thread(target=save, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = [read_manifest(path).record.sequence for path in store.all()]
+    assert records == [4, 5, 6]
+    assert len(names(tmp_path)) == 3

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in one safetensors file."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from ipufit import ConfigError, DataError
+from ipufit.checkpoint import load_weights, save_weights
+
+TYPES = [torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool]
+names = st.text("ab.0_é", min_size=1, max_size=5)
+tensors = st.builds(
+    lambda shape, dtype, seed: torch.randint(
+        0, 2, shape, generator=torch.Generator().manual_seed(seed)
+    ).to(dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(TYPES),
+    st.integers(0, 9),
+)
+
+
+@given(st.dictionaries(names, tensors, max_size=4))
+def test_what_is_saved_is_loaded(tmp_path_factory, weights):
+    path = tmp_path_factory.mktemp("weights") / "a.safetensors"
+    save_weights(weights, path)
+    loaded = load_weights(path)
+    assert loaded.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+    assert load_file(str(path)).keys() == weights.keys()  # any reader can
+
+
+def test_views_transposes_and_tied_weights_are_written_whole(tmp_path):
+    base = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    weights = {"row": base[1], "turned": base.t(), "one": base, "same": base}
+    save_weights(weights, tmp_path / "a.safetensors")
+    loaded = load_weights(tmp_path / "a.safetensors")
+    for name, tensor in weights.items():
+        assert torch.equal(loaded[name], tensor)
+
+
+def test_files_of_others_are_read(tmp_path):
+    save_file({"w": torch.ones(2)}, str(tmp_path / "theirs.safetensors"))
+    assert load_weights(tmp_path / "theirs.safetensors")["w"].tolist() == [1, 1]
+
+
+def test_folders_are_made_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "a" / "b" / "c.safetensors"
+    save_weights({"w": torch.ones(1)}, path)
+    save_weights({"w": torch.zeros(1)}, path)  # over the old one
+    assert [p.name for p in path.parent.iterdir()] == ["c.safetensors"]
+    assert load_weights(path)["w"].item() == 0
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failure_leaves_the_old_file_whole(tmp_path, monkeypatch, step):
+    path = tmp_path / "a.safetensors"
+    save_weights({"w": torch.ones(1)}, path)
+
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="no space"):
+        save_weights({"w": torch.zeros(1)}, path)
+    monkeypatch.undo()
+    assert load_weights(path)["w"].item() == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".pt", ".h5", ".SAFETENSORS"])
+def test_other_files_are_refused(tmp_path, suffix):
+    path = tmp_path / f"weights{suffix}"
+    for run in (load_weights, lambda path: save_weights({}, path)):
+        with pytest.raises(ConfigError, match=r"name it '.*weights\.safetensors'"):
+            run(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_file_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no\.safetensors"):
+        load_weights(tmp_path / "no.safetensors")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -1])
+def test_a_damaged_file_is_said(tmp_path, keep):
+    path = tmp_path / "a.safetensors"
+    save_weights({"w": torch.ones(9)}, path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"'.*a\.safetensors' is no whole"):
+        load_weights(path)
