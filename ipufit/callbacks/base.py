@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Union
+import contextlib
+from typing import Any, ClassVar, Iterable, Iterator, Mapping, Union
 
 from ipufit.errors import ConfigError
 from ipufit.state import RunState
+
+from .saved_state import check_callbacks, check_keys, copied
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""
@@ -22,14 +25,23 @@ class Callback:
         model: The `IPUModel` that runs.
         run: Where it stands; `run.stop("why")` ends it in order.
         params: Keras's: `verbose`, `epochs`, `steps`.
+        saved_attributes: Names of attributes that a checkpoint keeps, so that a
+            resumed run goes on with them. See `state_dict`.
+        is_saved: False if a resumed run may do without this callback, as without a
+            display.
 
     Example:
         >>> class StopWhenGood(Callback):
+        ...     saved_attributes = ("good_epochs",)
+        ...     good_epochs = 0
         ...     def on_epoch_end(self, epoch, logs):
-        ...         if logs["accuracy"] > 0.99:
+        ...         self.good_epochs += logs["accuracy"] > 0.99
+        ...         if self.good_epochs == 3:
         ...             self.run.stop("accuracy above 99%")
     """
 
+    saved_attributes: ClassVar[tuple[str, ...]] = ()
+    is_saved: ClassVar[bool] = True
     model: Any = None
     run: RunState = RunState()
 
@@ -104,6 +116,37 @@ class Callback:
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """A call of it ends; `logs` has its `outputs`."""
+
+    def close(self) -> None:
+        """The run is over, after an error too: leave things as they were found.
+
+        Called after every `fit`, `evaluate` and `predict`, once all hooks are done.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on: the `saved_attributes`.
+
+        Returns:
+            A copy that later hooks don't change. Values are what JSON knows (NaN and
+            infinities too), tensors, NumPy arrays, and lists and dicts of these.
+            Tensors and arrays are shared: replace such an attribute, don't fill it.
+        """
+        return {name: copied(getattr(self, name)) for name in self.saved_attributes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; called after `on_train_begin`.
+
+        Inside an epoch, `on_epoch_begin` isn't called again.
+
+        Args:
+            state: From `state_dict`.
+
+        Raises:
+            ConfigError: It has a key too many, or too few.
+        """
+        check_keys(type(self).__name__, state, self.saved_attributes)
+        for name in self.saved_attributes:
+            setattr(self, name, copied(state[name]))
 
 
 class CallbackList(Callback):
@@ -199,6 +242,42 @@ class CallbackList(Callback):
         """For each."""
         for callback in self.callbacks:
             callback.on_predict_batch_end(batch, logs)
+
+    def close(self) -> None:
+        """For each, in order, even if one of them fails."""
+        with contextlib.ExitStack() as stack:
+            for callback in reversed(self.callbacks):
+                stack.callback(callback.close)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of each, by its position and its class.
+
+        Displays have none and don't count: `verbose` may be another in a resumed run.
+
+        Example:
+            >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
+            >>> list(CallbackList([TerminateOnNaN(), EarlyStopping()]).state_dict())
+            ['0:TerminateOnNaN', '1:EarlyStopping']
+        """
+        return {key: callback.state_dict() for key, callback in self._saved().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """For each.
+
+        Args:
+            state: From `state_dict` of a list of the same callbacks.
+
+        Raises:
+            ConfigError: The callbacks are others; or a state has other keys.
+        """
+        saved = self._saved()
+        check_callbacks(list(state), list(saved))
+        for key, callback in saved.items():
+            callback.load_state_dict(state[key])
+
+    def _saved(self) -> dict[str, Callback]:
+        counting = [callback for callback in self.callbacks if callback.is_saved]
+        return {f"{i}:{type(c).__name__}": c for i, c in enumerate(counting)}
 
 
 def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:

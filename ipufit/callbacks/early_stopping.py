@@ -49,6 +49,8 @@ class EarlyStopping(MonitorCallback):
         (3, 2.0)
     """
 
+    saved_attributes = ("wait", "best", "best_epoch", "stopped_epoch", "best_weights")
+
     def __init__(
         self,
         monitor: str = "val_loss",

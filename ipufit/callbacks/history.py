@@ -24,6 +24,8 @@ class History(Callback):
         {'loss': [0.5]}
     """
 
+    saved_attributes = ("epoch", "history", "dropped_samples", "coverage")
+
     def __init__(self) -> None:
         self.epoch: list[int] = []
         self.history: dict[str, list[float]] = {}

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from ipufit.errors import ConfigError
+
+from .base import Callback
+from .saved_state import check_keys
 
 
 def set_learning_rate(
@@ -57,6 +60,39 @@ def learning_rate(optimizer: Any) -> float:
         0.5
     """
     return float(optimizer.param_groups[0]["lr"])
+
+
+class RateCallback(Callback):
+    """Base of callbacks that set the learning rate: their state has the rates."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept, and the `rates` of the parameter groups."""
+        groups = self.model.optimizer.param_groups
+        return {
+            **super().state_dict(),
+            "rates": [float(group["lr"]) for group in groups],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what was kept, and give the optimizer its rates.
+
+        Args:
+            state: From `state_dict`.
+
+        Raises:
+            ConfigError: It has other keys, or rates for more or fewer groups.
+        """
+        check_keys(type(self).__name__, state, (*self.saved_attributes, "rates"))
+        groups, rates = self.model.optimizer.param_groups, state["rates"]
+        if len(rates) != len(groups):
+            raise ConfigError(
+                f"The state of {type(self).__name__} has the rates of {len(rates)} "
+                f"parameter groups, and the optimizer has {len(groups)}. Compile with "
+                "the optimizer of the interrupted run."
+            )
+        super().load_state_dict({n: one for n, one in state.items() if n != "rates"})
+        for group, rate in zip(groups, rates):
+            group["lr"] = rate
 
 
 def refuse_schedule(model: Any, who: str) -> None:

@@ -10,12 +10,16 @@ import numpy as np
 
 from ipufit.errors import ConfigError
 
-from .base import Callback
-from .learning_rate import learning_rate, refuse_schedule, set_learning_rate
+from .learning_rate import (
+    RateCallback,
+    learning_rate,
+    refuse_schedule,
+    set_learning_rate,
+)
 from .messages import say
 
 
-class LearningRateScheduler(Callback):
+class LearningRateScheduler(RateCallback):
     """Set the learning rate of every epoch by a function.
 
     As Keras's. The rate is put into the logs as `learning_rate`: that of the first
@@ -34,6 +38,8 @@ class LearningRateScheduler(Callback):
         >>> halving = LearningRateScheduler(lambda epoch, rate: rate / 2)
         >>> halving = LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
     """
+
+    saved_attributes = ("group_ratios",)
 
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         self.schedule = schedule

@@ -55,6 +55,8 @@ class ModelCheckpoint(MonitorCallback):
         ipufit.errors.ConfigError: filepath='best.h5' must end in .safetensors...
     """
 
+    saved_attributes = ("best", "updates_since_save", "last_update")
+
     def __init__(
         self,
         filepath: str | os.PathLike[str],

@@ -33,6 +33,8 @@ class ProgressDisplay(Callback):
         clock: Seconds, for rates.
     """
 
+    is_saved = False
+
     def __init__(self, console: Console, clock: Clock = time.perf_counter) -> None:
         self._console = console
         self._clock = clock
@@ -49,6 +51,7 @@ class ProgressDisplay(Callback):
 
     def close(self) -> None:
         """Leave the terminal as it was, after an error too."""
+        self._is_fit = False
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """A fit shows its epochs, and no validation of its own, as in Keras."""
@@ -196,6 +199,7 @@ class BarProgress(ProgressDisplay):
 
     def close(self) -> None:
         """Leave the terminal as it was, after an error too."""
+        super().close()
         self._finish()
 
     def _rate(self) -> str:

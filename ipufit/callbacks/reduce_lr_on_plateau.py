@@ -9,12 +9,17 @@ import numpy as np
 
 from ipufit.errors import ConfigError
 
-from .learning_rate import learning_rate, refuse_schedule, set_learning_rate
+from .learning_rate import (
+    RateCallback,
+    learning_rate,
+    refuse_schedule,
+    set_learning_rate,
+)
 from .messages import say
 from .monitor import MonitorCallback, warn_unavailable
 
 
-class ReduceLROnPlateau(MonitorCallback):
+class ReduceLROnPlateau(RateCallback, MonitorCallback):
     """Reduce the learning rate when a figure hasn't improved for some epochs.
 
     As Keras's. The rate of each epoch is put into the logs as `learning_rate`: that
@@ -45,6 +50,8 @@ class ReduceLROnPlateau(MonitorCallback):
         Traceback (most recent call last):
         ipufit.errors.ConfigError: ReduceLROnPlateau does not support a factor >= 1...
     """
+
+    saved_attributes = ("best", "wait", "cooldown_counter")
 
     def __init__(
         self,

@@ -9,16 +9,22 @@ from .executors import Executors
 from .figures import Figures
 from .loop import joined, predictions, train
 from .objective import Objective, resolve_objective
+from .snapshot import Learnt, Snapshot, check_same_run, check_weights, place_of
 from .training import Training
 
 __all__ = [
     "Evaluation",
     "Executors",
     "Figures",
+    "Learnt",
     "Objective",
+    "Snapshot",
     "Training",
+    "check_same_run",
+    "check_weights",
     "describe_coverage",
     "joined",
+    "place_of",
     "predictions",
     "resolve_objective",
     "train",

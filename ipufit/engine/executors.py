@@ -277,13 +277,11 @@ class Executors:
         _ready(self._training).rng_state = state
 
     def send_weights(self) -> None:
-        """Have the device train on with the weights of the user's module.
-
-        The inference program gets them before it runs.
-        """
+        """Have the devices go on with the weights of the user's module."""
         self._is_host_stale = False
-        if self._training is not None and self._training.isAttachedToDevice():
-            self._training.copyWeightsToDevice()
+        for program in (self._training, self._inference):
+            if program is not None and program.isAttachedToDevice():
+                program.copyWeightsToDevice()
 
     # Devices ----------------------------------------------------------------
 

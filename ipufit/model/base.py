@@ -15,7 +15,13 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike
-from ipufit.checkpoint import load_weights, save_weights
+from ipufit.checkpoint import (
+    Checkpoint,
+    load_weights,
+    read_checkpoint,
+    save_weights,
+    write_checkpoint,
+)
 from ipufit.checkpoint.weights import PathLike
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, Loading, Source
@@ -23,7 +29,9 @@ from ipufit.engine import (
     Evaluation,
     Executors,
     Figures,
+    Learnt,
     Objective,
+    Snapshot,
     describe_coverage,
     resolve_objective,
 )
@@ -92,6 +100,7 @@ class ModelBase:
         self._micro_batch_size = self.config.micro_batch_size
         self._seen: Source | None = None
         self._stepped: Updates | None = None
+        self._snapshot: Snapshot | None = None
 
     # Compile ----------------------------------------------------------------
 
@@ -178,6 +187,42 @@ class ModelBase:
     def has_lr_schedule(self) -> bool:
         """Whether a schedule sets the learning rates, so that callbacks must not."""
         return self._how is not None and self._how.updates.has_schedule
+
+    @property
+    def num_updates(self) -> int:
+        """Weight updates made since `compile`."""
+        return 0 if self._how is None else self._how.updates.num_updates
+
+    @property
+    def weight_average(self) -> WeightAverage | None:
+        """The running average of the weights (`ema_momentum`); None for none."""
+        return None if self._how is None else self._how.average
+
+    def swap_weights(self, *, is_average: bool) -> None:
+        """Have the running average of the weights in their place, or the weights again.
+
+        Training on would average the averages: have the weights back before.
+
+        Args:
+            is_average: Which of them.
+
+        Raises:
+            ConfigError: There is no average: `compile` got no `ema_momentum`.
+        """
+        average = self.weight_average
+        if average is None:
+            raise ConfigError(
+                "There is no running average of the weights: compile with an optimizer "
+                "that keeps one, Optimizer('adamw', ema_momentum=0.999)."
+            )
+        if is_average == average.is_swapped:
+            return
+        self._executors.fetch_weights()
+        if is_average:
+            average.swap_in()
+        else:
+            average.swap_out()
+        self._executors.send_weights()
 
     def _compiled(self) -> Compiled:
         if self._how is None:
@@ -271,6 +316,55 @@ class ModelBase:
                 "are only in one of the two, or have other shapes."
             )
         self._set_state(given)
+
+    # Checkpoints ------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """The state now: what was learnt and, while `fit` runs, the place of the run.
+
+        Returns:
+            Weights, the optimiser's state, averages; in a callback also everything
+            that `fit(resume=...)` needs. In `run.after_hooks` it has the state of all
+            callbacks after the event.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+        """
+        if self._snapshot is not None:
+            return self._snapshot.take()
+        how = self._compiled()
+        return Learnt(self._executors, how.updates, how.average).take()
+
+    def save(self, path: PathLike) -> None:
+        """Write a checkpoint: a directory of safetensors and JSON.
+
+        It is written beside its place and renamed, so there is the old one or the new.
+
+        Args:
+            path: A directory, which is made; a checkpoint there is replaced.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            CheckpointError: It can't be written.
+        """
+        write_checkpoint(path, self.checkpoint())
+
+    def load(self, path: PathLike) -> None:
+        """Take weights, the optimiser's state and averages from a checkpoint.
+
+        To go on with a run use `fit(resume=path)`.
+
+        Args:
+            path: Of a checkpoint of the same module and optimizer.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            CheckpointError: It can't be read, or is damaged.
+            ConfigError: It is of another module or optimizer.
+        """
+        how = self._compiled()
+        learnt = Learnt(self._executors, how.updates, how.average)
+        learnt.put_back(read_checkpoint(path))
 
     def _set_state(self, given: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -396,9 +490,13 @@ class ModelBase:
         verbose: Verbose,
     ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
         """Callbacks in Keras's order; whatever happens, weights and terminal return."""
+        given = CallbackList(callbacks).callbacks
+        displays = [one for one in given if isinstance(one, ProgressDisplay)]
         display = make_progress(verbose)
+        if displays:  # the user's own shows instead, as in Keras
+            display = displays[0]
         own = [] if history is None else [history]
-        hooks = CallbackList([callbacks, own, display])
+        hooks = CallbackList([given, own, [] if displays else display])
         hooks.set_model(self)
         hooks.set_run(run)
         before, self._looking = self._looking, run
@@ -408,8 +506,10 @@ class ModelBase:
             yield hooks, display
         finally:
             self._looking = before
-            display.close()
-            self._executors.fetch_weights()
+            try:
+                hooks.close()
+            finally:
+                self._executors.fetch_weights()
 
 
 def _as_weight(name: str, value: Any) -> torch.Tensor:

@@ -27,6 +27,9 @@ class WeightAverage:
         module: Whose parameters, trainable or not.
         momentum: From 0 to below 1.
 
+    Attributes:
+        num_updates: That it has taken in.
+
     Raises:
         ConfigError: The momentum is out of range.
 
@@ -48,6 +51,7 @@ class WeightAverage:
         self._module = module
         self._momentum = momentum
         self._averages: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] | None = None
         self.num_updates = 0
 
     @torch.no_grad()
@@ -80,16 +84,36 @@ class WeightAverage:
         Yields:
             Nothing.
         """
-        parameters = dict(self._module.named_parameters())
-        weights = {name: p.detach().clone() for name, p in parameters.items()}
-        self.apply()
+        self.swap_in()
         try:
             yield
         finally:
-            _copy(weights, parameters)
+            self.swap_out()
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the averages are in the module, and the weights are to come back."""
+        return self._kept is not None
+
+    def swap_in(self) -> None:
+        """Put the averages into the module, until `swap_out`."""
+        if self._kept is None:
+            parameters = self._module.named_parameters()
+            self._kept = {name: p.detach().clone() for name, p in parameters}
+            _copy(self._averages, dict(self._module.named_parameters()))
+
+    def swap_out(self) -> None:
+        """Put the weights back, if the averages were swapped in."""
+        if self._kept is not None:
+            _copy(self._kept, dict(self._module.named_parameters()))
+            self._kept = None
 
     def apply(self) -> None:
-        """Overwrite the weights with their averages, as Keras does after `fit`."""
+        """Overwrite the weights with their averages, as Keras does after `fit`.
+
+        If the averages were swapped in, they stay.
+        """
+        self._kept = None
         _copy(self._averages, dict(self._module.named_parameters()))
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class ScriptedModel:
         self.has_lr_schedule = has_lr_schedule
         self.weights = [np.array(-1)]
         self.saved = []
+        self.num_updates = 0
+        self.weight_average = None
 
     @property
     def rates(self):
@@ -32,6 +34,9 @@ class ScriptedModel:
 
     def set_weights(self, weights):
         self.weights = [weight.copy() for weight in weights]
+
+    def swap_weights(self, *, is_average):
+        pass
 
     def save_weights(self, path):
         assert Path(path).parent.is_dir()
@@ -46,12 +51,23 @@ class Played:
     logs: list = field(default_factory=list)
     rates: list = field(default_factory=list)  # after each epoch, of the first group
     run: RunState = field(default_factory=RunState)
+    states: list = field(default_factory=list)  # of the callbacks, after each epoch
 
 
-def play(callbacks, series, *, model=None, directions=(), batches=0, begin=0):
+def play(
+    callbacks,
+    series,
+    *,
+    model=None,
+    directions=(),
+    batches=0,
+    begin=0,
+    state=None,
+):
     """Run the hooks as `fit` does, with figures that were made up.
 
-    A figure of None isn't in the logs of its epoch.
+    A figure of None isn't in the logs of its epoch. With a state the run is one that
+    goes on.
     """
     model = model or ScriptedModel()
     run = RunState(directions=dict(directions))
@@ -60,6 +76,8 @@ def play(callbacks, series, *, model=None, directions=(), batches=0, begin=0):
     hooks.set_run(run)
     played = Played(run=run)
     hooks.on_train_begin({})
+    if state is not None:
+        hooks.load_state_dict(state)
     for epoch, figures in enumerate(series, begin):
         if not isinstance(figures, dict):
             figures = {} if figures is None else {"q": figures}
@@ -74,7 +92,9 @@ def play(callbacks, series, *, model=None, directions=(), batches=0, begin=0):
         played.epochs.append(epoch)
         played.logs.append(logs)
         played.rates.append(model.rates[0])
+        played.states.append(hooks.state_dict())
         if run.is_stopping:
             break
     hooks.on_train_end({})
+    hooks.close()
     return played

@@ -3,21 +3,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 
 import pytest
+import torch
 
-from ipufit import Callback, ConfigError, History
+from ipufit import Callback, ConfigError, History, IPUModel
 from ipufit.callbacks import (
     CallbackList,
+    CSVLogger,
     EarlyStopping,
+    LambdaCallback,
     LearningRateScheduler,
+    MLflowLogger,
     ModelCheckpoint,
+    ProgressBar,
     ReduceLROnPlateau,
+    SwapEMAWeights,
+    TensorBoard,
+    TerminateOnNaN,
+    Throughput,
+    WandbLogger,
     make_progress,
 )
 from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel
+from tests.callbacks.trackers import MLflowDouble, TensorBoardDouble, WandbDouble
 from tests.reference import HOOKS, Recorder
 
 
@@ -59,21 +72,78 @@ def test_the_list_knows_every_hook():
         lambda: ReduceLROnPlateau("q"),
         lambda: LearningRateScheduler(lambda epoch: 0.1),
         lambda: ModelCheckpoint("x.safetensors", save_freq=100),
+        lambda: CSVLogger("x.csv"),
+        LambdaCallback,
+        ProgressBar,
+        SwapEMAWeights,
+        TerminateOnNaN,
+        Throughput,
+        lambda: WandbLogger(100),
+        lambda: MLflowLogger(100),
+        lambda: TensorBoard(update_freq=100),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*is not available")  # an epoch without figures
-def test_every_callback_takes_every_hook(make, name):
+def test_every_callback_takes_every_hook(make, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", TensorBoardDouble())
+    monkeypatch.setitem(sys.modules, "wandb", WandbDouble())
+    monkeypatch.setitem(sys.modules, "mlflow", MLflowDouble())
     callback = make()
     run = RunState(params={"epochs": 1, "calls": 2, "verbose": 0})
     callback.set_run(run)
     callback.set_model(ScriptedModel())
     try:
+        if name == "on_epoch_end":
+            callback.on_epoch_begin(3, {})
         getattr(callback, name)(*arguments_of(name))
     finally:
-        getattr(callback, "close", lambda: None)()
+        callback.close()
     assert inspect.signature(getattr(callback, name)) == inspect.signature(
         getattr(Callback(), name)
     )
+
+
+def test_all_are_closed_in_order_even_if_one_fails():
+    order = []
+
+    class Closes(Callback):
+        def __init__(self, key):
+            self._key = key
+
+        def close(self):
+            order.append(self._key)
+            if self._key == "b":
+                raise ValueError("by b")
+
+    with pytest.raises(ValueError, match="by b"):
+        CallbackList([Closes("a"), Closes("b"), Closes("c")]).close()
+    assert order == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_are_closed_after_every_run(method, fails):
+    closed = []
+
+    class Closes(Callback):
+        def close(self):
+            closed.append(self.model)
+
+    def fail(logs):
+        if fails:
+            raise ValueError("by a hook")
+
+    hook = {"fit": "train", "evaluate": "test", "predict": "predict"}[method]
+    model = IPUModel(torch.nn.Linear(1, 1))
+    model.compile("sgd", "mse")
+    x = torch.ones(4, 1)
+    data = (x, 4) if method == "predict" else (x, x, 4)
+    callbacks = [Closes(), LambdaCallback(**{f"on_{hook}_end": fail})]
+    expected = pytest.raises(ValueError, match="by a hook")
+    with expected if fails else contextlib.nullcontext():
+        getattr(model, method)(*data, callbacks=callbacks, verbose=0)
+    assert closed == [model]
 
 
 @pytest.mark.parametrize("callbacks", [None, [], (), [[], None]])

@@ -152,3 +152,34 @@ def test_a_state_of_another_module_is_refused(module):
 def test_a_momentum_out_of_range_is_refused(module, momentum):
     with pytest.raises(ConfigError, match="momentum="):
         WeightAverage(module, momentum)
+
+
+def test_averages_may_be_swapped_in_and_out():
+    module = torch.nn.Linear(1, 1, bias=False)
+    average = WeightAverage(module, 0.75)
+    for weight in (1.0, 5.0):
+        module.weight.data.fill_(weight)
+        average.update(1)
+    assert not average.is_swapped
+    average.swap_out()
+    assert module.weight.item() == 5.0
+    for _ in range(2):  # a second time changes nothing
+        average.swap_in()
+        assert average.is_swapped
+        assert module.weight.item() == 2.0
+    average.swap_out()
+    assert not average.is_swapped
+    assert module.weight.item() == 5.0
+
+
+def test_averages_that_were_applied_stay():
+    module = torch.nn.Linear(1, 1, bias=False)
+    average = WeightAverage(module, 0.75)
+    for weight in (1.0, 5.0):
+        module.weight.data.fill_(weight)
+        average.update(1)
+    average.swap_in()
+    average.apply()
+    average.swap_out()
+    assert not average.is_swapped
+    assert module.weight.item() == 2.0

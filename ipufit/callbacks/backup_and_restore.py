@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BackupAndRestore`: a run that is killed goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+from ipufit.checkpoint import CheckpointStore
+from ipufit.errors import ConfigError
+
+from .base import Callback
+
+
+class BackupAndRestore(Callback):
+    """Save the whole run, and go on from what was saved when `fit` is called again.
+
+    As Keras's, but exactly: the run that was killed and begun again by the same script
+    ends with the same weights, optimiser, History and callbacks as one that wasn't.
+    On SIGTERM, by which schedulers evict, it saves after the call under way and ends
+    the run in order.
+
+    Args:
+        backup_dir: Where to; a directory of its own.
+        save_freq: `"epoch"`, or a number of weight updates.
+        delete_checkpoint: Delete the directory when the run is complete.
+        keep_last: How many checkpoints to keep. More than one lets a run go on if the
+            newest is damaged.
+
+    Attributes:
+        store: The checkpoints.
+
+    Raises:
+        ConfigError: `save_freq` is neither.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from ipufit import IPUModel
+        >>> model = IPUModel(torch.nn.Linear(2, 1))
+        >>> model.compile("sgd", "mse")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     backup = BackupAndRestore(folder + "/run", delete_checkpoint=False)
+        ...     x, y = torch.zeros(8, 2), torch.ones(8, 1)
+        ...     history = model.fit(x, y, batch_size=4, verbose=0, callbacks=backup)
+        ...     len(backup.store.all())
+        1
+    """
+
+    saved_attributes = ("updates_since_save",)
+    resumes = True
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: int | str = "epoch",
+        delete_checkpoint: bool = True,
+        keep_last: int = 2,
+    ) -> None:
+        is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool)
+        if save_freq != "epoch" and not (is_count and int(save_freq) > 0):
+            raise ConfigError(
+                f"save_freq={save_freq!r} is neither 'epoch' nor a number of updates, "
+                "1 or more."
+            )
+        self.store = CheckpointStore(backup_dir, keep_last=keep_last)
+        self.save_freq = save_freq
+        self.delete_checkpoint = delete_checkpoint
+        self.updates_since_save = 0
+        self._seen_updates = 0
+        self._is_evicted = False
+        self._handler: Any = None
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Listen to SIGTERM."""
+        self._is_evicted = False
+        self.updates_since_save = self._seen_updates = 0
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGTERM, self._evict)
+
+    def _evict(self, _number: int, _frame: Any) -> None:
+        self._is_evicted = True
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Save, if enough updates were made or the process is to end."""
+        self.updates_since_save += self.run.updates - self._seen_updates
+        self._seen_updates = self.run.updates
+        if self._is_evicted and not self.run.is_stopping:
+            self.run.after_hooks(self._save_and_stop)
+        elif self.save_freq != "epoch" and self.updates_since_save >= int(
+            self.save_freq
+        ):
+            self.updates_since_save = 0
+            self.run.after_hooks(self._save)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Save, if it is done by epochs."""
+        if self.save_freq == "epoch" and not self._is_evicted:
+            self.updates_since_save = 0
+            self.run.after_hooks(self._save)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Count on from the updates that the run had."""
+        super().load_state_dict(state)
+        self._seen_updates = self.run.updates
+
+    def _save(self) -> None:
+        epoch, update = self.run.epoch, self.run.updates
+        self.store.save(self.model.checkpoint(), epoch=epoch, update=update)
+
+    def _save_and_stop(self) -> None:
+        self._save()
+        self.run.stop("SIGTERM")
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """The run is complete: the backup goes, unless it was cut short."""
+        is_cut = self._is_evicted or self.run.stop_reason == "interrupted"
+        if self.delete_checkpoint and not is_cut:
+            self.store.clear()
+
+    def close(self) -> None:
+        """Leave SIGTERM to whom it belonged."""
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
+            self._handler = None

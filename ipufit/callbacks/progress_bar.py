@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ProgressBar`: the bars of `verbose=1`, as a callback."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+
+from .progress import BarProgress, Clock
+
+
+class ProgressBar(BarProgress):
+    """Show what `verbose=1` shows, wherever it is wanted.
+
+    It takes the place of the display that `verbose` asks for, and shows what the
+    callbacks before it left in the logs.
+
+    Args:
+        console: Where to; standard output by default.
+        clock: Seconds, for rates.
+
+    Example:
+        >>> import sys
+        >>> bar = ProgressBar(Console(file=sys.stderr))
+    """
+
+    def __init__(
+        self, console: Console | None = None, clock: Clock = time.perf_counter
+    ) -> None:
+        super().__init__(console or Console(), clock)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of callbacks: copying them, and refusing those of others."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ipufit.errors import ConfigError
+
+
+def copied(value: Any) -> Any:
+    """A value whose lists and dicts are new ones.
+
+    Args:
+        value: Of a state. Tensors and arrays in it stay the same objects; NumPy's
+            scalars become Python's, which JSON can take.
+
+    Returns:
+        The copy.
+
+    Example:
+        >>> history = {"loss": [np.float32(0.5)]}
+        >>> kept = copied(history)
+        >>> history["loss"].append(0.25)
+        >>> kept
+        {'loss': [0.5]}
+    """
+    if isinstance(value, dict):
+        return {key: copied(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [copied(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_keys(who: str, state: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse a state that is not of this callback.
+
+    Args:
+        who: The callback's class.
+        state: The state.
+        known: The keys it must have.
+
+    Raises:
+        ConfigError: It has others.
+
+    Example:
+        >>> check_keys("EarlyStopping", {"wait": 1, "beast": 2}, ("wait", "best"))
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: The state of EarlyStopping has beast, which it ...
+    """
+    known = list(known)
+    unknown = sorted(set(state) - set(known))
+    missing = [name for name in known if name not in state]
+    faults = [f"has {', '.join(unknown)}, which it doesn't know"] if unknown else []
+    if missing:
+        faults.append(f"lacks {', '.join(missing)}")
+    if faults:
+        raise ConfigError(
+            f"The state of {who} {', and '.join(faults)}. It was saved by another "
+            "version of it, or by another callback."
+        )
+
+
+def check_callbacks(saved: Sequence[str], present: Sequence[str]) -> None:
+    """Refuse the states of other callbacks than there are.
+
+    Args:
+        saved: Keys `"position:class"` of the states.
+        present: Those of the callbacks.
+
+    Raises:
+        ConfigError: They differ.
+
+    Example:
+        >>> check_callbacks(["0:EarlyStopping", "1:History"], ["0:History"])
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: The state was saved with other callbacks: ...
+    """
+    before, now = _classes(saved), _classes(present)
+    if before == now:
+        return
+    missing: list[str] = []
+    new: list[str] = []
+    changes = difflib.SequenceMatcher(None, before, now, autojunk=False).get_opcodes()
+    for change, begin, end, new_begin, new_end in changes:
+        if change != "equal":
+            missing += [f"{before[i]} (number {i})" for i in range(begin, end)]
+            new += [f"{now[i]} (number {i})" for i in range(new_begin, new_end)]
+    faults = [
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}"
+        for names, what in ((missing, "missing"), (new, "new"))
+        if names
+    ]
+    raise ConfigError(
+        f"The state was saved with other callbacks: {', and '.join(faults)}. Pass the "
+        "callbacks of the interrupted run, in its order."
+    )
+
+
+def _classes(keys: Sequence[str]) -> list[str]:
+    """The classes in the order of their positions, whatever the order of the keys."""
+    parts = [key.partition(":") for key in keys]
+    wrong = [key for key, (i, _, _) in zip(keys, parts) if not i.isdecimal()]
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0]!r} is no key of a callback's state, such as '0:EarlyStopping'."
+        )
+    return [name for _, _, name in sorted(parts, key=lambda part: int(part[0]))]

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Throughput`: samples per second, and milliseconds per call."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+from .base import Callback
+
+TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
+
+
+class Throughput(Callback):
+    """Measure how fast samples are trained on, and how long a call takes.
+
+    At the end of every epoch it puts two figures into the logs, so that they are in
+    History, if it comes before the callbacks that shall see them:
+
+    - `samples_per_second`: real samples (no padding) over the seconds from the
+      beginning of the epoch to its last call. Loading data counts, and the callbacks
+      between calls; compilation and validation don't.
+    - `latency_ms`: mean milliseconds of a call, from the data being there to the
+      figures being there.
+
+    Args:
+        clock: Seconds.
+
+    Attributes:
+        latencies_ms: Mean milliseconds per call of the last epoch's `"training"`, of
+            the last `"evaluation"` (a validation too) and `"prediction"`.
+
+    Example:
+        >>> from ipufit.state import RunState
+        >>> throughput = Throughput(clock=iter([0.0, 1.0, 3.0]).__next__)
+        >>> throughput.set_run(RunState())
+        >>> throughput.on_epoch_begin(0, {})
+        >>> throughput.on_train_batch_begin(0, {})
+        >>> throughput.run.samples += 600
+        >>> throughput.on_train_batch_end(0, {})
+        >>> logs = {}
+        >>> throughput.on_epoch_end(0, logs)
+        >>> logs
+        {'samples_per_second': 200.0, 'latency_ms': 2000.0}
+    """
+
+    saved_attributes = ("epoch_seconds", "epoch_samples", "latencies_ms", "calls")
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._call_began = 0.0
+        self._samples_before = 0
+        self.epoch_seconds = 0.0
+        self.epoch_samples = 0
+        self.latencies_ms: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """A new run."""
+        self._since = None
+        self._begin_epoch()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Start the clock."""
+        self._begin_epoch()
+        self._since = self._clock()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """A call begins."""
+        self._call_began = self._clock()
+        if self._since is None:  # resumed inside an epoch
+            self._since = self._call_began
+        self._samples_before = self.run.samples
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count its samples and its time."""
+        now = self._clock()
+        if self._since is not None:
+            self.epoch_seconds += now - self._since
+        self._since = now
+        self.epoch_samples += self.run.samples - self._samples_before
+        self._add_call(TRAINING, now)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Put the figures into the logs."""
+        if self.calls.get(TRAINING):
+            rate = self.epoch_samples / max(self.epoch_seconds, 1e-9)
+            logs["samples_per_second"] = rate
+            logs["latency_ms"] = self.latencies_ms[TRAINING]
+
+    def on_test_begin(self, logs: dict[str, Any]) -> None:
+        """An evaluation begins."""
+        self.calls[EVALUATION] = 0
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """A call begins."""
+        self._call_began = self._clock()
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count its time."""
+        self._add_call(EVALUATION, self._clock())
+
+    def on_predict_begin(self, logs: dict[str, Any]) -> None:
+        """A prediction begins."""
+        self.calls[PREDICTION] = 0
+
+    def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """A call begins."""
+        self._call_began = self._clock()
+
+    def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count its time."""
+        self._add_call(PREDICTION, self._clock())
+
+    def _begin_epoch(self) -> None:
+        self.epoch_seconds, self.epoch_samples = 0.0, 0
+        self.calls[TRAINING] = 0
+
+    def _add_call(self, what: str, now: float) -> None:
+        """Take one more call into the mean."""
+        milliseconds = 1e3 * (now - self._call_began)
+        count = self.calls[what] = self.calls.get(what, 0) + 1
+        mean = self.latencies_ms.get(what, 0.0) if count > 1 else 0.0
+        self.latencies_ms[what] = mean + (milliseconds - mean) / count

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CSVLogger`: what is in the file, whatever became of the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ipufit import ConfigError, IpufitWarning
+from ipufit.callbacks import CallbackList, CSVLogger
+from tests.callbacks.driving import play
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "log.csv"
+
+
+def rows(file):
+    text = file.read_bytes().decode()
+    assert text.endswith("\r\n")
+    assert text.count("\n") == text.count("\r\n")
+    return text.split("\r\n")[:-1]
+
+
+def test_columns_are_the_first_epoch_s_figures_and_a_validation_s(file):
+    series = [{"loss": 0.5, "acc": 1.0}, {"acc": NAN, "loss": 0.25, "val_loss": 2.0}]
+    play(CSVLogger(file), series)
+    assert rows(file) == [
+        "epoch,acc,loss,val_acc,val_loss",
+        "0,1.0,0.5,NA,NA",
+        "1,nan,0.25,NA,2.0",
+    ]
+
+
+def test_a_first_epoch_that_was_validated_has_all_there_will_be(file):
+    play(CSVLogger(str(file), separator=";"), [{"val_loss": 2.0, "loss": 1.0}])
+    assert rows(file) == ["epoch;loss;val_loss", "0;1.0;2.0"]
+
+
+def test_text_and_arrays_are_cells(file):
+    figures = {
+        "a": "x,y",
+        "b": np.array([1.0, 2.0]),
+        "c": np.array(3.0),
+        "d": [1, 2],
+        "val_a": 0.1,
+    }
+    play(CSVLogger(file), [figures])
+    assert rows(file)[1] == '0,"x,y","""[1.0, 2.0]""",3.0,"""[1, 2]""",0.1'
+
+
+def test_figures_without_a_column_are_left_out_and_said(file):
+    series = [{"loss": 1.0}, {"loss": 0.5, "late": 3.0, "later": 4.0}]
+    with pytest.warns(IpufitWarning, match="leaves out late, later: there is no such"):
+        play(CSVLogger(file), series)
+    assert rows(file) == ["epoch,loss,val_loss", "0,1.0,NA", "1,0.5,NA"]
+
+
+def test_an_old_file_is_kept_until_there_is_something_new(file):
+    file.write_text("precious\n")
+    play(CSVLogger(file), [])
+    assert file.read_text() == "precious\n"
+    play(CSVLogger(file), [{"q": 1.0}])
+    assert rows(file) == ["epoch,q,val_q", "0,1.0,NA"]
+
+
+def test_every_run_begins_anew_unless_it_appends(file):
+    logger = CSVLogger(file)
+    play(logger, [1.0, 2.0])
+    play(logger, [{"p": 3.0}])
+    assert rows(file) == ["epoch,p,val_p", "0,3.0,NA"]
+
+
+def test_appending_keeps_rows_and_columns(file):
+    play(CSVLogger(file), [{"b": 1.0, "a": 2.0, "val_a": 5.0}])
+    logger = CSVLogger(file, append=True)
+    play(logger, [{"a": 3.0, "b": 4.0}], begin=1)
+    play(logger, [{"b": 6.0}], begin=2)
+    assert rows(file) == [
+        "epoch,a,b,val_a",
+        "0,2.0,1.0,5.0",
+        "1,3.0,4.0,NA",
+        "2,NA,6.0,NA",
+    ]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_appending_to_nothing_writes_a_header(file, is_there):
+    if is_there:
+        file.touch()
+    play(CSVLogger(file, append=True), [1.0])
+    assert rows(file)[0] == "epoch,q,val_q"
+
+
+def test_a_row_that_was_cut_short_stays_on_its_own_line(file):
+    file.write_bytes(b"epoch,q\r\n0,1.0\r\n1,2")
+    play(CSVLogger(file, append=True), [3.0], begin=2)
+    assert rows(file) == ["epoch,q", "0,1.0", "1,2", "2,3.0"]
+
+
+@pytest.mark.parametrize("text", ["loss,acc\n1,2\n", "epoch;loss\n0;1\n", "\n"])
+def test_nothing_is_appended_to_another_kind_of_file(file, text):
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="doesn't begin with the header"):
+        play(CSVLogger(file, append=True), [1.0])
+    assert file.read_text() == text
+
+
+def test_a_file_that_cannot_be_written_is_found_before_the_first_epoch(tmp_path):
+    with pytest.raises(OSError, match="directory"):
+        CSVLogger(tmp_path).on_train_begin({})
+
+
+def test_folders_are_made(tmp_path):
+    play(CSVLogger(tmp_path / "a" / "b" / "log.csv"), [1.0])
+    assert rows(tmp_path / "a" / "b" / "log.csv")
+
+
+@pytest.mark.parametrize("separator", ["", ", ", None, 3])
+def test_separators_are_one_character(separator):
+    with pytest.raises(ConfigError, match="is not one character"):
+        CSVLogger("log.csv", separator=separator)
+
+
+# Going on ---------------------------------------------------------------------------
+
+
+def interrupted(file, done, **arguments):
+    """The state after so many of three epochs; the file has all of them."""
+    return play(CSVLogger(file, **arguments), [1.0, 2.0, 3.0]).states[done - 1]
+
+
+def test_rows_of_epochs_that_are_trained_anew_are_cut_away(file):
+    state = interrupted(file, 1)
+    play(CSVLogger(file), [5.0], begin=1, state=state)
+    assert rows(file) == ["epoch,q,val_q", "0,1.0,NA", "1,5.0,NA"]
+
+
+def test_a_state_from_before_the_epoch_s_row_loses_no_row(file):
+    """A checkpoint may be taken by a callback that comes before the logger."""
+    state = CallbackList(CSVLogger(file)).state_dict()
+    interrupted(file, 3)
+    play(CSVLogger(file), [5.0], begin=2, state=state)
+    assert rows(file) == ["epoch,q,val_q", "0,1.0,NA", "1,2.0,NA", "2,5.0,NA"]
+
+
+def test_earlier_runs_stay_whatever_their_epochs(file):
+    play(CSVLogger(file), [7.0, 8.0, 9.0])
+    state = interrupted(file, 2, append=True)
+    play(CSVLogger(file, append=True), [5.0], begin=2, state=state)
+    assert [row[:5] for row in rows(file)[1:]] == [
+        "0,7.0",
+        "1,8.0",
+        "2,9.0",
+        "0,1.0",
+        "1,2.0",
+        "2,5.0",
+    ]
+
+
+@pytest.mark.parametrize("rest", [b"2,3.", b"2", b"\xc3"])
+def test_a_row_that_the_killed_process_left_unfinished_is_cut_away(file, rest):
+    state = interrupted(file, 2)
+    file.write_bytes(file.read_bytes().replace(b"2,3.0,NA\r\n", rest))
+    assert not file.read_bytes().endswith(b"\n")
+    play(CSVLogger(file), [5.0], begin=2, state=state)
+    assert rows(file)[1:] == ["0,1.0,NA", "1,2.0,NA", "2,5.0,NA"]
+
+
+def test_a_file_that_is_gone_begins_anew(file):
+    state = interrupted(file, 2)
+    file.unlink()
+    play(CSVLogger(file), [5.0], begin=2, state=state)
+    assert rows(file) == ["epoch,q,val_q", "2,5.0,NA"]
+
+
+def test_a_killed_process_leaves_the_rows_of_its_epochs(file):
+    script = f"""
+import os
+from ipufit.callbacks import CSVLogger, LambdaCallback
+from tests.callbacks.driving import play
+def die(epoch, logs):
+    if epoch == 2:
+        os.kill(os.getpid(), {signal.SIGKILL:d})
+play([CSVLogger({os.fspath(file)!r}), LambdaCallback(die)], [1.0, 2.0, 3.0])
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert rows(file) == ["epoch,q,val_q", "0,1.0,NA", "1,2.0,NA"]

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that goes on from a saved state decides as the one that wasn't interrupted."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit import Callback, ConfigError
+from ipufit.callbacks import (
+    CallbackList,
+    CSVLogger,
+    EarlyStopping,
+    History,
+    LambdaCallback,
+    LearningRateScheduler,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    TerminateOnNaN,
+    Throughput,
+    make_progress,
+)
+from ipufit.state import RunState
+from tests.callbacks.driving import ScriptedModel, play
+
+NAN = float("nan")
+SERIES = st.lists(
+    st.one_of(st.integers(0, 6).map(lambda n: n / 2), st.just(NAN)),
+    min_size=2,
+    max_size=9,
+)
+
+
+class SeededNoise(Callback):
+    """A callback of a user: it counts, and keeps a tensor."""
+
+    saved_attributes = ("seen", "mean")
+
+    def __init__(self):
+        self.seen = 0
+        self.mean = torch.zeros(2)
+
+    def on_epoch_end(self, epoch, logs):
+        self.seen += 1
+        self.mean = self.mean + logs["q"]
+        logs["seen"] = self.seen
+
+
+def plain(value):
+    """What is comparable: arrays as lists, NaN as text."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return plain(value.tolist())
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
+
+
+def through_json(state):
+    """A state as a file would give it back: what isn't JSON must be arrays."""
+    arrays = []
+
+    def keep(value):
+        assert isinstance(value, (np.ndarray, torch.Tensor))
+        arrays.append(copy.deepcopy(value))
+        return {"array": len(arrays) - 1}
+
+    def restore(found):
+        return arrays[found["array"]] if set(found) == {"array"} else found
+
+    return json.loads(json.dumps(state, default=keep), object_hook=restore)
+
+
+def assert_goes_on(make, series, **arguments):
+    """Interrupt after every epoch; what follows, and what is kept, is the same."""
+    model = ScriptedModel((1.0, 0.5))
+    whole = play(make(), series, model=model, **arguments)
+    for done in range(1, len(whole.epochs)):
+        again = ScriptedModel((1.0, 0.5))
+        again.weights = [np.array(done - 1)]
+        state = through_json(whole.states[done - 1])
+        rest = play(
+            make(),
+            series[done:],
+            model=again,
+            begin=done,
+            state=state,
+            **arguments,
+        )
+        assert rest.epochs == whole.epochs[done:]
+        assert plain(rest.logs) == plain(whole.logs[done:])
+        assert rest.rates == whole.rates[done:]
+        assert again.rates == model.rates
+        assert plain(rest.states) == plain(whole.states[done:])
+        assert rest.run.stop_reason == whole.run.stop_reason
+        assert again.weights == model.weights
+        assert again.saved == model.saved[len(model.saved) - len(again.saved) :]
+    return whole
+
+
+@given(SERIES, st.integers(0, 3), st.booleans(), st.sampled_from([None, 1.0]))
+def test_early_stopping_goes_on(series, patience, restores, baseline):
+    assert_goes_on(
+        lambda: EarlyStopping(
+            "q",
+            mode="min",
+            patience=patience,
+            restore_best_weights=restores,
+            baseline=baseline,
+        ),
+        series,
+    )
+
+
+@given(SERIES, st.integers(0, 2), st.integers(0, 2))
+def test_reduce_lr_on_plateau_goes_on(series, patience, cooldown):
+    assert_goes_on(
+        lambda: ReduceLROnPlateau(
+            "q", mode="min", factor=0.5, patience=patience, cooldown=cooldown
+        ),
+        series,
+    )
+
+
+@given(st.integers(2, 6), st.integers(0, 3))
+def test_a_schedule_of_rates_goes_on(epochs, zero_at):
+    """The rate is a product of all before, and groups keep their ratio through zero."""
+
+    def schedule(epoch, rate):
+        return 0.0 if epoch == zero_at else (rate or 1.0) * 0.5
+
+    assert_goes_on(lambda: LearningRateScheduler(schedule), [1.0] * epochs)
+
+
+@given(SERIES, st.sampled_from(["epoch", 1, 2, 5]), st.booleans(), st.integers(1, 3))
+def test_model_checkpoint_goes_on(series, save_freq, best_only, batches):
+    whole = assert_goes_on(
+        lambda: ModelCheckpoint(
+            "e{epoch}.safetensors",
+            "q",
+            mode="min",
+            save_best_only=best_only,
+            save_freq=save_freq,
+        ),
+        series,
+        batches=batches,
+    )
+    assert len(whole.states) == len(series)
+
+
+@given(SERIES)
+def test_history_and_a_callback_of_one_s_own_go_on(series):
+    assert_goes_on(lambda: [SeededNoise(), History()], series)
+
+
+@given(SERIES)
+def test_several_go_on_together(series):
+    def make():
+        return [
+            [EarlyStopping("q", mode="min", patience=2, restore_best_weights=True)],
+            ReduceLROnPlateau("q", mode="min", factor=0.1, patience=1),
+            History(),
+            make_progress(0),
+        ]
+
+    assert_goes_on(make, series)
+
+
+def test_throughput_goes_on_inside_an_epoch():
+    ticks = iter(range(100))
+    first = Throughput(clock=lambda: float(next(ticks)))
+    hooks = CallbackList(first)
+    hooks.set_run(RunState())
+    hooks.on_train_begin({})
+    hooks.on_epoch_begin(0, {})  # at 0
+    hooks.on_train_batch_begin(0, {})  # 1
+    first.run.samples = 10
+    hooks.on_train_batch_end(0, {})  # 2
+    state = through_json(hooks.state_dict())
+    second = Throughput(clock=iter([50.0, 53.0]).__next__)
+    again = CallbackList(second)
+    again.set_run(RunState())
+    again.on_train_begin({})
+    again.load_state_dict(state)
+    again.on_train_batch_begin(1, {})
+    second.run.samples = 15
+    again.on_train_batch_end(1, {})
+    logs = {}
+    again.on_epoch_end(0, logs)
+    assert logs == {"samples_per_second": 25 / 5, "latency_ms": 2000.0}
+
+
+def test_an_update_counter_goes_on_inside_an_epoch():
+    def steps(checkpoint, batches):
+        for batch in batches:
+            checkpoint.on_train_batch_begin(batch, {})
+            checkpoint.on_train_batch_end(batch, {})
+
+    def fresh():
+        checkpoint = ModelCheckpoint("{batch}.safetensors", save_freq=3)
+        checkpoint.set_model(ScriptedModel())
+        checkpoint.on_train_begin({})
+        return checkpoint
+
+    whole, first, second = fresh(), fresh(), fresh()
+    whole.on_epoch_begin(0, {})
+    steps(whole, range(7))
+    first.on_epoch_begin(0, {})
+    steps(first, range(4))
+    second.load_state_dict(through_json(first.state_dict()))
+    steps(second, range(4, 7))
+    assert [*first.model.saved, *second.model.saved] == whole.model.saved
+    assert second.model.saved == ["6.safetensors"]
+
+
+def test_later_epochs_do_not_change_a_state():
+    history = History()
+    history.on_epoch_end(0, {"loss": np.float32(0.5)})
+    state = history.state_dict()
+    history.on_epoch_end(1, {"loss": 0.25})
+    assert state["history"] == {"loss": [0.5]}
+    assert type(state["history"]["loss"][0]) is float
+    other = History()
+    other.load_state_dict(state)
+    other.on_epoch_end(1, {"loss": 0.1})
+    assert state["history"] == {"loss": [0.5]}
+
+
+@pytest.mark.parametrize(
+    "make", [Callback, TerminateOnNaN, LambdaCallback, lambda: make_progress(1)]
+)
+def test_there_may_be_nothing_to_keep(make):
+    callback = make()
+    assert callback.state_dict() == {}
+    callback.load_state_dict({})
+    with pytest.raises(ConfigError, match="has wait, which it doesn't know"):
+        callback.load_state_dict({"wait": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"beast": 1}, "EarlyStopping has beast, which it doesn't know"),
+        ({"wait": None}, "EarlyStopping lacks wait"),
+        ({"beast": 1, "wait": None}, "has beast, .*, and lacks wait"),
+    ],
+)
+def test_a_state_of_another_kind_is_refused(change, words):
+    stopping = EarlyStopping()
+    state = {**stopping.state_dict(), **change}
+    state = {key: one for key, one in state.items() if change.get(key, 1) is not None}
+    state["best"] = 0.5
+    with pytest.raises(ConfigError, match=words):
+        stopping.load_state_dict(state)
+    assert stopping.best is None
+
+
+def test_rates_of_another_optimizer_are_refused():
+    reduce = ReduceLROnPlateau()
+    reduce.set_model(ScriptedModel((1.0, 0.5)))
+    state = reduce.state_dict()
+    reduce.set_model(ScriptedModel((1.0,)))
+    with pytest.raises(ConfigError, match=r"2 parameter groups, .* has 1"):
+        reduce.load_state_dict(state)
+    state.pop("rates")
+    with pytest.raises(ConfigError, match="lacks rates"):
+        reduce.load_state_dict(state)
+
+
+def test_states_are_found_by_position_and_class():
+    hooks = CallbackList(
+        [EarlyStopping(), make_progress(1), EarlyStopping(), History()]
+    )
+    state = hooks.state_dict()
+    assert list(state) == ["0:EarlyStopping", "1:EarlyStopping", "2:History"]
+    state["1:EarlyStopping"]["wait"] = 7
+    shuffled = dict(random.Random(3).sample(sorted(state.items()), 3))
+    hooks.load_state_dict(shuffled)
+    assert [one.wait for one in (hooks.callbacks[0], hooks.callbacks[2])] == [0, 7]
+
+
+def test_more_than_ten_callbacks_keep_their_order():
+    hooks = CallbackList([*(History() for _ in range(10)), EarlyStopping()])
+    hooks.load_state_dict(dict(sorted(hooks.state_dict().items())))
+
+
+@pytest.mark.parametrize(
+    ("present", "words"),
+    [
+        ([History], r"EarlyStopping \(number 0\) is missing\. Pass"),
+        ([EarlyStopping], r"History \(number 1\) is missing\. Pass"),
+        (
+            [EarlyStopping, Throughput, History],
+            r"callbacks: Throughput \(number 1\) is new\. Pass",
+        ),
+        (
+            [TerminateOnNaN, History],
+            r"EarlyStopping \(number 0\) is missing, and TerminateOnNaN \(number 0\)",
+        ),
+        ([], r"EarlyStopping \(number 0\), History \(number 1\) are missing"),
+    ],
+)
+def test_other_callbacks_are_refused(present, words):
+    state = CallbackList([EarlyStopping(), History()]).state_dict()
+    with pytest.raises(ConfigError, match=words):
+        CallbackList([make() for make in present]).load_state_dict(state)
+
+
+def test_a_key_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="'History' is no key"):
+        CallbackList(History()).load_state_dict({"History": {}})
+
+
+@given(SERIES)
+def test_a_log_goes_on(series):
+    """Rows of epochs that are trained anew are written once, and none is lost."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "log.csv")
+        whole = play(CSVLogger(file), series)
+        expected = file.read_bytes()
+        for done, state in enumerate(whole.states, 1):
+            file.write_bytes(expected)  # the killed process had gone further
+            play(CSVLogger(file), series[done:], begin=done, state=through_json(state))
+            assert file.read_bytes() == expected

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Throughput` on a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ipufit import IPUConfig, IPUModel
+from ipufit.callbacks import CallbackList, LambdaCallback, Throughput
+from ipufit.state import RunState
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def driven(clock):
+    throughput = Throughput(clock)
+    hooks = CallbackList(throughput)
+    hooks.set_run(RunState())
+    return throughput, hooks
+
+
+def test_seconds_of_an_epoch_end_with_its_last_call():
+    clock = Clock()
+    throughput, hooks = driven(clock)
+    clock.now += 1000  # compilation
+    hooks.on_train_begin({})
+    for samples, expected in (((8, 4), 2.4), ((6, 6), 2.4)):
+        clock.now += 50
+        hooks.on_epoch_begin(0, {})
+        for number, count in enumerate(samples):
+            clock.now += 1.5  # loading data
+            hooks.on_train_batch_begin(number, {})
+            clock.now += 1.0 if number else 0.5
+            throughput.run.samples += count
+            hooks.on_train_batch_end(number, {})
+            clock.now += 0.25 if number else 0.5  # somebody else's callback
+        clock.now += 70  # a validation
+        logs = {"loss": 1.0}
+        hooks.on_epoch_end(0, logs)
+        assert logs == {
+            "loss": 1.0,
+            "samples_per_second": pytest.approx(expected),
+            "latency_ms": pytest.approx(750.0),
+        }
+
+
+def test_an_epoch_without_calls_has_no_figures():
+    _, hooks = driven(Clock())
+    hooks.on_train_begin({})
+    hooks.on_epoch_begin(0, {})
+    logs = {}
+    hooks.on_epoch_end(0, logs)
+    assert logs == {}
+
+
+def test_a_clock_that_stands_still_is_no_error():
+    throughput, hooks = driven(Clock())
+    hooks.on_epoch_begin(0, {})
+    hooks.on_train_batch_begin(0, {})
+    throughput.run.samples += 1
+    hooks.on_train_batch_end(0, {})
+    logs = {}
+    hooks.on_epoch_end(0, logs)
+    assert logs == {"samples_per_second": pytest.approx(1e9), "latency_ms": 0.0}
+
+
+def test_a_fit_an_evaluation_and_a_prediction_are_timed():
+    clock = Clock()
+    throughput = Throughput(clock)
+
+    def wait(seconds):
+        def hook(*_):
+            clock.now += seconds
+
+        return hook
+
+    # They come before it at the end of a call, and after it at the beginning.
+    before = LambdaCallback(
+        on_train_batch_end=wait(2.0),
+        on_test_batch_end=wait(0.5),
+        on_predict_batch_end=wait(0.25),
+    )
+    model = IPUModel(torch.nn.Linear(1, 1), IPUConfig(device_iterations=2))
+    model.compile("sgd", "mse")
+    x = torch.ones(24, 1)
+    callbacks = [before, throughput]
+    history = model.fit(
+        x,
+        x,
+        batch_size=4,
+        epochs=2,
+        validation_data=(x[:8], x[:8]),
+        callbacks=callbacks,
+        verbose=0,
+    ).history
+    assert history["samples_per_second"] == [pytest.approx(24 / 6.0)] * 2
+    assert history["latency_ms"] == [pytest.approx(2000.0)] * 2
+    model.evaluate(x, x, callbacks=callbacks, verbose=0)
+    model.predict(x, callbacks=callbacks, verbose=0)
+    assert throughput.latencies_ms == pytest.approx(
+        {"training": 2000.0, "evaluation": 500.0, "prediction": 250.0}
+    )
+
+
+def test_real_time_is_measured_by_default():
+    model = IPUModel(torch.nn.Linear(1, 1))
+    model.compile("sgd", "mse")
+    x = torch.ones(8, 1)
+    history = model.fit(x, x, batch_size=4, callbacks=Throughput(), verbose=0).history
+    assert history["samples_per_second"][0] > 0
+    assert history["latency_ms"][0] > 0
