@@ -24,6 +24,7 @@ class Epochs:
         plan: Their factors.
         steps_per_epoch: Updates per epoch; None for whole passes.
         num_epochs: How many are to come.
+        calls_done: Of the first of them, in a run that is resumed.
 
     Raises:
         ConfigError: A call makes more updates than divide `steps_per_epoch`.
@@ -40,10 +41,12 @@ class Epochs:
         plan: BatchPlan,
         steps_per_epoch: int | None,
         num_epochs: int,
+        calls_done: int = 0,
     ) -> None:
         self._batches = batches
         self._iterator: Iterator[Call] | None = None
         self._calls: int | None = None
+        self._calls_done = calls_done
         self.ran_out = self.is_spent = False
         if steps_per_epoch is not None:
             check_positive("steps_per_epoch", steps_per_epoch)
@@ -78,7 +81,8 @@ class Epochs:
             yield from self._batches
             return
         self.ran_out = False
-        for number in range(self._calls):
+        done, self._calls_done = self._calls_done, 0
+        for number in range(done, self._calls):
             call = self._next(may_restart=number == 0)
             if call is None:
                 self.ran_out = True

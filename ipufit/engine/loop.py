@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -31,8 +31,12 @@ def train(
     run: RunState,
     validation: Evaluation | None,
     display: ProgressDisplay,
+    resume: Callable[[], None] | None = None,
 ) -> None:
     """Train epoch after epoch, and validate.
+
+    A run that is resumed goes on where it was: epochs that were done are left out,
+    and `on_epoch_begin` isn't called for the one under way, except for the display.
 
     An interrupt ends the run in order: the epoch under way is forgotten,
     `on_train_end` hears the figures of the last one that was complete, and the IPUs
@@ -46,19 +50,30 @@ def train(
         run: Counts, and says when to stop.
         validation: On what; None if on nothing.
         display: Hears of compilations.
+        resume: Puts the state of the interrupted run back; None for a new one.
     """
     logs: Logs = {}
     hooks.on_train_begin({})
+    if resume is not None:
+        resume()
+        if run.calls:
+            display.on_epoch_begin(run.epoch, {})
     try:
         for epoch, is_validated in epochs.items():
-            run.epoch = epoch
-            hooks.on_epoch_begin(epoch, {})
+            if resume is not None and (epoch < run.epoch or run.is_stopping):
+                continue
+            if not run.calls:
+                run.epoch, run.is_epoch_done = epoch, False
+                training.figures.reset()
+                hooks.on_epoch_begin(epoch, {})
             trained = train_epoch(training, batches, hooks, run)
             if validation is not None and is_validated:
                 validation.prepare(display)
                 trained = _with_validation(trained, validation.run(hooks, run))
                 run.directions.update(validation.figures.directions)
             hooks.on_epoch_end(epoch, dict(trained))
+            run.calls, run.is_epoch_done = 0, True
+            run.act()
             logs = trained
             if run.is_stopping:
                 break
@@ -90,23 +105,23 @@ def train_epoch(
     Raises:
         DataError: There was not one call.
     """
-    training.figures.reset()
     updates = training.plan.device_iterations
-    number = -1
-    for number, call in enumerate(batches):
+    for number, call in enumerate(batches, run.calls):
         first = number * updates
         hooks.on_train_batch_begin(first, {})
         training.run(call)
+        run.calls += 1
         run.updates += updates
         run.samples += call.num_real
         logs = training.figures.running()
         _report_non_finite(logs["loss"], run, first)
         hooks.on_train_batch_end(first + updates - 1, logs)
+        run.act()
         if run.is_stopping:
             break
     if batches.ran_out:
-        _report_ran_out(batches, run, (number + 1) * updates)
-    elif number < 0:
+        _report_ran_out(batches, run, run.calls * updates)
+    elif not run.calls:
         raise DataError(
             f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
             f"{training.plan.describe()}. Lower one of these, pass more data, or pad "

@@ -4,13 +4,30 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any, Mapping, Sequence
 
 from ipufit.batching import BatchPlan, check_positive
 from ipufit.callbacks import History
 from ipufit.callbacks.base import CallbackLike
-from ipufit.data import Epochs, Source, StreamSource, TrainingBatches, fit_sources
-from ipufit.engine import Objective, Training, train
+from ipufit.checkpoint import Checkpoint
+from ipufit.checkpoint.weights import PathLike
+from ipufit.data import (
+    BEGINNING,
+    Epochs,
+    Source,
+    StreamSource,
+    TrainingBatches,
+    fit_sources,
+)
+from ipufit.engine import (
+    Objective,
+    Snapshot,
+    Training,
+    check_same_run,
+    place_of,
+    train,
+)
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -23,6 +40,7 @@ from ipufit.state import RunState
 from ipufit.types import Verbose
 
 from .base import ModelBase, _require_targets, warn_of_coverage
+from .saving import find_checkpoint
 
 
 class Fitting(ModelBase):
@@ -48,6 +66,7 @@ class Fitting(ModelBase):
         validation_freq: int | Sequence[int] = 1,
         *,
         drop_last: bool | str = True,
+        resume: PathLike | None = None,
     ) -> History:
         """Train.
 
@@ -85,6 +104,12 @@ class Fitting(ModelBase):
                 and reported. `"pad"`, or False, fills the call with rows that count
                 nothing, so that the loss of the last update is the mean over its real
                 samples. (Layers that mix samples, such as batch norm, see the filling.)
+            resume: A checkpoint that was saved while `fit` ran, or a directory of such:
+                the run goes on from there, bit by bit as if it hadn't been
+                interrupted, if everything else is the same. `"auto"`: the newest whole
+                one of the checkpoint callbacks, if there is any.
+                `BackupAndRestore` does so by itself. (Streams are gone through again
+                from the beginning of their pass, and must give the same batches.)
 
         Returns:
             The history; its `history` has the exact figures of each epoch, over every
@@ -116,10 +141,17 @@ class Fitting(ModelBase):
         if not isinstance(shuffle, bool):
             raise ConfigError(f"shuffle={shuffle!r} is neither True nor False.")
         plan = self._training_plan(batch_size, source)
+        checkpoint = find_checkpoint(resume, callbacks)
         training, batches = self._training(
-            source, plan, shuffle=shuffle, drop_last=drop_last, weights=class_weight
+            source,
+            plan,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            weights=class_weight,
+            checkpoint=checkpoint,
         )
-        passes = Epochs(batches, plan, steps_per_epoch, len(is_validated))
+        done = 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
+        passes = Epochs(batches, plan, steps_per_epoch, len(is_validated), done)
         test = None
         if validation is not None:
             _check_repeatable(validation, sum(is_validated.values()))
@@ -156,15 +188,30 @@ class Fitting(ModelBase):
         history = History()
         with self._running(run, callbacks, history, verbose) as (hooks, display):
             self._seen = source
+            snapshot = Snapshot(training, batches, hooks, run)
+            if checkpoint is not None:
+                snapshot.learnt.put_back(checkpoint)
             try:
                 if test is not None:
                     test.prepare(display)
                     run.directions.update(test.figures.directions)
                 training.prepare(batches, display)
                 run.directions.update(training.figures.directions)
-                self.history = history
-                train(training, is_validated, passes, hooks, run, test, display)
+                self.history, self._snapshot = history, snapshot
+                train(
+                    training,
+                    is_validated,
+                    passes,
+                    hooks,
+                    run,
+                    test,
+                    display,
+                    None
+                    if checkpoint is None
+                    else partial(snapshot.put_back, checkpoint),
+                )
             finally:
+                self._snapshot = None
                 batches.close()
                 if test is not None:
                     test.batches.close()
@@ -189,6 +236,7 @@ class Fitting(ModelBase):
         shuffle: bool,
         drop_last: bool | str,
         weights: Mapping[int, float] | None,
+        checkpoint: Checkpoint | None = None,
     ) -> tuple[Training, TrainingBatches]:
         how = self._compiled()
         options = self.config.build_training_options(
@@ -203,10 +251,13 @@ class Fitting(ModelBase):
             plan,
             options,
             shuffle=shuffle,
-            seed=self.config.seed,
+            seed=self.config.seed
+            if checkpoint is None
+            else checkpoint.state["data"]["seed"],
             drop_last=drop_last,
             class_weight=weights,
             loading=self._loading(),
+            start=BEGINNING if checkpoint is None else place_of(checkpoint),
         )
         training = Training(
             self._executors,
@@ -217,6 +268,8 @@ class Fitting(ModelBase):
             how.training_figures,
             how.average,
         )
+        if checkpoint is not None:
+            check_same_run(checkpoint, training, source.num_samples)
         return training, batches
 
 

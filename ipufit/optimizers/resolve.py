@@ -125,7 +125,7 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
     missing = [
         name
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad and id(parameter) not in given
+        if id(parameter) not in given and parameter.requires_grad
     ]
     if missing:
         raise ConfigError(

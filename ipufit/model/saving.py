@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkpoint a `fit` goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ipufit.callbacks import CallbackList
+from ipufit.callbacks.base import CallbackLike
+from ipufit.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from ipufit.checkpoint.weights import PathLike
+from ipufit.errors import ConfigError
+
+AUTO = "auto"
+
+
+def find_checkpoint(
+    resume: PathLike | None, callbacks: CallbackLike
+) -> Checkpoint | None:
+    """The checkpoint that is meant.
+
+    Args:
+        resume: A checkpoint or a directory of them; `"auto"` for the newest whole one
+            of the callbacks; None for that of a callback which resumes by itself.
+        callbacks: Those of `fit`.
+
+    Returns:
+        It; None if there is none to go on from.
+
+    Raises:
+        ConfigError: `"auto"`, and no callback keeps checkpoints; or there are none
+            in the directory.
+        CheckpointError: It can't be read, or is damaged.
+    """
+    given = CallbackList(callbacks).callbacks
+    stores = [
+        store
+        for callback in given
+        if (resume == AUTO or getattr(callback, "resumes", False))
+        and isinstance(store := getattr(callback, "store", None), CheckpointStore)
+    ]
+    if resume is not None and resume != AUTO:
+        path = Path(resume)
+        if (path / "manifest.json").exists() or not path.is_dir():
+            return read_checkpoint(path)
+        found = CheckpointStore(path).load_latest()
+        if found is None:
+            raise ConfigError(f"There is no checkpoint in {str(path)!r} to resume.")
+        return found[1]
+    if resume == AUTO and not stores:
+        raise ConfigError(
+            "resume='auto' goes on from the checkpoints of a callback, and there is "
+            "none that keeps any. Add BackupAndRestore(directory), or give a path."
+        )
+    for store in stores:
+        found = store.load_latest()
+        if found is not None:
+            return found[1]
+    return None
