@@ -292,6 +292,10 @@ class IPUConfig:
             ConfigError: The own options ask for sums of outputs.
         """
         options = self._own_or_derived(self.training_options, plan)
+        if sums_gradients:
+            options.Training.accumulationAndReplicationReductionType(
+                poptorch.ReductionType.Sum
+            )
         if scales_automatically:
             options.Training.setAutomaticLossScaling(True)
         if divides_early:
@@ -300,10 +304,6 @@ class IPUConfig:
             )
         if self.training_options is None:
             options.Training.gradientAccumulation(plan.gradient_accumulation)
-            if sums_gradients:
-                options.Training.accumulationAndReplicationReductionType(
-                    poptorch.ReductionType.Sum
-                )
             if self.offload_optimizer:
                 options.TensorLocations.setOptimizerLocation(
                     poptorch.TensorLocationSettings().useOnChipStorage(False)

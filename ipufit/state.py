@@ -22,6 +22,7 @@ class RunState:
             their names without `val_`; filled once a program was traced.
         calls: Made in this epoch.
         is_epoch_done: Whether the epoch's last hooks were called.
+        is_finite: Whether the loss was, so far.
         stop_evaluating: Set it to end the evaluation under way after this call.
         stop_predicting: The same for a prediction.
 
@@ -41,6 +42,7 @@ class RunState:
     directions: dict[str, str] = field(default_factory=dict)
     calls: int = 0
     is_epoch_done: bool = False
+    is_finite: bool = True
     stop_evaluating: bool = False
     stop_predicting: bool = False
     _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)

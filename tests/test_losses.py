@@ -9,8 +9,17 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import ConfigError, UnknownNameError, UnsupportedError
+from ipufit import (
+    ConfigError,
+    DataError,
+    IPUConfig,
+    IPUModel,
+    NonFiniteLossWarning,
+    UnknownNameError,
+    UnsupportedError,
+)
 from ipufit.losses import resolve_loss
+from tests.reference import NUM_CLASSES, NUM_FEATURES, network
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.2, -3.0], [1.0, 1.0, 1.0]])
 CLASSES = torch.tensor([0, 1, 2])
@@ -88,6 +97,12 @@ def test_shares_leave_padding_out(name):
     torch.testing.assert_close(terms.total, real.sum())
 
 
+def test_capitals_and_underscores_do_not_matter():
+    for name, same in (("MSE", "mse"), ("MeanSquaredError", "mse"), ("L1", "mae")):
+        expected = resolve_loss(same).terms(NUMBERS, NUMBERS + 1, 3)
+        assert resolve_loss(name).terms(NUMBERS, NUMBERS + 1, 3) == expected
+
+
 def test_every_name_is_tested():
     with pytest.raises(UnknownNameError) as caught:
         resolve_loss("")
@@ -96,7 +111,7 @@ def test_every_name_is_tested():
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("crossentropy", "cross_entropy"), ("MSE", "mse")]
+    ("name", "meant"), [("crossentrpy", "cross_entropy"), ("MSEE", "mse")]
 )
 def test_an_unknown_name_gets_a_suggestion(name, meant):
     with pytest.raises(UnknownNameError, match=f"loss '{name}'.*'{meant}'"):
@@ -238,3 +253,101 @@ def test_one_value_for_the_batch_can_not_be_weighted(known):
 def test_weights_of_other_shapes_are_refused(shape):
     with pytest.raises(ConfigError, match="one weight per sample"):
         resolve_loss("cross_entropy").terms(LOGITS, CLASSES, 3, torch.ones(shape))
+
+
+# Targets that don't count -----------------------------------------------------
+
+
+def token_data(rows=24):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, NUM_FEATURES, generator=generator)
+    y = torch.randint(0, NUM_CLASSES, (rows,), generator=generator)
+    y[::3] = -100
+    y[:4] = -100  # a whole micro-batch of 4
+    return x, y
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", torch.nn.CrossEntropyLoss()])
+@pytest.mark.parametrize("batch_size", [4, 8, 24])
+def test_ignored_targets_count_in_no_figure(loss, batch_size):
+    x, y = token_data()
+    module = network()
+    model = IPUModel(module, IPUConfig(micro_batch_size=4))
+    model.compile("sgd", loss)
+    expected = float(F.cross_entropy(module(x), y).detach())
+    figures = model.evaluate(x, y, batch_size=batch_size, verbose=0)
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    model.compile(torch.optim.SGD(module.parameters(), lr=0.0), loss)
+    history = model.fit(x, y, batch_size=batch_size, verbose=0)
+    assert history.history["loss"] == [pytest.approx(expected, rel=1e-5)]
+
+
+def test_a_micro_batch_of_ignored_targets_alone_trains_nothing():
+    x, y = token_data(4)
+    module = network()
+    before = [p.detach().clone() for p in module.parameters()]
+    model = IPUModel(module)
+    model.compile("sgd", "cross_entropy")
+    with pytest.warns(NonFiniteLossWarning):  # the mean over nothing
+        model.fit(x, y, batch_size=4, verbose=0)
+    assert all(map(torch.equal, before, module.parameters()))
+
+
+def test_ignored_targets_stay_ignored_among_weights_and_padding():
+    loss = resolve_loss("cross_entropy")
+    targets = torch.tensor([0, -100, 2])
+    weights, share = torch.tensor([2.0, 5.0, 1.0]), torch.tensor([1.5, 1.5, 0.0])
+    each = F.cross_entropy(LOGITS, targets, reduction="none")
+    terms = loss.terms(LOGITS, targets, 3, weights, share)
+    torch.testing.assert_close(terms.value, 2 * 1.5 * each[0] / 2)
+    torch.testing.assert_close(terms.total, 2 * each[0])
+    assert float(terms.divisor) == 1
+
+
+# Shapes and kinds -------------------------------------------------------------
+
+
+def test_keras_s_crossentropies_have_the_class_axis_last():
+    outputs = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[0, 1, 2], [3, 0, 1]])
+    expected = F.cross_entropy(outputs.movedim(-1, 1), labels)
+    for name, targets in (
+        ("sparse_categorical_crossentropy", labels),
+        ("sparse_categorical_crossentropy", labels.unsqueeze(-1)),
+        ("categorical_crossentropy", F.one_hot(labels, 4)),
+    ):
+        value = resolve_loss(name).terms(outputs, targets, 2).value
+        torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("name", ["mse", "mae", "binary_crossentropy"])
+def test_targets_are_not_scrambled_into_the_outputs_shape(name):
+    with pytest.raises(DataError, match="axes of size 1"):
+        resolve_loss(name).terms(torch.zeros(4, 2, 3), torch.zeros(4, 3, 2), 4)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, targets):
+        return (outputs - targets).square().mean() * self.scale
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        (torch.nn.CTCLoss(), UnsupportedError, "F.ctc_loss"),
+        (
+            torch.nn.CrossEntropyLoss(weight=torch.ones(4)),
+            UnsupportedError,
+            "class_weight",
+        ),
+        (Scaled(), ConfigError, "scale"),
+    ],
+)
+def test_losses_that_could_not_be_trained_are_refused_at_once(loss, error, message):
+    model = IPUModel(network())
+    with pytest.raises(error, match=message):
+        model.compile("sgd", loss)

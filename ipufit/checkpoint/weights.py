@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Mapping, Union
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError  # type: ignore[attr-defined,unused-ignore]
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from .adapters import as_batch, as_source, fit_sources, split_validation
 from .epochs import Epochs
+from .host_random import random_state, set_random_state
 from .layout import Known, Layout
 from .loader import (
     BEGINNING,
@@ -15,6 +16,7 @@ from .loader import (
     TrainingBatches,
     pad,
 )
+from .passes import Replay
 from .source import IndexedSource, Source, StreamSource
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Layout",
     "Loading",
     "Place",
+    "Replay",
     "Source",
     "StreamSource",
     "TrainingBatches",
@@ -34,5 +37,7 @@ __all__ = [
     "as_source",
     "fit_sources",
     "pad",
+    "random_state",
+    "set_random_state",
     "split_validation",
 ]

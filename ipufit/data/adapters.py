@@ -105,6 +105,8 @@ def as_source(
     if _is_stream(x):
         stream = StreamSource(x, parts_of, name=name, num_samples=_length(x))
         stream.batch_size = _batch_size(x) or stream.rows_of_first
+        if stream.rows_of_first not in (_batch_size(x), stream.num_samples):
+            stream.num_samples = None  # a collate function makes rows of its own
         return stream
     raise DataError(
         f"`{name}` is {_describe(x)}. Pass tensors, NumPy arrays, pandas frames, a "

@@ -22,7 +22,9 @@ from ipufit.types import Batch
 from .adapters import unequal_shapes
 from .class_weights import ClassWeights
 from .datasets import StackedRows
+from .host_random import RandomState, set_random_state
 from .layout import Layout
+from .passes import Pass, Replay
 from .source import Block, IndexedSource, Source, StreamSource
 
 
@@ -108,8 +110,6 @@ class CallBatches:
     Attributes:
         source: As given.
         layout: As given.
-        on_begun: Called once, when a loader was begun and gives its first batch:
-            making an iterator draws from torch's random numbers.
     """
 
     def __init__(self, source: Source, plan: BatchPlan, layout: Layout) -> None:
@@ -117,7 +117,7 @@ class CallBatches:
         self.layout = layout
         self._rows = plan.samples_per_call
         self._loader: Any = None
-        self.on_begun: Callable[[], None] | None = None
+        self._on_begun: Callable[[], None] | None = None
 
     def close(self) -> None:
         """End the processes that load, if there are any; the next epoch has others."""
@@ -152,8 +152,11 @@ class CallBatches:
             raise DataError(f"Samples could not be loaded. {error}") from error
 
     def _begin(self) -> None:
-        """Have done what somebody wants done once the first batch is to be loaded."""
-        act, self.on_begun = self.on_begun, None
+        """Do what is to be done once, before the first batch is loaded.
+
+        Making an iterator draws from torch's random numbers.
+        """
+        act, self._on_begun = self._on_begun, None
         if act is not None:
             act()
 
@@ -236,6 +239,37 @@ class TrainingBatches(CallBatches):
             seed = int(torch.empty((), dtype=torch.int64).random_())
         self.seed = seed or 0
         self.place = start
+        self._pass: Pass | None = None
+
+    # A run that is resumed ----------------------------------------------------
+
+    def replay(self) -> Replay | None:
+        """What it takes to come to this place of the pass again.
+
+        None if none is begun, or if it takes nothing: samples that are taken by index
+        are not drawn again.
+        """
+        if not isinstance(self.source, StreamSource):
+            return None
+        if self.place.calls and self._pass is not None:
+            return self._pass.replay()
+        return self.source.first_pass()
+
+    def go_on(self, now: RandomState, replay: Replay | None) -> None:
+        """Have the random states of the interrupted run, from its place on.
+
+        Args:
+            now: Those it had.
+            replay: Its `replay()`.
+        """
+        generators = self.source.generators
+        if isinstance(self.source, StreamSource):
+            self.source.go_on(replay, is_due=not self.place.calls)
+        set_random_state(now, generators)
+        if self.place.calls:
+            self._on_begun = lambda: set_random_state(now, generators)
+
+    # Calls --------------------------------------------------------------------
 
     def _make_loader(self) -> Any:
         source = cast(IndexedSource, self.source)
@@ -253,6 +287,8 @@ class TrainingBatches(CallBatches):
         """The calls of one pass, from the place that was reached."""
         if isinstance(self.source, StreamSource):
             yield from self._streamed(self.source)
+        elif self.place.calls and self.place.calls == self.num_calls:
+            self._begin()  # PopTorch's asynchronous loader refuses to give nothing
         else:
             remaining = (self.source.num_samples or 0) - self.place.calls * self._rows
             for batch in self._loaded():
@@ -268,19 +304,22 @@ class TrainingBatches(CallBatches):
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
         calls = dropped = empty = 0
         skipped = self.place.calls
-        for batch, num_real in rebatched(source.blocks(), self._rows):
+        blocks = source.blocks()
+        self._pass = blocks if isinstance(blocks, Pass) else None
+        for batch, num_real in rebatched(blocks, self._rows):
             if num_real == self._rows or self._is_padding:
                 calls += 1
                 if calls <= skipped:
+                    if calls == skipped:
+                        self._begin()
                     continue
-                if calls == skipped + 1:
-                    self._begin()
                 self._count_call()
                 empty = (self._rows - num_real) // self._per_update
                 padded = pad(batch, self._rows)
                 yield Call(self._completed(padded, num_real), num_real)
             else:
                 dropped = num_real
+        self._begin()  # at the latest
         self.num_calls, self.num_dropped = calls, dropped
         self.num_empty_updates = empty
 
@@ -303,8 +342,9 @@ class InferenceBatches(CallBatches):
         loading: How map-style data is loaded.
 
     Attributes:
-        has_spare: Whether a micro-batch of padding alone must follow one that is
-            padded in part, so that the padding's own result is known.
+        has_singles: Whether the rows of a micro-batch that is filled in part follow
+            once more, each in a micro-batch of its own: what is a mean over rows can
+            be told of each of them then.
     """
 
     def __init__(
@@ -321,7 +361,8 @@ class InferenceBatches(CallBatches):
         self._options = options
         self._max_rows = max_rows
         self._loading = loading
-        self.has_spare = False
+        self.has_singles = False
+        self._ongoing: Iterator[Block] | None = None
 
     @property
     def num_samples(self) -> int | None:
@@ -335,13 +376,14 @@ class InferenceBatches(CallBatches):
     def num_calls(self) -> int | None:
         """Calls; None if nobody knows."""
         count = self.num_samples
-        return None if count is None else -(-self._padded(count) // self._rows)
+        if count is None:
+            return None
+        return -(-count // self._rows) - (-self._num_single_rows(count) // self._rows)
 
-    def _padded(self, count: int) -> int:
-        """Rows up to the last micro-batch that is needed."""
+    def _num_single_rows(self, count: int) -> int:
+        """Rows that follow the padding, for single ones."""
         size = self._plan.micro_batch_size
-        whole = -(-count // size) * size
-        return whole + size if self.has_spare and whole > count else count
+        return count % size * size if self.has_singles else 0
 
     @property
     def passes_per_call(self) -> int:
@@ -357,7 +399,10 @@ class InferenceBatches(CallBatches):
         return self.source.example(self._rows, inputs_only=True)
 
     def __iter__(self) -> Iterator[Call]:
-        """Each call; padding comes after its real rows, and is the last one again."""
+        """Each call; padding comes after its real rows, and is the last one again.
+
+        Calls for single rows have no real ones.
+        """
         if isinstance(self.source, StreamSource):
             yield from self._streamed(self.source)
             return
@@ -370,26 +415,57 @@ class InferenceBatches(CallBatches):
     def _make_loader(self) -> Any:
         dataset = cast(IndexedSource, self.source).dataset
         count = self.num_samples or 0
-        length = -(-self._padded(count) // self._rows) * self._rows
-        order = _Order(count, length)
+        size = self._plan.micro_batch_size
+        num_singles = self._num_single_rows(count) // size
+        singles = [
+            row for row in range(count - num_singles, count) for _ in range(size)
+        ]
+        order = _Indices(count, self._rows, singles)
         return self._loading.loader(self._options, dataset, self._plan, order)
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
-        last: Call | None = None
+        real: Batch = []
         total = 0
-        blocks = _first_rows(source.blocks(), self._max_rows)
-        for batch, num_real in rebatched(blocks, self._rows):
+        for batch, num_real in rebatched(self._blocks(source), self._rows):
             total += num_real
-            last = Call(pad(batch, self._rows), num_real)
-            yield last
-        if last is None:
+            real = batch
+            yield Call(pad(batch, self._rows), num_real)
+        if not total:
             raise DataError(
                 "There are no more samples: a generator can be gone through once. "
                 "Pass a loader or a dataset, which can be begun anew."
             )
-        left = -(-total // self._rows) * self._rows
-        if self._padded(total) > left:
-            yield Call([t[-1:].expand(t.shape).clone() for t in last.batch], 0)
+        size = self._plan.micro_batch_size
+        num_singles = self._num_single_rows(total) // size
+        if num_singles:
+            block = [t[-num_singles:].repeat_interleave(size, dim=0) for t in real]
+            for batch, _ in rebatched([block], self._rows):
+                yield Call(pad(batch, self._rows), 0)
+
+    def _blocks(self, source: StreamSource) -> Iterator[Block]:
+        """Those of this run: the first ones, but of a generator the next ones."""
+        if self._max_rows is None:
+            return source.blocks()
+        if source.is_one_shot and self._ongoing is None:
+            self._ongoing = source.blocks()
+        return _first_rows(self._ongoing or source.blocks(), self._max_rows)
+
+
+class _Indices(Sampler[int]):
+    """Every index in order, the last again up to whole calls, then further ones."""
+
+    def __init__(self, count: int, rows: int, further: list[int]) -> None:
+        self._count = count
+        self._padding = -count % rows
+        self._further = further + further[-1:] * (-len(further) % rows)
+
+    def __len__(self) -> int:
+        return self._count + self._padding + len(self._further)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self._count)
+        yield from [self._count - 1] * self._padding
+        yield from self._further
 
 
 class _Order(Sampler[int]):

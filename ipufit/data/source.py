@@ -14,6 +14,7 @@ from ipufit._tree import ConstantChangedError
 from ipufit.errors import DataError
 
 from .layout import NOTHING, Layout
+from .passes import Pass, Replay, generators_of
 from .values import as_tensor
 
 Block = List[Tensor]
@@ -31,7 +32,10 @@ class Source(abc.ABC):
         layout: As given.
         num_samples: As given.
         batch_size: What the user's own loader calls a batch; None if there is none.
+        generators: Of random numbers, of the user's own loader.
     """
+
+    generators: Sequence[torch.Generator] = ()
 
     def __init__(self, layout: Layout, num_samples: int | None) -> None:
         self.layout = layout
@@ -127,12 +131,15 @@ class StreamSource(Source):
         self._iterable = blocks
         self._parts_of = parts_of
         self._name = name
-        iterator = iter(blocks)
+        self.generators = generators_of(blocks)
+        begun = Pass(blocks, self._checked, self.generators)
+        self._begun: Pass | None = begun
+        self._replay: Replay | None = None
         # PopTorch's accessor is its own iterator, but begins anew.
         is_accessor = isinstance(blocks, poptorch.AsynchronousDataAccessor)
-        self.is_one_shot = iterator is blocks and not is_accessor
+        self.is_one_shot = begun.iterator is blocks and not is_accessor
         try:
-            parts = parts_of(next(iterator))
+            parts = parts_of(begun.draw())
         except StopIteration:
             raise DataError(f"`{name}` has no samples.") from None
         super().__init__(Layout.of(parts), num_samples)
@@ -140,7 +147,7 @@ class StreamSource(Source):
         if not len(block[0]):
             raise DataError(f"The first batch of `{name}` has no rows.")
         self._first = [leaf[0].clone() for leaf in block]
-        self._begun: Iterator[Block] | None = self._from(block, iterator)
+        begun.first = block
         self.rows_of_first = len(block[0])
 
     def first(self) -> list[Tensor]:
@@ -152,22 +159,39 @@ class StreamSource(Source):
         """Whether nothing more can come."""
         return self.is_one_shot and self._begun is None
 
-    def blocks(self) -> Iterator[Block]:
+    def first_pass(self) -> Replay | None:
+        """How far the first pass is, if it is still to come."""
+        return None if self._begun is None else self._begun.replay()
+
+    def go_on(self, replay: Replay | None, *, is_due: bool) -> None:
+        """Have the next pass be that of an interrupted run.
+
+        Nothing happens to a generator: it can't begin anew.
+
+        Args:
+            replay: Of its pass; None if none was begun, so that the next begins anew.
+            is_due: Whether that was the first pass, of which nothing was given out:
+                its block is drawn now.
+        """
+        if self.is_one_shot:
+            return
+        self._begun, self._replay = None, replay
+        if is_due and replay is not None:
+            self._begun = self._new_pass()
+            self._begun.first = self._checked(self._begun.draw())
+
+    def blocks(self) -> Pass | Iterator[Block]:
         """All blocks, from the beginning if it can be begun anew."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
-            yield from begun
-        elif not self.is_one_shot:
-            for batch in self._iterable:
-                yield self._checked(batch)
+            return begun
+        if self.is_one_shot:
+            return iter(())
+        return self._new_pass()
 
-    def _from(self, first: Block, rest: Iterator[Any]) -> Iterator[Block]:
-        yield first
-        end = object()
-        batch = next(rest, end)
-        while batch is not end:  # `for` calls iter(), and PopTorch's would begin anew
-            yield self._checked(batch)
-            batch = next(rest, end)
+    def _new_pass(self) -> Pass:
+        replay, self._replay = self._replay, None
+        return Pass(self._iterable, self._checked, self.generators, replay)
 
     def _flatten(self, parts: Sequence[Any]) -> Block:
         try:

@@ -9,7 +9,14 @@ from .executors import Executors
 from .figures import Figures
 from .loop import joined, predictions, train
 from .objective import Objective, resolve_objective
-from .snapshot import Learnt, Snapshot, check_same_run, check_weights, place_of
+from .snapshot import (
+    Learnt,
+    Snapshot,
+    check_has_run,
+    check_same_run,
+    check_weights,
+    place_of,
+)
 from .training import Training
 
 __all__ = [
@@ -20,6 +27,7 @@ __all__ = [
     "Objective",
     "Snapshot",
     "Training",
+    "check_has_run",
     "check_same_run",
     "check_weights",
     "describe_coverage",

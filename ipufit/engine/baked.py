@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import FunctionType
+from typing import Any, Iterable, Iterator
 
 import torch
 
 from ipufit.errors import ConfigError
 
-_PLAIN = (bool, int, float, str)
+_PLAIN = (bool, int, float, str, type(None), FunctionType)
+_TORCHS = {"training", *vars(torch.nn.Module())}
+"""What torch itself keeps in a module."""
 
 
 class BakedIn:
@@ -20,6 +23,7 @@ class BakedIn:
 
     Args:
         module: The user's.
+        losses: That are modules.
 
     Example:
         >>> module = torch.nn.Dropout(0.5)
@@ -29,23 +33,42 @@ class BakedIn:
         ('p', 0.5, 0.25)
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(
+        self, module: torch.nn.Module, losses: Iterable[torch.nn.Module] = ()
+    ) -> None:
         self._values: dict[str, tuple[dict[str, Any], str, Any]] = {}
-        for path, child in module.named_modules():
+        for path, child in _modules(module, losses):
             attributes = vars(child)
             for name, value in attributes.items():
-                is_own = name != "training" and not name.startswith("_")
-                if is_own and isinstance(value, _PLAIN):
+                if name not in _TORCHS and _is_plain(value):
                     full = f"{path}.{name}" if path else name
-                    self._values[full] = attributes, name, value
+                    self._values[full] = attributes, name, _copied(value)
+        self._parts = _parts(module)
+        self._module = module
 
     def changed(self) -> tuple[str, Any, Any] | None:
-        """The first that has changed: name, old and new value; None if none has."""
+        """The first that has changed: name, old and new value; None if none has.
+
+        Private ones aren't looked at: a module may count in them what it likes.
+        """
+        return next(self._changes(with_private=False), None)
+
+    def _changes(self, *, with_private: bool) -> Iterator[tuple[str, Any, Any]]:
         for full, (attributes, name, value) in self._values.items():
             now = attributes.get(name)
-            if now is not value and now != value:
-                return full, value, now
-        return None
+            if now is value or (type(now) is type(value) and now == value):
+                continue
+            if with_private or not name.startswith("_"):
+                yield full, value, now
+
+    def is_outdated(self) -> bool:
+        """Whether a value has changed, or a submodule or parameter is another."""
+        if next(self._changes(with_private=True), None) is not None:
+            return True
+        now = _parts(self._module)
+        return [n for n, _ in now] != [n for n, _ in self._parts] or any(
+            one is not other for (_, one), (_, other) in zip(now, self._parts)
+        )
 
     def absorb(self, before: BakedIn) -> None:
         """Take over what `forward` itself has changed meanwhile, such as a counter.
@@ -55,8 +78,8 @@ class BakedIn:
         """
         for full, (attributes, name, value) in before._values.items():
             now = attributes.get(name)
-            if now != value and full in self._values:
-                self._values[full] = attributes, name, now
+            if now != value and full in self._values and _is_plain(now):
+                self._values[full] = attributes, name, _copied(now)
 
     def check(self) -> None:
         """Refuse to go on with a value that the program doesn't have.
@@ -73,3 +96,28 @@ class BakedIn:
                 "between fits, make it a buffer (register_buffer), or pass it as an "
                 "input."
             )
+
+
+def _modules(
+    module: torch.nn.Module, losses: Iterable[torch.nn.Module]
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    yield from module.named_modules()
+    for loss in losses:
+        for path, child in loss.named_modules():
+            name = type(loss).__name__
+            yield f"{name}.{path}" if path else name, child
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(element) for element in value)
+    return isinstance(value, _PLAIN)
+
+
+def _copied(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value
+
+
+def _parts(module: torch.nn.Module) -> list[tuple[str, object]]:
+    """Submodules and parameters by name; the objects themselves are compared."""
+    return [*module.named_modules(), *module.named_parameters()]

@@ -65,7 +65,7 @@ class Evaluation:
                 "either. Pass loss='cross_entropy' or the like, or return a dict with "
                 "'loss'."
             )
-        self.batches.has_spare = has_scalars
+        self.batches.has_singles = has_scalars
         if has_scalars and self.options.output_mode != poptorch.OutputMode.All.value:
             raise UnsupportedError(
                 "The module returns its own loss, or logs scalars, and inference_"
@@ -87,13 +87,13 @@ class Evaluation:
             The figures by name.
         """
         self.figures.reset()
-        self._open_mean: tuple[dict[str, float], int] | None = None
+        self._num_singles = 0
         run.stop_evaluating = False
         hooks.on_test_begin({})
         for number, call in enumerate(self.batches):
-            if not call.num_real:  # there for its scalars only
-                self._add_call(call)
-                break
+            if not call.num_real:  # there for the scalars of single rows only
+                self._add_singles(call)
+                continue
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
             self._add_call(call)
@@ -139,30 +139,26 @@ class Evaluation:
             return self.figures.vector(outputs, known, num_rows, terms, {})
 
     def _add_scalars(self, scalars: Scalars, num_real: int) -> None:
-        """Add means over micro-batches, the part that is padding left out.
+        """Add means over micro-batches that have no padding.
 
-        Padding is one row repeated. A micro-batch of it alone tells what that row
-        adds, so it can be taken away from the one before that is padded in part: that
-        needs a mean over rows which don't influence each other.
+        One that is padded in part is left out: each of its rows follows in a
+        micro-batch of its own, of that row alone.
         """
         size = self.plan.micro_batch_size
-        whole, left = divmod(num_real, size)
+        whole, self._num_singles = divmod(num_real, size)
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
         for index in range(whole):
             self.figures.add_means(_at(values, index), size)
-        index = whole
-        if left:
-            partly = _at(values, index)
-            self.figures.add_means(partly, left)
-            self._open_mean = partly, left
-            index += 1
-        if self._open_mean is not None and index < self.plan.samples_per_call // size:
-            partly, left = self._open_mean
-            padding = _at(values, index)
-            self.figures.add_totals(
-                {n: (mean - padding[n]) * (size - left) for n, mean in partly.items()}
-            )
-            self._open_mean = None
+
+    def _add_singles(self, call: Call) -> None:
+        """Add what single rows give."""
+        batch = call.batch[: self.batches.layout.num_inputs]
+        _, scalars = self._executors.infer(batch)
+        values = {name: tensor.tolist() for name, tensor in scalars.items()}
+        count = self.plan.samples_per_call // self.plan.micro_batch_size
+        for index in range(min(count, self._num_singles)):
+            self.figures.add_means(_at(values, index), 1)
+        self._num_singles -= min(count, self._num_singles)
 
 
 def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:

@@ -109,15 +109,20 @@ class Executors:
         self.drop_training()
         self._optimizer, self._sent_values = optimizer, hyper_parameters(optimizer)
         self._take_over()
+        if optimizer.state_dict().get("ipu_param"):
+            # The device gets these, and rates may have changed since they were read.
+            self._sent_values = ()
         self._step.describe_training(batches.layout, figures)
         self._training_results = self._step.training_results
-        with mode(self._step, training=True), self._undone_on_failure():
+        traced = mode(self._step, training=True, root=self._step.module)
+        with traced, self._undone_on_failure():
             self._training = poptorch.trainingModel(
                 self._step, options=options, optimizer=optimizer
             )
             display.compiling("training")
             seconds = self._compile(self._training, example)
-        self._training_baked_in = BakedIn(self._step.module)
+        losses = figures.objective.modules
+        self._training_baked_in = BakedIn(self._step.module, losses)
         self._training_key = key
         display.compiled("training", seconds)
 
@@ -193,6 +198,11 @@ class Executors:
         display.compiled("inference", seconds)
 
     @property
+    def inference_program(self) -> object:
+        """The inference program there is now, to tell it from others."""
+        return self._inference
+
+    @property
     def gives_scalars(self) -> bool:
         """Whether the inference program gives scalars: an own loss, or logged ones."""
         return self._results.has_scalars
@@ -250,9 +260,11 @@ class Executors:
         Raises:
             ConfigError: The module has a number that the program doesn't have.
         """
+        executor = _ready(self._inference)
         if self._inference_baked_in is not None:
             self._inference_baked_in.check()
-        return self._results.unpack(_ready(self._inference)(*batch))
+        self._attach(executor)
+        return self._results.unpack(executor(*batch))
 
     # Weights ----------------------------------------------------------------
 
@@ -354,7 +366,7 @@ def _trainable(module: torch.nn.Module) -> list[bool]:
 
 
 def _is_outdated(baked_in: BakedIn | None) -> bool:
-    return baked_in is not None and baked_in.changed() is not None
+    return baked_in is not None and baked_in.is_outdated()
 
 
 def _restore(classes: _Classes) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, Callable, Mapping, NamedTuple
 
 import torch
@@ -80,14 +81,15 @@ class Figures:
             1-d, float32, without gradients.
         """
         entries, sums = [], []
+        for term, _ in terms.values():
+            sums.append(torch.stack([term.total, term.divisor]))
         if terms:
-            weighted = [t.total.mul(weight) for t, weight in terms.values()]
-            sums.append(torch.stack(weighted).sum().reshape(1))
-            entries.append(Entry("loss", 1, None, "min"))
+            result = partial(_weighted_means, [weight for _, weight in terms.values()])
+            entries.append(Entry("loss", 2 * len(terms), result, "min"))
         if len(terms) > 1:
             for name, (term, _) in terms.items():
-                sums.append(term.total.reshape(1))
-                entries.append(Entry(f"{name}_loss", 1, None, "min"))
+                sums.append(torch.stack([term.total, term.divisor]))
+                entries.append(Entry(f"{name}_loss", 2, _mean, "min"))
         names = [entry.name for entry in entries]
         for name, measure, part, weights in self.objective.measured(outputs, known):
             names.append(name)
@@ -151,11 +153,6 @@ class Figures:
             extra = self._extra.setdefault(name, [0.0, 0.0])
             extra[0] += value * rows
             extra[1] += rows
-
-    def add_totals(self, totals: Mapping[str, float]) -> None:
-        """Put totals right that were added with `add_means`."""
-        for name, value in totals.items():
-            self._extra[name][0] += value
 
     def stream(self, outputs: Any, known: Known) -> None:
         """Show the metrics that need them the outputs of real rows.
@@ -225,6 +222,16 @@ class Figures:
     def samples(self) -> int:
         """Samples the figures cover."""
         return 0 if self._sums is None else int(self._sums[0])
+
+
+def _mean(sums: Tensor) -> float:
+    return _quotient(float(sums[0]), float(sums[1]))
+
+
+def _weighted_means(weights: list[float], sums: Tensor) -> float:
+    """The loss of several outputs: a weighted sum of means."""
+    pairs = sums.reshape(-1, 2)
+    return sum(weight * _mean(pair) for weight, pair in zip(weights, pairs))
 
 
 def _quotient(total: float, count: float) -> float:

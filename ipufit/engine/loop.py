@@ -13,7 +13,12 @@ from torch import Tensor
 from ipufit._tree import Structure
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import Epochs, InferenceBatches
-from ipufit.errors import DataError, DataRanOutWarning, NonFiniteLossWarning
+from ipufit.errors import (
+    ConfigError,
+    DataError,
+    DataRanOutWarning,
+    NonFiniteLossWarning,
+)
 from ipufit.state import RunState
 from ipufit.types import Logs
 
@@ -148,8 +153,15 @@ def predictions(
         Tensors, nested as the module returns them, one row per sample.
     """
     run.stop_predicting = False
+    program = executors.inference_program
     hooks.on_predict_begin({})
     for number, (batch, num_real) in enumerate(batches):
+        if executors.inference_program is not program:
+            raise ConfigError(
+                "Something else was evaluated or predicted between two parts of "
+                "predict(stream=True), with batches of another shape. Take all parts "
+                "first, or use one batch_size."
+            )
         first = number * batches.passes_per_call
         hooks.on_predict_batch_begin(first, {})
         outputs, _ = executors.infer(batch[: batches.layout.num_inputs])
@@ -191,7 +203,8 @@ def _report_ran_out(batches: Epochs, run: RunState, updates: int) -> None:
 
 
 def _report_non_finite(loss: float, run: RunState, update: int) -> None:
-    if not math.isfinite(loss):
+    if not math.isfinite(loss) and run.is_finite:
+        run.is_finite = False  # once is enough
         warnings.warn(
             f"The training loss is {loss} in epoch {run.epoch + 1}, at update {update} "
             "or one of its call. The weights are probably lost: lower the learning "

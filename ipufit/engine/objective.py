@@ -134,6 +134,7 @@ class Objective:
             DataError: The targets don't.
         """
         self._check_length(outputs)
+        weights = self._weights_of(outputs)
         terms = {}
         for key, loss in self.losses:
             for part in self._parts(key, loss.is_per_output, outputs, known):
@@ -141,7 +142,7 @@ class Objective:
                     term = loss.terms(
                         part.output, part.target, rows, part.weights, known.share
                     )
-                terms[part.name] = term, self._weight_of(key, part.name)
+                terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
     def _check_length(self, outputs: Any) -> None:
@@ -154,9 +155,23 @@ class Objective:
             "without a loss, or a dict by the outputs' names."
         )
 
-    def _weight_of(self, key: OutputKey, name: str) -> float:
-        weights = self.loss_weights
-        return weights.get(key, weights.get(name, 1.0)) if weights else 1.0
+    def _weights_of(self, outputs: Any) -> dict[OutputKey, float]:
+        """The losses' weights, by the names of outputs if one loss is for all."""
+        given = self.loss_weights
+        if not given or [key for key, _ in self.losses] != [None]:
+            return given
+        if list(given) == [None]:
+            return given
+        names = list(named_outputs(outputs) or ())
+        by_place = all(isinstance(key, int) for key in given)
+        strangers = [key for key in given if key not in names]
+        if (by_place and len(given) != len(names)) or (not by_place and strangers):
+            raise ConfigError(
+                f"loss_weights are given for {', '.join(map(repr, given))}, and the "
+                f"model returns {', '.join(names) or 'one output'}: give one weight "
+                "for each output, or a dict by the outputs' names."
+            )
+        return dict(zip(names, given.values())) if by_place else given
 
     # Metrics ----------------------------------------------------------------
 
@@ -254,7 +269,8 @@ class Objective:
 
     def _part(self, position: int, several: dict[str, Any], known: Known) -> Part:
         name, count = list(several)[position], len(several)
-        if isinstance(known.targets, Tensor) and len(self.losses) == 1:
+        is_only = [key for key, _ in self.losses] in ([name], [position])
+        if isinstance(known.targets, Tensor) and is_only:
             target: Any = known.targets  # the only output with a loss
         else:
             target = part_of(known.targets, name, position, count, "targets")
@@ -403,8 +419,4 @@ def _weights(
             f"loss_weights has {strangers[0]!r}, for which there is no loss. Losses "
             f"are given for {', '.join(map(repr, keys))}."
         )
-    if keys == [None] and any(isinstance(key, int) for key in weights):
-        return {
-            f"output_{key + 1}": w for key, w in weights.items() if isinstance(key, int)
-        }
     return weights

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,17 +19,24 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit.callbacks import CallbackList
 from ipufit.checkpoint import Checkpoint
-from ipufit.data import Place, TrainingBatches
+from ipufit.data import (
+    Place,
+    Replay,
+    Source,
+    StreamSource,
+    TrainingBatches,
+    random_state,
+)
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Updates, WeightAverage
 from ipufit.state import RunState
 
 from .executors import Executors
-from .host_random import random_state, set_random_state
 from .training import Training
 
 Tensors = Dict[str, Tensor]
 _STATE, _PARAM = "ipu_state/", "ipu_param/"
+_HOST, _PASS, _VALIDATION = "host/", "pass", "validation"
 _TENSOR = "$tensor"
 
 
@@ -119,6 +126,7 @@ class Learnt:
                 "optimizer."
             )
         groups = _groups_of(optimizer, saved["groups"])
+        _check_schedule(self.updates, checkpoint.state["updates"])
         self.executors.drop_training()
         with torch.no_grad():
             for name, tensor in module.state_dict().items():
@@ -169,12 +177,14 @@ class Snapshot:
         batches: The data.
         hooks: The callbacks.
         run: Where it stands.
+        validation: The data to validate on; None for none.
     """
 
     training: Training
     batches: TrainingBatches
     hooks: CallbackList
     run: RunState
+    validation: Source | None = None
 
     @property
     def learnt(self) -> Learnt:
@@ -196,6 +206,9 @@ class Snapshot:
         training, run = self.training, self.run
         learnt = self.learnt.take()
         callbacks: Tensors = {}
+        replays = {_PASS: self.batches.replay(), _VALIDATION: None}
+        if isinstance(self.validation, StreamSource):
+            replays[_VALIDATION] = self.validation.first_pass()
         state = {
             **learnt.state,
             "run": {
@@ -209,14 +222,21 @@ class Snapshot:
                 "seed": self.batches.seed,
                 "place": list(self.batches.place),
                 "num_samples": self.batches.source.num_samples,
+                "num_blocks": {
+                    name: 0 if replay is None else replay.num_blocks
+                    for name, replay in replays.items()
+                },
             },
             "plan": asdict(training.plan),
             "figures": None if run.is_epoch_done else training.figures.state_dict(),
             "callbacks": _without_arrays(self.hooks.state_dict(), callbacks),
         }
-        host = {f"host/{name}": value for name, value in random_state().items()}
         device = training.executors.device_random_state()
-        random = {**host, "device": torch.tensor(device or [], dtype=torch.int64)}
+        random = {"device": _as_int64(device or [])}
+        now = random_state(self.batches.source.generators)
+        random.update({_HOST + name: tensor for name, tensor in now.items()})
+        for name, replay in replays.items():
+            random.update(_replay_tensors(name, replay))
         groups = {**learnt.tensors, "callbacks": callbacks, "random": random}
         return Checkpoint(groups, state)
 
@@ -235,26 +255,63 @@ class Snapshot:
         """
         state, tensors = checkpoint.state, checkpoint.tensors
         training, run = self.training, self.run
+        # Before the hooks, which may look at it.
+        run.epoch, run.calls = state["run"]["epoch"], state["run"]["calls"]
+        run.updates, run.samples = state["run"]["updates"], state["run"]["samples"]
+        run.stop_reason = state["run"]["stop_reason"]
         self.hooks.load_state_dict(
             _with_arrays(state["callbacks"], tensors.get("callbacks", {}))
         )
         # Hooks that began the run may have set rates; these are the ones it had.
         _set_groups(training.updates.optimizer, state["optimizer"]["groups"])
         training.updates.load_state_dict(state["updates"])
-        run.epoch, run.calls = state["run"]["epoch"], state["run"]["calls"]
-        run.updates, run.samples = state["run"]["updates"], state["run"]["samples"]
-        run.stop_reason = state["run"]["stop_reason"]
         if state["figures"] is not None:
             training.figures.load_state_dict(state["figures"])
         random = tensors["random"]
         device = random["device"].tolist()
         if device:
-            training.executors.set_device_random_state(device)
-        host = {n[5:]: t for n, t in random.items() if n.startswith("host/")}
-        if run.calls:  # beginning a loader draws numbers: only then
-            self.batches.on_begun = lambda: set_random_state(host)
-        else:
-            set_random_state(host)
+            training.executors.set_device_random_state([n % 2**64 for n in device])
+        counts = state["data"]["num_blocks"]
+        if isinstance(self.validation, StreamSource):
+            replay = _replay(_VALIDATION, counts, random)
+            self.validation.go_on(replay, is_due=True)
+        replay = _replay(_PASS, counts, random)
+        self.batches.go_on(_under(_HOST, random), replay)
+
+
+def _as_int64(numbers: Sequence[int]) -> Tensor:
+    """Numbers below 2^64, as seeds are, by their bits."""
+    signed = [n - 2**64 if n >= 2**63 else n for n in numbers]
+    return torch.tensor(signed, dtype=torch.int64)
+
+
+def _replay_tensors(name: str, replay: Replay | None) -> Tensors:
+    if replay is None:
+        return {}
+    at_start = {f"{name}/start/{n}": t for n, t in replay.at_start.items()}
+    return {**at_start, **{f"{name}/last/{n}": t for n, t in replay.at_last.items()}}
+
+
+def _replay(
+    name: str, counts: Mapping[str, int], random: Mapping[str, Tensor]
+) -> Replay | None:
+    if not counts[name]:
+        return None
+    at_start = _under(f"{name}/start/", random)
+    return Replay(counts[name], at_start, _under(f"{name}/last/", random))
+
+
+def check_has_run(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that a run can't go on from.
+
+    Raises:
+        ConfigError: It is of a model alone.
+    """
+    if "run" not in checkpoint.state:
+        raise ConfigError(
+            "The checkpoint holds a model, but not the place of a run: it was not "
+            "saved while fit() ran. Load it with model.load(path)."
+        )
 
 
 def check_same_run(
@@ -265,11 +322,6 @@ def check_same_run(
     Raises:
         ConfigError: The factors of a call or the data are others.
     """
-    if "run" not in checkpoint.state:
-        raise ConfigError(
-            "The checkpoint holds a model, but not the place of a run: it was not "
-            "saved while fit() ran. Load it with model.load(path)."
-        )
     saved, now = checkpoint.state["plan"], asdict(training.plan)
     odd = [
         f"{n} was {saved.get(n)} and is {now[n]}" for n in now if saved.get(n) != now[n]
@@ -331,6 +383,16 @@ def _groups_of(
             f"one {len(own)}. Compile with the same optimizer."
         )
     return [{**group, **_tuples(values)} for group, values in zip(own, saved)]
+
+
+def _check_schedule(updates: Updates, saved: Mapping[str, Any]) -> None:
+    own, given = updates.state_dict()["rates"], saved["rates"]
+    inner, inner_given = own.get("scheduler", {}), given.get("scheduler", {})
+    if own.keys() != given.keys() or inner.keys() != inner_given.keys():
+        raise ConfigError(
+            "The checkpoint was saved with another learning rate schedule than "
+            "compile() got. Compile with the same lr_schedule."
+        )
 
 
 def _set_groups(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:

@@ -157,7 +157,9 @@ class Step(torch.nn.Module):
                     "inputs."
                 )
             wide: Tensor = own.to(torch.float32)
-            terms = {"": (LossTerms(wide, wide.detach().mul(rows)), 1.0)}
+            total = wide.detach().mul(rows)
+            count = torch.full_like(total, float(rows))
+            terms = {"": (LossTerms(wide, total, count), 1.0)}
         else:
             terms = self.figures.objective.loss_terms(outputs, known, rows)
         value = torch.stack([term.value.mul(w) for term, w in terms.values()]).sum()
@@ -248,11 +250,19 @@ def widened_all(outputs: Any, known: Known) -> tuple[Any, Known]:
 
 
 @contextlib.contextmanager
-def mode(module: torch.nn.Module, *, training: bool) -> Iterator[None]:
+def mode(
+    module: torch.nn.Module, *, training: bool, root: torch.nn.Module | None = None
+) -> Iterator[None]:
     """Put `module` and its children in train or eval mode, and back.
 
     PopTorch traces a module in the mode it is in, and calls neither `train` nor
-    `eval` itself.
+    `eval` itself. To be trained, submodules that are in eval mode stay so if the user's
+    module is in train mode: somebody has frozen them.
+
+    Args:
+        module: The one that is traced.
+        training: Which mode.
+        root: The user's, inside of it.
 
     Example:
         >>> module = torch.nn.Dropout()
@@ -264,6 +274,10 @@ def mode(module: torch.nn.Module, *, training: bool) -> Iterator[None]:
     """
     before: dict[torch.nn.Module, bool] = {m: m.training for m in module.modules()}
     module.train(training)
+    if training and before[module] and (root is None or before[root]):
+        for child, was_training in before.items():
+            if not was_training:  # frozen by the user, such as batch norm
+                child.training = False
     try:
         yield
     finally:

@@ -90,7 +90,7 @@ class ModelBase:
         if config is not None and not isinstance(config, IPUConfig):
             raise ConfigError(f"config={config!r} is not an ipufit.IPUConfig.")
         self.module = module
-        self.config = config or IPUConfig()
+        self.config = self._given_config = config or IPUConfig()
         self._executors = Executors(module, self.config)
         if self.config.precision == "float16":
             module.half()
@@ -101,6 +101,7 @@ class ModelBase:
         self._seen: Source | None = None
         self._stepped: Updates | None = None
         self._snapshot: Snapshot | None = None
+        self._passes = 0  # over training data, so that no fit repeats an order
 
     # Compile ----------------------------------------------------------------
 
@@ -165,7 +166,7 @@ class ModelBase:
         self.config = config
 
     def _with_steps(self, steps_per_execution: int | None) -> IPUConfig:
-        config = self.config
+        config = self._given_config
         if steps_per_execution is None:
             return config
         check_positive("steps_per_execution", steps_per_execution)
@@ -460,6 +461,7 @@ class ModelBase:
         steps: int | None,
         name: str = "x",
         purpose: str = "evaluate",
+        step_rows: int | None = None,
     ) -> Evaluation:
         how = self._compiled()
         _require_targets(source, how.objective, name, purpose)
@@ -475,7 +477,9 @@ class ModelBase:
             plan,
             options,
             max_rows=_rows_of_steps(
-                steps, plan, "validation_steps" if purpose == "validate" else "steps"
+                steps,
+                batch_size or source.batch_size or step_rows or plan.samples_per_update,
+                "validation_steps" if purpose == "validate" else "steps",
             ),
             loading=self._loading(),
         )
@@ -504,6 +508,11 @@ class ModelBase:
             self._run = run
         try:
             yield hooks, display
+        except GeneratorExit:  # somebody doesn't want the rest of a stream
+            raise
+        except BaseException:
+            self._executors.detach()  # nobody may come back to free the IPUs
+            raise
         finally:
             self._looking = before
             try:
@@ -543,12 +552,12 @@ def _require_targets(
 
 
 def _rows_of_steps(
-    steps: int | None, plan: BatchPlan, name: str = "steps"
+    steps: int | None, rows_per_step: int, name: str = "steps"
 ) -> int | None:
     if steps is None:
         return None
     check_positive(name, steps)
-    return steps * plan.samples_per_update
+    return steps * rows_per_step
 
 
 def figures_of(figures: Figures, return_dict: bool) -> Logs | float | list[float]:

@@ -13,8 +13,8 @@ from ipufit.callbacks.base import CallbackLike
 from ipufit.checkpoint import Checkpoint
 from ipufit.checkpoint.weights import PathLike
 from ipufit.data import (
-    BEGINNING,
     Epochs,
+    Place,
     Source,
     StreamSource,
     TrainingBatches,
@@ -24,6 +24,7 @@ from ipufit.engine import (
     Objective,
     Snapshot,
     Training,
+    check_has_run,
     check_same_run,
     place_of,
     train,
@@ -97,7 +98,9 @@ class Fitting(ModelBase):
             initial_epoch: Where to begin counting.
             steps_per_epoch: Updates per epoch. The next one goes on where this ended,
                 and anew from the beginning at the end of the data.
-            validation_steps: Batches per validation, always the first ones.
+            validation_steps: Batches per validation, of `validation_batch_size`, of the
+                loader's own size, or of `batch_size`: always the first ones, but of a
+                generator the next ones.
             validation_batch_size: Samples of one validation pass over all replicas.
             validation_freq: Validate every so many epochs, or after these (1-based).
             drop_last: Leave out the samples that don't fill a call; they are counted
@@ -142,6 +145,8 @@ class Fitting(ModelBase):
             raise ConfigError(f"shuffle={shuffle!r} is neither True nor False.")
         plan = self._training_plan(batch_size, source)
         checkpoint = find_checkpoint(resume, callbacks)
+        if checkpoint is not None:
+            check_has_run(checkpoint)
         training, batches = self._training(
             source,
             plan,
@@ -154,13 +159,15 @@ class Fitting(ModelBase):
         passes = Epochs(batches, plan, steps_per_epoch, len(is_validated), done)
         test = None
         if validation is not None:
-            _check_repeatable(validation, sum(is_validated.values()))
+            if validation_steps is None:
+                _check_repeatable(validation, sum(is_validated.values()))
             test = self._evaluation(
                 validation,
                 validation_batch_size,
                 validation_steps,
                 "validation_data",
                 "validate",
+                plan.batch_size,
             )
         self._stepped = None
         calls, updates = passes.num_calls, plan.device_iterations
@@ -188,7 +195,7 @@ class Fitting(ModelBase):
         history = History()
         with self._running(run, callbacks, history, verbose) as (hooks, display):
             self._seen = source
-            snapshot = Snapshot(training, batches, hooks, run)
+            snapshot = Snapshot(training, batches, hooks, run, validation)
             if checkpoint is not None:
                 snapshot.learnt.put_back(checkpoint)
             try:
@@ -211,6 +218,7 @@ class Fitting(ModelBase):
                     else partial(snapshot.put_back, checkpoint),
                 )
             finally:
+                self._passes = batches.place.number + (batches.place.calls > 0)
                 self._snapshot = None
                 batches.close()
                 if test is not None:
@@ -257,7 +265,7 @@ class Fitting(ModelBase):
             drop_last=drop_last,
             class_weight=weights,
             loading=self._loading(),
-            start=BEGINNING if checkpoint is None else place_of(checkpoint),
+            start=Place(self._passes) if checkpoint is None else place_of(checkpoint),
         )
         training = Training(
             self._executors,

@@ -105,7 +105,9 @@ class Inference(ModelBase):
             source,
             plan,
             options,
-            max_rows=_rows_of_steps(steps, plan),
+            max_rows=_rows_of_steps(
+                steps, batch_size or source.batch_size or plan.samples_per_update
+            ),
             loading=self._loading(),
         )
         parts = self._predicted(source, batches, plan, options, verbose, callbacks)

@@ -208,19 +208,25 @@ def test_only_the_first_rows_are_looked_at(most):
 
 
 @given(st.integers(1, 12), plans(most=2))
-def test_a_spare_micro_batch_follows_one_that_is_padded_in_part(count, plan):
+def test_rows_of_a_micro_batch_filled_in_part_follow_one_by_one(count, plan):
     plan = BatchPlan(plan.micro_batch_size, 1, plan.replicas, 1, plan.device_iterations)
     size = plan.micro_batch_size
     for source in (as_source(torch.arange(count)), stream_of([count])):
         batches = InferenceBatches(source, plan, options_for(plan))
-        batches.has_spare = True
-        calls = list(batches)
+        batches.has_singles = True
+        num_calls, calls = batches.num_calls, list(batches)
+        assert num_calls in (None, len(calls))
         rows = torch.cat([call.batch[0] for call in calls]).tolist()
-        assert rows[:count] == list(range(count))
-        assert set(rows[count:]) <= {count - 1}
+        main = -(-count // plan.samples_per_call) * plan.samples_per_call
+        assert rows[:main] == [*range(count), *[count - 1] * (main - count)]
+        tail = range(count - count % size, count)
+        singles = [row for row in tail for _ in range(size)]
+        assert rows[main:][: len(singles)] == singles
+        assert set(rows[main:][len(singles) :]) <= {count - 1}
+        assert [call.num_real for call in calls if not call.num_real] == [0] * (
+            len(calls) - main // plan.samples_per_call
+        )
         assert sum(call.num_real for call in calls) == count
-        if count % size:
-            assert len(rows) >= -(-count // size) * size + size
 
 
 def test_no_loader_is_made_before_it_is_needed():

@@ -101,11 +101,3 @@ def test_two_figures_of_one_name_are_refused(name):
     mine = figures("mse", None, ["mae"])
     with pytest.raises(ConfigError, match=f"Two figures are called '{name}'"):
         vector(mine, torch.ones(1, 1), torch.ones(1, 1), {name: torch.tensor(1.0)})
-
-
-def test_padding_can_be_taken_away_from_means():
-    mine = figures(None, None, None)
-    mine.add_means({"loss": 2.0}, 4)
-    mine.add_means({"loss": 5.0}, 1)  # one real row, three of 1.0: a mean of 2.0
-    mine.add_totals({"loss": -3.0})
-    assert mine.logs() == {"loss": pytest.approx((8 + 2) / 5)}

@@ -345,3 +345,47 @@ def test_fresh_metrics_share_no_state():
     theirs.update(torch.zeros(2), None)
     assert not hasattr(mine, "seen")
     assert copy.copy(fresh.losses) == objective.losses
+
+
+# Weights of one loss for all ---------------------------------------------------
+
+
+class TwoColumns(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {"a": y[:, :1], "b": y[:, 1:]}
+
+
+def fitted_two(loss_weights):
+    torch.manual_seed(0)
+    module = TwoColumns()
+    model = IPUModel(module)
+    model.compile(
+        torch.optim.SGD(module.parameters(), lr=0.0), "mse", loss_weights=loss_weights
+    )
+    x, y = torch.ones(4, 3), torch.zeros(4, 1)
+    return model.fit(x, {"a": y, "b": y}, batch_size=4, verbose=0).history
+
+
+@pytest.mark.parametrize("loss_weights", [[1.0, 0.1], {"a": 1.0, "b": 0.1}])
+def test_one_loss_may_have_a_weight_for_each_output_of_a_dict(loss_weights):
+    history = fitted_two(loss_weights)
+    expected = history["a_loss"][0] + 0.1 * history["b_loss"][0]
+    assert history["loss"] == [pytest.approx(expected, rel=1e-5)]
+
+
+@pytest.mark.parametrize("loss_weights", [[1.0, 0.1, 7.0], {"a": 1.0, "bb": 0.1}])
+def test_weights_for_outputs_that_are_not_there_are_refused(loss_weights):
+    with pytest.raises(ConfigError, match="returns a, b"):
+        fitted_two(loss_weights)
+
+
+def test_the_only_target_is_that_of_the_output_with_the_loss():
+    model = IPUModel(TwoColumns())
+    model.compile("sgd", {"a": "mse"}, metrics={"b": ["mae"]})
+    with pytest.raises(DataError, match="2 outputs"):
+        model.fit(torch.ones(4, 3), torch.zeros(4, 1), batch_size=4, verbose=0)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The random states of this process: Python's, NumPy's, and torch's.
+
+Samplers and transforms draw from them, so a run that is resumed exactly needs them.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Dict, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ipufit.errors import DataError
+
+RandomState = Dict[str, Tensor]
+"""Tensors by name, as a checkpoint keeps them."""
+
+
+def random_state(generators: Sequence[torch.Generator] = ()) -> RandomState:
+    """The states now.
+
+    Args:
+        generators: Further ones of torch.
+
+    Returns:
+        Copies; NumPy's is that of its global generator.
+
+    Example:
+        >>> state = random_state()
+        >>> first = random.random(), float(np.random.rand()), float(torch.rand(()))
+        >>> set_random_state(state)
+        >>> first == (random.random(), float(np.random.rand()), float(torch.rand(())))
+        True
+    """
+    return Moment(generators).state()
+
+
+class Moment:
+    """The states now, to be made tensors later, if anybody asks: that takes longer.
+
+    Args:
+        generators: Further ones of torch.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
+        self._python = random.getstate()
+        self._numpy: Any = np.random.get_state()
+        self._torch = torch.get_rng_state()
+        self._generators = [one.get_state() for one in generators]
+
+    def state(self) -> RandomState:
+        """What they were."""
+        version, words, gauss = self._python
+        _, keys, position, has_gauss, cached = self._numpy
+        python = [version, int(gauss is not None), *words]
+        numbers = [int(position), int(has_gauss), *map(int, keys)]
+        return {
+            "torch": self._torch,
+            "python": torch.tensor(python, dtype=torch.int64),
+            "python_gauss": torch.tensor(gauss or 0.0, dtype=torch.float64),
+            "numpy": torch.tensor(numbers, dtype=torch.int64),
+            "numpy_gauss": torch.tensor(float(cached), dtype=torch.float64),
+            **{f"generator{i}": one for i, one in enumerate(self._generators)},
+        }
+
+
+def set_random_state(
+    state: RandomState, generators: Sequence[torch.Generator] = ()
+) -> None:
+    """Go on from states.
+
+    Args:
+        state: From `random_state`.
+        generators: As many as it was given.
+
+    Raises:
+        DataError: It isn't from there. The states are then as they were.
+    """
+    before = random_state(generators)
+    try:
+        _set(state, generators)
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        _set(before, generators)
+        raise DataError(
+            f"These are no random states of Python, NumPy and torch: {error}. Take "
+            "them from a checkpoint of the same versions."
+        ) from error
+
+
+def _set(state: RandomState, generators: Sequence[torch.Generator]) -> None:
+    version, has_next, *words = state["python"].tolist()
+    gauss = float(state["python_gauss"]) if has_next else None
+    position, has_gauss, *keys = state["numpy"].tolist()
+    cached = float(state["numpy_gauss"])
+    numpy_state: Any = (
+        "MT19937",
+        np.array(keys, dtype=np.uint32),
+        position,
+        has_gauss,
+        cached,
+    )
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(numpy_state)
+    torch.set_rng_state(state["torch"])
+    for i, one in enumerate(generators):
+        one.set_state(state[f"generator{i}"])

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users change between runs, and what errors leave behind."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ipufit import Callback, ConfigError, IPUConfig, IPUModel, poptorch
+from tests import reference
+
+X, Y = reference.samples(32)
+
+
+def compiled(module=None, config=None, **settings):
+    model = IPUModel(module or reference.network(), config)
+    model.compile("sgd", "cross_entropy", **settings)
+    return model
+
+
+# The module -------------------------------------------------------------------
+
+
+def swap_layer(module):
+    module[1] = nn.ReLU()
+
+
+def swap_weight(module):
+    module[2].weight = nn.Parameter(torch.zeros(4, 5))
+
+
+def change_private(module):
+    module[1]._slope = 2.0
+
+
+class Sloped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self._slope = 1.0
+
+    def forward(self, x):
+        return torch.tanh(x) * self._slope
+
+
+@pytest.mark.parametrize("change", [swap_layer, swap_weight, change_private])
+def test_a_module_that_was_changed_is_compiled_anew(change):
+    module = reference.network()
+    module[1] = Sloped()
+    model = compiled(module)
+    model.predict(X, verbose=0)
+    change(module)
+    with torch.no_grad():
+        expected = module(X)
+    torch.testing.assert_close(model.predict(X, verbose=0), expected)
+
+
+def test_a_layer_that_was_swapped_after_a_fit_is_trained():
+    module = reference.network()
+    model = compiled(module)
+    model.fit(X, Y, verbose=0)
+    swap_layer(module)
+    twin = copy.deepcopy(module)
+    model.fit(X, Y, shuffle=False, verbose=0)
+    reference.train(twin, torch.optim.SGD(twin.parameters(), lr=0.01), X, Y, 32)
+    reference.assert_same_weights(module, twin)
+
+
+def test_submodules_that_somebody_put_in_eval_mode_stay_so():
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
+    module[0].eval()
+    model = compiled(module)
+    model.fit(X, Y, verbose=0)
+    assert torch.equal(module[0].running_mean, torch.zeros(3))
+    module.eval()  # all of it: as predictions leave it, say
+    model.fit(X, Y, verbose=0, batch_size=16)
+    assert not torch.equal(module[0].running_mean, torch.zeros(3))
+
+
+# Orders and steps -------------------------------------------------------------
+
+
+def test_each_fit_has_orders_of_its_own_and_a_seed_repeats_them_all():
+    def orders():
+        dataset = reference.Recorded(X, Y)
+        model = compiled(config=IPUConfig(seed=3))
+        seen = []
+        for _ in range(3):
+            dataset.asked.clear()
+            model.fit(dataset, batch_size=32, verbose=0)
+            seen.append(tuple(dataset.asked[-32:]))
+        return seen
+
+    first = orders()
+    assert len(set(first)) == 3
+    assert first == orders()
+
+
+def test_steps_count_the_batches_of_a_loader():
+    loader = DataLoader(TensorDataset(X, Y), batch_size=10)
+    model = compiled()
+    figures = model.evaluate(loader, steps=2, verbose=0)
+    expected = reference.evaluate(model.module, X[:20], Y[:20])
+    assert figures["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert len(model.predict(loader, steps=2, verbose=0)) == 20
+
+
+def test_validation_steps_count_batches_of_the_training_size():
+    model = compiled(config=IPUConfig(micro_batch_size=2))
+    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), "cross_entropy")
+    history = model.fit(
+        X, Y, batch_size=8, verbose=0, validation_data=(X, Y), validation_steps=2
+    ).history
+    expected = reference.evaluate(model.module, X[:16], Y[:16])
+    assert history["val_loss"] == [pytest.approx(expected["loss"], rel=1e-5)]
+
+
+def test_validation_steps_go_on_through_a_generator():
+    drawn = []
+
+    def batches():
+        for start in range(0, 32, 8):
+            drawn.append(start)
+            yield X[start : start + 8], Y[start : start + 8]
+
+    model = compiled()
+    model.fit(
+        X,
+        Y,
+        batch_size=8,
+        epochs=2,
+        verbose=0,
+        validation_data=batches(),
+        validation_steps=2,
+    )
+    assert drawn == [0, 8, 16, 24]
+
+
+def test_steps_per_execution_may_be_another_each_time():
+    model = compiled(steps_per_execution=2)
+    model.compile("sgd", "cross_entropy", steps_per_execution=4)
+    assert model.config.device_iterations == 4
+    model.compile("sgd", "cross_entropy")
+    assert model.config.device_iterations == 1
+
+
+def test_a_sum_is_a_sum_under_own_options_too():
+    own = poptorch.Options()
+    own.Training.gradientAccumulation(4)
+    module, twin = reference.network(), reference.network()
+    model = IPUModel(module, IPUConfig(micro_batch_size=8, training_options=own))
+    model.compile(
+        torch.optim.SGD(module.parameters(), lr=0.01),
+        nn.CrossEntropyLoss(reduction="sum"),
+    )
+    model.fit(X, Y, shuffle=False, verbose=0)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
+    reference.train(twin, optimizer, X, Y, 32, is_sum=True)
+    reference.assert_same_weights(module, twin)
+
+
+# Errors -----------------------------------------------------------------------
+
+
+class Fails(Callback):
+    def on_train_batch_end(self, batch, logs):
+        raise ZeroDivisionError
+
+    on_test_begin = on_train_begin = lambda self, logs: 1 / 0
+
+
+@pytest.mark.parametrize("run", ["fit", "evaluate"])
+def test_an_error_frees_the_ipus(monkeypatch, run):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")
+    model = compiled()
+    with pytest.raises(ZeroDivisionError):
+        getattr(model, run)(X, Y, verbose=0, callbacks=Fails())
+    assert compiled().predict(X, verbose=0).shape == (32, 4)
+    model.fit(X, Y, verbose=0)
+    model.detach()
+
+
+def test_the_loss_s_warning_comes_once():
+    model = compiled()
+    model.compile(torch.optim.SGD(model.module.parameters(), lr=1e38), "cross_entropy")
+    with pytest.warns(UserWarning, match="loss is") as caught:
+        model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+    assert len(caught) == 1
+
+
+def test_a_stream_of_predictions_refuses_a_program_that_is_not_its_own():
+    model = compiled()
+    parts = model.predict(X, batch_size=4, stream=True, verbose=0)
+    next(parts)
+    model.predict(X, batch_size=8, verbose=0)
+    with pytest.raises(ConfigError, match="between two parts"):
+        next(parts)
+
+
+# Losses of the module's own ---------------------------------------------------
+
+
+class TokenLoss(nn.Module):
+    """A mean over the tokens that count, as language models have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x, labels):
+        logits = self.layer(x)
+        loss = nn.functional.cross_entropy(logits.transpose(1, 2), labels)
+        return {"loss": loss, "logits": logits}
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4, 8])
+def test_an_own_loss_that_is_no_mean_over_rows_is_never_extrapolated(micro):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(11, 5, 3, generator=generator)
+    labels = torch.randint(0, 4, (11, 5), generator=generator)
+    labels[-1, 1:] = -100
+    model = IPUModel(TokenLoss(), IPUConfig(micro_batch_size=micro))
+    model.compile("sgd")
+
+    @torch.no_grad()
+    def loss_of(begin, size):
+        rows = slice(begin, begin + size)
+        return float(model.module(x[rows], labels[rows])["loss"])
+
+    each = [loss_of(i, 1) for i in range(11)]
+    whole = [loss_of(i, micro) for i in range(0, 11 - 11 % micro, micro)]
+    expected = (sum(whole) * micro + sum(each[11 - 11 % micro :])) / 11
+    loss = model.evaluate({"x": x, "labels": labels}, verbose=0)["loss"]
+    assert loss == pytest.approx(expected, rel=1e-5)
