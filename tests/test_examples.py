@@ -20,6 +20,7 @@ SCRIPTS = {
         r"test accuracy: (\d+\.\d\d)%",
         90.0,
     ),
+    "resume.py": ([], r"equal weights: (\d+\.\d\d)%", 100.0),
 }
 MODULES = {"handwriting.py"}  # which the scripts import
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ipufit.state import RunState
 
 
@@ -24,3 +26,46 @@ def test_runs_share_no_parameters():
     first, second = RunState(), RunState()
     first.params["epochs"] = 3
     assert second.params == {}
+
+
+def test_actions_are_done_once_in_the_order_in_which_they_were_asked_for():
+    run, done = RunState(), []
+    run.after_hooks(lambda: done.append(1))
+    run.after_hooks(lambda: done.append(2))
+    assert done == []
+    run.act()
+    run.act()
+    assert done == [1, 2]
+
+
+def test_an_action_that_asks_for_another_gets_it_next_time():
+    run, done = RunState(), []
+
+    def act():
+        done.append("first")
+        run.after_hooks(lambda: done.append("second"))
+
+    run.after_hooks(act)
+    run.act()
+    assert done == ["first"]
+    run.act()
+    assert done == ["first", "second"]
+
+
+def test_an_action_that_fails_is_not_tried_again():
+    run = RunState()
+
+    def fail():
+        raise ValueError("no room")
+
+    run.after_hooks(fail)
+    with pytest.raises(ValueError, match="no room"):
+        run.act()
+    run.act()
+
+
+def test_runs_share_no_actions():
+    first, second, done = RunState(), RunState(), []
+    first.after_hooks(lambda: done.append(1))
+    second.act()
+    assert done == []

@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from typing import Any
 
 from ipufit.checkpoint import CheckpointStore
-from ipufit.errors import ConfigError
+from ipufit.errors import CheckpointWarning, ConfigError, UnsupportedError
 
 from .base import Callback
+
+_EVICTED = "SIGTERM"
 
 
 class BackupAndRestore(Callback):
@@ -55,6 +58,7 @@ class BackupAndRestore(Callback):
         self,
         backup_dir: str | os.PathLike[str],
         save_freq: int | str = "epoch",
+        *,
         delete_checkpoint: bool = True,
         keep_last: int = 2,
     ) -> None:
@@ -95,8 +99,10 @@ class BackupAndRestore(Callback):
             self.run.after_hooks(self._save)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save, if it is done by epochs."""
-        if self.save_freq == "epoch" and not self._is_evicted:
+        """Save, if it is done by epochs or the process is to end."""
+        if self._is_evicted and not self.run.is_stopping:
+            self.run.after_hooks(self._save_and_stop)
+        elif self.save_freq == "epoch" and self.run.stop_reason != _EVICTED:
             self.updates_since_save = 0
             self.run.after_hooks(self._save)
 
@@ -106,16 +112,25 @@ class BackupAndRestore(Callback):
         self._seen_updates = self.run.updates
 
     def _save(self) -> None:
-        epoch, update = self.run.epoch, self.run.updates
-        self.store.save(self.model.checkpoint(), epoch=epoch, update=update)
+        run = self.run
+        complete = run.epoch + run.is_epoch_done
+        self.store.save(self.model.checkpoint(), epoch=complete, update=run.updates)
 
     def _save_and_stop(self) -> None:
-        self._save()
-        self.run.stop("SIGTERM")
+        try:
+            self._save()
+        except UnsupportedError as error:
+            warnings.warn(
+                f"SIGTERM came, and the run couldn't be saved: {error} It will go on "
+                "from the checkpoint before, if there is one.",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+        self.run.stop(_EVICTED)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """The run is complete: the backup goes, unless it was cut short."""
-        is_cut = self._is_evicted or self.run.stop_reason == "interrupted"
+        is_cut = self.run.stop_reason in (_EVICTED, "interrupted")
         if self.delete_checkpoint and not is_cut:
             self.store.clear()
 

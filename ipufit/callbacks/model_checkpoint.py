@@ -1,58 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelCheckpoint`: files of weights, written while `fit` runs."""
+"""`ModelCheckpoint`: weights or whole checkpoints, written while `fit` runs."""
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ipufit.errors import ConfigError, IpufitWarning, UnsupportedError
+from ipufit.checkpoint import CheckpointStore, write_checkpoint
+from ipufit.errors import ConfigError, IpufitWarning
 
 from .messages import say
 from .monitor import MonitorCallback
 
 SUFFIX = ".safetensors"
+_OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 
 class ModelCheckpoint(MonitorCallback):
-    """Save the weights after epochs, or after so many updates.
+    """Save the run or its weights, after epochs or after so many updates.
 
-    As Keras's, with safetensors files, and `save_best_only` together with a number
-    for `save_freq`.
+    As Keras's, with other formats, and `save_best_only` together with a number for
+    `save_freq`. A `filepath` that ends with `.safetensors` is a file of weights; any
+    other is a directory with a whole checkpoint, from which `fit(resume=filepath)`
+    goes on. It has every callback's state after the event at which it is saved.
 
     Args:
-        filepath: Where to; ends with `.safetensors`. Fields are filled in: `{epoch}`
-            (1-based), `{batch}` (1-based, the last update; only if `save_freq` is a
-            number) and any name of the logs, as in `"best-{val_loss:.3f}.safetensors"`.
-            Folders are made.
-        monitor: The figure, for `save_best_only`.
+        filepath: Where to; ends with `.safetensors`, or has no suffix. Fields are
+            filled in: `{epoch}` (1-based), `{batch}` (1-based, the last update; only
+            if `save_freq` is a number) and any name of the logs, as in
+            `"best-{val_loss:.3f}.safetensors"`. Folders are made.
+        monitor: The figure, for `save_best_only` and for the best of `keep`.
         verbose: 1 says what it does.
         save_best_only: Save only if the figure improved. If it isn't in the logs, it
             warns and saves.
-        save_weights_only: Must be True: whole checkpoints aren't there yet.
+        save_weights_only: Whether `filepath` is a file of weights; its suffix says so.
         mode: `"min"`, `"max"`, or `"auto"`.
         save_freq: `"epoch"`, or a number of weight updates, counted across epochs. A
             call makes several of them (`device_iterations`): it saves once, after the
             call in which the number is reached.
         initial_value_threshold: What the first value has to beat.
+        keep: Make `filepath` a directory of whole checkpoints, and keep that many of
+            the newest as well as the best. `fit(resume=filepath)` goes on from the
+            newest that isn't damaged.
 
     Attributes:
         best: The best value so far. It outlives the run, as in Keras.
+        store: The checkpoints, if `keep` is given.
 
     Raises:
-        ConfigError: `filepath` or `save_freq` can't be used; `filepath` has a field
-            that isn't in the logs (when it is filled in). At the figure's first value,
-            with `save_best_only`: `mode="auto"`, and no metric says which way it gets
-            better.
-        UnsupportedError: `save_weights_only=False`.
+        ConfigError: `filepath` or `save_freq` can't be used; `filepath` contradicts
+            `save_weights_only` or `keep`; it has a field that isn't in the logs (when
+            it is filled in). At the figure's first value, with `save_best_only` or
+            `keep`: `mode="auto"`, and no metric says which way it gets better.
 
     Example:
         >>> checkpoint = ModelCheckpoint("best.safetensors", save_best_only=True)
+        >>> checkpoint = ModelCheckpoint("run-{epoch:03d}")
+        >>> checkpoint = ModelCheckpoint("checkpoints", keep=3)
         >>> ModelCheckpoint("best.h5")
         Traceback (most recent call last):
-        ipufit.errors.ConfigError: filepath='best.h5' must end in .safetensors...
+        ipufit.errors.ConfigError: filepath='best.h5': it must end in .safetensors...
     """
 
     saved_attributes = ("best", "updates_since_save", "last_update")
@@ -63,23 +74,16 @@ class ModelCheckpoint(MonitorCallback):
         monitor: str = "val_loss",
         verbose: int = 0,
         save_best_only: bool = False,
-        save_weights_only: bool = True,
+        save_weights_only: bool | None = None,
         mode: str = "auto",
         save_freq: int | str = "epoch",
         initial_value_threshold: float | None = None,
+        *,
+        keep: int | None = None,
     ) -> None:
         super().__init__(monitor, mode, 0.0, initial_value_threshold)
-        if not save_weights_only:
-            raise UnsupportedError(
-                "save_weights_only=False: ModelCheckpoint saves weights so far, not "
-                "the optimizer and the rest of a run. Leave it at True."
-            )
         self.filepath = os.fspath(filepath)
-        if not self.filepath.endswith(SUFFIX):
-            raise ConfigError(
-                f"filepath={self.filepath!r} must end in {SUFFIX}: that is the format "
-                "of the weights."
-            )
+        self.save_weights_only = _is_of_weights(self.filepath, save_weights_only)
         if save_freq != "epoch" and not _is_positive(save_freq):
             raise ConfigError(
                 f"Unrecognized save_freq: {save_freq!r}. Expected save_freq are "
@@ -87,8 +91,16 @@ class ModelCheckpoint(MonitorCallback):
             )
         self.verbose = verbose
         self.save_best_only = save_best_only
-        self.save_weights_only = save_weights_only
         self.save_freq = save_freq
+        self.store: CheckpointStore | None = None
+        if keep is not None:
+            _check_keep(keep, self.filepath, self.save_weights_only)
+            self.store = CheckpointStore(
+                self.filepath,
+                keep_last=keep,
+                keep_best=1,
+                mode="max" if self.mode == "max" else "min",
+            )
         self.updates_since_save = 0
         self.last_update = -1
 
@@ -119,8 +131,32 @@ class ModelCheckpoint(MonitorCallback):
         path = self._path({**fields, "epoch": epoch + 1})
         if not self._is_due(epoch, logs, path):
             return
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.model.save_weights(path)
+        if self.save_weights_only:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self.model.save_weights(path)
+            self._say_finished(epoch, path)
+        elif self.store is None:
+            self.run.after_hooks(partial(self._write, epoch, path))
+        else:
+            value = logs.get(self.monitor)
+            if value is not None:
+                self.store.mode = self.known_direction()
+            self.run.after_hooks(partial(self._keep, self.store, epoch, value))
+
+    def _write(self, epoch: int, path: str) -> None:
+        write_checkpoint(path, self.model.checkpoint())
+        self._say_finished(epoch, path)
+
+    def _keep(self, store: CheckpointStore, epoch: int, value: float | None) -> None:
+        path = store.save(
+            self.model.checkpoint(),
+            epoch=self.run.epoch + self.run.is_epoch_done,
+            update=self.run.updates,
+            metric=value,
+        )
+        self._say_finished(epoch, str(path))
+
+    def _say_finished(self, epoch: int, path: str) -> None:
         self._say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
 
     def _path(self, fields: dict[str, Any]) -> str:
@@ -156,6 +192,29 @@ class ModelCheckpoint(MonitorCallback):
     def _say(self, message: str) -> None:
         if self.verbose > 0:
             say(message)
+
+
+def _is_of_weights(filepath: str, given: bool | None) -> bool:
+    """Whether the file is one of weights, by its suffix."""
+    is_file = filepath.endswith(SUFFIX)
+    is_other = not is_file and _OTHER_SUFFIX.search(filepath) is not None
+    if is_other or given not in (None, is_file):
+        given_as = "" if given is None else f", but save_weights_only={given!r}"
+        raise ConfigError(
+            f"filepath={filepath!r}{given_as}: it must end in {SUFFIX} for weights, "
+            "and have no suffix for a whole checkpoint, which is a directory."
+        )
+    return is_file
+
+
+def _check_keep(keep: Any, filepath: str, is_of_weights: bool) -> None:
+    if not _is_positive(keep):
+        raise ConfigError(f"keep={keep!r} is not a number of checkpoints, 1 or more.")
+    if is_of_weights or "{" in filepath:
+        raise ConfigError(
+            f"keep={keep} makes filepath={filepath!r} a directory of checkpoints: it "
+            f"can't have fields or end in {SUFFIX}."
+        )
 
 
 def _is_positive(number: Any) -> bool:

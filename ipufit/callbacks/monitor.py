@@ -67,9 +67,21 @@ class MonitorCallback(Callback):
         Raises:
             ConfigError: The mode is `"auto"`, and no metric says which way it is.
         """
+        direction = self.known_direction()
+        return is_improvement(value, reference, direction, self.min_delta)
+
+    def known_direction(self) -> str:
+        """Which way the figure gets better.
+
+        Returns:
+            `"min"` or `"max"`.
+
+        Raises:
+            ConfigError: The mode is `"auto"`, and no metric says which way it is.
+        """
         if self.direction is None:
             self.direction = self._find_direction()
-        return is_improvement(value, reference, self.direction, self.min_delta)
+        return self.direction
 
     def _find_direction(self) -> str:
         if self.mode != "auto":

@@ -209,9 +209,10 @@ class CheckpointStore:
         """Delete all checkpoints, and the directory if nothing else is in it."""
         with self._lock:
             self._clean()
-            for entry in self._list().entries:
-                if not directory.strangers(entry.path):
-                    _try(directory.remove, entry.path)
+            listing = self._list()
+            for path in (*(entry.path for entry in listing.entries), *listing.damaged):
+                if not directory.strangers(path):
+                    _try(directory.remove, path)
             with contextlib.suppress(OSError):  # somebody's files are in it
                 self.directory.rmdir()
 

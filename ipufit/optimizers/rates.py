@@ -8,6 +8,7 @@ notice what has changed and send it.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import (
     Any,
     Callable,
@@ -207,7 +208,7 @@ class TorchRates:
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own, and the values of its optimiser."""
         return {
-            "scheduler": dict(self._scheduler.state_dict()),
+            "scheduler": _plain_state(self._scheduler.state_dict()),
             "groups": [
                 {n: v for n, v in group.items() if n != "params"}
                 for group in self._source.param_groups
@@ -323,6 +324,21 @@ def _mark_variable(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         names |= {"betas", "momentum"} & set(optimizer.defaults)
     for name in sorted(names):
         optimizer.variable_attrs.markAsVariable(name)  # type: ignore[attr-defined]
+
+
+def _plain_state(value: Any) -> Any:
+    """A scheduler's state without what JSON has no word for.
+
+    That is functions, and the milestones of MultiStepLR: a Counter. Both are settings,
+    which the scheduler that loads the state has from its user.
+    """
+    if isinstance(value, dict):
+        return {
+            name: _plain_state(one)
+            for name, one in value.items()
+            if not callable(one) and not isinstance(one, Counter)
+        }
+    return [_plain_state(one) for one in value] if type(value) is list else value
 
 
 def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

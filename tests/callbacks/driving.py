@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ipufit.callbacks import CallbackList
+from ipufit.checkpoint import Checkpoint
 from ipufit.state import RunState
 
 
@@ -41,6 +42,9 @@ class ScriptedModel:
     def save_weights(self, path):
         assert Path(path).parent.is_dir()
         self.saved.append(Path(path).name)
+
+    def checkpoint(self):
+        return Checkpoint({}, {"epoch": int(self.weights[0])})
 
 
 @dataclass
@@ -81,14 +85,18 @@ def play(
     for epoch, figures in enumerate(series, begin):
         if not isinstance(figures, dict):
             figures = {} if figures is None else {"q": figures}
-        run.epoch = epoch
+        run.epoch, run.is_epoch_done = epoch, False
         hooks.on_epoch_begin(epoch, {})
         for batch in range(batches):
             hooks.on_train_batch_begin(batch, {})
+            run.updates += 1
             hooks.on_train_batch_end(batch, dict(figures))
+            run.act()
         model.weights = [np.array(epoch)]
         logs = dict(figures)
         hooks.on_epoch_end(epoch, logs)
+        run.is_epoch_done = True
+        run.act()
         played.epochs.append(epoch)
         played.logs.append(logs)
         played.rates.append(model.rates[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelCheckpoint`: which files, when, and what it says."""
+"""`ModelCheckpoint`: which files or directories, when, and what it says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from ipufit import ConfigError, IPUConfig, IPUModel, UnsupportedError
+from ipufit import (
+    Callback,
+    ConfigError,
+    EarlyStopping,
+    IPUConfig,
+    IPUModel,
+    load_checkpoint,
+)
 from ipufit.callbacks import ModelCheckpoint
+from ipufit.checkpoint import read_manifest
 from tests.callbacks.driving import ScriptedModel, play
 
 NAN = float("nan")
@@ -131,21 +139,48 @@ def test_a_name_that_cannot_be_made_is_refused(path):
         saved([1.0], path)
 
 
-@pytest.mark.parametrize("path", ["x.h5", "x.keras", "x", "x.safetensors.tmp"])
+@pytest.mark.parametrize(
+    "path",
+    ["x.h5", "x.keras", "x.safetensors.tmp", "{epoch}/x.pt", "x-{q:.2f}-y.ckpt/"],
+)
 def test_other_formats_are_refused(path):
-    with pytest.raises(ConfigError, match=r"must end in \.safetensors"):
+    with pytest.raises(ConfigError, match=r"must end in \.safetensors for weights"):
         ModelCheckpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "given"), [("x.safetensors", False), ("x", True), ("x-{q:.2f}", True)]
+)
+def test_a_suffix_that_contradicts_is_refused(path, given):
+    with pytest.raises(ConfigError, match=f"but save_weights_only={given}"):
+        ModelCheckpoint(path, save_weights_only=given)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("x.safetensors", True),
+        ("{q:.2f}.safetensors", True),
+        ("x", False),
+        ("x/", False),
+        ("a.b/x", False),
+        (".hidden", False),
+        ("../x", False),
+        ("x-{q:.2f}", False),
+        ("{epoch}.{q:.3f}", False),
+        ("v1.5", False),
+    ],
+)
+def test_the_suffix_says_what_is_saved(path, expected):
+    assert ModelCheckpoint(path).save_weights_only is expected
+    given = ModelCheckpoint(path, save_weights_only=expected)
+    assert given.save_weights_only is expected
 
 
 @pytest.mark.parametrize("save_freq", [0, -1, 1.5, "batch", None, True])
 def test_an_unusable_frequency_is_refused(save_freq):
     with pytest.raises(ConfigError, match="Unrecognized save_freq"):
         ModelCheckpoint("x.safetensors", save_freq=save_freq)
-
-
-def test_whole_checkpoints_are_refused_so_far():
-    with pytest.raises(UnsupportedError, match="saves weights so far"):
-        ModelCheckpoint("x.safetensors", save_weights_only=False)
 
 
 def test_a_fit_writes_the_weights_of_its_epochs():
@@ -174,3 +209,168 @@ def test_a_call_of_several_updates_is_saved_once():
     model.fit(x, y, batch_size=4, epochs=2, callbacks=checkpoint, verbose=0)
     names = sorted(path.stem for path in Path().iterdir())
     assert names == ["e1-b3", "e1-b6", "e2-b3", "e2-b6"]
+
+
+# Whole checkpoints ------------------------------------------------------------------
+
+
+def test_whole_checkpoints_are_directories_and_written_when_weights_would_be(capsys):
+    arguments = {"mode": "min", "save_best_only": True, "verbose": 1}
+    play(ModelCheckpoint("made/e{epoch}", "q", **arguments), [3.0, 4.0, 2.0])
+    assert sorted(path.name for path in Path("made").iterdir()) == ["e1", "e3"]
+    assert load_checkpoint("made/e3").state == {"epoch": 2}
+    assert capsys.readouterr().out == (
+        "\nEpoch 1: q improved from None to 3.00000, saving model to made/e1\n"
+        "\nEpoch 1: finished saving model to made/e1\n"
+        "\nEpoch 2: q did not improve from 3.00000\n"
+        "\nEpoch 3: q improved from 3.00000 to 2.00000, saving model to made/e3\n"
+        "\nEpoch 3: finished saving model to made/e3\n"
+    )
+
+
+def test_whole_checkpoints_by_updates():
+    play(ModelCheckpoint("e{epoch}-b{batch}", save_freq=2), [1.0, 1.0], batches=3)
+    names = sorted(path.name for path in Path().iterdir())
+    assert names == ["e1-b2", "e2-b1", "e2-b3"]
+
+
+def test_a_whole_checkpoint_replaces_the_one_before():
+    play(ModelCheckpoint("best"), [3.0, 4.0])
+    assert load_checkpoint("best").state == {"epoch": 1}
+    assert [path.name for path in Path().iterdir()] == ["best"]
+
+
+def test_it_is_written_when_every_callback_has_heard():
+    class Counting(Callback):
+        saved_attributes = ("epochs",)
+        epochs = 0
+
+        def on_epoch_end(self, epoch, logs):
+            self.epochs += 1
+
+    model, data = compiled(), batch()
+    checkpoint = ModelCheckpoint("run")
+    model.fit(*data, batch_size=4, verbose=0, callbacks=[checkpoint, Counting()])
+    state = load_checkpoint("run").state
+    assert state["callbacks"]["1:Counting"] == {"epochs": 1}
+    assert state["run"]["epoch"] == 1
+
+
+def compiled(seed=0):
+    torch.manual_seed(seed)
+    layers = torch.nn.Linear(2, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)
+    model = IPUModel(torch.nn.Sequential(*layers), IPUConfig(seed=1))
+    model.compile("adam", "mse", lr_schedule="cosine")
+    return model
+
+
+def batch():
+    torch.manual_seed(7)
+    return torch.randn(16, 2), torch.randn(16, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "resume", "arguments"),
+    [
+        ("run-{epoch}-{batch}", "run-2-3", {"save_freq": 7}),
+        ("run-{epoch}-{loss:.3f}", "run-2*", {}),
+        ("runs", "runs", {"keep": 1, "save_freq": 3}),
+        ("best", "best", {"save_best_only": True, "monitor": "loss"}),
+    ],
+)
+def test_a_fit_goes_on_from_it(path, resume, arguments):
+    data = batch()
+    common = {"batch_size": 4, "epochs": 3, "verbose": 0, "validation_data": data}
+
+    def callbacks():
+        return [ModelCheckpoint(path, **arguments), EarlyStopping(patience=1)]
+
+    whole = compiled()
+    expected = whole.fit(*data, callbacks=callbacks(), **common)
+    (found,) = Path().glob(resume)
+    resumed = compiled(seed=5)  # with other weights, which are replaced
+    history = resumed.fit(*data, callbacks=callbacks(), resume=found, **common)
+    assert history.epoch == expected.epoch
+    assert history.history == expected.history
+    for one, other in zip(resumed.get_weights(), whole.get_weights()):
+        assert (one == other).all()
+
+
+def test_a_seed_of_64_bits_is_saved():
+    def fit(**arguments):
+        torch.manual_seed(-1)  # a process begins with such a one half of the time
+        layers = torch.nn.Linear(2, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)
+        model = IPUModel(torch.nn.Sequential(*layers))
+        model.compile("sgd", "mse")
+        arguments["callbacks"] = ModelCheckpoint("run-{epoch}")
+        return model.fit(*data, batch_size=4, epochs=2, verbose=0, **arguments)
+
+    data = batch()
+    assert fit(resume=None).history == fit(resume="run-1").history
+    seed = load_checkpoint("run-1").tensors["random"]["device"][0]
+    assert seed == -1  # the bits of 2^64 - 1
+
+
+# The last ones and the best ---------------------------------------------------------
+
+
+def kept(series, keep, mode, **arguments):
+    checkpoint = ModelCheckpoint("runs", "q", mode=mode, keep=keep, **arguments)
+    play(checkpoint, series, batches=1)
+    paths = checkpoint.store.all()
+    epochs = [load_checkpoint(path).state["epoch"] for path in paths]
+    best = checkpoint.store.best()
+    return epochs, None if best is None else load_checkpoint(best).state["epoch"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "mode", "expected"),
+    [
+        (1, "min", ([1, 4], 1)),
+        (2, "max", ([2, 3, 4], 2)),
+        (9, "min", ([0, 1, 2, 3, 4], 1)),
+    ],
+)
+def test_the_last_and_the_best_are_kept(keep, mode, expected):
+    assert kept([3.0, 1.0, 5.0, 2.0, NAN], keep, mode) == expected
+
+
+def test_without_the_figure_the_last_are_kept():
+    assert kept([3.0, None, None], 2, "min") == ([0, 1, 2], 0)
+    checkpoint = ModelCheckpoint("others", keep=1)
+    play(checkpoint, [3.0, 4.0])
+    assert checkpoint.store.best() is None
+    assert len(checkpoint.store.all()) == 1
+
+
+def test_the_direction_of_the_best_is_the_figure_s():
+    checkpoint = ModelCheckpoint("runs", "val_q", keep=1)
+    series = [{"val_q": value} for value in (1.0, 2.0, 1.5)]
+    play(checkpoint, series, directions={"q": "max"}, batches=1)
+    assert load_checkpoint(checkpoint.store.best()).state == {"epoch": 1}
+    with pytest.raises(ConfigError, match="can't tell whether more or less"):
+        play(ModelCheckpoint("runs", "q", keep=1), [1.0])
+
+
+def test_only_the_best_can_be_kept_too():
+    arguments = {"save_best_only": True}
+    assert kept([3.0, 2.0, 4.0, 1.0], 2, "min", **arguments) == ([1, 3], 3)
+
+
+def test_the_number_of_epochs_and_updates_is_in_the_manifest():
+    checkpoint = ModelCheckpoint("runs", "q", mode="min", keep=1)
+    play(checkpoint, [0.5, 0.25], batches=3)
+    record = read_manifest(checkpoint.store.latest()).record
+    assert (record.epoch, record.update, record.metric) == (2, 6, 0.25)
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True, "2"])
+def test_an_unusable_number_to_keep_is_refused(keep):
+    with pytest.raises(ConfigError, match="is not a number of checkpoints"):
+        ModelCheckpoint("runs", keep=keep)
+
+
+@pytest.mark.parametrize("path", ["x.safetensors", "{epoch}", "runs/{q}"])
+def test_what_cannot_be_kept_is_refused(path):
+    with pytest.raises(ConfigError, match="directory of checkpoints"):
+        ModelCheckpoint(path, keep=2)

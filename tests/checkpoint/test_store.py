@@ -241,3 +241,34 @@ def test_threads_that_save_at_once_take_turns(tmp_path):
     records = [read_manifest(path).record.sequence for path in store.all()]
     assert records == [4, 5, 6]
     assert len(names(tmp_path)) == 3
+
+
+def test_clearing_deletes_all_checkpoints_and_the_directory(tmp_path):
+    store = CheckpointStore(tmp_path / "runs")
+    store.clear()  # nothing is there yet
+    fill(store, [0.5, 0.25])
+    (tmp_path / "runs" / ".update-00000009.0123abcd.partial").mkdir()
+    store.clear()
+    assert names(tmp_path) == []
+    assert store.load_latest() is None
+    fill(store, [0.5])
+    assert numbers(store.all()) == [0]
+
+
+def test_clearing_leaves_what_is_not_the_stores(tmp_path):
+    store = CheckpointStore(tmp_path / "runs")
+    paths = fill(store, [0.5, 0.25])
+    (tmp_path / "runs" / "notes.txt").write_text("mine")
+    (paths[0] / "notes.txt").write_text("mine too")
+    store.clear()
+    assert names(tmp_path / "runs") == ["notes.txt", paths[0].name]
+    assert (paths[0] / "notes.txt").read_text() == "mine too"
+
+
+def test_clearing_deletes_damaged_checkpoints_too(tmp_path):
+    store = CheckpointStore(tmp_path / "runs")
+    paths = fill(store, [0.5, 0.25])
+    damage(paths[0])
+    (paths[1] / "manifest.json").write_text("{")
+    store.clear()
+    assert names(tmp_path) == []

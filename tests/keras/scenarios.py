@@ -141,6 +141,8 @@ class KerasScriptedModel:
         assert overwrite
         self.saved.append(Path(path).name)
 
+    save = save_weights  # of the whole model
+
 
 def play_keras(callback, series, *, model, batches=0):
     """As `play`, with Keras's hooks."""
@@ -211,7 +213,7 @@ def outcome(player, callback, series, model, attributes=(), **arguments):
 
 
 def plain_name(name):
-    return re.sub(r"\.(safetensors|weights\.h5)", "", name)
+    return re.sub(r"\.(safetensors|weights\.h5|keras)", "", name)
 
 
 def assert_same_outcome(mine, theirs):
@@ -242,9 +244,14 @@ def assert_same_text(mine, theirs):
     )
 
 
+def with_loss(series):
+    """Logs of epochs; one whose figure is None has a loss only."""
+    return [{"loss": 0.5} if q is None else {"loss": 0.5, "q": q} for q in series]
+
+
 def both(mine, theirs, series, rate=1.0, attributes=(), **arguments):
     """Play a series to an ipufit callback and to Keras's, and compare."""
-    series = [{"loss": 0.5} if q is None else {"loss": 0.5, "q": q} for q in series]
+    series = with_loss(series)
     arguments["attributes"] = attributes
     ours = outcome(play, mine, series, ScriptedModel((rate,)), **arguments)
     keras_s = outcome(play_keras, theirs, series, KerasScriptedModel(rate), **arguments)

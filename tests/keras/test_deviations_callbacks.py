@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from ipufit import ConfigError, UnsupportedError
+from ipufit import ConfigError, load_checkpoint
 from ipufit.callbacks import (
     EarlyStopping,
     LearningRateScheduler,
@@ -104,13 +104,24 @@ def test_the_best_can_be_saved_by_updates():
     assert model.saved == ["1-1.safetensors", "2-1.safetensors"]
 
 
-def test_checkpoints_are_weights_in_safetensors():
-    THEIRS.ModelCheckpoint("x.keras")
+def test_checkpoints_are_directories_or_safetensors():
+    theirs = THEIRS.ModelCheckpoint("x.keras", "q", mode="min")
+    play_theirs(theirs, [1.0])
     with pytest.raises(ConfigError, match="safetensors"):
         ModelCheckpoint("x.keras")
+    with pytest.raises(ValueError, match="keras"):
+        THEIRS.ModelCheckpoint("x")
+    play(ModelCheckpoint("x"), [1.0])
+    assert load_checkpoint("x").state == {"epoch": 0}
+
+
+def test_the_suffix_says_whether_weights_are_saved():
+    assert not THEIRS.ModelCheckpoint("x.keras").save_weights_only
     assert ModelCheckpoint("x.safetensors").save_weights_only
-    with pytest.raises(UnsupportedError, match="save_weights_only"):
-        ModelCheckpoint("x.safetensors", save_weights_only=False)
+    assert not ModelCheckpoint("x").save_weights_only
+    for path, given in (("x.safetensors", False), ("x", True)):
+        with pytest.raises(ConfigError, match="save_weights_only"):
+            ModelCheckpoint(path, save_weights_only=given)
 
 
 def test_an_unknown_field_of_a_path_is_a_config_error():

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When `BackupAndRestore` saves, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from ipufit import (
+    BackupAndRestore,
+    Callback,
+    ConfigError,
+    IPUConfig,
+    IPUModel,
+    UnsupportedError,
+)
+from ipufit.checkpoint import read_manifest
+from ipufit.errors import CheckpointWarning
+from tests.reference import AtEpochEnd
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def fit(*callbacks, epochs=2, count=16, **config):
+    model = IPUModel(torch.nn.Linear(2, 1), IPUConfig(**config))
+    model.compile("sgd", "mse")
+    x, y = torch.rand(count, 2), torch.rand(count, 1)
+    return model.fit(
+        x, y, batch_size=2, epochs=epochs, verbose=0, callbacks=list(callbacks)
+    )
+
+
+def places(backup):
+    records = [read_manifest(path).record for path in backup.store.all()]
+    return [(record.epoch, record.update) for record in records]
+
+
+@pytest.mark.parametrize(
+    ("save_freq", "config", "expected"),
+    [
+        ("epoch", {}, [(0, 8), (1, 16)]),
+        (3, {}, [(0, 3), (0, 6), (1, 9), (1, 12), (1, 15)]),
+        (8, {}, [(0, 8), (1, 16)]),
+        (20, {}, []),
+        # After the call in which the number is reached.
+        (3, {"device_iterations": 4}, [(0, 4), (0, 8), (1, 12), (1, 16)]),
+        (5, {"device_iterations": 4}, [(0, 8), (1, 16)]),
+    ],
+)
+def test_it_saves_as_often_as_asked(tmp_path, save_freq, config, expected):
+    backup = BackupAndRestore(
+        tmp_path, save_freq, delete_checkpoint=False, keep_last=99
+    )
+    fit(backup, **config)
+    assert places(backup) == expected
+
+
+def test_it_keeps_the_last_ones(tmp_path):
+    backup = BackupAndRestore(tmp_path, 1, delete_checkpoint=False)
+    fit(backup)
+    assert [update for _, update in places(backup)] == [15, 16]
+
+
+def test_updates_are_counted_on_in_a_resumed_run(tmp_path):
+    def backup():
+        return BackupAndRestore(tmp_path, 5, delete_checkpoint=False, keep_last=99)
+
+    def fail():
+        raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        fit(backup(), AtUpdate(7, fail))
+    again = backup()
+    fit(again)
+    assert [update for _, update in places(again)] == [5, 10, 15]
+
+
+@pytest.mark.parametrize("save_freq", [0, -1, 1.5, True, "batch", None])
+def test_other_frequencies_are_refused(tmp_path, save_freq):
+    with pytest.raises(ConfigError, match="save_freq"):
+        BackupAndRestore(tmp_path, save_freq)
+
+
+def test_the_backup_of_a_complete_run_goes(tmp_path):
+    fit(BackupAndRestore(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_backup_of_a_complete_run_stays_if_asked_to(tmp_path):
+    backup = BackupAndRestore(tmp_path / "run", delete_checkpoint=False)
+    fit(backup)
+    assert places(backup) == [(0, 8), (1, 16)]
+
+
+def test_the_backup_of_a_run_that_was_stopped_goes(tmp_path):
+    # It ended in order, as EarlyStopping ends it: nothing is left to do.
+    stop = AtEpochEnd(lambda callback, logs: callback.run.stop("enough"))
+    fit(BackupAndRestore(tmp_path / "run"), stop)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_the_backup_of_a_run_that_was_cut_short_stays(tmp_path, error):
+    def fail(callback, logs):
+        raise error
+
+    backup = BackupAndRestore(tmp_path / "run")
+    with pytest.raises(error):
+        fit(backup, AtEpochEnd(fail, 1))
+    assert places(backup) == [(0, 8)]
+
+
+# SIGTERM ------------------------------------------------------------------------
+
+
+class AtUpdate(Callback):
+    is_saved = False
+
+    def __init__(self, update, action):
+        self.update = update
+        self.action = action
+        self.last = 0
+
+    def on_train_batch_end(self, batch, logs):
+        self.last = self.run.updates
+        if self.run.updates == self.update:
+            self.action()
+
+
+def evict():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("save_freq", ["epoch", 4])
+def test_an_evicted_run_saves_the_call_under_way(tmp_path, is_before, save_freq):
+    backup, evicting = BackupAndRestore(tmp_path, save_freq), AtUpdate(5, evict)
+    history = fit(*((evicting, backup) if is_before else (backup, evicting)))
+    last = 5 if is_before else 6
+    assert evicting.last == last
+    assert places(backup)[-1] == (0, last)
+    assert backup.run.stop_reason == "SIGTERM"
+    assert history.epoch == [0]
+
+
+@pytest.mark.parametrize("update", [8, 16])
+@pytest.mark.parametrize("save_freq", ["epoch", 4])
+def test_an_eviction_late_in_an_epoch_is_heard_at_its_end(tmp_path, update, save_freq):
+    def backup():
+        return BackupAndRestore(tmp_path / "run", save_freq)
+
+    one, evicting = backup(), AtUpdate(update, evict)
+    fit(one, evicting)
+    assert evicting.last == update
+    assert places(one)[-1] == (update // 8 - 1, update)
+    counting = AtUpdate(-1, None)
+    assert fit(backup(), counting).epoch == [0, 1]
+    assert counting.last == (16 if update == 8 else 0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_stops_by_itself_when_it_is_evicted_is_complete(tmp_path):
+    stop = AtEpochEnd(lambda callback, logs: callback.run.stop("enough"), 0)
+    end = AtEpochEnd(lambda callback, logs: evict(), 0)
+    assert fit(end, stop, BackupAndRestore(tmp_path / "run")).epoch == [0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_streamed_metrics_can_not_be_saved_inside_an_epoch(tmp_path):
+    def run(save_freq, *callbacks):
+        model = IPUModel(torch.nn.Linear(2, 1))
+        model.compile("sgd", "mse", metrics=["spearman"])
+        backup = BackupAndRestore(tmp_path, save_freq)
+        data = {"batch_size": 2, "epochs": 2, "verbose": 0}
+        x, y = torch.rand(16, 2), torch.rand(16, 1)
+        try:
+            model.fit(x, y, **data, callbacks=[*callbacks, backup])
+        finally:
+            updates.append(backup.run.updates)
+        return backup
+
+    updates = []
+    with pytest.raises(UnsupportedError, match="middle of an epoch"):
+        run(3)
+    with pytest.warns(CheckpointWarning, match="couldn't be saved"):
+        backup = run("epoch", AtUpdate(11, evict))
+    assert updates == [3, 11]
+    assert places(backup) == [(0, 8)]
+
+
+@pytest.mark.parametrize("outcome", ["ends", "fails"])
+def test_the_handler_of_the_signal_comes_back(tmp_path, outcome):
+    def mine(number, frame):
+        raise AssertionError("nobody sent a signal")
+
+    def fail(callback, logs):
+        inside.append(signal.getsignal(signal.SIGTERM))
+        if outcome == "fails":
+            raise ValueError
+
+    inside = []
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        if outcome == "fails":
+            with pytest.raises(ValueError):  # noqa: PT011
+                fit(BackupAndRestore(tmp_path), AtEpochEnd(fail, 0))
+        else:
+            fit(BackupAndRestore(tmp_path), AtEpochEnd(fail, 0))
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert inside != [mine]
+    assert len(inside) == 1
+
+
+def test_an_eviction_between_epochs_is_heard_after_the_next_call(tmp_path):
+    backup = BackupAndRestore(tmp_path)
+    counting = AtUpdate(-1, None)
+    end = AtEpochEnd(lambda callback, logs: evict(), 0)
+    fit(backup, counting, end)
+    assert counting.last == 9  # its own hook for this epoch had passed
+    assert places(backup)[-1] == (1, 9)
+
+
+def test_in_another_thread_it_saves_and_leaves_signals_alone(tmp_path):
+    backup = BackupAndRestore(tmp_path, delete_checkpoint=False)
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=fit, args=(backup,))
+    thread.start()
+    thread.join()
+    assert places(backup) == [(0, 8), (1, 16)]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_it_can_be_used_for_several_fits(tmp_path):
+    backup = BackupAndRestore(tmp_path / "run", 1)
+    assert fit(backup).epoch == [0, 1]
+    assert fit(backup, epochs=1).epoch == [0]
