@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses: by name, of torch, of the user's."""
+
+from __future__ import annotations
+
+from .loss import Loss, LossTerms
+from .resolve import LossLike, resolve_loss
+
+__all__ = ["Loss", "LossLike", "LossTerms", "resolve_loss"]

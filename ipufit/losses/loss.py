@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss as the engine uses it: what a micro-batch adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.types import LossFunction
+
+
+class LossTerms(NamedTuple):
+    """What a micro-batch adds.
+
+    Attributes:
+        value: To be minimised, 0-d.
+        total: The loss added up over the samples, 0-d.
+        divisor: What figures divide it by: the real samples, or the targets that
+            aren't ignored, 0-d.
+    """
+
+    value: Tensor
+    total: Tensor
+    divisor: Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as the engine uses it.
+
+    Attributes:
+        name: For messages.
+        function: Of outputs and targets; gives a scalar, or one value per sample or
+            element, which are averaged.
+        is_sum: Whether the function adds over samples instead of averaging, so that
+            the gradients of micro-batches must be added too.
+        each: The same with one value per sample or element; None if `function` must
+            do.
+        is_per_output: Whether it is about one output: with several it is taken for
+            each. A function of the user's gets all outputs and targets as they nest.
+        ignore_index: The class index of targets that don't count; None for none.
+        summed: The same added up, for a loss that ignores some.
+    """
+
+    name: str
+    function: LossFunction
+    is_sum: bool = False
+    each: LossFunction | None = None
+    is_per_output: bool = False
+    ignore_index: int | None = None
+    summed: LossFunction | None = None
+
+    def terms(
+        self,
+        outputs: Any,
+        targets: Any,
+        rows: int,
+        weights: Tensor | None = None,
+        share: Tensor | None = None,
+    ) -> LossTerms:
+        """The loss of a micro-batch.
+
+        With weights it is Keras's: weighted values, divided by the number of samples
+        and not by the weights' sum.
+
+        Args:
+            outputs: The model's.
+            targets: Theirs.
+            rows: Samples in it.
+            weights: Of samples, `[rows]`, or of positions, `[rows, ...]`.
+            share: What each row counts in the mean of its update, `[rows]`; 0 for
+                padding.
+
+        Returns:
+            What to minimise, and the sum over real samples.
+
+        Raises:
+            UnsupportedError: There are weights or shares, but no values per sample.
+
+        Example:
+            >>> outputs, targets = torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)
+            >>> loss = Loss("mse", torch.nn.functional.mse_loss)
+            >>> loss.terms(outputs, targets, 2)
+            LossTerms(value=tensor(5.), total=tensor(10.), divisor=tensor(2.))
+        """
+        is_plain = weights is None and share is None
+        if self._ignores(targets):
+            if is_plain and self.summed is not None:
+                return self._counted(outputs, targets)
+        elif is_plain:
+            loss = self._checked(self.function(outputs, targets))
+            if loss.dim():
+                loss = torch.sum(loss) if self.is_sum else torch.mean(loss)
+            total = loss.detach()
+            total = total if self.is_sum else total.mul(rows)
+            return LossTerms(loss, total, torch.full_like(total, float(rows)))
+        values = self._values(outputs, targets, rows, weights).reshape(rows, -1)
+        counts = torch.ones_like(values[:, 0])
+        if self._ignores(targets):
+            valid = targets.ne(self.ignore_index).reshape(rows, -1).to(values.dtype)
+            counts = valid.sum(dim=1)
+            each, whole = values.sum(dim=1), counts.sum().clamp(min=1)
+        elif self.is_sum:
+            each, whole = values.sum(dim=1), torch.ones(())
+        else:
+            each, whole = values.mean(dim=1), torch.tensor(float(rows))
+        if share is None:
+            total = torch.sum(each)
+            value = total if self.is_sum else total / whole
+            return LossTerms(value, total.detach(), counts.sum())
+        is_real = share.gt(0).to(values.dtype)
+        total = torch.sum(each.mul(is_real))
+        value = total if self.is_sum else torch.sum(each.mul(share)) / whole
+        return LossTerms(value, total.detach(), torch.sum(counts.mul(is_real)))
+
+    def _ignores(self, targets: Any) -> bool:
+        """Whether some of these targets may be ones that don't count."""
+        return (
+            self.ignore_index is not None
+            and not self.is_sum
+            and isinstance(targets, Tensor)
+            and not targets.is_floating_point()
+        )
+
+    def _counted(self, outputs: Any, targets: Any) -> LossTerms:
+        """The mean over targets that aren't ignored; 0 if all are."""
+        if self.summed is None:
+            raise RuntimeError("a loss that ignores targets has no sum")
+        total = self.summed(outputs, targets)
+        count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
+        return LossTerms(total / count.clamp(min=1), total.detach(), count)
+
+    def _checked(self, loss: Any) -> Tensor:
+        if not isinstance(loss, Tensor):
+            raise ConfigError(
+                f"The loss {self.name!r} gives {loss!r}, which is no tensor: compute "
+                "it from outputs and targets with torch's operations."
+            )
+        return loss
+
+    def _values(
+        self, outputs: Any, targets: Any, rows: int, weights: Tensor | None
+    ) -> Tensor:
+        """Weighted values per sample or element, `[rows, ...]`."""
+        values = self._checked((self.each or self.function)(outputs, targets))
+        if values.dim() == 0 or len(values) != rows:
+            raise UnsupportedError(
+                f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
+                f"for {rows} samples, so they can't be weighted (sample_weight, "
+                "class_weight, drop_last='pad'). Let it return one value per sample."
+            )
+        if weights is not None:
+            if weights.dim() > values.dim() and weights.shape[-1] == 1:
+                weights = torch.squeeze(weights, -1)  # [rows, 1], as Keras takes it
+            missing = values.dim() - weights.dim()
+            if missing < 0 or values.shape[: weights.dim()] != weights.shape:
+                raise ConfigError(
+                    f"Sample weights of shape {tuple(weights.shape)} don't fit the "
+                    f"loss {self.name!r}, whose values have shape "
+                    f"{tuple(values.shape)}: give one weight per sample."
+                )
+            shaped = weights.reshape(weights.shape + (1,) * missing)
+            values = values.mul(shaped.to(values.dtype))
+        return values

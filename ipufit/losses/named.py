@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses by name: torch's, and means of what metrics compute per sample.
+
+Names that mean a probability loss take logits, as torch's do. The class axis is the
+second, as torch has it, and the last for Keras's `..._crossentropy`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+
+from ipufit.errors import DataError, UnknownNameError
+from ipufit.metrics.hinge import hinge, squared_hinge
+from ipufit.metrics.probabilistic import kl_divergence
+from ipufit.metrics.regression import (
+    absolute_percentage_error,
+    log_cosh_error,
+    squared_logarithmic_error,
+)
+from ipufit.types import LossFunction
+
+from .loss import Loss
+
+ReducedLoss = Callable[[Any, Any, str], Tensor]
+"""Of outputs, targets and torch's reduction."""
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction=reduction)
+
+
+def _nll(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return F.nll_loss(outputs, targets, reduction=reduction)
+
+
+def _binary_cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return F.binary_cross_entropy_with_logits(
+        outputs, _like(targets, outputs), reduction=reduction
+    )
+
+
+def _mse(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return F.mse_loss(outputs, _like(targets, outputs), reduction=reduction)
+
+
+def _mae(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return F.l1_loss(outputs, _like(targets, outputs), reduction=reduction)
+
+
+def _smooth_l1(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return F.smooth_l1_loss(outputs, _like(targets, outputs), reduction=reduction)
+
+
+def _poisson(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return F.poisson_nll_loss(outputs, _like(targets, outputs), reduction=reduction)
+
+
+def _like(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Targets in the outputs' shape; only axes of one element may differ."""
+    wide = [size for size in outputs.shape if size != 1]
+    if [size for size in targets.shape if size != 1] != wide:
+        raise DataError(
+            f"the shapes {tuple(outputs.shape)} and {tuple(targets.shape)} differ in "
+            "more than axes of size 1"
+        )
+    like: Tensor = targets.to(outputs.dtype).reshape(outputs.shape)
+    return like
+
+
+def _sparse(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """Keras's: the class axis is the last, and targets may keep it with one element."""
+    if targets.dim() == outputs.dim() and targets.shape[-1] == 1:
+        targets = targets.squeeze(-1)
+    return F.cross_entropy(_classes_second(outputs), targets, reduction=reduction)
+
+
+def _categorical(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """Keras's: the class axis is the last, of one-hot targets too."""
+    if targets.dim() < outputs.dim():
+        return _sparse(outputs, targets, reduction)
+    outputs, targets = _classes_second(outputs), _classes_second(targets)
+    return F.cross_entropy(outputs, targets.to(outputs.dtype), reduction=reduction)
+
+
+def _classes_second(values: Tensor) -> Tensor:
+    return values if values.dim() < 3 else values.movedim(-1, 1)
+
+
+def _reduced(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
+    """A loss from a function that gives one value per sample or element."""
+
+    def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        values = function(outputs, targets)
+        if reduction == "none":
+            return values
+        return torch.sum(values) if reduction == "sum" else torch.mean(values)
+
+    return loss
+
+
+def _opposite_direction(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Keras's loss of that name: -1 for outputs in the targets' direction."""
+    like = targets.to(outputs.dtype)
+    opposite: Tensor = F.cosine_similarity(outputs, like, dim=-1).neg()
+    return opposite
+
+
+_NAMED: dict[str, ReducedLoss] = {
+    "binarycrossentropy": _binary_cross_entropy,
+    "categoricalcrossentropy": _categorical,
+    "crossentropy": _cross_entropy,
+    "cosinesimilarity": _reduced(_opposite_direction),
+    "hinge": _reduced(hinge),
+    "huber": _smooth_l1,
+    "kldivergence": _reduced(kl_divergence),
+    "logcosh": _reduced(log_cosh_error),
+    "mape": _reduced(absolute_percentage_error),
+    "meanabsolutepercentageerror": _reduced(absolute_percentage_error),
+    "meansquaredlogarithmicerror": _reduced(squared_logarithmic_error),
+    "msle": _reduced(squared_logarithmic_error),
+    "squaredhinge": _reduced(squared_hinge),
+    "l1": _mae,
+    "mae": _mae,
+    "meanabsoluteerror": _mae,
+    "meansquarederror": _mse,
+    "mse": _mse,
+    "nll": _nll,
+    "nllloss": _nll,
+    "poisson": _poisson,
+    "smoothl1": _smooth_l1,
+    "sparsecategoricalcrossentropy": _sparse,
+}
+"""By their names without underscores and capitals."""
+
+NAMES = (
+    "binary_cross_entropy",
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "cosine_similarity",
+    "cross_entropy",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "l1",
+    "log_cosh",
+    "mae",
+    "mape",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "mse",
+    "msle",
+    "nll",
+    "nll_loss",
+    "poisson",
+    "smooth_l1",
+    "sparse_categorical_crossentropy",
+    "squared_hinge",
+)
+"""The names as people write them."""
+
+_IGNORED = -100
+_IGNORING = (_cross_entropy, _nll, _sparse)
+
+
+def named_loss(name: str) -> Loss:
+    """The loss of that name; capitals and underscores don't matter.
+
+    Raises:
+        UnknownNameError: There is none.
+
+    Example:
+        >>> named_loss("MSE").terms(torch.ones(1, 1), torch.zeros(1, 1), 1).value
+        tensor(1.)
+    """
+    function = _NAMED.get(name.lower().replace("_", ""))
+    if function is None:
+        raise UnknownNameError("loss", name, NAMES)
+
+    def reduced(reduction: str) -> LossFunction:
+        return lambda outputs, targets: function(outputs, targets, reduction)
+
+    return Loss(
+        name=name,
+        function=reduced("mean"),
+        each=reduced("none"),
+        is_per_output=True,
+        ignore_index=_IGNORED if function in _IGNORING else None,
+        summed=reduced("sum"),
+    )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what users call a loss to one function of outputs and targets."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Union
+
+import torch
+
+from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.types import LossFunction
+
+from .loss import Loss
+from .named import named_loss
+
+LossLike = Union[str, torch.nn.Module, LossFunction]
+"""A name, a loss module of torch, or a function of outputs and targets."""
+
+
+def resolve_loss(loss: LossLike) -> Loss:
+    """Find the function behind a name, a module or a function.
+
+    Binary losses and those of errors take targets of the outputs' shape but for axes
+    of size 1: `[N]` labels fit `[N, 1]` outputs. Names that mean a probability loss
+    take logits, as torch's do. The class axis is the second, as torch has it, and the
+    last for Keras's `..._crossentropy`. Capitals and underscores don't matter.
+
+    Args:
+        loss: A name, a torch loss module, or `loss(outputs, targets)`.
+
+    Returns:
+        The loss.
+
+    Raises:
+        UnknownNameError: The name is unknown.
+        ConfigError: It can't be called.
+
+    Example:
+        >>> resolve_loss(torch.nn.CrossEntropyLoss(reduction="sum")).is_sum
+        True
+    """
+    if isinstance(loss, str):
+        return named_loss(loss)
+    if not callable(loss) or isinstance(loss, type):
+        raise ConfigError(
+            f"loss={loss!r} is neither a name, a torch loss module nor a function "
+            "loss(outputs, targets)."
+        )
+    _refuse_unsupported(loss)
+    is_torchs = _is_torchs(loss)
+    ignore_index = getattr(loss, "ignore_index", None) if is_torchs else None
+    return Loss(
+        name=getattr(loss, "__name__", type(loss).__name__),
+        function=loss,
+        is_sum=getattr(loss, "reduction", None) == "sum",
+        each=_unreduced(loss),
+        is_per_output=is_torchs,
+        ignore_index=ignore_index,
+        summed=None if ignore_index is None else _with_reduction(loss, "sum"),
+    )
+
+
+def _refuse_unsupported(loss: Any) -> None:
+    if isinstance(loss, torch.nn.CTCLoss):
+        raise UnsupportedError(
+            "torch.nn.CTCLoss takes four arguments, and with outputs [T, N, C]. Pass a "
+            "function of the outputs [N, T, C] and a pair of targets and lengths: "
+            "lambda x, y: F.ctc_loss(x.transpose(0, 1), y[0], lengths_of_x, y[1])."
+        )
+    if _is_torchs(loss) and getattr(loss, "weight", None) is not None:
+        raise UnsupportedError(
+            f"{type(loss).__name__}(weight=...) can't run on an IPU: PopTorch has no "
+            "class weights in losses. Leave it out and use fit(class_weight=...)."
+        )
+    trained = [n for n, p in _parameters(loss) if p.requires_grad]
+    if trained:
+        raise ConfigError(
+            f"The loss {type(loss).__name__} has parameters that would be trained "
+            f"with the optimizer's defaults: {', '.join(trained)}. Freeze them with "
+            "requires_grad_(False), or make the loss a part of the module, which then "
+            "returns it."
+        )
+
+
+def _parameters(loss: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    is_module = isinstance(loss, torch.nn.Module)
+    return list(loss.named_parameters()) if is_module else []
+
+
+def _is_torchs(loss: Any) -> bool:
+    return isinstance(loss, torch.nn.Module) and type(loss).__module__.startswith(
+        "torch.nn."
+    )
+
+
+def _unreduced(loss: Any) -> LossFunction | None:
+    """The same loss module with a value per sample; CTC has none on an IPU."""
+    if not _is_torchs(loss) or isinstance(loss, torch.nn.CTCLoss):
+        return None
+    if not hasattr(loss, "reduction"):
+        return None
+    each = _with_reduction(loss, "none")
+    if loss.reduction == "batchmean":  # a sum over all but the samples
+        return lambda outputs, targets: each(outputs, targets).flatten(1).sum(dim=1)
+    return each
+
+
+def _with_reduction(loss: Any, reduction: str) -> LossFunction:
+    twin: Any = copy.copy(loss)
+    twin.reduction = reduction
+    function: LossFunction = twin
+    return function
