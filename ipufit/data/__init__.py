@@ -4,20 +4,16 @@
 from __future__ import annotations
 
 from .adapters import as_batch, as_source, fit_sources, split_validation
+from .calls import Call, Loading
 from .epochs import Epochs
 from .host_random import random_state, set_random_state
+from .inference import InferenceBatches
 from .layout import Known, Layout
-from .loader import (
-    BEGINNING,
-    Call,
-    InferenceBatches,
-    Loading,
-    Place,
-    TrainingBatches,
-    pad,
-)
+from .orders import BEGINNING, Place
 from .passes import Replay
+from .rebatching import pad
 from .source import IndexedSource, Source, StreamSource
+from .training import TrainingBatches
 
 __all__ = [
     "BEGINNING",

@@ -8,8 +8,9 @@ from typing import Iterator
 from ipufit.batching import BatchPlan, check_positive
 from ipufit.errors import ConfigError, DataError
 
-from .loader import Call, TrainingBatches
+from .calls import Call
 from .source import StreamSource
+from .training import TrainingBatches
 
 
 class Epochs:

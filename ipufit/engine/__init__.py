@@ -7,16 +7,10 @@ from .coverage import describe_coverage
 from .evaluation import Evaluation
 from .executors import Executors
 from .figures import Figures
+from .learnt import Learnt, check_weights
 from .loop import joined, predictions, train
 from .objective import Objective, resolve_objective
-from .snapshot import (
-    Learnt,
-    Snapshot,
-    check_has_run,
-    check_same_run,
-    check_weights,
-    place_of,
-)
+from .snapshot import Snapshot, check_has_run, check_same_run, place_of
 from .training import Training
 
 __all__ = [

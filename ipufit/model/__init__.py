@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from .batches import SingleBatches
+from .weights import Weights
 
 
-class IPUModel(SingleBatches):
+class IPUModel(SingleBatches, Weights):
     """A torch module with Keras's `compile`, `fit`, `evaluate` and `predict`.
 
     It runs on IPUs through PopTorch, and anywhere else on `ipufit.emulator`.

@@ -15,21 +15,12 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike
-from ipufit.checkpoint import (
-    Checkpoint,
-    load_weights,
-    read_checkpoint,
-    save_weights,
-    write_checkpoint,
-)
-from ipufit.checkpoint.weights import PathLike
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, Loading, Source
 from ipufit.engine import (
     Evaluation,
     Executors,
     Figures,
-    Learnt,
     Objective,
     Snapshot,
     describe_coverage,
@@ -38,7 +29,6 @@ from ipufit.engine import (
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,
-    DataError,
     NotCompiledError,
     UnsupportedError,
 )
@@ -239,140 +229,6 @@ class ModelBase:
         how.training_figures.reset()
         how.test_figures.reset()
 
-    # Weights ----------------------------------------------------------------
-
-    def get_weights(self) -> list[Any]:
-        """Copies of the weights and buffers, as NumPy arrays in `state_dict`'s order.
-
-        Example:
-            >>> from ipufit import IPUModel
-            >>> [w.shape for w in IPUModel(torch.nn.Linear(2, 3)).get_weights()]
-            [(3, 2), (3,)]
-        """
-        self._executors.fetch_weights()
-        return [t.detach().numpy().copy() for t in self.module.state_dict().values()]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set the weights and buffers, on the device too.
-
-        Args:
-            weights: Arrays as from `get_weights`.
-
-        Raises:
-            DataError: Not arrays, not as many, or of other shapes.
-        """
-        state = self.module.state_dict()
-        if not isinstance(weights, (tuple, list)):
-            raise DataError(
-                f"set_weights() takes a list of arrays, in the order of state_dict(), "
-                f"and got a {type(weights).__name__}."
-            )
-        if len(weights) != len(state):
-            raise DataError(
-                f"There are {len(weights)} arrays for {len(state)} weights: "
-                f"{', '.join(state)}."
-            )
-        given = {n: _as_weight(n, w) for n, w in zip(state, weights)}
-        for name, tensor in state.items():
-            if given[name].shape != tensor.shape:
-                raise DataError(
-                    f"The array for {name} has shape {tuple(given[name].shape)}, and "
-                    f"the weight has {tuple(tensor.shape)}."
-                )
-        self._set_state(given)
-
-    def save_weights(self, path: PathLike) -> None:
-        """Write the weights to a safetensors file, under the module's own names.
-
-        Args:
-            path: Ends in `.safetensors`.
-
-        Raises:
-            ConfigError: It ends in something else.
-        """
-        self._executors.fetch_weights()
-        save_weights(self.module.state_dict(), path)
-
-    def load_weights(self, path: PathLike) -> None:
-        """Take the weights from a safetensors file, on the device too.
-
-        Args:
-            path: Ends in `.safetensors`.
-
-        Raises:
-            ConfigError: It ends in something else.
-            DataError: The file is damaged, or has other weights.
-        """
-        given, state = load_weights(path), self.module.state_dict()
-        odd = [
-            name
-            for name in sorted({*given, *state})
-            if name not in given
-            or name not in state
-            or given[name].shape != state[name].shape
-        ]
-        if odd:
-            raise DataError(
-                f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
-                "are only in one of the two, or have other shapes."
-            )
-        self._set_state(given)
-
-    # Checkpoints ------------------------------------------------------------
-
-    def checkpoint(self) -> Checkpoint:
-        """The state now: what was learnt and, while `fit` runs, the place of the run.
-
-        Returns:
-            Weights, the optimiser's state, averages; in a callback also everything
-            that `fit(resume=...)` needs. In `run.after_hooks` it has the state of all
-            callbacks after the event.
-
-        Raises:
-            NotCompiledError: `compile` wasn't called.
-        """
-        if self._snapshot is not None:
-            return self._snapshot.take()
-        how = self._compiled()
-        return Learnt(self._executors, how.updates, how.average).take()
-
-    def save(self, path: PathLike) -> None:
-        """Write a checkpoint: a directory of safetensors and JSON.
-
-        It is written beside its place and renamed, so there is the old one or the new.
-
-        Args:
-            path: A directory, which is made; a checkpoint there is replaced.
-
-        Raises:
-            NotCompiledError: `compile` wasn't called.
-            CheckpointError: It can't be written.
-        """
-        write_checkpoint(path, self.checkpoint())
-
-    def load(self, path: PathLike) -> None:
-        """Take weights, the optimiser's state and averages from a checkpoint.
-
-        To go on with a run use `fit(resume=path)`.
-
-        Args:
-            path: Of a checkpoint of the same module and optimizer.
-
-        Raises:
-            NotCompiledError: `compile` wasn't called.
-            CheckpointError: It can't be read, or is damaged.
-            ConfigError: It is of another module or optimizer.
-        """
-        how = self._compiled()
-        learnt = Learnt(self._executors, how.updates, how.average)
-        learnt.put_back(read_checkpoint(path))
-
-    def _set_state(self, given: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, tensor in self.module.state_dict().items():
-                tensor.copy_(given[name])
-        self._executors.send_weights()
-
     # Around a run -------------------------------------------------------------
 
     def summary(self, x: Any = None) -> Summary:
@@ -519,15 +375,6 @@ class ModelBase:
                 hooks.close()
             finally:
                 self._executors.fetch_weights()
-
-
-def _as_weight(name: str, value: Any) -> torch.Tensor:
-    try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"What is given for {name} is no array of numbers: {error}."
-        ) from error
 
 
 def _require_targets(

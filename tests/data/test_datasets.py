@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from ipufit import DataError
 from ipufit.data.datasets import ArrayDataset, FlatDataset, IterableRows, Parts
 from ipufit.data.layout import Layout
-from ipufit.data.loader import collate
+from ipufit.data.rebatching import collate
 from tests.strategies import nestings
 
 

@@ -16,7 +16,7 @@ from ipufit.data import (
     TrainingBatches,
     as_source,
 )
-from ipufit.data.loader import collate, rebatched, shares
+from ipufit.data.rebatching import collate, rebatched, shares
 from tests import reference
 from tests.strategies import plans, sample_counts
 

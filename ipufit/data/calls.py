@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gives an engine its calls, through PopTorch's loader or from a stream."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, NamedTuple
+
+from torch.utils.data import Sampler
+
+from ipufit._poptorch import poptorch
+from ipufit.batching import BatchPlan
+from ipufit.errors import DataError
+from ipufit.types import Batch
+
+from .layout import Layout
+from .rebatching import collate
+from .source import Source
+
+
+class Call(NamedTuple):
+    """The rows of one call.
+
+    Attributes:
+        batch: The tensors of the layout, in order.
+        num_real: Rows that are no padding; they come first.
+    """
+
+    batch: Batch
+    num_real: int
+
+
+class Loading(NamedTuple):
+    """How map-style data is loaded.
+
+    Attributes:
+        num_workers: Processes that load; 0 for none but this one.
+        mode: `IPUConfig`'s `loader_mode`.
+    """
+
+    num_workers: int = 0
+    mode: str = "sync"
+
+    def loader(
+        self,
+        options: poptorch.Options,
+        dataset: Any,
+        plan: BatchPlan,
+        sampler: Sampler[int],
+    ) -> Any:
+        """PopTorch's loader of whole calls."""
+        modes = {
+            "sync": poptorch.DataLoaderMode.Sync,
+            "async": poptorch.DataLoaderMode.Async,
+            "async_rebatched": poptorch.DataLoaderMode.AsyncRebatched,
+        }
+        return poptorch.DataLoader(
+            options,
+            dataset,
+            batch_size=plan.micro_batch_size,
+            num_workers=self.num_workers,
+            drop_last=True,
+            mode=modes[self._mode_for(plan)],
+            collate_fn=collate,
+            sampler=sampler,
+        )
+
+    def _mode_for(self, plan: BatchPlan) -> str:
+        """One row per call can't be rebatched: PopTorch refuses it."""
+        is_one_row = plan.samples_per_call == 1
+        return "async" if is_one_row and self.mode == "async_rebatched" else self.mode
+
+
+PLAIN = Loading()
+
+
+class CallBatches:
+    """Base of what gives an engine its calls.
+
+    Args:
+        source: The samples.
+        plan: How many make a call.
+        layout: Of the batches.
+
+    Attributes:
+        source: As given.
+        layout: As given.
+    """
+
+    def __init__(self, source: Source, plan: BatchPlan, layout: Layout) -> None:
+        self.source = source
+        self.layout = layout
+        self._rows = plan.samples_per_call
+        self._loader: Any = None
+        self._on_begun: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """End the processes that load, if there are any; the next epoch has others."""
+        loader, self._loader = self._loader, None
+        if loader is None:
+            return
+        loader.terminate()
+        # Workers outlive an epoch, and torch has no public way to end them while
+        # something refers to their iterator, such as the traceback of an error.
+        workers = getattr(loader, "_iterator", None)
+        if workers is not None:
+            workers._shutdown_workers()
+
+    def _loaded(self) -> Iterator[Batch]:
+        """The loader's batches, as lists.
+
+        Raises:
+            DataError: The process that loads has failed.
+        """
+        try:
+            if self._loader is None:
+                self._loader = self._make_loader()
+            iterator = iter(self._loader)
+            self._begin()
+            batch = next(iterator, None)
+            while batch is not None:  # `for` calls iter(), and PopTorch's begins anew
+                yield list(batch)
+                batch = next(iterator, None)
+        except (AssertionError, poptorch.Error) as error:
+            if "data fetcher" not in str(error) and "worker" not in str(error):
+                raise
+            raise DataError(f"Samples could not be loaded. {error}") from error
+
+    def _begin(self) -> None:
+        """Do what is to be done once, before the first batch is loaded.
+
+        Making an iterator draws from torch's random numbers.
+        """
+        act, self._on_begun = self._on_begun, None
+        if act is not None:
+            act()
+
+    def _make_loader(self) -> Any:
+        raise RuntimeError("a stream has a loader of its own")

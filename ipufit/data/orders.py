@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of samples that are taken by index."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Iterator, NamedTuple
+
+import torch
+from torch.utils.data import Sampler
+
+
+class Place(NamedTuple):
+    """Where training is in its data.
+
+    Attributes:
+        number: Of the pass, from 0; each has an order of its own.
+        calls: Of that pass that were given out.
+    """
+
+    number: int = 0
+    calls: int = 0
+
+
+BEGINNING = Place()
+
+
+class Order(Sampler[int]):
+    """Every index once, then the last one again up to a length.
+
+    With a seed the order is drawn anew for each pass, from the seed and the pass's
+    number alone: a run that is resumed, or a process that loads, finds the same.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        length: int,
+        seed: int | None = None,
+        start: Place = BEGINNING,
+        rows_per_call: int = 1,
+    ) -> None:
+        self._count = count
+        self._length = length
+        self._seed = seed
+        self._number = start.number
+        self._skipped = start.calls * rows_per_call
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self._count))
+        if self._seed is not None:
+            generator = torch.Generator().manual_seed(_mixed(self._seed, self._number))
+            order = torch.randperm(self._count, generator=generator).tolist()
+        order += order[-1:] * (self._length - self._count)
+        skipped, self._skipped = self._skipped, 0
+        self._number += 1
+        yield from order[skipped:]
+
+
+def _mixed(seed: int, number: int) -> int:
+    """A seed for each pass; neighbouring seeds don't share any."""
+    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+class InOrder(Sampler[int]):
+    """Every index in order, the last again up to whole calls, then further ones."""
+
+    def __init__(self, count: int, rows: int, further: list[int]) -> None:
+        self._count = count
+        self._padding = -count % rows
+        self._further = further + further[-1:] * (-len(further) % rows)
+
+    def __len__(self) -> int:
+        return self._count + self._padding + len(self._further)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self._count)
+        yield from [self._count - 1] * self._padding
+        yield from self._further

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of any blocks as batches of one size, padded and shared out."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from ipufit.types import Batch
+
+from .adapters import unequal_shapes
+from .datasets import StackedRows
+from .source import Block
+
+
+def shares(num_real: int, rows: int, rows_per_update: int) -> Tensor:
+    """What each row of a call counts in the loss of its update.
+
+    Args:
+        num_real: Real rows; they come first.
+        rows: Of the call.
+        rows_per_update: A divisor of `rows`.
+
+    Returns:
+        `[rows]`, float32: 0 for padding; real rows of an update add up to
+        `rows_per_update`, so that a mean over all rows is that of the real ones.
+
+    Example:
+        >>> shares(3, rows=6, rows_per_update=2)
+        tensor([1., 1., 2., 0., 0., 0.])
+    """
+    is_real = torch.arange(rows).lt(num_real).to(torch.float32)
+    per_update = is_real.reshape(-1, rows_per_update)
+    counts = per_update.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.flatten(per_update * (rows_per_update / counts))
+
+
+def pad(batch: Sequence[Tensor], rows: int) -> Batch:
+    """The batch with its last row repeated up to `rows`.
+
+    Example:
+        >>> pad([torch.tensor([1, 2])], 4)
+        [tensor([1, 2, 2, 2])]
+    """
+    missing = rows - len(batch[0])
+    if not missing:
+        return list(batch)
+    return [torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in batch]
+
+
+def rebatched(blocks: Iterable[Block], rows: int) -> Iterator[tuple[Batch, int]]:
+    """Blocks of any number of rows as batches of `rows`, and the rest.
+
+    What is kept from one block to the next is copied, because an asynchronous loader
+    uses its memory again.
+
+    Args:
+        blocks: With the same leaves.
+        rows: Of a batch.
+
+    Yields:
+        A batch and its number of rows, which is less than `rows` at the end only.
+
+    Example:
+        >>> blocks = [[torch.tensor([1, 2])], [torch.tensor([3])]]
+        >>> [batch[0].tolist() for batch, _ in rebatched(blocks, 2)]
+        [[1, 2], [3]]
+    """
+    kept: list[Block] = []
+    num_kept = 0
+    for block in blocks:
+        at, size = 0, len(block[0])
+        while size - at >= rows - num_kept:
+            end = at + rows - num_kept
+            kept.append([leaf[at:end] for leaf in block])
+            yield _joined(kept), rows
+            kept, num_kept, at = [], 0, end
+        if at < size:
+            kept.append([leaf[at:].clone() for leaf in block])
+            num_kept += size - at
+    if num_kept:
+        yield _joined(kept), num_kept
+
+
+def _joined(parts: Sequence[Block]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return [torch.cat(leaves) for leaves in zip(*parts)]
+
+
+def first_rows(blocks: Iterator[Block], most: int | None) -> Iterator[Block]:
+    """Blocks up to so many rows in all; all of them for None."""
+    if most is None:
+        yield from blocks
+        return
+    for block in blocks:
+        yield [leaf[:most] for leaf in block]
+        most -= min(most, len(block[0]))
+        if not most:
+            return
+
+
+def collate(samples: Any) -> Batch:
+    """Stack samples into the tensors of a call.
+
+    Raises:
+        DataError: They can't be stacked.
+
+    Example:
+        >>> [t.shape for t in collate([(torch.zeros(3), 1), (torch.zeros(3), 0)])]
+        [torch.Size([2, 3]), torch.Size([2])]
+    """
+    if isinstance(samples, StackedRows):
+        return list(samples)
+    try:
+        tensors: list[Tensor] = list(default_collate(samples))
+    except RuntimeError as error:
+        raise unequal_shapes(error) from error
+    return tensors
