@@ -45,7 +45,7 @@ def places(backup):
 @pytest.mark.parametrize(
     ("save_freq", "config", "expected"),
     [
-        ("epoch", {}, [(0, 8), (1, 16)]),
+        ("epoch", {}, [(1, 8), (2, 16)]),
         (3, {}, [(0, 3), (0, 6), (1, 9), (1, 12), (1, 15)]),
         (8, {}, [(0, 8), (1, 16)]),
         (20, {}, []),
@@ -96,7 +96,7 @@ def test_the_backup_of_a_complete_run_goes(tmp_path):
 def test_the_backup_of_a_complete_run_stays_if_asked_to(tmp_path):
     backup = BackupAndRestore(tmp_path / "run", delete_checkpoint=False)
     fit(backup)
-    assert places(backup) == [(0, 8), (1, 16)]
+    assert places(backup) == [(1, 8), (2, 16)]
 
 
 def test_the_backup_of_a_run_that_was_stopped_goes(tmp_path):
@@ -114,7 +114,7 @@ def test_the_backup_of_a_run_that_was_cut_short_stays(tmp_path, error):
     backup = BackupAndRestore(tmp_path / "run")
     with pytest.raises(error):
         fit(backup, AtEpochEnd(fail, 1))
-    assert places(backup) == [(0, 8)]
+    assert places(backup) == [(1, 8)]
 
 
 # SIGTERM ------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_an_eviction_late_in_an_epoch_is_heard_at_its_end(tmp_path, update, save
     one, evicting = backup(), AtUpdate(update, evict)
     fit(one, evicting)
     assert evicting.last == update
-    assert places(one)[-1] == (update // 8 - 1, update)
+    assert places(one)[-1] == (update // 8, update)
     counting = AtUpdate(-1, None)
     assert fit(backup(), counting).epoch == [0, 1]
     assert counting.last == (16 if update == 8 else 0)
@@ -192,7 +192,7 @@ def test_streamed_metrics_can_not_be_saved_inside_an_epoch(tmp_path):
     with pytest.warns(CheckpointWarning, match="couldn't be saved"):
         backup = run("epoch", AtUpdate(11, evict))
     assert updates == [3, 11]
-    assert places(backup) == [(0, 8)]
+    assert places(backup) == [(1, 8)]
 
 
 @pytest.mark.parametrize("outcome", ["ends", "fails"])
@@ -235,7 +235,7 @@ def test_in_another_thread_it_saves_and_leaves_signals_alone(tmp_path):
     thread = threading.Thread(target=fit, args=(backup,))
     thread.start()
     thread.join()
-    assert places(backup) == [(0, 8), (1, 16)]
+    assert places(backup) == [(1, 8), (2, 16)]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
