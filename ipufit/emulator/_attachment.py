@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from ._anchors import Anchors
-from ._device import (
-    DeviceWeights,
-    GradientReduction,
-    run_inference,
-    run_training,
-)
+from ._device import DeviceWeights, GradientReduction
 from ._device_rng import DeviceRng
 from ._half import rounding
 from ._layout import Inputs, Layout, Outputs
@@ -25,6 +20,7 @@ from ._optimizer_link import OptimizerLink
 from ._pod import Lease
 from ._program import Program
 from ._replica_groups import ReplicaGroups
+from ._running import run_inference, run_training
 from ._synthetic_data import is_synthetic, synthetic_inputs, unwritten_outputs
 from ._timings import CallTimes, Transfers
 from ._watch import Watch
