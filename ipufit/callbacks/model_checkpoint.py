@@ -8,20 +8,30 @@ import re
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Callable
 
-from ipufit.checkpoint import CheckpointStore, write_checkpoint
+import torch
+
+from ipufit.checkpoint import (
+    BackgroundWriter,
+    Checkpoint,
+    CheckpointStore,
+    save_weights,
+    write_checkpoint,
+)
 from ipufit.errors import ConfigError, IpufitWarning
 
 from .messages import say
 from .monitor import MonitorCallback
+from .saved_state import copied
 
 SUFFIX = ".safetensors"
 _OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 
 class ModelCheckpoint(MonitorCallback):
-    """Save the run or its weights, after epochs or after so many updates.
+    """Save the run or its weights, after epochs, so many updates or so many seconds.
 
     As Keras's, with other formats, and `save_best_only` together with a number for
     `save_freq`. A `filepath` that ends with `.safetensors` is a file of weights; any
@@ -46,21 +56,29 @@ class ModelCheckpoint(MonitorCallback):
         keep: Make `filepath` a directory of whole checkpoints, and keep that many of
             the newest as well as the best. `fit(resume=filepath)` goes on from the
             newest that isn't damaged.
+        save_seconds: Instead of `save_freq`: save after the first call that ends so
+            many seconds after the last one was saved, or after the run began.
+        is_background: Write in a thread while training goes on. The state is copied in
+            memory before, and one copy at a time: the next waits until this one is
+            written. `fit` ends when all is, and raises what went wrong.
 
     Attributes:
         best: The best value so far. It outlives the run, as in Keras.
         store: The checkpoints, if `keep` is given.
 
     Raises:
-        ConfigError: `filepath` or `save_freq` can't be used; `filepath` contradicts
-            `save_weights_only` or `keep`; it has a field that isn't in the logs (when
-            it is filled in). At the figure's first value, with `save_best_only` or
-            `keep`: `mode="auto"`, and no metric says which way it gets better.
+        ConfigError: `filepath`, `save_freq` or `save_seconds` can't be used;
+            `filepath` contradicts `save_weights_only` or `keep`; it has a field that
+            isn't in the logs (when it is filled in). At the figure's first value, with
+            `save_best_only` or `keep`: `mode="auto"`, and no metric says which way it
+            gets better.
 
     Example:
         >>> checkpoint = ModelCheckpoint("best.safetensors", save_best_only=True)
         >>> checkpoint = ModelCheckpoint("run-{epoch:03d}")
-        >>> checkpoint = ModelCheckpoint("checkpoints", keep=3)
+        >>> checkpoint = ModelCheckpoint(
+        ...     "checkpoints", keep=3, save_seconds=600, is_background=True
+        ... )
         >>> ModelCheckpoint("best.h5")
         Traceback (most recent call last):
         ipufit.errors.ConfigError: filepath='best.h5': it must end in .safetensors...
@@ -80,6 +98,8 @@ class ModelCheckpoint(MonitorCallback):
         initial_value_threshold: float | None = None,
         *,
         keep: int | None = None,
+        save_seconds: float | None = None,
+        is_background: bool = False,
     ) -> None:
         super().__init__(monitor, mode, 0.0, initial_value_threshold)
         self.filepath = os.fspath(filepath)
@@ -89,9 +109,14 @@ class ModelCheckpoint(MonitorCallback):
                 f"Unrecognized save_freq: {save_freq!r}. Expected save_freq are "
                 "'epoch' or a number of updates, 1 or more."
             )
+        if save_seconds is not None:
+            _check_seconds(save_seconds, save_freq)
         self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_freq = save_freq
+        self.save_seconds = save_seconds
+        self._saved_at = 0.0
+        self._writer = BackgroundWriter() if is_background else None
         self.store: CheckpointStore | None = None
         if keep is not None:
             _check_keep(keep, self.filepath, self.save_weights_only)
@@ -107,25 +132,42 @@ class ModelCheckpoint(MonitorCallback):
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """A new run; what was best stays."""
         self.begin_monitoring()
+        self._saved_at = monotonic()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Updates are numbered anew."""
         self.last_update = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Save if enough updates were made."""
+        """Save if enough updates were made, or enough time has passed."""
+        fields = {"batch": batch + 1, **logs}
+        if self.save_seconds is not None:
+            if monotonic() - self._saved_at >= self.save_seconds:
+                self._save(self.run.epoch, logs, fields)
+                self._saved_at = monotonic()
+            return
         if not isinstance(self.save_freq, int):
             return
         self.updates_since_save += batch - self.last_update
         self.last_update = batch
         if self.updates_since_save >= self.save_freq:
             self.updates_since_save = 0
-            self._save(self.run.epoch, logs, {"batch": batch + 1, **logs})
+            self._save(self.run.epoch, logs, fields)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Save, if it is done by epochs."""
-        if self.save_freq == "epoch":
+        if self.save_freq == "epoch" and self.save_seconds is None:
             self._save(epoch, logs, logs)
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Wait until all is written."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def close(self) -> None:
+        """The same after an error, and end the thread."""
+        if self._writer is not None:
+            self._writer.close()
 
     def _save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
         path = self._path({**fields, "epoch": epoch + 1})
@@ -133,8 +175,7 @@ class ModelCheckpoint(MonitorCallback):
             return
         if self.save_weights_only:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self.model.save_weights(path)
-            self._say_finished(epoch, path)
+            self._write_weights(epoch, path)
         elif self.store is None:
             self.run.after_hooks(partial(self._write, epoch, path))
         else:
@@ -143,18 +184,47 @@ class ModelCheckpoint(MonitorCallback):
                 self.store.mode = self.known_direction()
             self.run.after_hooks(partial(self._keep, self.store, epoch, value))
 
+    def _write_weights(self, epoch: int, path: str) -> None:
+        if self._writer is None:
+            self.model.save_weights(path)
+            self._say_finished(epoch, path)
+            return
+        names = self.model.module.state_dict()
+        copies = map(torch.from_numpy, self.model.get_weights())
+        self._do(epoch, partial(save_weights, dict(zip(names, copies)), path), path)
+
     def _write(self, epoch: int, path: str) -> None:
-        write_checkpoint(path, self.model.checkpoint())
-        self._say_finished(epoch, path)
+        self._do(epoch, partial(write_checkpoint, path, self._checkpoint()), path)
 
     def _keep(self, store: CheckpointStore, epoch: int, value: float | None) -> None:
-        path = store.save(
-            self.model.checkpoint(),
-            epoch=self.run.epoch + self.run.is_epoch_done,
-            update=self.run.updates,
-            metric=value,
+        self._do(
+            epoch,
+            partial(
+                store.save,
+                self._checkpoint(),
+                epoch=self.run.epoch + self.run.is_epoch_done,
+                update=self.run.updates,
+                metric=value,
+            ),
         )
-        self._say_finished(epoch, str(path))
+
+    def _checkpoint(self) -> Checkpoint:
+        """The state now, which training on doesn't change."""
+        checkpoint: Checkpoint = self.model.checkpoint()
+        return Checkpoint(checkpoint.tensors, copied(checkpoint.state))
+
+    def _do(
+        self, epoch: int, write: Callable[[], Any], path: str | None = None
+    ) -> None:
+        """Write, here or in the background; `write` returns where to, or `path` is."""
+
+        def finished(written: Any) -> None:
+            self._say_finished(epoch, str(written) if path is None else path)
+
+        if self._writer is None:
+            finished(write())
+        else:
+            self._writer.write(write, finished)
 
     def _say_finished(self, epoch: int, path: str) -> None:
         self._say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
@@ -214,6 +284,19 @@ def _check_keep(keep: Any, filepath: str, is_of_weights: bool) -> None:
         raise ConfigError(
             f"keep={keep} makes filepath={filepath!r} a directory of checkpoints: it "
             f"can't have fields or end in {SUFFIX}."
+        )
+
+
+def _check_seconds(seconds: Any, save_freq: Any) -> None:
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not seconds >= 0:
+        raise ConfigError(
+            f"save_seconds={seconds!r} is no number of seconds, 0 or more."
+        )
+    if save_freq != "epoch":
+        raise ConfigError(
+            f"save_seconds={seconds} and save_freq={save_freq} are two rules for when "
+            "to save: give one, or use two callbacks."
         )
 
 

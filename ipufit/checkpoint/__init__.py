@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from .background import BackgroundWriter
 from .format import (
     Checkpoint,
     read_checkpoint,
@@ -16,6 +17,7 @@ from .store import CheckpointStore
 from .weights import load_weights, save_weights
 
 __all__ = [
+    "BackgroundWriter",
     "Checkpoint",
     "CheckpointStore",
     "Manifest",

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from safetensors.torch import load_file
 
 from ipufit import (
     Callback,
+    CheckpointError,
     ConfigError,
     EarlyStopping,
     IPUConfig,
@@ -374,3 +377,131 @@ def test_an_unusable_number_to_keep_is_refused(keep):
 def test_what_cannot_be_kept_is_refused(path):
     with pytest.raises(ConfigError, match="directory of checkpoints"):
         ModelCheckpoint(path, keep=2)
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr("ipufit.callbacks.model_checkpoint.monotonic", self)
+
+    def __call__(self):
+        return self.now
+
+
+def test_seconds_are_counted_from_the_last_save(monkeypatch):
+    clock = Clock(monkeypatch)
+
+    class Pass(Callback):
+        def on_train_batch_begin(self, batch, logs):
+            clock.now += 4.0
+
+    model = ScriptedModel()
+    checkpoint = ModelCheckpoint("e{epoch}-b{batch}.safetensors", save_seconds=10)
+    play([Pass(), checkpoint], [1.0, 1.0], model=model, batches=4)
+    # 12 seconds after the beginning, then 12 after that.
+    assert model.saved == ["e1-b3.safetensors", "e2-b2.safetensors"]
+
+
+def test_seconds_and_the_best_go_together(monkeypatch):
+    Clock(monkeypatch)
+    assert saved([3.0, 4.0, 2.0], batches=1, save_seconds=0, save_best_only=True) == [
+        "e1",
+        "e3",
+    ]
+
+
+@pytest.mark.parametrize("seconds", [-1, NAN, "10", True])
+def test_an_unusable_number_of_seconds_is_refused(seconds):
+    with pytest.raises(ConfigError, match=r"save_seconds=.* is no number of seconds"):
+        ModelCheckpoint("a", save_seconds=seconds)
+
+
+def test_two_rules_for_when_to_save_are_refused():
+    with pytest.raises(ConfigError, match="give one, or use two callbacks"):
+        ModelCheckpoint("a", save_freq=5, save_seconds=60)
+
+
+def small_fit(*callbacks, **arguments):
+    torch.manual_seed(1)
+    model = IPUModel(torch.nn.Linear(3, 1), IPUConfig(seed=1))
+    model.compile("adam", "mse")
+    x = torch.arange(24.0).reshape(8, 3) / 24
+    model.fit(x, x[:, :1], 2, verbose=0, callbacks=list(callbacks), **arguments)
+    return model
+
+
+@pytest.mark.parametrize("path", ["e{epoch}.safetensors", "e{epoch}"])
+def test_what_is_written_in_the_background_is_the_same(path):
+    here = ModelCheckpoint(f"here/{path}")
+    behind = ModelCheckpoint(f"behind/{path}", is_background=True)
+    small_fit(here, behind, epochs=3)
+    names = sorted(f.name for f in Path("here").iterdir())
+    assert names == sorted(f.name for f in Path("behind").iterdir())
+    for name in names:
+        if path.endswith(".safetensors"):
+            pairs = [load_file(Path(folder, name)) for folder in ("here", "behind")]
+        else:
+            pairs = []
+            for folder in ("here", "behind"):
+                checkpoint = load_checkpoint(Path(folder, name))
+                pairs.append(checkpoint.tensors["model"])
+                assert checkpoint.state["run"]["epoch"] == int(name[1:])
+        assert all(torch.equal(pairs[0][n], pairs[1][n]) for n in pairs[0])
+        assert pairs[0].keys() == pairs[1].keys()
+
+
+def test_training_goes_on_while_it_is_written(monkeypatch):
+    held, seen = threading.Event(), []
+
+    def write(path, checkpoint):
+        assert held.wait(timeout=60)  # until a later call has been made
+        seen.append(checkpoint.state["run"]["updates"])
+
+    class Release(Callback):
+        def on_train_batch_end(self, batch, logs):
+            if self.run.updates == 2:
+                held.set()
+
+    monkeypatch.setattr("ipufit.callbacks.model_checkpoint.write_checkpoint", write)
+    checkpoint = ModelCheckpoint("a", save_freq=1, is_background=True)
+    small_fit(Release(), checkpoint, epochs=1)
+    assert seen == [1, 2, 3, 4]
+
+
+def test_a_background_run_goes_on_as_an_uninterrupted_one(tmp_path):
+    whole = small_fit(epochs=4)
+
+    def callbacks():
+        return ModelCheckpoint("run", keep=2, save_freq=3, is_background=True)
+
+    small_fit(callbacks(), epochs=2)
+    resumed = small_fit(callbacks(), epochs=4, resume="auto")
+    for one, other in zip(whole.get_weights(), resumed.get_weights()):
+        assert (one == other).all()
+
+
+def test_a_failure_in_the_background_is_raised(monkeypatch):
+    def write(path, checkpoint):
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr("ipufit.callbacks.model_checkpoint.write_checkpoint", write)
+    with pytest.raises(CheckpointError, match="disk is full"):
+        small_fit(ModelCheckpoint("a", is_background=True), epochs=3)
+
+
+def test_it_says_what_is_finished_in_the_background(capsys):
+    small_fit(ModelCheckpoint("a", verbose=1, is_background=True), epochs=1)
+    assert "Epoch 1: finished saving model to a" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_leaves_what_was_being_written(monkeypatch):
+    class Fail(Callback):
+        def on_epoch_begin(self, epoch, logs):
+            if epoch:
+                raise RuntimeError("in the second epoch")
+
+    with pytest.raises(RuntimeError, match="in the second epoch"):
+        small_fit(ModelCheckpoint("a", is_background=True), Fail(), epochs=2)
+    assert load_checkpoint("a").state["run"]["epoch"] == 1

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing while training goes on."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Callable
+
+
+class BackgroundWriter:
+    """Writes one thing at a time, in a thread; none is lost.
+
+    While one is written, asking for the next waits: what is waiting to be written is
+    in memory once, not as often as the disk is slower than training. A process that
+    ends in order waits for the thread.
+
+    Example:
+        >>> writer, written = BackgroundWriter(), []
+        >>> writer.write(lambda: "run-001", then=written.append)
+        >>> writer.wait()
+        >>> written
+        ['run-001']
+        >>> writer.close()
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._under_way: tuple[Future[Any], Callable[[Any], None]] | None = None
+
+    def write(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Have something written, when what was asked for before is.
+
+        Args:
+            job: Called in the thread. What it writes must not change any more.
+            then: Gets what it returned; called in this thread, by a later method.
+
+        Raises:
+            Exception: What the job before has raised.
+        """
+        self.wait()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="ipufit-checkpoint")
+        self._under_way = self._thread.submit(job), then
+
+    def wait(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            Exception: What the job has raised.
+        """
+        if self._under_way is not None:
+            (future, then), self._under_way = self._under_way, None
+            then(future.result())
+
+    def close(self) -> None:
+        """Wait, and end the thread; writing again begins another.
+
+        Raises:
+            Exception: What the job has raised.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None

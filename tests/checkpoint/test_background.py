@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BackgroundWriter`: one at a time, in order, nothing lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ipufit.checkpoint import BackgroundWriter
+
+
+def test_all_are_written_in_order_and_one_at_a_time():
+    writer, under_way, finished = BackgroundWriter(), [], []
+
+    def job(number):
+        under_way.append(number)
+        assert len(under_way) == 1
+        assert threading.current_thread() is not threading.main_thread()
+        under_way.clear()
+        return number
+
+    def then(number):
+        assert threading.current_thread() is threading.main_thread()
+        finished.append(number)
+
+    for number in range(20):
+        writer.write(lambda number=number: job(number), then)
+    writer.close()
+    assert finished == list(range(20))
+
+
+def test_a_failure_is_raised_once_and_the_next_is_written():
+    writer, finished = BackgroundWriter(), []
+
+    def fail():
+        raise OSError("the disk is full")
+
+    writer.write(fail, finished.append)
+    with pytest.raises(OSError, match="disk is full"):
+        writer.write(lambda: 1, finished.append)
+    writer.write(lambda: 2, finished.append)
+    writer.close()
+    assert finished == [2]
+
+
+def test_closing_waits_ends_the_thread_and_can_be_undone():
+    writer, finished = BackgroundWriter(), []
+    writer.close()
+    for number in range(2):
+        writer.write(lambda number=number: number, finished.append)
+        writer.close()
+        assert not [t for t in threading.enumerate() if "ipufit" in t.name]
+    assert finished == [0, 1]
