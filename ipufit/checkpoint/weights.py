@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in one safetensors file, under the user's own parameter names."""
+"""Weights in one file, under the user's own parameter names.
+
+They are written as safetensors, and read from that or from a state dict of torch.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
+import warnings
+import zipfile
 from pathlib import Path
-from typing import Mapping, Union
+from typing import Any, Mapping, Union
 
+import torch
 from safetensors import SafetensorError  # type: ignore[attr-defined,unused-ignore]
 from safetensors.torch import load_file
 from torch import Tensor
@@ -18,6 +25,22 @@ from .tensors import check_tensors, tensor_parts
 
 PathLike = Union[str, "os.PathLike[str]"]
 SUFFIX = ".safetensors"
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+_ZIP = b"PK\x03\x04"
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    OverflowError,
+    MemoryError,
+)
+"""What torch raises of bytes that it can't read."""
 
 
 def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
@@ -48,22 +71,34 @@ def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
 
 
 def load_weights(path: PathLike) -> dict[str, Tensor]:
-    """Read what `save_weights` wrote, or any other safetensors file.
+    """Read what `save_weights` wrote, another safetensors file, or a state dict.
 
     Args:
-        path: Ends in `.safetensors`.
+        path: Ends in `.safetensors`; or in `.pt`, `.pth` or `.bin`, for what
+            `torch.save(module.state_dict(), path)` wrote. That is read with
+            `weights_only=True`: what is no tensor in it isn't made.
 
     Returns:
-        Tensors by name.
+        Tensors by name, on the CPU.
 
     Raises:
         ConfigError: The path ends in something else.
-        DataError: The file is damaged.
+        DataError: The file is damaged, or holds something else than tensors by name.
         FileNotFoundError: There is none.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save({"w": torch.ones(2)}, f"{folder}/a.pt")
+        ...     load_weights(f"{folder}/a.pt")["w"]
+        tensor([1., 1.])
     """
-    target = _checked(path)
+    is_torchs = Path(path).suffix in TORCH_SUFFIXES if _is_path(path) else False
+    target = Path(path) if is_torchs else _checked(path)
     if not target.exists():
         raise FileNotFoundError(f"There is no file {str(target)!r} to load.")
+    if is_torchs:
+        return _state_dict(target)
     try:
         weights: dict[str, Tensor] = load_file(str(target))
     except SafetensorError as error:
@@ -73,8 +108,64 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
     return weights
 
 
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    _check_is_zip_of_torch(path)
+    try:
+        with warnings.catch_warnings():  # torch 2.0 warns of its own TypedStorage
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+            found: Any = torch.load(str(path), map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:  # torch's text advises to unpickle
+        raise DataError(
+            f"{str(path)!r} is damaged, or holds more than tensors, which is never "
+            "unpickled. Use another copy, or save it again with "
+            "torch.save(module.state_dict(), path)."
+        ) from error
+    if not isinstance(found, Mapping):
+        raise DataError(
+            f"{str(path)!r} holds a {type(found).__name__}, not a state dict."
+        )
+    odd = [
+        name
+        for name, value in found.items()
+        if not isinstance(name, str) or not isinstance(value, Tensor)
+    ]
+    if odd:
+        raise DataError(
+            f"{str(path)!r} is no state dict: {', '.join(map(repr, odd[:5]))} "
+            f"{'is no tensor' if len(odd) == 1 else 'are no tensors'}. If one of these "
+            "is the state dict, save that alone."
+        )
+    return {name: value.detach() for name, value in found.items()}
+
+
+def _check_is_zip_of_torch(path: Path) -> None:
+    """Refuse the formats with which `weights_only` isn't safe before torch 2.6.
+
+    Those are what torch wrote before 1.6, and TorchScript (CVE-2025-32434).
+    """
+    with path.open("rb") as file:
+        is_zip = file.read(len(_ZIP)) == _ZIP and zipfile.is_zipfile(file)
+    if not is_zip:
+        raise DataError(
+            f"{str(path)!r} is damaged, or no file of torch.save(), or of its format "
+            "before torch 1.6. Save it again with torch.save(module.state_dict(), "
+            "path)."
+        )
+    with zipfile.ZipFile(path) as archive:
+        is_script = any(Path(n).name == "constants.pkl" for n in archive.namelist())
+    if is_script:
+        raise DataError(
+            f"{str(path)!r} is TorchScript, which is a program. Save its weights alone "
+            "with torch.save(module.state_dict(), path)."
+        )
+
+
+def _is_path(path: Any) -> bool:
+    return isinstance(path, (str, os.PathLike))
+
+
 def _checked(path: PathLike) -> Path:
-    if not isinstance(path, (str, os.PathLike)):
+    if not _is_path(path):
         raise ConfigError(f"{path!r} is no path: give a str or a pathlib.Path.")
     target = Path(path)
     if target.suffix != SUFFIX:

@@ -79,10 +79,11 @@ class Weights(ModelBase):
         save_weights(self.module.state_dict(), path)
 
     def load_weights(self, path: PathLike) -> None:
-        """Take the weights from a safetensors file, on the device too.
+        """Take the weights from a file, on the device too.
 
         Args:
-            path: Ends in `.safetensors`.
+            path: Of safetensors (`.safetensors`) or a state dict of torch (`.pt`,
+                `.pth`, `.bin`), which is read with `weights_only=True`.
 
         Raises:
             ConfigError: It ends in something else.

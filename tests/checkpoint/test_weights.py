@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in one safetensors file."""
+"""Weights in one file: safetensors, and state dicts that are read."""
 
 from __future__ import annotations
 
 import os
+import zipfile
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from ipufit import ConfigError, DataError
+from ipufit import ConfigError, DataError, IPUModel
 from ipufit.checkpoint import load_weights, save_weights
+from ipufit.checkpoint.weights import TORCH_SUFFIXES
 
 TYPES = [torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool]
 names = st.text("ab.0_é", min_size=1, max_size=5)
@@ -79,7 +81,10 @@ def test_a_failure_leaves_the_old_file_whole(tmp_path, monkeypatch, step):
 @pytest.mark.parametrize("suffix", ["", ".pt", ".h5", ".SAFETENSORS"])
 def test_other_files_are_refused(tmp_path, suffix):
     path = tmp_path / f"weights{suffix}"
-    for run in (load_weights, lambda path: save_weights({}, path)):
+    runs = [lambda path: save_weights({}, path)]
+    if suffix != ".pt":  # which can be read
+        runs.append(load_weights)
+    for run in runs:
         with pytest.raises(ConfigError, match=r"name it '.*weights\.safetensors'"):
             run(path)
     assert list(tmp_path.iterdir()) == []
@@ -97,3 +102,70 @@ def test_a_damaged_file_is_said(tmp_path, keep):
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match=r"'.*a\.safetensors' is no whole"):
         load_weights(path)
+
+
+class TestStateDicts:
+    """Files of `torch.save`, of which nothing but tensors is made."""
+
+    @given(st.dictionaries(names, tensors, max_size=4), st.sampled_from(TORCH_SUFFIXES))
+    def test_what_torch_saves_is_loaded(self, tmp_path_factory, weights, suffix):
+        path = tmp_path_factory.mktemp("weights") / f"a{suffix}"
+        torch.save(weights, path)
+        loaded = load_weights(path)
+        assert loaded.keys() == weights.keys()
+        for name, tensor in weights.items():
+            assert loaded[name].dtype == tensor.dtype
+            assert torch.equal(loaded[name], tensor)
+
+    def test_a_module_s_state_dict_is_loaded_into_a_model(self, tmp_path):
+        module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        torch.save(module.state_dict(), tmp_path / "a.pt")
+        model = IPUModel(
+            torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        )
+        model.load_weights(tmp_path / "a.pt")
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(model.module.state_dict()[name], tensor)
+
+    def test_nothing_is_executed(self, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return os.mkdir, (str(tmp_path / "made"),)
+
+        torch.save({"w": Evil()}, tmp_path / "a.pt")
+        with pytest.raises(DataError, match="more than tensors, which is never unpick"):
+            load_weights(tmp_path / "a.pt")
+        assert not (tmp_path / "made").exists()
+
+    @pytest.mark.parametrize(
+        ("value", "said"),
+        [
+            (torch.nn.Linear(1, 1), "more than tensors"),
+            ([torch.ones(1)], "holds a list, not a state dict"),
+            ({"state_dict": {"w": torch.ones(1)}, "epoch": 3}, "'state_dict', 'epoch'"),
+            ({1: torch.ones(1)}, "1 is no tensor"),
+        ],
+    )
+    def test_what_is_no_state_dict_is_refused(self, tmp_path, value, said):
+        torch.save(value, tmp_path / "a.pt")
+        with pytest.raises(DataError, match=said):
+            load_weights(tmp_path / "a.pt")
+
+    def test_formats_that_are_not_safe_are_refused(self, tmp_path):
+        weights = {"w": torch.ones(1)}
+        torch.save(weights, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+        with pytest.raises(DataError, match=r"format before torch 1\.6"):
+            load_weights(tmp_path / "old.pt")
+        with zipfile.ZipFile(tmp_path / "script.pt", "w") as archive:
+            archive.writestr("script/constants.pkl", b"")  # as torch.jit.save makes it
+        with pytest.raises(DataError, match="TorchScript, which is a program"):
+            load_weights(tmp_path / "script.pt")
+
+    @given(st.data())
+    def test_a_file_that_is_cut_short_is_refused(self, tmp_path_factory, data):
+        path = tmp_path_factory.mktemp("weights") / "a.pt"
+        torch.save({"w": torch.arange(100.0)}, path)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+        with pytest.raises(DataError, match="damaged"):
+            load_weights(path)
