@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 
@@ -271,6 +271,7 @@ class IPUConfig:
         returns_outputs: bool = False,
         scales_automatically: bool = False,
         divides_early: bool = False,
+        anchors: Mapping[str, str] | None = None,
     ) -> poptorch.Options:
         """The options of the training model.
 
@@ -283,6 +284,7 @@ class IPUConfig:
             scales_automatically: Turn automatic loss scaling on.
             divides_early: Divide the gradients of an update while they are added up,
                 so that what is clipped is their mean.
+            anchors: Tensors that every call sends to the host: PopART's names by ours.
 
         Returns:
             New options; figures come back under `OutputMode.Sum`, or `All` if outputs
@@ -302,6 +304,8 @@ class IPUConfig:
             options.Training.setMeanAccumulationAndReplicationReductionStrategy(
                 poptorch.MeanReductionStrategy.Running
             )
+        for name, tensor in (anchors or {}).items():
+            options.anchorTensor(name, tensor)
         if self.training_options is None:
             options.Training.gradientAccumulation(plan.gradient_accumulation)
             if self.offload_optimizer:

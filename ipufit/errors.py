@@ -15,6 +15,7 @@
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CoverageWarning       figures cover only a part of the samples
     ├── NonFiniteLossWarning  the loss became NaN or infinite
+    ├── NonFiniteGradientWarning  a gradient did
     ├── SharedRateWarning     updates of one call share one learning rate
     ├── EmptyUpdatesWarning   padding left updates without samples
     └── DataRanOutWarning     an epoch had fewer steps than were asked for
@@ -94,6 +95,10 @@ class CoverageWarning(IpufitWarning):
 
 class NonFiniteLossWarning(IpufitWarning):
     """The loss became NaN or infinite."""
+
+
+class NonFiniteGradientWarning(IpufitWarning):
+    """A gradient became NaN or infinite."""
 
 
 class SharedRateWarning(IpufitWarning):

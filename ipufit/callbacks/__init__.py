@@ -7,6 +7,7 @@ from .backup_and_restore import BackupAndRestore
 from .base import Callback, CallbackList
 from .csv_logger import CSVLogger
 from .early_stopping import EarlyStopping
+from .gradient_monitor import GradientMonitor
 from .history import History
 from .lambda_callback import LambdaCallback
 from .learning_rate_scheduler import LearningRateScheduler
@@ -27,6 +28,7 @@ __all__ = [
     "Callback",
     "CallbackList",
     "EarlyStopping",
+    "GradientMonitor",
     "History",
     "LambdaCallback",
     "LearningRateScheduler",

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ClassVar, Iterable, Iterator, Mapping, Union
+from typing import Any, ClassVar, Iterable, Iterator, Mapping, Sequence, Union
+
+import torch
 
 from ipufit.errors import ConfigError
 from ipufit.state import RunState
@@ -116,6 +118,16 @@ class Callback:
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """A call of it ends; `logs` has its `outputs`."""
+
+    def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
+        """Names of parameters whose gradients `model.gradients()` shall give: none.
+
+        Called before the training program is compiled, which has to send them.
+
+        Args:
+            module: The user's.
+        """
+        return ()
 
     def close(self) -> None:
         """The run is over, after an error too: leave things as they were found.
@@ -242,6 +254,15 @@ class CallbackList(Callback):
         """For each."""
         for callback in self.callbacks:
             callback.on_predict_batch_end(batch, logs)
+
+    def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
+        """Those that any wants, once."""
+        wanted = [
+            name
+            for callback in self.callbacks
+            for name in callback.watched_gradients(module)
+        ]
+        return list(dict.fromkeys(wanted))
 
     def close(self) -> None:
         """For each, in order, even if one of them fails."""

@@ -7,6 +7,7 @@ from .coverage import describe_coverage
 from .evaluation import Evaluation
 from .executors import Executors
 from .figures import Figures
+from .gradients import WatchedGradients
 from .learnt import Learnt, check_weights
 from .loop import joined, predictions, train
 from .objective import Objective, resolve_objective
@@ -21,6 +22,7 @@ __all__ = [
     "Objective",
     "Snapshot",
     "Training",
+    "WatchedGradients",
     "check_has_run",
     "check_same_run",
     "check_weights",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from typing import Any, Callable, Iterator, List, MutableMapping, Tuple
+from typing import Any, Callable, Collection, Iterator, List, MutableMapping, Tuple
 
 import torch
 from torch import Tensor
@@ -80,12 +80,13 @@ class Executors:
         options: poptorch.Options,
         optimizer: torch.optim.Optimizer,
         figures: Figures,
+        anchors: Collection[str],
         display: ProgressDisplay,
     ) -> None:
         """Have the training program attached, with the host's weights.
 
         It is compiled if it wasn't, or for other data, another plan, another loss,
-        other trainable weights or other numbers in the module.
+        other trainable weights, other anchors or other numbers in the module.
 
         Args:
             batches: Show what a call looks like.
@@ -93,6 +94,7 @@ class Executors:
             options: Its options.
             optimizer: Of `poptorch.optim`.
             figures: What comes back; they know what is minimised.
+            anchors: What else does: the names that the options give these.
             display: Hears of the compilation.
         """
         if _is_outdated(self._training_baked_in):
@@ -100,7 +102,14 @@ class Executors:
         trainable = _trainable(self._step.module)
         example = batches.example()
         signature = _signature(plan, example)
-        key = (signature, batches.layout, trainable, optimizer, figures)
+        key = (
+            signature,
+            batches.layout,
+            trainable,
+            optimizer,
+            figures,
+            sorted(anchors),
+        )
         if self._training is not None and key == self._training_key:
             if not self._attach(self._training) and not self._is_host_stale:
                 self._training.copyWeightsToDevice()
@@ -242,6 +251,15 @@ class Executors:
         if isinstance(returned, Tensor):
             return returned, None
         return returned[0], self._training_results.unpack(returned[1:])[0]
+
+    def anchored(self, name: str) -> Tensor:
+        """What an anchor of the training program saw in the last call.
+
+        Returns:
+            One value after the other in dim 0, as the output mode returns them.
+        """
+        value: Tensor = _ready(self._training).getAnchoredTensor(name)
+        return value
 
     def _send_changes(self, executor: poptorch.PoplarExecutor) -> None:
         if self._optimizer is None:

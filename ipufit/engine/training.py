@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ipufit.optimizers import Updates, WeightAverage
 from .coverage import check_rows, cut, returned_rows
 from .executors import Executors
 from .figures import Figures
+from .gradients import WatchedGradients
 from .step import widened_all
 
 
@@ -32,6 +33,7 @@ class Training:
         layout: Of the batches.
         figures: What is reported.
         average: The running average of the weights; None for none.
+        watched: The gradients that come back.
     """
 
     executors: Executors
@@ -41,6 +43,7 @@ class Training:
     layout: Layout
     figures: Figures
     average: WeightAverage | None = None
+    watched: WatchedGradients = field(default_factory=WatchedGradients)
 
     def prepare(self, batches: TrainingBatches, display: ProgressDisplay) -> None:
         """Have the program attached, with the weights of the user's module.
@@ -55,6 +58,7 @@ class Training:
             self.options,
             self.updates.optimizer,
             self.figures,
+            self.watched.anchors,
             display,
         )
 
@@ -77,6 +81,13 @@ class Training:
             self.executors.fetch_weights()
             self.average.apply()
             self.executors.send_weights()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The watched gradients of the last call, by parameter."""
+        scale = float(getattr(self.updates.optimizer, "loss_scaling", 1.0))
+        return self.watched.means(
+            self.executors.anchored, self.options, self.plan, scale
+        )
 
     def _stream(self, outputs: Any, call: Call) -> None:
         """Show the outputs to the metrics that need them: real rows that came back."""

@@ -7,8 +7,10 @@ import warnings
 from functools import partial
 from typing import Any, Mapping, Sequence
 
+import torch
+
 from ipufit.batching import BatchPlan, check_positive
-from ipufit.callbacks import History
+from ipufit.callbacks import CallbackList, History
 from ipufit.callbacks.base import CallbackLike
 from ipufit.checkpoint import Checkpoint
 from ipufit.checkpoint.weights import PathLike
@@ -24,6 +26,7 @@ from ipufit.engine import (
     Objective,
     Snapshot,
     Training,
+    WatchedGradients,
     check_has_run,
     check_same_run,
     place_of,
@@ -144,6 +147,7 @@ class Fitting(ModelBase):
         if not isinstance(shuffle, bool):
             raise ConfigError(f"shuffle={shuffle!r} is neither True nor False.")
         plan = self._training_plan(batch_size, source)
+        watched = CallbackList(callbacks).watched_gradients(self.module)
         checkpoint = find_checkpoint(resume, callbacks)
         if checkpoint is not None:
             check_has_run(checkpoint)
@@ -154,6 +158,7 @@ class Fitting(ModelBase):
             drop_last=drop_last,
             weights=class_weight,
             checkpoint=checkpoint,
+            watched=watched,
         )
         done = 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
         passes = Epochs(batches, plan, steps_per_epoch, len(is_validated), done)
@@ -236,6 +241,24 @@ class Fitting(ModelBase):
         self._micro_batch_size = plan.micro_batch_size
         return plan
 
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients of the last call, in a callback that watches them.
+
+        Returns:
+            For each parameter that a callback names in `watched_gradients` the mean of
+            the gradients of the call's updates: float32, of the parameter's shape,
+            without loss scaling and before clipping.
+
+        Raises:
+            ConfigError: It isn't called while `fit` runs.
+        """
+        if self._snapshot is None:
+            raise ConfigError(
+                "gradients() is for callbacks while fit() runs: there is no training "
+                "program now. GradientMonitor shows how."
+            )
+        return self._snapshot.training.gradients()
+
     def _training(
         self,
         source: Source,
@@ -245,14 +268,22 @@ class Fitting(ModelBase):
         drop_last: bool | str,
         weights: Mapping[int, float] | None,
         checkpoint: Checkpoint | None = None,
+        watched: Sequence[str] = (),
     ) -> tuple[Training, TrainingBatches]:
         how = self._compiled()
+        if watched and how.updates.automatic_loss_scaling:
+            raise UnsupportedError(
+                "Gradients are watched, and the loss scaling is automatic: only the "
+                "device knows what it has multiplied them by. Use a fixed loss_scaling."
+            )
+        gradients = WatchedGradients.of(self.module, watched)
         options = self.config.build_training_options(
             plan,
             sums_gradients=how.objective.is_sum,
             returns_outputs=how.objective.is_streamed,
             scales_automatically=how.updates.automatic_loss_scaling,
             divides_early=how.updates.needs_running_mean,
+            anchors=gradients.anchors,
         )
         batches = TrainingBatches(
             source,
@@ -275,6 +306,7 @@ class Fitting(ModelBase):
             batches.layout,
             how.training_figures,
             how.average,
+            gradients,
         )
         if checkpoint is not None:
             check_same_run(checkpoint, training, source.num_samples)

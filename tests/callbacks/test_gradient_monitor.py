@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GradientMonitor`, against the gradients of plain torch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipufit import (
+    ConfigError,
+    CoverageWarning,
+    GradientMonitor,
+    IPUConfig,
+    IPUModel,
+    NonFiniteGradientWarning,
+    NonFiniteLossWarning,
+    Optimizer,
+    UnknownNameError,
+    UnsupportedError,
+    poptorch,
+)
+
+X = torch.randn(48, 3, generator=torch.Generator().manual_seed(3))
+Y = torch.randn(48, 2, generator=torch.Generator().manual_seed(4))
+
+
+def network():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)
+    )
+
+
+class Recorder(GradientMonitor):
+    """Keeps what the model gives after every call."""
+
+    def on_train_begin(self, logs):
+        super().on_train_begin(logs)
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs):
+        super().on_train_batch_end(batch, logs)
+        gradients = self.model.gradients()
+        self.seen.append({n: g.clone() for n, g in gradients.items()})
+        self.logs = dict(logs)
+
+
+def plain(batch_size, updates, reduction="mean"):
+    """Gradients of each call of so many updates, by plain torch with SGD."""
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    calls, total = [], None
+    for number, (x, y) in enumerate(zip(X.split(batch_size), Y.split(batch_size)), 1):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(module(x), y, reduction=reduction).backward()
+        found = {n: p.grad.clone() for n, p in module.named_parameters()}
+        total = found if total is None else {n: total[n] + g for n, g in found.items()}
+        if number % updates == 0:
+            calls.append({n: g / updates for n, g in total.items()})
+            total = None
+        optimizer.step()
+    return calls
+
+
+def norm(gradients):
+    return math.sqrt(sum(float(g.pow(2).sum()) for g in gradients.values()))
+
+
+def fit(monitor, loss="mse", epochs=1, optimizer=None, **config):
+    model = IPUModel(network(), IPUConfig(**config))
+    model.compile(optimizer or Optimizer("sgd", 0.1), loss)
+    history = model.fit(
+        X, Y, 12, epochs=epochs, shuffle=False, verbose=0, callbacks=[monitor]
+    )
+    return model, history.history
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from([(1, 1), (2, 1), (1, 2), (3, 2)]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["mse", torch.nn.MSELoss(reduction="sum")]),
+    st.sampled_from([1.0, 128.0]),
+)
+def test_gradients_are_those_of_plain_torch(factors, iterations, loss, scaling):
+    accumulation, replicas = factors
+    monitor = Recorder()
+    rate = 0.1 if loss == "mse" else 1e-3  # a sum is longer
+    fit(
+        monitor,
+        loss,
+        optimizer=Optimizer("sgd", rate, loss_scaling=scaling),
+        gradient_accumulation=accumulation,
+        replicas=replicas,
+        device_iterations=iterations,
+    )
+    assert len(monitor.seen) == 4 // iterations
+    if loss == "mse":
+        expected = plain(12, iterations)
+        for seen, known in zip(monitor.seen, expected):
+            assert seen.keys() == known.keys()
+            for name, gradient in seen.items():
+                torch.testing.assert_close(gradient, known[name], atol=1e-6, rtol=1e-4)
+    else:
+        first = plain(12, 1, "sum")[0]
+        if iterations == 1:
+            for name, gradient in monitor.seen[0].items():
+                torch.testing.assert_close(gradient, first[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["All", "Final", "EveryN", "Sum"])
+def test_own_output_modes(mode):
+    options = poptorch.Options()
+    options.deviceIterations(2)
+    options.Training.gradientAccumulation(2)
+    period = {"output_return_period": 2} if mode == "EveryN" else {}
+    options.outputMode(getattr(poptorch.OutputMode, mode), **period)
+    monitor = Recorder()
+    is_part = mode in ("Final", "EveryN")
+    with pytest.warns(CoverageWarning) if is_part else contextlib.nullcontext():
+        fit(monitor, training_options=options)
+    if mode in ("All", "Sum"):
+        for seen, known in zip(monitor.seen, plain(12, 2)):
+            for name, gradient in seen.items():
+                torch.testing.assert_close(gradient, known[name], atol=1e-6, rtol=1e-4)
+    else:  # of micro-batches that came back
+        for seen in monitor.seen:
+            assert {n: g.shape for n, g in seen.items()} == {
+                n: p.shape for n, p in network().named_parameters()
+            }
+            assert norm(seen) > 0
+
+
+def test_figures_are_norms_and_their_means():
+    monitor = Recorder(is_detailed=True)
+    _, history = fit(monitor)
+    calls = plain(12, 1)
+    norms = [norm(call) for call in calls]
+    assert history["grad_norm"] == [pytest.approx(sum(norms) / 4, rel=1e-4)]
+    assert history["grad_norm_max"] == [pytest.approx(max(norms), rel=1e-4)]
+    weights = [float(call["0.weight"].norm()) for call in calls]
+    assert history["grad_norm/0.weight"] == [pytest.approx(sum(weights) / 4, rel=1e-4)]
+    assert monitor.logs["grad_norm"] == pytest.approx(norms[-1], rel=1e-4)
+    assert monitor.norms["0.weight"] == pytest.approx(weights[-1], rel=1e-4)
+
+
+def test_only_the_parameters_named_come_back():
+    monitor = Recorder(["2.*", "0.bias"])
+    fit(monitor)
+    assert list(monitor.seen[0]) == ["0.bias", "2.weight", "2.bias"]
+    monitor = Recorder("0.weight")
+    fit(monitor)
+    assert list(monitor.seen[0]) == ["0.weight"]
+
+
+def test_frozen_parameters_have_none():
+    module = network()
+    module[0].requires_grad_(False)
+    model = IPUModel(module)
+    model.compile("sgd", "mse")
+    monitor = Recorder()
+    model.fit(X, Y, 12, verbose=0, callbacks=monitor)
+    assert list(monitor.seen[0]) == ["2.weight", "2.bias"]
+    with pytest.raises(UnknownNameError, match=r"trainable parameter.*0\.weight"):
+        model.fit(X, Y, 12, verbose=0, callbacks=GradientMonitor("0.weight"))
+
+
+def test_a_pipeline_is_watched_too():
+    monitor = Recorder()
+    fit(monitor, pipeline=("0", "2"), gradient_accumulation=4)
+    for seen, known in zip(monitor.seen, plain(12, 1)):
+        for name, gradient in seen.items():
+            torch.testing.assert_close(gradient, known[name], atol=1e-6, rtol=1e-4)
+
+
+def test_a_fit_without_it_is_compiled_without_it(monkeypatch):
+    model, _ = fit(GradientMonitor())
+    asked = []
+    monkeypatch.setattr(
+        "ipufit.engine.executors.Executors.anchored", lambda self, name: asked.append(1)
+    )
+    model.fit(X, Y, 12, verbose=0)
+    assert not asked
+    monkeypatch.undo()
+    history = model.fit(X, Y, 12, verbose=0, callbacks=GradientMonitor())
+    assert history.history["grad_norm"][0] > 0
+
+
+def test_the_weights_are_the_same_with_it():
+    (one, _), (other, _) = fit(GradientMonitor()), fit([])
+    for name, tensor in one.module.state_dict().items():
+        assert torch.equal(tensor, other.module.state_dict()[name])
+
+
+def test_the_first_gradient_that_is_not_finite_is_warned_of():
+    model = IPUModel(network())
+    model.compile(Optimizer("sgd", 1e30), "mse")
+    monitor = GradientMonitor()
+    with pytest.warns() as caught:
+        model.fit(X, Y, 12, epochs=2, verbose=0, callbacks=monitor)
+    ours = [w for w in caught if w.category is NonFiniteGradientWarning]
+    assert len(ours) == 1
+    assert "The gradient of 0.weight and 3 more is" in str(ours[0].message)
+    assert {w.category for w in caught} == {
+        NonFiniteGradientWarning,
+        NonFiniteLossWarning,
+    }
+    assert math.isnan(model.history.history["grad_norm_max"][1])
+
+
+def test_automatic_loss_scaling_is_refused():
+    model = IPUModel(network(), IPUConfig(precision="float16"))
+    model.compile(Optimizer("sgd", 0.1, loss_scaling="auto"), "mse")
+    with pytest.raises(UnsupportedError, match="only the device knows"):
+        model.fit(X, Y, 12, verbose=0, callbacks=GradientMonitor())
+
+
+def test_gradients_are_for_callbacks():
+    model, _ = fit(GradientMonitor())
+    with pytest.raises(ConfigError, match="for callbacks while fit"):
+        model.gradients()
