@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ipufit on its emulator, as a user would write it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.workloads import LEARNING_RATE
+
+from .base import Contestant, Figures, Task
+
+
+class Ipufit(Contestant):
+    """`IPUModel` with `History`; `device_iterations` of the workload, no bar."""
+
+    verbose = 0
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        from ipufit import IPUConfig, IPUModel
+
+        workload = task.workload
+        config = IPUConfig(
+            micro_batch_size=workload.micro_batch,
+            gradient_accumulation=workload.accumulation,
+            device_iterations=self.device_iterations(),
+            seed=0,
+        )
+        self.model = IPUModel(task.network, config)
+        self.model.compile(
+            optimizer=torch.optim.AdamW(task.network.parameters(), lr=LEARNING_RATE),
+            loss="cross_entropy",
+            metrics=["accuracy"],
+        )
+        self.epochs = 0
+
+    def device_iterations(self) -> int:
+        """Weight updates per call."""
+        return self.task.workload.device_iterations
+
+    def train(self, epochs: int) -> list[Figures]:
+        """`fit`."""
+        history = self.model.fit(
+            self.task.train.x,
+            self.task.train.y,
+            shuffle=self.task.shuffle,
+            initial_epoch=self.epochs,
+            epochs=self.epochs + epochs,
+            verbose=self.verbose,
+        ).history
+        self.epochs += epochs
+        return [Figures(*pair) for pair in zip(history["loss"], history["accuracy"])]
+
+    def evaluate(self) -> Figures:
+        """`evaluate`, with the batch size of training."""
+        size = self.task.workload.micro_batch
+        logs = self.model.evaluate(
+            *self.task.test, batch_size=size, verbose=self.verbose
+        )
+        return Figures(logs["loss"], logs["accuracy"])
+
+    def predict(self) -> Tensor:
+        """`predict`, with the batch size of training."""
+        size = self.task.workload.micro_batch
+        return self.model.predict(
+            self.task.test.x, batch_size=size, verbose=self.verbose
+        )
+
+
+class IpufitOneUpdate(Ipufit):
+    """The same with one weight update per call."""
+
+    def device_iterations(self) -> int:
+        """The least."""
+        return 1
+
+
+class IpufitWithBar(Ipufit):
+    """The same with the bar: all that a fit at a terminal shows."""
+
+    verbose = 1

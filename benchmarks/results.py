@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes measured, put together: ratios, medians, and who agrees."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Iterable, NamedTuple
+
+from .contestants import PLAIN
+from .worker import OPERATIONS, Job
+
+LOSS_TOLERANCE = 2e-3  # relative, of a loss of an epoch, unshuffled
+ACCURACY_TOLERANCE = 5e-3
+
+
+class Spread(NamedTuple):
+    """Of some repeats."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Median, least and greatest."""
+        ordered = sorted(values)
+        return cls(statistics.median(ordered), ordered[0], ordered[-1])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contestant in one operation of a workload.
+
+    Attributes:
+        workload: Its name.
+        operation: Of `OPERATIONS`.
+        contestant: Its name.
+        speed: Plain loop's CPU seconds over the contestant's, repeat by repeat; above
+            1 is faster.
+        wall_speed: The same of the clock's seconds.
+        cpu_seconds: Of one pass over the samples.
+        first_seconds: CPU seconds of the first pass beyond those of a later one, in
+            the first repeat, whose compilers have nothing cached.
+        cached_seconds: The same in later repeats; None if there was one only.
+        memory: Peak memory of the process over the plain loop's.
+    """
+
+    workload: str
+    operation: str
+    contestant: str
+    speed: Spread
+    wall_speed: Spread
+    cpu_seconds: Spread
+    first_seconds: float
+    cached_seconds: float | None
+    memory: Spread
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A contestant without figures, and why."""
+
+    workload: str
+    operation: str
+    contestant: str
+    reason: str
+
+
+class Measured:
+    """The results of all processes, as they come.
+
+    They are grouped by workload, contestant and threads; those of repeats are in the
+    order of the repeats.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+
+    def add(self, job: Job, result: dict[str, Any]) -> None:
+        """Keep what a process measured."""
+        self._results[job.workload, job.contestant].append(result)
+
+    def rows(self) -> list[Row]:
+        """All figures, by workload, operation, contestant."""
+        return [row for row in self._each() if isinstance(row, Row)]
+
+    def absences(self) -> list[Absence]:
+        """What has no figures."""
+        return [row for row in self._each() if isinstance(row, Absence)]
+
+    def _each(self) -> Iterable[Row | Absence]:
+        for workload in dict.fromkeys(name for name, _ in self._results):
+            for operation in OPERATIONS:
+                for (name, contestant), results in self._results.items():
+                    if name == workload:
+                        yield from self._row(workload, operation, contestant, results)
+
+    def _row(
+        self,
+        workload: str,
+        operation: str,
+        contestant: str,
+        results: list[dict[str, Any]],
+    ) -> Iterable[Row | Absence]:
+        plain = self._results[workload, PLAIN]
+        pairs = []
+        for mine, other in zip(results, plain):
+            if "failed" in mine:
+                yield Absence(workload, operation, contestant, mine["failed"])
+                return
+            timed = mine["operations"].get(operation)
+            if timed is None:  # wasn't asked for
+                return
+            if "unavailable" in timed:
+                yield Absence(workload, operation, contestant, timed["unavailable"])
+                return
+            memory = mine["peak_bytes"] / other["peak_bytes"]
+            pairs.append((timed, other["operations"][operation], memory))
+        extra = [
+            timed["first"]["cpu"] - timed["measured"]["cpu"] for timed, _, _ in pairs
+        ]
+        yield Row(
+            workload,
+            operation,
+            contestant,
+            _ratios(pairs, "cpu"),
+            _ratios(pairs, "wall"),
+            Spread.of(timed["measured"]["cpu"] for timed, _, _ in pairs),
+            extra[0],
+            statistics.median(extra[1:]) if extra[1:] else None,
+            Spread.of(memory for _, _, memory in pairs),
+        )
+
+
+def _ratios(pairs: list[tuple[Any, Any, float]], clock: str) -> Spread:
+    return Spread.of(
+        plain["measured"][clock] / mine["measured"][clock] for mine, plain, _ in pairs
+    )
+
+
+# Who agrees ---------------------------------------------------------------------------
+
+
+def differences(mine: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]:
+    """How far figures are from the plain loop's, both unshuffled.
+
+    Args:
+        mine: `figures` of a contestant.
+        plain: Those of the plain loop.
+
+    Returns:
+        `loss`: the largest relative difference of an epoch's training loss or the
+        evaluation's; `accuracy`: the largest absolute one; `scores`: the largest
+        absolute one of the first predictions. Only what both have.
+    """
+    found: dict[str, float] = {}
+
+    def note(name: str, value: float) -> None:
+        found[name] = max(found.get(name, 0.0), value)
+
+    pairs = list(zip(mine.get("train", []), plain.get("train", [])))
+    if "evaluate" in mine and "evaluate" in plain:
+        pairs.append((mine["evaluate"], plain["evaluate"]))
+    for (loss, accuracy), (plain_loss, plain_accuracy) in pairs:
+        note("loss", abs(loss - plain_loss) / abs(plain_loss))
+        note("accuracy", abs(accuracy - plain_accuracy))
+    if "predict" in mine and "predict" in plain:
+        for row, plain_row in zip(mine["predict"][1:], plain["predict"][1:]):
+            for score, plain_score in zip(row, plain_row):
+                note("scores", abs(score - plain_score))
+    return found
+
+
+def complaints(mine: dict[str, Any], plain: dict[str, Any], epochs: int) -> list[str]:
+    """What a contestant did less than the plain loop, or otherwise; empty if nothing.
+
+    Args:
+        mine: `figures` of a contestant, unshuffled.
+        plain: Those of the plain loop.
+        epochs: That were to be trained.
+    """
+    said = []
+    losses = [loss for loss, _ in mine.get("train", [])]
+    if "train" in mine:
+        if len(losses) != epochs:
+            said.append(f"{len(losses)} epochs instead of {epochs}")
+        elif not losses[-1] < losses[0]:
+            said.append(f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}")
+    far = differences(mine, plain)
+    if far.get("loss", 0.0) > LOSS_TOLERANCE:
+        said.append(f"losses differ by {far['loss']:.1%}")
+    if far.get("accuracy", 0.0) > ACCURACY_TOLERANCE:
+        said.append(f"accuracies differ by {far['accuracy']:.4f}")
+    if "predict" in mine and mine["predict"][0] != plain["predict"][0]:
+        said.append(f"{mine['predict'][0]} rows instead of {plain['predict'][0]}")
+    return said

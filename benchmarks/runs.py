@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that measure: started one at a time, contestants taking turns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pty
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, Callable, Iterator, Tuple
+
+from .contestants import CONTESTANTS
+from .worker import Job
+
+ROOT = Path(__file__).parent.parent
+_LIMIT_SECONDS = 900.0  # of one process
+_ERROR_LINES = 3
+
+Report = Callable[[str], None]
+
+
+class Runner:
+    """Starts the processes, and keeps what compilers cache for as long as it lives.
+
+    The caches are empty at first: the first repeat of a contestant compiles, the
+    others find what it left.
+
+    Args:
+        folder: For caches and messages.
+        journal: What was measured is appended to this file, a line per process, and
+            what it has already isn't measured again; None for neither.
+        report: Gets a line before each process.
+    """
+
+    def __init__(
+        self, folder: Path, journal: Path | None = None, report: Report | None = None
+    ) -> None:
+        self.folder = folder
+        self.journal = journal
+        self.report = report or (lambda line: None)
+        self._known: dict[str, Any] = {}
+        if journal is not None and journal.is_file():
+            for line in journal.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                self._known[entry["key"]] = entry["result"]
+
+    def run(self, job: Job, repeat: int) -> dict[str, Any]:
+        """Do a job in a process of its own.
+
+        Returns:
+            What `benchmarks.worker.measure` does; or `{"failed": reason}`.
+        """
+        key = json.dumps([dataclasses.asdict(job), repeat])
+        if key not in self._known:
+            self._known[key] = self._start(job)
+            if self.journal is not None:
+                with self.journal.open("a", encoding="utf-8") as file:
+                    line = {"key": key, "result": self._known[key]}
+                    file.write(json.dumps(line) + "\n")
+        return self._known[key]
+
+    def _start(self, job: Job) -> dict[str, Any]:
+        entry = CONTESTANTS[job.contestant]
+        self.report(f"{job.workload}: {job.contestant}")
+        with tempfile.TemporaryDirectory(dir=self.folder) as name:
+            asked, answer = Path(name, "job.json"), Path(name, "result.json")
+            asked.write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
+            command = [sys.executable, "-m", "benchmarks.worker", asked, answer]
+            environment = {
+                **self.environment(job.threads, Path(name)),
+                **entry.environment,
+            }
+            with _terminal() if entry.is_at_terminal else _file() as (stdout, said):
+                try:
+                    done = subprocess.run(
+                        command,
+                        cwd=ROOT,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stdout,
+                        timeout=_LIMIT_SECONDS,
+                        check=False,
+                    )
+                except subprocess.TimeoutExpired:
+                    return {"failed": f"took more than {_LIMIT_SECONDS:.0f} s"}
+                lines = said().strip().splitlines()[-_ERROR_LINES:]
+            if not answer.is_file():
+                return {"failed": f"exit {done.returncode}: " + " / ".join(lines)}
+            return json.loads(answer.read_text(encoding="utf-8"))
+
+    def environment(self, threads: int, folder: Path) -> dict[str, str]:
+        """The variables of a process: threads, and caches under our folder."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("IPUFIT_", "TORCHINDUCTOR_", "POPTORCH_"))
+        }
+        count = str(threads)
+        return {
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": count,
+            "MKL_NUM_THREADS": count,
+            "IPUFIT_BACKEND": "emulator",
+            "KERAS_BACKEND": "torch",
+            "KERAS_HOME": str(self.folder / "keras"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "TMPDIR": str(folder),
+            "TERM": "xterm-256color",
+            "COLUMNS": "100",
+        }
+
+
+Output = Iterator[Tuple[int, Callable[[], str]]]  # where to write, and what was written
+
+
+@contextlib.contextmanager
+def _file() -> Output:
+    with tempfile.TemporaryFile() as file:
+
+        def said() -> str:
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+        yield file.fileno(), said
+
+
+@contextlib.contextmanager
+def _terminal() -> Output:
+    """A terminal that somebody reads, so that bars are drawn."""
+    ours, theirs = pty.openpty()
+    chunks: deque[bytes] = deque(maxlen=100)
+
+    def drain() -> None:
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # what Linux says when the other side is closed
+                return
+            if not chunk:
+                return
+            chunks.append(chunk)
+
+    reader = threading.Thread(target=drain, daemon=True)
+    reader.start()
+    try:
+        yield theirs, lambda: b"".join(chunks).decode(errors="replace")
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+
+
+def interleaved(
+    runner: Runner, jobs: list[Job], repeats: int
+) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Every job once, then every job again: A B C A B C.
+
+    What fails isn't tried again.
+    """
+    failed = set()
+    for repeat in range(repeats):
+        for job in jobs:
+            if job in failed:
+                continue
+            result = runner.run(job, repeat)
+            if "failed" in result:
+                failed.add(job)
+            yield job, result
+
+
+# Imports ------------------------------------------------------------------------------
+
+_IMPORT = """
+import time, torch
+start = time.process_time()
+{statement}
+print(time.process_time() - start)
+"""
+
+
+def import_seconds(runner: Runner, statement: str) -> float:
+    """CPU seconds of an import in a process that has imported torch."""
+    with tempfile.TemporaryDirectory(dir=runner.folder) as name:
+        done = subprocess.run(
+            [sys.executable, "-c", _IMPORT.format(statement=statement)],
+            cwd=ROOT,
+            env=runner.environment(1, Path(name)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_SECONDS,
+            check=True,
+        )
+    return float(done.stdout.strip().splitlines()[-1])

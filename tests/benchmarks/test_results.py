@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ratios, medians, and the check that nobody wins by doing less."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.results import Measured, Spread, complaints, differences
+from benchmarks.worker import Job
+
+
+def result(cpu, first=1.0, peak=100):
+    times = {"cpu": cpu, "wall": 2 * cpu}
+    one = {"first": {"cpu": first, "wall": first}, "measured": times}
+    return {"operations": {"train": one}, "figures": {}, "peak_bytes": peak}
+
+
+def measured(**results):
+    found = Measured()
+    for contestant, each in results.items():
+        for one in each:
+            found.add(Job("W2", contestant, ("train",)), one)
+    return found
+
+
+def test_a_repeat_is_compared_with_the_plain_loop_of_the_same_repeat():
+    plain = [result(1.0), result(2.0), result(4.0)]
+    mine = [result(0.5), result(0.5, first=0.75, peak=150), result(4.0)]
+    rows = measured(plain=plain, ipufit=mine).rows()
+    assert [row.contestant for row in rows] == ["plain", "ipufit"]
+    assert rows[1].speed == Spread(2.0, 1.0, 4.0)
+    assert rows[1].wall_speed == Spread(2.0, 1.0, 4.0)
+    assert rows[1].memory == Spread(1.0, 1.0, 1.5)
+    assert rows[1].first_seconds == 0.5
+    assert rows[1].cached_seconds == pytest.approx((0.25 + -3.0) / 2)
+
+
+def test_who_has_no_figures_is_listed_with_the_reason():
+    missing = result(1.0)
+    missing["operations"]["train"] = {"unavailable": "it has no train"}
+    found = measured(
+        plain=[result(1.0)], ipufit=[missing], keras=[{"failed": "exit 1"}]
+    )
+    assert [row.contestant for row in found.rows()] == ["plain"]
+    reasons = {(one.contestant, one.operation): one.reason for one in found.absences()}
+    assert reasons["ipufit", "train"] == "it has no train"
+    assert reasons["keras", "train"] == "exit 1"
+
+
+PLAIN = {
+    "train": [[1.0, 0.5], [0.5, 0.75]],
+    "evaluate": [0.4, 0.8],
+    "predict": [16, [0.0, 1.0]],
+}
+
+
+def test_the_same_work_is_no_reason_to_complain():
+    assert complaints(PLAIN, PLAIN, 2) == []
+    near = {**PLAIN, "train": [[1.0001, 0.5], [0.5, 0.751]]}
+    assert complaints(near, PLAIN, 2) == []
+    assert differences(near, PLAIN)["loss"] == pytest.approx(1e-4)
+    assert differences(near, PLAIN)["accuracy"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"train": [[1.0, 0.5]]}, "1 epochs instead of 2"),
+        ({"train": [[1.0, 0.5], [1.0, 0.75]]}, "the loss went from 1 to 1"),
+        ({"train": [[1.0, 0.5], [0.51, 0.75]]}, "losses differ by 2.0%"),
+        ({"train": [[1.0, 0.5], [0.5, 0.7]]}, "accuracies differ by 0.0500"),
+        ({"evaluate": [0.5, 0.8]}, "losses differ by 25.0%"),
+        ({"predict": [15, [0.0, 1.0]]}, "15 rows instead of 16"),
+    ],
+)
+def test_less_work_or_other_work_is_noticed(change, said):
+    assert said in complaints({**PLAIN, **change}, PLAIN, 2)
