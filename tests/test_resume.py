@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import ipufit
 from ipufit import (
     EarlyStopping,
+    GradientMonitor,
     IPUConfig,
     IPUModel,
     LearningRateScheduler,
@@ -384,6 +385,7 @@ SCENARIOS = {
         data=two_targets,
         loss={"kind": "cross_entropy", "size": "mse"},
     ),
+    "gradients": Scenario(callbacks=lambda: [GradientMonitor(is_detailed=True)]),
     "half": Scenario(
         config={"precision": "float16"},
         data=lambda: {"x": samples(COUNT)[0].half(), "y": samples(COUNT)[1]},

@@ -11,6 +11,7 @@ from .gradients import WatchedGradients
 from .learnt import Learnt, check_weights
 from .loop import joined, predictions, train
 from .objective import Objective, resolve_objective
+from .settings import settings_of
 from .snapshot import Snapshot, check_has_run, check_same_run, place_of
 from .training import Training
 
@@ -31,5 +32,6 @@ __all__ = [
     "place_of",
     "predictions",
     "resolve_objective",
+    "settings_of",
     "train",
 ]

@@ -8,7 +8,7 @@ way, the place in the data, and the random states of the device and of this proc
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -29,6 +29,7 @@ from ipufit.errors import ConfigError
 from ipufit.state import RunState
 
 from .learnt import Learnt, Tensors, set_groups, under
+from .settings import check_settings, refuse
 from .training import Training
 
 _HOST, _PASS, _VALIDATION = "host/", "pass", "validation"
@@ -45,6 +46,7 @@ class Snapshot:
         hooks: The callbacks.
         run: Where it stands.
         validation: The data to validate on; None for none.
+        settings: What the run was told, from `settings_of`.
     """
 
     training: Training
@@ -52,6 +54,7 @@ class Snapshot:
     hooks: CallbackList
     run: RunState
     validation: Source | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def learnt(self) -> Learnt:
@@ -95,6 +98,7 @@ class Snapshot:
                 },
             },
             "plan": asdict(training.plan),
+            "settings": dict(self.settings),
             "figures": None if run.is_epoch_done else training.figures.state_dict(),
             "callbacks": _without_arrays(self.hooks.state_dict(), callbacks),
         }
@@ -182,12 +186,21 @@ def check_has_run(checkpoint: Checkpoint) -> None:
 
 
 def check_same_run(
-    checkpoint: Checkpoint, training: Training, num_samples: int | None
+    checkpoint: Checkpoint,
+    training: Training,
+    num_samples: int | None,
+    settings: Mapping[str, str],
 ) -> None:
     """Refuse to go on with other settings than the checkpoint's.
 
+    Args:
+        checkpoint: From `Snapshot.take`.
+        training: Of the run that is to go on.
+        num_samples: There are in the data.
+        settings: What else the run was told, from `settings_of`.
+
     Raises:
-        ConfigError: The factors of a call or the data are others.
+        ConfigError: The factors of a call, the data or the settings are others.
     """
     saved, now = checkpoint.state["plan"], asdict(training.plan)
     odd = [
@@ -196,11 +209,7 @@ def check_same_run(
     before = checkpoint.state["data"]["num_samples"]
     if before != num_samples:
         odd.append(f"samples were {before} and are {num_samples}")
-    if odd:
-        raise ConfigError(
-            f"The run can't be resumed exactly: {'; '.join(odd)}. Use the settings and "
-            "data that it began with."
-        )
+    refuse([*odd, *check_settings(checkpoint.state.get("settings", {}), settings)])
 
 
 def place_of(checkpoint: Checkpoint) -> Place:

@@ -30,6 +30,7 @@ from ipufit.engine import (
     check_has_run,
     check_same_run,
     place_of,
+    settings_of,
     train,
 )
 from ipufit.errors import (
@@ -160,6 +161,19 @@ class Fitting(ModelBase):
             checkpoint=checkpoint,
             watched=watched,
         )
+        settings = settings_of(
+            how.objective,
+            how.updates,
+            {
+                "shuffle": shuffle,
+                "drop_last": drop_last,
+                "class_weight": class_weight,
+                "steps_per_epoch": steps_per_epoch,
+                "precision": self.config.precision,
+            },
+        )
+        if checkpoint is not None:
+            check_same_run(checkpoint, training, source.num_samples, settings)
         done = 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
         passes = Epochs(batches, plan, steps_per_epoch, len(is_validated), done)
         test = None
@@ -200,7 +214,7 @@ class Fitting(ModelBase):
         history = History()
         with self._running(run, callbacks, history, verbose) as (hooks, display):
             self._seen = source
-            snapshot = Snapshot(training, batches, hooks, run, validation)
+            snapshot = Snapshot(training, batches, hooks, run, validation, settings)
             if checkpoint is not None:
                 snapshot.learnt.put_back(checkpoint)
             try:
@@ -308,8 +322,6 @@ class Fitting(ModelBase):
             how.average,
             gradients,
         )
-        if checkpoint is not None:
-            check_same_run(checkpoint, training, source.num_samples)
         return training, batches
 
 

@@ -58,6 +58,9 @@ class Rates(Protocol):
     def advance(self, num_updates: int) -> None:
         """Hear that so many updates were made."""
 
+    def describe(self) -> str:
+        """What sets the rates, in words that are the same in every process."""
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on: plain values."""
 
@@ -83,6 +86,10 @@ class FixedRates:
 
     def advance(self, num_updates: int) -> None:
         """Do nothing."""
+
+    def describe(self) -> str:
+        """Nobody."""
+        return "None"
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing."""
@@ -135,6 +142,10 @@ class ScheduledRates:
 
     def advance(self, num_updates: int) -> None:
         """Do nothing: the schedule is a function of the count."""
+
+    def describe(self) -> str:
+        """The schedule."""
+        return repr(self._schedule)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the schedule began, how long it is, and the groups' own rates."""
@@ -204,6 +215,10 @@ class TorchRates:
             _step_nothing(self._source)
             self._scheduler.step()
         self._copy_changes()
+
+    def describe(self) -> str:
+        """The classes of the scheduler and of those that it chains."""
+        return ", ".join(type(one).__name__ for one in _each(self._scheduler))
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own, and the values of its optimiser."""

@@ -58,6 +58,11 @@ class Updates:
         """Whether something sets the learning rates."""
         return self._rates.is_scheduled
 
+    @property
+    def schedule(self) -> str:
+        """What sets the learning rates, in words."""
+        return self._rates.describe()
+
     def begin_fit(self, total_updates: int | None, updates_per_call: int) -> None:
         """Hear of a fit.
 

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings in words: the same for the same, others for others, in every process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit import ConfigError, IPUModel, ModelCheckpoint, Schedule
+from ipufit.engine.settings import check_settings, described
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(plain, plain)
+def test_plain_values_are_told_apart(one, other):
+    assert (described(one) == described(other)) == (repr(one) == repr(other))
+
+
+def own_loss(outputs, targets):
+    return (outputs - targets).abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(label_smoothing=0.1)),
+        (
+            torch.nn.CrossEntropyLoss(weight=torch.ones(3)),
+            torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 2.0])),
+        ),
+        (torch.nn.MSELoss(), torch.nn.L1Loss()),
+        (own_loss, torch.nn.functional.mse_loss),
+        ({0: 1.0}, {0: 2.0}),
+        (np.float32(0.5), np.float32(0.25)),
+        (np.arange(3), np.arange(4)),
+        (range(3), range(4)),
+    ],
+)
+def test_objects_are_told_apart(one, other):
+    assert described(one) == described(one)
+    assert described(one) != described(other)
+    assert " at 0x" not in described(one)
+
+
+def test_they_are_the_same_in_another_process():
+    code = (
+        "import torch; from ipufit.engine.settings import described;"
+        "loss = torch.nn.CrossEntropyLoss(weight=torch.ones(2));"
+        "print(described([loss, torch.relu]))"
+    )
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
+    assert "weight=array([1.0, 1.0])" in texts[0]
+
+
+def test_names_of_other_versions_are_passed_over():
+    assert check_settings({"gone": "1", "same": "2"}, {"same": "2", "new": "3"}) == []
+
+
+X, Y = torch.zeros(8, 2), torch.zeros(8, 2)
+
+
+def fit(path, compiled=None, resume=None, **fitted):
+    torch.manual_seed(1)
+    model = IPUModel(torch.nn.Linear(2, 2))
+    model.compile(
+        **{"optimizer": "sgd", "loss": "mse", "metrics": ["mae"], **(compiled or {})}
+    )
+    arguments = {"batch_size": 2, "epochs": 2, "verbose": 0, **fitted}
+    return model.fit(X, Y, callbacks=ModelCheckpoint(path), resume=resume, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "fitted", "said"),
+    [
+        ({"loss": "mae"}, {}, "loss was"),
+        ({"loss": torch.nn.HuberLoss(delta=2.0)}, {}, r"HuberLoss\(delta=2\.0"),
+        ({"metrics": ["mae", "mse"]}, {}, "metrics was"),
+        ({"loss_weights": 0.5}, {}, "loss_weights was"),
+        (
+            {"lr_schedule": Schedule("cosine", total_updates=9)},
+            {},
+            "lr_schedule was No",
+        ),
+        ({}, {"shuffle": False}, "shuffle was True and is False"),
+        ({}, {"drop_last": "pad"}, "drop_last was True and is 'pad'"),
+        ({}, {"class_weight": {0: 2.0}}, r"class_weight was None and is \{0: 2\.0\}"),
+        ({}, {"steps_per_epoch": 3}, "steps_per_epoch was None and is 3"),
+    ],
+)
+def test_a_run_with_other_settings_does_not_go_on(tmp_path, compiled, fitted, said):
+    path = str(tmp_path / "run")
+    fit(path)
+    with pytest.raises(ConfigError, match=rf"can't be resumed exactly: .*{said}"):
+        fit(path, compiled, resume=path, **fitted)
+
+
+def test_more_epochs_are_no_other_run(tmp_path):
+    path = str(tmp_path / "run")
+    fit(path)
+    assert fit(path, resume=path, epochs=4).epoch == [0, 1, 2, 3]
