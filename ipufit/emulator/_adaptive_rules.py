@@ -14,8 +14,9 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
+from . import _fused_kernels
 from ._optimizer_values import GroupVariables, Variable
-from ._update_batch import Batch, UpdateRule, WeightState, widened, write
+from ._update_batch import STEP, Batch, UpdateRule, WeightState, widened, write
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class _Moments(UpdateRule):
         return {
             "Accl1": torch.zeros_like(weight, dtype=self.first_type),
             "Accl2": torch.zeros_like(weight, dtype=self.second_type),
-            "Step": torch.zeros(()),
+            STEP: torch.zeros(()),
         }
 
     def directions(self, batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
@@ -88,6 +89,37 @@ class AdamRule(_Moments):
 
     def apply(self, batch: Batch, directions: list[Tensor]) -> None:
         """Update the means and the weights."""
+        if not self._apply_kernel(batch, directions):
+            self._apply_steps(batch, directions)
+
+    def _apply_kernel(self, batch: Batch, directions: list[Tensor]) -> bool:
+        """Do it all in one pass; nothing, and False, where that isn't the same."""
+        scalars = batch.scalars
+        beta1, beta2 = scalars["beta1"], scalars["beta2"]
+        # Loaded values that make no sense give NaN, not what the kernel makes of them.
+        makes_sense = 0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0 and batch.step >= 0.0
+        kernel = _fused_kernels.adamw() if batch.suits_kernels else None
+        if kernel is None or not makes_sense:
+            return False
+        batch.next_step()
+        kernel(
+            batch.weights,
+            batch.laid_out(directions),
+            batch.state["Accl1"],
+            batch.state["Accl2"],
+            [],
+            batch.counters(),
+            lr=scalars["learningRate"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=0.0 if self.decays_gradient else scalars["weightDecay"],
+            eps=scalars["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+        return True
+
+    def _apply_steps(self, batch: Batch, directions: list[Tensor]) -> None:
         scalars = batch.scalars
         first, second = self._update_moments(batch, directions)
         step = batch.next_step()

@@ -7,12 +7,14 @@ velocity scaling, `mm` momentum, `dm` dampening, `wd` weight decay.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Mapping
 
 import torch
 from torch import Tensor
 
+from . import _fused_kernels
 from ._optimizer_values import GroupVariables, Variable
 from ._update_batch import (
     Batch,
@@ -66,11 +68,26 @@ class PlainSGD(UpdateRule):
 
     def apply(self, batch: Batch, directions: list[Tensor]) -> None:
         """Decay the weights and subtract."""
-        weights = widened(batch.weights)
         factor = batch.scalars["weightDecayScaleFactor0"]
+        step_size = batch.scalars["scaledLearningRate0"]
+        kernel = _fused_kernels.sgd() if batch.suits_kernels else None
+        if kernel is not None and step_size:
+            kernel(
+                batch.weights,
+                batch.laid_out(directions),
+                [],
+                weight_decay=(1.0 - factor) / step_size,
+                momentum=0.0,
+                lr=step_size,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+            return
+        weights = widened(batch.weights)
         if factor != 1.0:
             torch._foreach_mul_(weights, factor)
-        step_size = batch.scalars["scaledLearningRate0"]
         torch._foreach_add_(weights, directions, alpha=-step_size)
         write(batch.weights, weights)
 
@@ -134,7 +151,12 @@ class MomentumSGD(UpdateRule):
         return {"Accl1": velocity}
 
     def directions(self, batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
-        """Update the velocity and give what to subtract."""
+        """Update the velocity and give what to subtract.
+
+        If one pass will do both, nothing is done yet: the gradients as they are.
+        """
+        if self._kernel(batch) is not None:
+            return gradients
         scalars = batch.scalars
         velocity = batch.load("Accl1")
         if not self.is_combined:
@@ -153,14 +175,46 @@ class MomentumSGD(UpdateRule):
 
     def apply(self, batch: Batch, directions: list[Tensor]) -> None:
         """Subtract, and if combined prepare the next update's velocity."""
+        scalars, kernel = batch.scalars, self._kernel(batch)
+        if kernel is not None:
+            kernel(
+                batch.weights,
+                batch.laid_out(directions),
+                batch.state["Accl1"],
+                weight_decay=scalars["nesterovWeightDecay1"],
+                momentum=scalars["scaledMomentum1"],
+                lr=scalars["scaledLearningRate1"],
+                dampening=1.0 - scalars["dampeningScaleFactor1"],
+                nesterov=bool(scalars["nesterov"]),
+                maximize=False,
+                is_first_step=False,
+            )
+            return
         weights = widened(batch.weights)
-        step_size = batch.scalars["scaledLearningRate1"]
+        step_size = scalars["scaledLearningRate1"]
         torch._foreach_add_(weights, directions, alpha=-step_size)
         write(batch.weights, weights)
         if self.is_combined:
             velocity = batch.load("Accl1")
             self._carry_over(batch, velocity)
             batch.store("Accl1", velocity)
+
+    def _kernel(self, batch: Batch) -> _fused_kernels.Kernel | None:
+        """Find the kernel that does the same, in one pass.
+
+        It puts the decay into the gradient: the factors of the two, and those of
+        Nesterov's sum, must agree. Loaded ones needn't.
+        """
+        if self.is_combined or batch.is_clipped or not batch.suits_kernels:
+            return None
+        scalars = batch.scalars
+        share = scalars["dampeningScaleFactor1"] * scalars["nesterovWeightDecay1"]
+        is_same = (
+            scalars["scaledMomentum1"] != 0.0  # else it takes no velocity
+            and scalars["nesterovGradientScaleFactor1"] == 1.0
+            and math.isclose(share, scalars["scaledWeightDecay1"])
+        )
+        return _fused_kernels.sgd() if is_same else None
 
     def _carry_over(self, batch: Batch, velocity: list[Tensor]) -> None:
         torch._foreach_mul_(velocity, batch.scalars["scaledMomentum1"])

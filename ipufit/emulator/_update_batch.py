@@ -2,23 +2,28 @@
 """Weights that are updated together, and the protocol of the rules that do it.
 
 All arithmetic is in float32. Tensors of another type are widened, worked on and written
-back; float32 ones are worked on in place.
+back; float32 ones are worked on in place, by one of torch's fused kernels if that is
+the same arithmetic.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, Dict, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ._fused_kernels import is_dense, same_layout
 from ._half import to_half
 from ._optimizer_values import GroupVariables, Variable
 
 # The optimiser state of one weight, by PopART's name of the tensor.
 WeightState = Dict[str, Tensor]
+
+STEP = "Step"
+"""The state tensor that counts the updates of a weight."""
 
 
 @dataclass
@@ -32,7 +37,11 @@ class Batch:
         state: Their state tensors, by slot.
         scalars: The hyper-parameters, as `rule` names them.
         loss_scaling: What gradients are multiplied by.
-        step: The number of updates so far, where `rule` counts them.
+        is_clipped: Whether what is subtracted may be clipped first.
+        step: The number of updates so far, where `rule` counts them. The state tensors
+            `Step` learn it from `settle`.
+        suits_kernels: Whether all tensors are float32 and laid out alike. Complete
+            after `seal`.
     """
 
     rule: UpdateRule
@@ -41,7 +50,28 @@ class Batch:
     state: dict[str, list[Tensor]]
     scalars: Mapping[str, float]
     loss_scaling: float
+    is_clipped: bool
     step: float
+    suits_kernels: bool = False
+    _strides: list[tuple[int, ...]] = field(default_factory=list)
+    _counter: Tensor | None = None
+
+    def seal(self) -> Batch:
+        """Look at the tensors, now that they are complete."""
+        self._strides = [weight.stride() for weight in self.weights]
+        self._counter = torch.full((), self.step)
+        moments = [s for slot, s in self.state.items() if slot != STEP]
+        self.suits_kernels = all(map(is_dense, self.weights)) and all(
+            tensor.dtype == torch.float32 and tensor.stride() == stride
+            for tensors in (self.weights, *moments)
+            for tensor, stride in zip(tensors, self._strides)
+        )
+        return self
+
+    def settle(self) -> None:
+        """Write the number of updates into the state."""
+        for tensor in self.state.get(STEP, ()):
+            tensor.fill_(self.step)
 
     def load(self, slot: str) -> list[Tensor]:
         """Give state tensors in float32, themselves if that is their type."""
@@ -54,9 +84,19 @@ class Batch:
 
     def next_step(self) -> float:
         """Count an update and give the new number."""
-        torch._foreach_add_(self.state["Step"], 1.0)
         self.step += 1.0
         return self.step
+
+    def counters(self) -> list[Tensor]:
+        """The number of updates as fused kernels take it, once for each weight."""
+        counter = self._counter
+        if counter is None:
+            raise RuntimeError("The batch isn't sealed.")
+        return [counter.fill_(self.step)] * len(self.weights)
+
+    def laid_out(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Give gradients in the layout of their weights."""
+        return same_layout(gradients, self._strides)
 
     def unscaled(self, gradients: list[Tensor]) -> list[Tensor]:
         """Take the loss scaling out of gradients."""
@@ -107,7 +147,7 @@ def derived(function: Callable[..., float], *variables: Variable) -> Variable:
 
 def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Give tensors in float32, themselves if that is their type."""
-    return [tensor.float() for tensor in tensors]
+    return [t if t.dtype is torch.float32 else t.float() for t in tensors]
 
 
 def write(stored: Sequence[Tensor], values: Sequence[Tensor]) -> None:

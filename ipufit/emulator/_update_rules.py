@@ -24,7 +24,7 @@ from ._optimizer_values import (
     Variable,
 )
 from ._sgd_rules import MomentumSGD, PlainSGD
-from ._update_batch import Batch, UpdateRule, WeightState
+from ._update_batch import STEP, Batch, UpdateRule, WeightState, widened
 from .errors import Error
 
 _LOSS_SCALING = "lossScaling_FLOAT"
@@ -125,12 +125,13 @@ class DeviceOptimizer:
             name for name in self._trained if gradients.get(name) is not None
         )
         if reached != self._batched:
+            self._forget_batches()
             self._batches = self._make_batches(reached)
             self._batched = reached
         directions = []
         for batch in self._batches:
             values = self._as_scaled_on_device(
-                [g.float() for g in map(gradients.get, batch.names) if g is not None]
+                widened([g for g in map(gradients.get, batch.names) if g is not None])
             )
             directions.append(batch.rule.directions(batch, values))
         for batch, clipped in zip(self._batches, self._clip(directions)):
@@ -157,6 +158,7 @@ class DeviceOptimizer:
             variable hyper-parameters, such as `learningRate___specific___<name>` and
             `lossScaling_FLOAT`.
         """
+        self._settle_batches()
         state: StateTensors = {}
         values: StateTensors = {}
         for name, trained in self._trained.items():
@@ -186,6 +188,7 @@ class DeviceOptimizer:
             >>> list(DeviceOptimizer(settings, {"w": weight}, {"w": 0}).tensors())
             ['scaledLearningRate0___specific___w', ..., 'lossScaling_FLOAT']
         """
+        self._settle_batches()
         tensors: StateTensors = {}
         for name, trained in self._trained.items():
             for slot, tensor in trained.state.items():
@@ -217,6 +220,7 @@ class DeviceOptimizer:
         Raises:
             Error: If a state tensor has another shape than the device's.
         """
+        self._forget_batches()
         given_state, given_values = ipu_state or {}, ipu_param or {}
         for name, trained in self._trained.items():
             for slot, tensor in trained.state.items():
@@ -234,37 +238,49 @@ class DeviceOptimizer:
             self._automatic.factor = _loaded_value(
                 UPDATE_FACTOR, self._automatic.factor, given_state
             )
-        self._forget_batches()
 
     def reset_state(self) -> None:
         """Begin anew: momenta and counters as before the first update."""
+        self._forget_batches()
         for trained in self._trained.values():
             trained.state = trained.rule.initial_state(trained.weight, trained.scalars)
         if self._automatic is not None:
             self._automatic.factor = 1.0
-        self._forget_batches()
+
+    def _settle_batches(self) -> None:
+        for batch in self._batches:
+            batch.settle()
 
     def _forget_batches(self) -> None:
+        self._settle_batches()
         self._batches, self._batched = [], ()
 
     def _make_batches(self, names: tuple[str, ...]) -> list[Batch]:
         batches: dict[tuple[object, ...], Batch] = {}
+        is_clipped = not math.isinf(self._settings.max_grad_norm)
         for name in names:
             trained = self._trained[name]
-            step = float(trained.state.get("Step", 0.0))
+            step = float(trained.state.get(STEP, 0.0))
             scalars = {key: v.value for key, v in trained.scalars.items()}
             key = (trained.rule, tuple(scalars.values()), step)
             if key not in batches:
                 state: dict[str, list[Tensor]] = {slot: [] for slot in trained.state}
                 batches[key] = Batch(
-                    trained.rule, [], [], state, scalars, self._loss_scaling, step
+                    trained.rule,
+                    [],
+                    [],
+                    state,
+                    scalars,
+                    self._loss_scaling,
+                    is_clipped,
+                    step,
                 )
             batch = batches[key]
             batch.names.append(name)
             batch.weights.append(trained.weight)
             for slot, tensor in trained.state.items():
                 batch.state[slot].append(tensor)
-        return list(batches.values())
+        return [batch.seal() for batch in batches.values()]
 
     def _as_scaled_on_device(self, gradients: list[Tensor]) -> list[Tensor]:
         """Gradients as they would be with the loss scaling of the device alone."""

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's fused optimiser kernels, where they run on a processor.
+
+One call updates all weights in one pass over their memory. torch has had them for
+processors since 2.4; older versions have the names, but nothing behind them.
+
+The kernels walk through memory and know nothing of strides: weights, state and
+gradients must be laid out alike, each without gaps (`same_layout`, `is_dense`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Kernel = Callable[..., Any]
+
+
+def adamw() -> Kernel | None:
+    """Fused AdamW, `(weights, gradients, m, v, [], steps, ...)`, or None.
+
+    Example:
+        >>> kernel = adamw()
+        >>> kernel is None or callable(kernel)
+        True
+    """
+    return _kernels()[0]
+
+
+def sgd() -> Kernel | None:
+    """Fused SGD, `(weights, gradients, velocities, ...)`, or None.
+
+    Example:
+        >>> kernel = sgd()
+        >>> kernel is None or callable(kernel)
+        True
+    """
+    return _kernels()[1]
+
+
+@functools.lru_cache(maxsize=None)
+def _kernels() -> tuple[Kernel | None, Kernel | None]:
+    with torch.inference_mode(False), torch.no_grad():
+        return _if_it_runs("_fused_adamw_", _try_adamw), _if_it_runs(
+            "_fused_sgd_", _try_sgd
+        )
+
+
+def _if_it_runs(name: str, trial: Callable[[Kernel], None]) -> Kernel | None:
+    kernel: Kernel | None = getattr(torch, name, None)
+    if kernel is None:
+        return None
+    try:
+        trial(kernel)
+    except (NotImplementedError, RuntimeError, TypeError):
+        return None  # another signature, or not for processors
+    return kernel
+
+
+def _try_adamw(kernel: Kernel) -> None:
+    weight, gradient, first, second = torch.zeros(4, 1)
+    values = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
+    flags = {"amsgrad": False, "maximize": False}
+    step = torch.ones(())
+    kernel([weight], [gradient], [first], [second], [], [step], **values, **flags)
+
+
+def _try_sgd(kernel: Kernel) -> None:
+    weight, gradient, velocity = torch.zeros(3, 1)
+    values = {"weight_decay": 0.0, "momentum": 0.9, "lr": 0.1, "dampening": 0.0}
+    flags = {"nesterov": False, "maximize": False, "is_first_step": False}
+    kernel([weight], [gradient], [velocity], **values, **flags)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements of a tensor fill its memory, in whatever order.
+
+    Example:
+        >>> is_dense(torch.zeros(2, 3).t()), is_dense(torch.zeros(1).expand(3))
+        (True, False)
+    """
+    # Only of such tensors does a copy keep the strides.
+    twin = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format)
+    return bool(twin.stride() == tensor.stride())
+
+
+def same_layout(
+    tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]
+) -> list[Tensor]:
+    """Copies, laid out as asked, of those tensors that aren't.
+
+    Args:
+        tensors: Such as gradients.
+        strides: Those that each is to have: of a dense tensor of its shape.
+
+    Example:
+        >>> gradient = torch.ones(1).expand(2, 3)
+        >>> same_layout([gradient], [(3, 1)])[0].stride()
+        (3, 1)
+    """
+    return [
+        tensor if tensor.stride() == stride else _laid_out(tensor, stride)
+        for tensor, stride in zip(tensors, strides)
+    ]
+
+
+def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    copy: Tensor = tensor.new_empty_strided(tensor.shape, stride)
+    copy.copy_(tensor)
+    return copy
