@@ -13,6 +13,7 @@ from .format import (
 )
 from .format import read_checkpoint as load_checkpoint
 from .manifest import Manifest, Record
+from .one_writer import written_by_one
 from .store import CheckpointStore
 from .weights import load_weights, save_weights
 
@@ -29,4 +30,5 @@ __all__ = [
     "save_weights",
     "verify_checkpoint",
     "write_checkpoint",
+    "written_by_one",
 ]

@@ -33,6 +33,7 @@ from .format import (
     write_checkpoint,
 )
 from .manifest import Record
+from .one_writer import written_by_one
 
 _NAME = re.compile(r"update-[0-9]{8,}(-[0-9]+)?")
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
@@ -57,7 +58,8 @@ class CheckpointStore:
     """Keeps the checkpoints of one run in one directory.
 
     What is in the directory and isn't the store's is left alone, and so is a checkpoint
-    into whose directory somebody put a file. One process writes; others may read.
+    into whose directory somebody put a file. One process writes: the first, if there
+    are several of torch.distributed, which all have to call `save`; others may read.
 
     Args:
         directory: Made when the first checkpoint is saved.
@@ -129,6 +131,13 @@ class CheckpointStore:
         Warns:
             CheckpointWarning: One couldn't be deleted.
         """
+        return Path(
+            written_by_one(lambda: str(self._save(checkpoint, epoch, update, metric)))
+        )
+
+    def _save(
+        self, checkpoint: Checkpoint, epoch: int, update: int, metric: float | None
+    ) -> Path:
         with self._lock:
             self._clean()
             records = [entry.record for entry in self._list().entries]

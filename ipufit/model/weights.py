@@ -13,6 +13,7 @@ from ipufit.checkpoint import (
     read_checkpoint,
     save_weights,
     write_checkpoint,
+    written_by_one,
 )
 from ipufit.checkpoint.weights import PathLike
 from ipufit.engine import Learnt
@@ -76,7 +77,13 @@ class Weights(ModelBase):
             ConfigError: It ends in something else.
         """
         self._executors.fetch_weights()
-        save_weights(self.module.state_dict(), path)
+        weights = self.module.state_dict()
+
+        def write() -> str:
+            save_weights(weights, path)
+            return str(path)
+
+        written_by_one(write)
 
     def load_weights(self, path: PathLike) -> None:
         """Take the weights from a file, on the device too.
@@ -126,6 +133,8 @@ class Weights(ModelBase):
         """Write a checkpoint: a directory of safetensors and JSON.
 
         It is written beside its place and renamed, so there is the old one or the new.
+        In several processes of torch.distributed all have to call this: the first one
+        writes, the others wait and hear of a failure. (So for `save_weights`.)
 
         Args:
             path: A directory, which is made; a checkpoint there is replaced.
@@ -134,7 +143,13 @@ class Weights(ModelBase):
             NotCompiledError: `compile` wasn't called.
             CheckpointError: It can't be written.
         """
-        write_checkpoint(path, self.checkpoint())
+        checkpoint = self.checkpoint()
+
+        def write() -> str:
+            write_checkpoint(path, checkpoint)
+            return str(path)
+
+        written_by_one(write)
 
     def load(self, path: PathLike) -> None:
         """Take weights, the optimiser's state and averages from a checkpoint.

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process writes, the others wait, and all hear how it went."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable
+
+import torch
+from torch import distributed
+
+from ipufit.errors import CheckpointError
+
+
+def written_by_one(write: Callable[[], str]) -> str:
+    """Have process 0 write something.
+
+    Processes are those of torch.distributed's default group, if there is one: each of
+    them must call this. Without a group the process writes by itself.
+
+    Args:
+        write: Called in process 0 alone; returns where to.
+
+    Returns:
+        What it returned, in every process, once it is there.
+
+    Raises:
+        Exception: What `write` raised, in process 0.
+        CheckpointError: The same text, and `errno`, in the others.
+
+    Example:
+        >>> written_by_one(lambda: "run/update-00000010")
+        'run/update-00000010'
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        return write()
+    if distributed.get_rank() != 0:
+        outcome = json.loads(_from_first(b"").decode())
+        if "error" in outcome:
+            error = CheckpointError(outcome["error"])
+            error.errno = outcome["errno"]
+            raise error
+        return str(outcome["path"])
+    try:
+        path = write()
+    except Exception as error:
+        failure = {"error": str(error), "errno": getattr(error, "errno", None)}
+        _from_first(json.dumps(failure).encode())
+        raise
+    _from_first(json.dumps({"path": path}).encode())
+    return path
+
+
+def _from_first(message: bytes) -> bytes:
+    """What process 0 has to say: its own argument, in all of them."""
+    device = "cpu"
+    if distributed.get_backend() == "nccl":
+        device = "cuda"
+    size = torch.tensor([len(message)], device=device)
+    _broadcast(size)
+    content = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    if message:
+        content.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+    _broadcast(content)
+    return bytes(content.cpu().numpy())
+
+
+def _broadcast(tensor: Any) -> None:
+    distributed.broadcast(tensor, src=0)  # type: ignore[no-untyped-call,unused-ignore]
