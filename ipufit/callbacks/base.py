@@ -181,6 +181,7 @@ class CallbackList(Callback):
 
     def set_run(self, run: RunState) -> None:
         """For each."""
+        self.run = run
         for callback in self.callbacks:
             callback.set_run(run)
             callback.set_params(run.params)
@@ -263,6 +264,23 @@ class CallbackList(Callback):
             for name in callback.watched_gradients(module)
         ]
         return list(dict.fromkeys(wanted))
+
+    def end(self, around: CallbackList | None) -> None:
+        """Close each, but those of a run in whose callbacks this one was made.
+
+        Args:
+            around: The callbacks of that run, which go on with it; None for none.
+        """
+        if around is None:
+            self.close()
+            return
+        shared = {id(callback) for callback in around.callbacks}
+        try:
+            CallbackList([c for c in self.callbacks if id(c) not in shared]).close()
+        finally:
+            for callback in self.callbacks:
+                if id(callback) in shared:
+                    callback.set_run(around.run)
 
     def close(self) -> None:
         """For each, in order, even if one of them fails."""

@@ -86,6 +86,7 @@ class ModelBase:
             module.half()
         self.history: History | None = None
         self._run = self._looking = RunState()
+        self._hooks: CallbackList | None = None  # of the run under way
         self._how: Compiled | None = None
         self._micro_batch_size = self.config.micro_batch_size
         self._seen: Source | None = None
@@ -360,6 +361,7 @@ class ModelBase:
         hooks.set_model(self)
         hooks.set_run(run)
         before, self._looking = self._looking, run
+        around, self._hooks = self._hooks, hooks
         if history is not None:
             self._run = run
         try:
@@ -370,9 +372,9 @@ class ModelBase:
             self._executors.detach()  # nobody may come back to free the IPUs
             raise
         finally:
-            self._looking = before
+            self._looking, self._hooks = before, around
             try:
-                hooks.close()
+                hooks.end(around)
             finally:
                 self._executors.fetch_weights()
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
+import signal
 import sys
 
 import pytest
 import torch
 
-from ipufit import Callback, ConfigError, History, IPUModel
+from ipufit import BackupAndRestore, Callback, ConfigError, History, IPUModel
 from ipufit.callbacks import (
     CallbackList,
     CSVLogger,
@@ -191,3 +193,45 @@ def test_hooks_have_keras_s_old_names_too():
     hooks.on_train_batch_begin(3, {})
     hooks.on_train_batch_end(4, {"loss": 1.0})
     assert heard == [{"epochs": 1}, ("begin", 3), ("end", 4, {"loss": 1.0})]
+
+
+def test_a_callback_of_a_run_inside_a_run_goes_on_with_the_outer_one():
+    class Both(Callback):
+        def __init__(self):
+            self.epochs, self.closed, self.inside = [], 0, False
+
+        def on_epoch_end(self, epoch, logs):
+            self.epochs.append(self.run.epoch)
+            if self.model.num_updates < 6:
+                self.model.evaluate(x, x, callbacks=[self, other], verbose=0)
+                assert self.closed == 0
+                assert other.closed == epoch + 1  # which is of the evaluation alone
+            if epoch == 1:
+                self.run.stop("of the fit")
+
+        def close(self):
+            self.closed += 1
+
+    both, other = Both(), Both()
+    x = torch.zeros(4, 1)
+    model = IPUModel(torch.nn.Linear(1, 1))
+    model.compile("sgd", "mse")
+    model.fit(x, x, 2, epochs=5, verbose=0, callbacks=both)
+    assert both.epochs == [0, 1]
+    assert both.closed == 1
+
+
+def test_sigterm_is_heard_after_an_evaluation_with_the_same_callback(tmp_path):
+    class Evaluate(Callback):
+        def on_epoch_begin(self, epoch, logs):
+            self.model.evaluate(x, x, callbacks=backup, verbose=0)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    x = torch.zeros(4, 1)
+    before = signal.getsignal(signal.SIGTERM)
+    backup = BackupAndRestore(tmp_path / "run")
+    model = IPUModel(torch.nn.Linear(1, 1))
+    model.compile("sgd", "mse")
+    model.fit(x, x, 2, epochs=5, verbose=0, callbacks=[backup, Evaluate()])
+    assert model.num_updates == 1
+    assert signal.getsignal(signal.SIGTERM) is before
