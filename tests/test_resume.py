@@ -379,7 +379,16 @@ SCENARIOS = {
     "generator": Scenario(
         data=lambda: {"x": batches_of(3 * COUNT)}, fitted={"steps_per_epoch": 5}
     ),
-    "asynchronous": Scenario(config={"loader_mode": "async"}, fitted={"epochs": 2}),
+    "asynchronous": Scenario(
+        data=lambda: {"x": Augmented()},
+        config={"loader_mode": "async"},
+        fitted={"epochs": 2, "batch_size": 8},
+    ),
+    "augmented by several workers": Scenario(
+        data=lambda: {"x": Augmented()},
+        config={"num_workers": 2},
+        fitted={"epochs": 2, "batch_size": 8, "shuffle": False},
+    ),
     "several outputs": Scenario(
         module=TwoHeads,
         data=two_targets,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator, NamedTuple
 
+import torch
 from torch.utils.data import Sampler
 
 from ipufit._poptorch import poptorch
@@ -40,14 +41,28 @@ class Loading(NamedTuple):
     num_workers: int = 0
     mode: str = "sync"
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether other processes load the samples."""
+        return self.num_workers > 0 or self.mode != "sync"
+
     def loader(
         self,
         options: poptorch.Options,
         dataset: Any,
         plan: BatchPlan,
         sampler: Sampler[int],
+        generator: torch.Generator | None = None,
     ) -> Any:
-        """PopTorch's loader of whole calls."""
+        """PopTorch's loader of whole calls.
+
+        Args:
+            options: Of the model.
+            dataset: Map-style.
+            plan: The factors of a call.
+            sampler: The order.
+            generator: Of its processes' seeds; None for torch's global one.
+        """
         modes = {
             "sync": poptorch.DataLoaderMode.Sync,
             "async": poptorch.DataLoaderMode.Async,
@@ -62,6 +77,7 @@ class Loading(NamedTuple):
             mode=modes[self._mode_for(plan)],
             collate_fn=collate,
             sampler=sampler,
+            generator=generator,
         )
 
     def _mode_for(self, plan: BatchPlan) -> str:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Iterator, NamedTuple
 
 import torch
 from torch.utils.data import Sampler
+
+from .seeded import mixed
 
 
 class Place(NamedTuple):
@@ -30,6 +31,14 @@ class Order(Sampler[int]):
 
     With a seed the order is drawn anew for each pass, from the seed and the pass's
     number alone: a run that is resumed, or a process that loads, finds the same.
+
+    Args:
+        count: Samples.
+        length: Indices to give in a pass.
+        seed: None for no shuffling.
+        start: Where to begin.
+        rows_per_call: What `start` counts in.
+        tells_pass: Give keys of `SeededRows`, which tell the pass, instead of indices.
     """
 
     def __init__(
@@ -39,11 +48,14 @@ class Order(Sampler[int]):
         seed: int | None = None,
         start: Place = BEGINNING,
         rows_per_call: int = 1,
+        *,
+        tells_pass: bool = False,
     ) -> None:
         self._count = count
         self._length = length
         self._seed = seed
         self._number = start.number
+        self._tells_pass = tells_pass
         self._skipped = start.calls * rows_per_call
 
     def __len__(self) -> int:
@@ -52,18 +64,14 @@ class Order(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         order = list(range(self._count))
         if self._seed is not None:
-            generator = torch.Generator().manual_seed(_mixed(self._seed, self._number))
+            generator = torch.Generator().manual_seed(mixed(self._seed, self._number))
             order = torch.randperm(self._count, generator=generator).tolist()
         order += order[-1:] * (self._length - self._count)
+        if self._tells_pass:
+            order = [self._number * self._count + index for index in order]
         skipped, self._skipped = self._skipped, 0
         self._number += 1
         yield from order[skipped:]
-
-
-def _mixed(seed: int, number: int) -> int:
-    """A seed for each pass; neighbouring seeds don't share any."""
-    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 class InOrder(Sampler[int]):

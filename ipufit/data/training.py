@@ -17,10 +17,12 @@ from ipufit.types import Batch
 
 from .calls import PLAIN, Call, CallBatches, Loading
 from .class_weights import ClassWeights
+from .datasets import ArrayDataset
 from .host_random import RandomState, set_random_state
 from .orders import BEGINNING, Order, Place
 from .passes import Pass, Replay
 from .rebatching import pad, rebatched, shares
+from .seeded import SeededRows
 from .source import IndexedSource, Source, StreamSource
 
 
@@ -32,7 +34,8 @@ class TrainingBatches(CallBatches):
         plan: How many make a call.
         options: Of the training model.
         shuffle: Draw a new order every epoch; streams come as they are.
-        seed: Of the orders; None for torch's global generator.
+        seed: Of the orders, and of samples that other processes load; None to draw it
+            from torch's global generator.
         drop_last: Whether samples that don't fill a call are left out; `"pad"` to
             fill the call with rows that don't count.
         class_weight: Class index to weight; None for all alike.
@@ -94,7 +97,11 @@ class TrainingBatches(CallBatches):
                 self.num_empty_updates = (self._rows - left) // self._per_update
         self._loading, self._options, self._plan = loading, options, plan
         self._shuffle, self._start = shuffle, start
-        if shuffle and seed is None:
+        # Samples in memory draw no numbers when they are gathered.
+        self._is_seeded = loading.is_elsewhere and not isinstance(
+            getattr(source, "dataset", None), ArrayDataset
+        )
+        if (shuffle or self._is_seeded) and seed is None:
             # Drawn here and not in a process that loads: those are copies of this one.
             seed = int(torch.empty((), dtype=torch.int64).random_())
         self.seed = seed or 0
@@ -136,8 +143,24 @@ class TrainingBatches(CallBatches):
         count = source.num_samples
         length = (self.num_calls or 0) * self._rows if self._is_padding else count
         seed = self.seed if self._shuffle else None
-        order = Order(count, length, seed, self.place, self._rows)
-        return self._loading.loader(self._options, source.dataset, self._plan, order)
+        order = Order(
+            count,
+            length,
+            seed,
+            self.place,
+            self._rows,
+            tells_pass=self._is_seeded,
+        )
+        dataset, generator = source.dataset, None
+        if self._is_seeded:
+            dataset = SeededRows(dataset, self.seed)
+        if self._loading.mode == "sync" and self._loading.num_workers:
+            # A run that is resumed begins its processes once more than others do, and
+            # the numbers of this one mustn't tell.
+            generator = torch.Generator()
+        return self._loading.loader(
+            self._options, dataset, self._plan, order, generator
+        )
 
     def example(self) -> Batch:
         """What the batch of a call looks like."""

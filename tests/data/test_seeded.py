@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples that other processes load draw numbers of their own."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from ipufit import IPUConfig, IPUModel
+from ipufit.data.seeded import SeededRows, mixed
+
+whole = st.integers(0, 2**40)
+
+
+class Drawing(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        drawn = [random.random(), np.random.rand(), float(torch.rand(()))]
+        return torch.tensor([float(index), *drawn]), torch.zeros(1)
+
+
+@given(st.lists(whole, min_size=2, max_size=4), whole)
+def test_seeds_fit_torch_and_depend_on_every_number(numbers, other):
+    seed = mixed(*numbers)
+    assert 0 <= seed < 2**63
+    for i, number in enumerate(numbers):
+        if number != other:
+            assert mixed(*numbers[:i], other, *numbers[i + 1 :]) != seed
+
+
+@given(whole, st.integers(0, 5), st.integers(0, 7))
+def test_a_sample_is_the_same_whatever_was_drawn_before(seed, number, index):
+    rows = SeededRows(Drawing(), seed)
+    first = rows[8 * number + index][0]
+    _ = rows[3], random.random(), np.random.rand(), torch.rand(2)
+    assert torch.equal(rows[8 * number + index][0], first)
+    assert first[0] == index
+    assert not torch.equal(rows[8 * (number + 1) + index][0], first)
+    assert not torch.equal(
+        SeededRows(Drawing(), seed + 1)[8 * number + index][0], first
+    )
+
+
+class Seen(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 1)
+        self.register_buffer("sums", torch.zeros(4))
+
+    def forward(self, x):
+        self.sums.add_(x.sum(dim=0))
+        return self.fc(x)
+
+
+def sums(**config):
+    torch.manual_seed(5)
+    model = IPUModel(Seen(), IPUConfig(**config))
+    model.compile("sgd", "mse")
+    model.fit(Drawing(), batch_size=2, epochs=2, verbose=0)
+    return torch.tensor(model.module.sums.tolist())
+
+
+@pytest.mark.parametrize("config", [{"num_workers": 2}, {"loader_mode": "async"}])
+def test_numbers_do_not_depend_on_the_processes(config):
+    expected = sums(num_workers=1, seed=9)
+    torch.testing.assert_close(sums(seed=9, **config), expected)
+    assert not torch.allclose(sums(seed=10, **config), expected)
+
+
+def test_runs_without_a_seed_differ_unless_torch_is_seeded():
+    first = sums(num_workers=1)
+    torch.testing.assert_close(sums(num_workers=1), first)
