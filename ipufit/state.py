@@ -6,6 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+EVICTED = "SIGTERM"
+"""The reason to stop of a run that is to go on elsewhere."""
+
 
 @dataclass
 class RunState:
@@ -25,6 +28,7 @@ class RunState:
         is_finite: Whether the loss was, so far.
         stop_evaluating: Set it to end the evaluation under way after this call.
         stop_predicting: The same for a prediction.
+        is_evicted: Whether the process was told to end (SIGTERM).
 
     Example:
         >>> run = RunState()
@@ -45,6 +49,8 @@ class RunState:
     is_finite: bool = True
     stop_evaluating: bool = False
     stop_predicting: bool = False
+    is_evicted: bool = False
+    _on_eviction: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def stop(self, reason: str) -> None:
@@ -64,6 +70,25 @@ class RunState:
         actions, self._actions = self._actions, []
         for action in actions:
             action()
+
+    def on_eviction(self, action: Callable[[], None]) -> None:
+        """Have something saved if the process is told to end, after the call under way.
+
+        The run ends then. Nobody listens to the signal unless somebody asks for this.
+        """
+        self._on_eviction.append(action)
+
+    @property
+    def heeds_eviction(self) -> bool:
+        """Whether somebody asked."""
+        return bool(self._on_eviction)
+
+    def heed_eviction(self) -> None:
+        """Save and stop, if the process was told to end; called by the loop."""
+        if self.is_evicted and not self.is_stopping:
+            for action in self._on_eviction:
+                action()
+            self.stop(EVICTED)
 
     @property
     def is_stopping(self) -> bool:

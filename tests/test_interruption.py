@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -16,8 +19,10 @@ from ipufit import (
     EarlyStopping,
     IPUConfig,
     IPUModel,
+    ModelCheckpoint,
     Optimizer,
     SwapEMAWeights,
+    load_checkpoint,
 )
 from ipufit.errors import CheckpointWarning, ConfigError
 from tests import reference
@@ -405,3 +410,62 @@ def test_weights_are_saved_and_not_the_averages_that_are_looked_at(tmp_path):
     kept = ipufit.load_checkpoint(backup.store.all()[0]).tensors["model"]["weight"]
     assert (kept.numpy() == weights[5]).all()
     assert (kept.numpy() != averages[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "resume"),
+    [
+        (lambda: ModelCheckpoint("run", keep=2), "auto"),
+        (lambda: ModelCheckpoint("run", keep=2, is_background=True), "auto"),
+        (lambda: ModelCheckpoint("run"), "run"),
+    ],
+)
+@pytest.mark.parametrize("update", [3, 6, 10])
+def test_a_whole_model_checkpoint_is_saved_too(
+    tmp_path, monkeypatch, make, resume, update
+):
+    monkeypatch.chdir(tmp_path)
+    expected, _ = unbroken(SMALL, make())
+    shutil.rmtree("run")
+    seeded(1)
+    model, callbacks, watcher = SMALL.model(), SMALL.callbacks(), Watcher()
+    SMALL.fit(model, [*callbacks, make(), Breaker(update, evict), watcher])
+    assert [e[2] for e in watcher.seen if e[0] == "call"][-1] == update
+    seeded(2)
+    model, callbacks = SMALL.model(), SMALL.callbacks()
+    history = SMALL.fit(model, [*callbacks, make()], resume=resume)
+    result = result_of(model, history, callbacks)
+    assert_same(result, expected)
+
+
+def test_two_that_save_are_both_told(tmp_path):
+    seeded(1)
+    model, watcher = SMALL.model(), Watcher()
+    both = [
+        BackupAndRestore(tmp_path / "one"),
+        ModelCheckpoint(tmp_path / "other", keep=1),
+    ]
+    SMALL.fit(model, [*both, Breaker(5, evict), watcher])
+    for one in both:
+        state = load_checkpoint(one.store.latest()).state["run"]
+        assert state["updates"] == 5
+        assert state["stop_reason"] is None  # a run that goes on from it would stop
+
+
+def test_the_best_is_not_saved_over(tmp_path):
+    path = str(tmp_path / "best")
+    code = (
+        "import os, signal, torch, ipufit\n"
+        "class Evict(ipufit.Callback):\n"
+        "    def on_train_batch_end(self, batch, logs):\n"
+        "        if self.run.updates == 3:\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "model = ipufit.IPUModel(torch.nn.Linear(1, 1))\n"
+        "model.compile('sgd', 'mse')\n"
+        f"best = ipufit.ModelCheckpoint({path!r}, 'loss', save_best_only=True)\n"
+        "x = torch.zeros(4, 1)\n"
+        "model.fit(x, x, 2, epochs=2, verbose=0, callbacks=[best, Evict()])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False)
+    assert ended.returncode == -signal.SIGTERM  # as without it
+    assert load_checkpoint(path).state["run"]["updates"] == 2

@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import warnings
 from typing import Any
 
 from ipufit.checkpoint import CheckpointStore
-from ipufit.errors import CheckpointWarning, ConfigError, UnsupportedError
+from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.state import EVICTED
 
 from .base import Callback
-
-_EVICTED = "SIGTERM"
+from .messages import warn_of_unsaved_eviction
 
 
 class BackupAndRestore(Callback):
@@ -73,36 +70,25 @@ class BackupAndRestore(Callback):
         self.delete_checkpoint = delete_checkpoint
         self.updates_since_save = 0
         self._seen_updates = 0
-        self._is_evicted = False
-        self._handler: Any = None
+        self._saved: tuple[int, bool] | None = None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Listen to SIGTERM."""
-        self._is_evicted = False
+        """Ask to be told when the process has to end."""
         self.updates_since_save = self._seen_updates = 0
-        if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGTERM, self._evict)
-
-    def _evict(self, _number: int, _frame: Any) -> None:
-        self._is_evicted = True
+        self._saved = None
+        self.run.on_eviction(self._save_if_possible)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Save, if enough updates were made or the process is to end."""
+        """Save, if enough updates were made."""
         self.updates_since_save += self.run.updates - self._seen_updates
         self._seen_updates = self.run.updates
-        if self._is_evicted and not self.run.is_stopping:
-            self.run.after_hooks(self._save_and_stop)
-        elif self.save_freq != "epoch" and self.updates_since_save >= int(
-            self.save_freq
-        ):
+        if self.save_freq != "epoch" and self.updates_since_save >= int(self.save_freq):
             self.updates_since_save = 0
             self.run.after_hooks(self._save)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save, if it is done by epochs or the process is to end."""
-        if self._is_evicted and not self.run.is_stopping:
-            self.run.after_hooks(self._save_and_stop)
-        elif self.save_freq == "epoch" and self.run.stop_reason != _EVICTED:
+        """Save, if it is done by epochs."""
+        if self.save_freq == "epoch":
             self.updates_since_save = 0
             self.run.after_hooks(self._save)
 
@@ -113,29 +99,20 @@ class BackupAndRestore(Callback):
 
     def _save(self) -> None:
         run = self.run
+        self._saved = run.updates, run.is_epoch_done
         complete = run.epoch + run.is_epoch_done
         self.store.save(self.model.checkpoint(), epoch=complete, update=run.updates)
 
-    def _save_and_stop(self) -> None:
+    def _save_if_possible(self) -> None:
+        if self._saved == (self.run.updates, self.run.is_epoch_done):
+            return
         try:
             self._save()
         except UnsupportedError as error:
-            warnings.warn(
-                f"SIGTERM came, and the run couldn't be saved: {error} It will go on "
-                "from the checkpoint before, if there is one.",
-                CheckpointWarning,
-                stacklevel=2,
-            )
-        self.run.stop(_EVICTED)
+            warn_of_unsaved_eviction(error)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """The run is complete: the backup goes, unless it was cut short."""
-        is_cut = self.run.stop_reason in (_EVICTED, "interrupted")
+        is_cut = self.run.stop_reason in (EVICTED, "interrupted")
         if self.delete_checkpoint and not is_cut:
             self.store.clear()
-
-    def close(self) -> None:
-        """Leave SIGTERM to whom it belonged."""
-        if self._handler is not None:
-            signal.signal(signal.SIGTERM, self._handler)
-            self._handler = None

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
+
+from ipufit.errors import CheckpointWarning
 
 
 def say(message: str) -> None:
@@ -21,3 +24,17 @@ def say(message: str) -> None:
     """
     sys.stdout.write(f"{message}\n")
     sys.stdout.flush()
+
+
+def warn_of_unsaved_eviction(error: Exception) -> None:
+    """Warn that a run which has to end couldn't be saved where it is.
+
+    Args:
+        error: Why.
+    """
+    warnings.warn(
+        f"SIGTERM came, and the run couldn't be saved: {error} It will go on from the "
+        "checkpoint before, if there is one.",
+        CheckpointWarning,
+        stacklevel=2,
+    )

@@ -20,9 +20,9 @@ from ipufit.checkpoint import (
     save_weights,
     write_checkpoint,
 )
-from ipufit.errors import ConfigError, IpufitWarning
+from ipufit.errors import ConfigError, IpufitWarning, UnsupportedError
 
-from .messages import say
+from .messages import say, warn_of_unsaved_eviction
 from .monitor import MonitorCallback
 from .saved_state import copied
 
@@ -36,7 +36,9 @@ class ModelCheckpoint(MonitorCallback):
     As Keras's, with other formats, and `save_best_only` together with a number for
     `save_freq`. A `filepath` that ends with `.safetensors` is a file of weights; any
     other is a directory with a whole checkpoint, from which `fit(resume=filepath)`
-    goes on. It has every callback's state after the event at which it is saved.
+    goes on. It has every callback's state after the event at which it is saved. Whole
+    checkpoints are also saved on SIGTERM, which then ends the run in order (but not
+    over the best one, with `save_best_only` and without `keep`).
 
     Args:
         filepath: Where to; ends with `.safetensors`, or has no suffix. Fields are
@@ -133,6 +135,9 @@ class ModelCheckpoint(MonitorCallback):
         """A new run; what was best stays."""
         self.begin_monitoring()
         self._saved_at = monotonic()
+        is_whole = not self.save_weights_only
+        if is_whole and (self.store is not None or not self.save_best_only):
+            self.run.on_eviction(self._save_evicted)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Updates are numbered anew."""
@@ -183,6 +188,17 @@ class ModelCheckpoint(MonitorCallback):
             if value is not None:
                 self.store.mode = self.known_direction()
             self.run.after_hooks(partial(self._keep, self.store, epoch, value))
+
+    def _save_evicted(self) -> None:
+        epoch = self.run.epoch
+        try:
+            if self.store is not None:
+                self._keep(self.store, epoch, None)
+            else:
+                fields = {"epoch": epoch + 1, "batch": self.last_update + 1}
+                self._write(epoch, self._path(fields))
+        except (ConfigError, UnsupportedError) as error:
+            warn_of_unsaved_eviction(error)
 
     def _write_weights(self, epoch: int, path: str) -> None:
         if self._writer is None:

@@ -293,6 +293,11 @@ class Executors:
         self._is_host_stale = False
 
     @property
+    def config(self) -> IPUConfig:
+        """How the module is laid out."""
+        return self._config
+
+    @property
     def module(self) -> torch.nn.Module:
         """The user's."""
         return self._step.module

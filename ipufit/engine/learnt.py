@@ -17,6 +17,7 @@ from ipufit.errors import ConfigError
 from ipufit.optimizers import Updates, WeightAverage
 
 from .executors import Executors
+from .settings import config_in_words
 
 Tensors = Dict[str, Tensor]
 _STATE, _PARAM = "ipu_state/", "ipu_param/"
@@ -68,6 +69,7 @@ class Learnt:
                 "loss_scaling": float(getattr(optimizer, "loss_scaling", 1.0)),
             },
             "updates": self.updates.state_dict(),
+            "config": config_in_words(self.executors.config),
             "versions": {
                 "python": platform.python_version(),
                 "torch": str(torch.__version__),

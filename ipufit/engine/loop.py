@@ -19,11 +19,12 @@ from ipufit.errors import (
     DataRanOutWarning,
     NonFiniteLossWarning,
 )
-from ipufit.state import RunState
+from ipufit.state import EVICTED, RunState
 from ipufit.types import Logs
 
 from .coverage import check_rows, cut
 from .evaluation import Evaluation
+from .eviction import heard_eviction
 from .executors import Executors
 from .training import Training
 
@@ -45,7 +46,8 @@ def train(
 
     An interrupt ends the run in order: the epoch under way is forgotten,
     `on_train_end` hears the figures of the last one that was complete, and the IPUs
-    are free. Then it is raised again.
+    are free. Then it is raised again. SIGTERM does the same but for raising, if a
+    callback saves then.
 
     Args:
         training: With its program prepared.
@@ -64,24 +66,28 @@ def train(
         if run.calls:
             display.on_epoch_begin(run.epoch, {})
     try:
-        for epoch, is_validated in epochs.items():
-            if resume is not None and (epoch < run.epoch or run.is_stopping):
-                continue
-            if not run.calls:
-                run.epoch, run.is_epoch_done = epoch, False
-                training.figures.reset()
-                hooks.on_epoch_begin(epoch, {})
-            trained = train_epoch(training, batches, hooks, run)
-            if validation is not None and is_validated:
-                validation.prepare(display)
-                trained = _with_validation(trained, validation.run(hooks, run))
-                run.directions.update(validation.figures.directions)
-            hooks.on_epoch_end(epoch, dict(trained))
-            run.calls, run.is_epoch_done = 0, True
-            run.act()
-            logs = trained
-            if run.is_stopping:
-                break
+        with heard_eviction(run):
+            for epoch, is_validated in epochs.items():
+                if resume is not None and (epoch < run.epoch or run.is_stopping):
+                    continue
+                if not run.calls:
+                    run.epoch, run.is_epoch_done = epoch, False
+                    training.figures.reset()
+                    hooks.on_epoch_begin(epoch, {})
+                trained = train_epoch(training, batches, hooks, run)
+                if run.stop_reason == EVICTED:
+                    break  # the epoch goes on in another process
+                if validation is not None and is_validated:
+                    validation.prepare(display)
+                    trained = _with_validation(trained, validation.run(hooks, run))
+                    run.directions.update(validation.figures.directions)
+                hooks.on_epoch_end(epoch, dict(trained))
+                run.calls, run.is_epoch_done = 0, True
+                run.act()
+                run.heed_eviction()
+                logs = trained
+                if run.is_stopping:
+                    break
     except KeyboardInterrupt:
         run.stop("interrupted")
         hooks.on_train_end(dict(logs))
@@ -122,6 +128,7 @@ def train_epoch(
         _report_non_finite(logs["loss"], run, first)
         hooks.on_train_batch_end(first + updates - 1, logs)
         run.act()
+        run.heed_eviction()
         if run.is_stopping:
             break
     if batches.ran_out:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ipufit.config import IPUConfig
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Updates
 
@@ -40,6 +42,20 @@ def settings_of(
         "metrics": described([(m.full_name, m.metric) for m in objective.measures]),
         "lr_schedule": updates.schedule,
         **{name: described(value) for name, value in fitted.items()},
+    }
+
+
+def config_in_words(config: IPUConfig) -> dict[str, str]:
+    """The fields of a config that were set, for people who look into a checkpoint.
+
+    Example:
+        >>> config_in_words(IPUConfig(replicas=2, pipeline=("a", "b")))
+        {'replicas': '2', 'pipeline': "['a', 'b']"}
+    """
+    return {
+        field.name: described(getattr(config, field.name), depth=1)
+        for field in fields(config)
+        if getattr(config, field.name) != field.default
     }
 
 
