@@ -7,6 +7,7 @@ import contextlib
 import logging
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -23,9 +24,10 @@ from ._custom_args import flattenTensorStructure, reconstructTensorStructure
 from ._dtypes import device_tensor, host_tensor
 from ._graph_limits import check_graph
 from ._losses import final_loss
+from ._memory_format import in_channels_last
 from ._refusals import untraceable
 from ._strict import StrictTracer, refuse_unsupported_operators
-from ._switches import is_strict
+from ._switches import is_strict, uses_channels_last
 from ._tensor_devices import FACTORIES, RANDOM_FACTORIES
 from ._tensor_log import remove_unused_prints
 from ._trace_state import active_trace
@@ -52,6 +54,7 @@ class Program:
         graph: The recorded calls; takes the weights, then the inputs, and returns
             the outputs that it computes, then the loss if there is one.
         weight_names: The weights it takes, in order.
+        weight_shapes: Of these.
         output_structure: What `forward` returned, with the traced tensors in it.
         constant_outputs: Those outputs, by index, that no micro-batch changes.
         has_loss: Whether the last result is the final loss.
@@ -67,6 +70,7 @@ class Program:
 
     graph: GraphModule
     weight_names: tuple[str, ...]
+    weight_shapes: tuple[torch.Size, ...]
     output_structure: Any
     constant_outputs: dict[int, Tensor]
     has_loss: bool
@@ -78,11 +82,23 @@ class Program:
     unsynchronised_weights: frozenset[str]
     written_inputs: tuple[int, ...]
 
-    @property
+    @cached_property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
         """The graph as a function of the weights and the inputs."""
-        forward: Callable[..., tuple[Tensor, ...]] = self.graph.forward
+        forward: Callable[..., tuple[Tensor, ...]] = self.laid_out(self.graph).forward
         return forward
+
+    def laid_out(self, graph: GraphModule) -> GraphModule:
+        """A graph of the same weights in the memory format that is fastest here.
+
+        Args:
+            graph: The program's, or one that computes the same from the same weights.
+        """
+        if not uses_channels_last():
+            return graph
+        return in_channels_last(
+            graph, self.weight_shapes, is_differentiated=self.has_loss
+        )
 
     @property
     def runs_anything(self) -> bool:
@@ -202,6 +218,7 @@ def trace(
     return Program(
         graph=GraphModule(tracer.root, tracer.graph),
         weight_names=tuple(weights),
+        weight_shapes=tuple(weight.shape for weight in weights.values()),
         output_structure=reconstructTensorStructure(
             outputs, [tensor.detach() for tensor in flat]
         ),

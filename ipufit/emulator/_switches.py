@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables that turn something on."""
+"""Environment variables that turn something on, or off."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import os
 from .errors import createPoptorchError
 
 STRICT_VARIABLE = "IPUFIT_EMULATOR_STRICT"
+FOLD_VARIABLE = "IPUFIT_EMULATOR_FOLD"
+FOLD_MIB_VARIABLE = "IPUFIT_EMULATOR_FOLD_MIB"
+_FOLD_MIB = 16
+CHANNELS_LAST_VARIABLE = "IPUFIT_EMULATOR_CHANNELS_LAST"
 
 
-def is_on(variable: str) -> bool:
+def is_on(variable: str, *, default: bool = False) -> bool:
     """Whether an environment variable is an integer other than 0.
 
     Args:
         variable: Its name.
+        default: What counts if it isn't set, or is empty.
 
     Returns:
-        False if it isn't set, or is empty.
+        Whether it is on.
 
     Raises:
         Error: It is no integer.
@@ -31,7 +36,7 @@ def is_on(variable: str) -> bool:
         >>> is_on("POPTORCH_IPU_MODEL")
         False
     """
-    text = os.environ.get(variable, "").strip() or "0"
+    text = os.environ.get(variable, "").strip() or str(int(default))
     try:
         return int(text) != 0
     except ValueError:
@@ -51,3 +56,18 @@ def is_strict() -> bool:
         False
     """
     return is_on(STRICT_VARIABLE)
+
+
+def uses_channels_last() -> bool:
+    """Whether convolutional programs may run in channels_last.
+
+    They may unless `IPUFIT_EMULATOR_CHANNELS_LAST` is 0.
+
+    Raises:
+        Error: It is no integer.
+
+    Example:
+        >>> uses_channels_last()
+        True
+    """
+    return is_on(CHANNELS_LAST_VARIABLE, default=True)

@@ -25,6 +25,16 @@ def test_what_is_not_set_is_off(monkeypatch):
     assert is_on(NAME) is False
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [(None, True), ("", True), ("1", True), ("0", False)]
+)
+def test_what_is_on_by_default_is_turned_off(monkeypatch, text, expected):
+    monkeypatch.delenv(NAME, raising=False)
+    if text is not None:
+        monkeypatch.setenv(NAME, text)
+    assert is_on(NAME, default=True) is expected
+
+
 @pytest.mark.parametrize("text", ["yes", "1.0", "True"])
 def test_what_is_no_integer_is_named(monkeypatch, text):
     monkeypatch.setenv(NAME, text)
