@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from time import perf_counter
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +13,13 @@ from torch import Tensor
 from ._anchors import Anchors
 from ._device import DeviceWeights, GradientReduction
 from ._device_rng import DeviceRng
+from ._folding import Folding
 from ._half import rounding
 from ._layout import Inputs, Layout, Outputs
 from ._logging import logger
+from ._micro_batch_runs import Device
 from ._optimizer_link import OptimizerLink
+from ._optimizer_values import OptimizerSettings
 from ._pod import Lease
 from ._program import Program
 from ._replica_groups import ReplicaGroups
@@ -52,6 +55,7 @@ class Attachment:
         options: Its options.
         host: Its weights on the host, by name: what is uploaded and downloaded.
         groups: Of those that differ between groups of replicas.
+        folding: Says which micro-batches run in one pass.
         rng: The device's random state.
         link: To the optimiser, for training.
     """
@@ -64,6 +68,7 @@ class Attachment:
         options: Options,
         host: dict[str, Tensor],
         groups: dict[str, ReplicaGroups],
+        folding: Folding,
         rng: DeviceRng,
         link: OptimizerLink | None,
     ) -> None:
@@ -72,8 +77,11 @@ class Attachment:
         self._options = options
         self._host = host
         self._groups = groups
+        self._folding = folding
         self._rng = rng
         self._link = link
+        self._reduction: GradientReduction | None = None
+        self._reduction_settings: OptimizerSettings | None = None
         self._layout = Layout.from_options(options)
         self._mode = OutputMode(options.output_mode)
         self._period = options.output_return_period
@@ -127,6 +135,8 @@ class Attachment:
 
     def run(self, tensors: list[Tensor]) -> CallResults:
         """One call, from its inputs to what it leaves on the host."""
+        if not torch.is_inference_mode_enabled():
+            return self._run(tensors)
         with torch.inference_mode(False):  # updates need tensors with versions
             return self._run(tensors)
 
@@ -136,13 +146,9 @@ class Attachment:
             tensors = synthetic_inputs(tensors)
         inputs = Inputs(self._layout, tensors, self._program.written_inputs)
         outputs, watch = self._outputs(), None
-        with self._rng if self._is_random else contextlib.nullcontext(), rounding(
-            is_stochastic=self._rounds_at_random
-        ):
+        with self._random_state():
             if self._link is None:
-                run_inference(
-                    self._program, self._weights, self._layout, inputs, outputs
-                )
+                run_inference(self._device(inputs), outputs)
             else:
                 watch = self._train(self._link, inputs, outputs)
         ran = perf_counter()
@@ -154,31 +160,50 @@ class Attachment:
             logger.debug("Total number of IPU cycles: %d", times.cycles())
         return CallResults(*results, times)
 
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        with self._rng, rounding(is_stochastic=self._rounds_at_random):
+            yield
+
+    def _random_state(self) -> contextlib.AbstractContextManager[None]:
+        """Lets the device draw its random numbers, if it does."""
+        return self._drawing() if self._is_random else contextlib.nullcontext()
+
+    def _reduction_by(self, settings: OptimizerSettings) -> GradientReduction:
+        """How gradients are reduced; the same object while the settings are."""
+        if self._reduction is None or settings is not self._reduction_settings:
+            self._reduction_settings = settings
+            self._reduction = GradientReduction.from_options(
+                self._options,
+                self._layout,
+                settings.loss_scaling,
+                self._weights.groups_of_elements,
+                settings.accum_type,
+            )
+        self._reduction.forget()
+        return self._reduction
+
     def _train(
         self, link: OptimizerLink, inputs: Inputs, outputs: Outputs
     ) -> Watch | None:
         link.upload_loaded_state()
-        reduction = GradientReduction.from_options(
-            self._options,
-            self._layout,
-            link.settings.loss_scaling,
-            self._weights.groups_of_elements,
-            link.settings.accum_type,
-        )
+        reduction = self._reduction_by(link.settings)
         watch = self._watch(reduction)
         link.was_stepped()  # before the run: one that fails midway has stepped too
         with watch or contextlib.nullcontext():
             run_training(
-                self._program,
-                self._weights,
-                self._layout,
-                inputs,
+                self._device(inputs),
                 outputs,
                 link.device_optimizer,
                 reduction,
                 watch,
             )
         return watch
+
+    def _device(self, inputs: Inputs) -> Device:
+        return Device(
+            self._program, self._weights, self._layout, inputs, self._folding
+        )
 
     def _outputs(self) -> Outputs:
         return Outputs(self._layout, self._mode, self._period)

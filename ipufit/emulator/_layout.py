@@ -10,6 +10,7 @@ batching"; PopART, `stepiosplitter.cpp`, `dataflow.hpp`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Iterator
 
@@ -95,6 +96,11 @@ class Layout:
             f"accumulation ({self.gradient_accumulation})"
         )
 
+    @cached_property
+    def groups(self) -> list[int]:
+        """The input group of each replica."""
+        return [self.group(replica) for replica in range(self.replicas)]
+
     def group(self, replica: int) -> int:
         """The input group of `replica`."""
         if self.is_orthogonal:
@@ -129,7 +135,7 @@ class Inputs:
             device_tensor(tensor.detach(), copy=tensor.is_inference())
             for tensor in tensors
         ]
-        self._groups = [layout.group(replica) for replica in range(layout.replicas)]
+        self._groups = layout.groups
         # Members of a group must not see each other's changes.
         self._is_shared = bool(written) and layout.input_groups < layout.replicas
         count = layout.input_blocks
@@ -150,6 +156,33 @@ class Inputs:
                 replica,
                 tuple(row.clone() for row in rows) if self._is_shared else rows,
             )
+
+    def rows(self, index: int) -> tuple[Tensor, ...]:
+        """One micro-batch, where no replicas share theirs.
+
+        Args:
+            index: `step * R + replica`.
+        """
+        return self._blocks[index]
+
+    def joined(self, first: int, count: int) -> tuple[Tensor, ...]:
+        """The rows of micro-batches that follow each other, one after the other."""
+        total = self._layout.input_blocks
+        sizes = [tensor.shape[0] // total for tensor in self._on_device]
+        return tuple(
+            tensor.narrow(0, first * size, count * size)
+            for tensor, size in zip(self._on_device, sizes)
+        )
+
+    def took_together(self, started: float, count: int) -> None:
+        """Note that micro-batches ran in one pass: each took the same part of it.
+
+        Args:
+            started: When the pass began.
+            count: How many there were.
+        """
+        share = (perf_counter() - started) / count
+        self.taken.extend(started + index * share for index in range(count))
 
     def write_back(self) -> None:
         """Give the caller what the program wrote into its inputs.

@@ -17,6 +17,7 @@ from ._attachment import Attachment
 from ._constraints import check_program
 from ._executable_cache import check_executable_cache
 from ._floating_point import checked, stops_at_exceptions
+from ._folding import Folding
 from ._layout import Layout
 from ._observation import Observation
 from ._optimizer_link import OptimizerLink
@@ -113,6 +114,7 @@ class Lifecycle(RngState, Observation):
         self._times = None
         self._executable, self._target = program, target
         self._replica_groups = groups
+        self._folding = Folding.of(program, layout, self._options, groups)
         self._compiled_arguments, self._compiled_rows = arguments.like_meta(), rows
         try:
             if self._options.connection_type == ConnectionType.Always:
@@ -156,6 +158,7 @@ class Lifecycle(RngState, Observation):
             self._options,
             self._host_weights,
             self._replica_groups,
+            self._folding,
             self._start_rng(),
             self._optimizer_link,
         )

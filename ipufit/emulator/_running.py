@@ -3,39 +3,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from ._device import DeviceWeights, GradientReduction
-from ._layout import Inputs, Layout, Outputs
-from ._program import Program
+from ._device import GradientReduction
+from ._layout import Outputs
+from ._micro_batch_runs import Device, MicroBatches, Results
 
 if TYPE_CHECKING:
     from ._update_rules import DeviceOptimizer
     from ._watch import Watch
 
 
-def run_inference(
-    program: Program,
-    weights: DeviceWeights,
-    layout: Layout,
-    inputs: Inputs,
-    outputs: Outputs,
-) -> None:
+@dataclass(frozen=True)
+class _Collector:
+    """Gives the results of micro-batches to the outputs of a call."""
+
+    outputs: Outputs
+    replicas: int
+
+    def __call__(self, index: int, results: Results) -> None:
+        self.outputs.add(*divmod(index, self.replicas), results)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """Computes the gradients of one update, of one loss or several in a tensor."""
+
+    reduction: GradientReduction
+    factor: float
+    halves: dict[str, Tensor]
+
+    def __call__(self, loss: Tensor) -> None:
+        self.reduction.backward(loss, self.factor)
+        if self.halves:
+            self.reduction.accumulate(self.halves)
+
+
+def run_inference(device: Device, outputs: Outputs) -> None:
     """One call of an inference model: every micro-batch once."""
-    for step in range(layout.steps):
-        for replica, rows in inputs.micro_batches(step):
-            with torch.no_grad():  # each time: the program may leave it otherwise
-                results = program.run(*weights.arguments(replica), *rows)
-            outputs.add(step, replica, results)
+    layout = device.layout
+    indices = range(layout.steps * layout.replicas)
+    MicroBatches(device, indices).run(_Collector(outputs, layout.replicas))
 
 
 def run_training(
-    program: Program,
-    weights: DeviceWeights,
-    layout: Layout,
-    inputs: Inputs,
+    device: Device,
     outputs: Outputs,
     optimizer: DeviceOptimizer,
     reduction: GradientReduction,
@@ -46,24 +62,19 @@ def run_training(
     Each update accumulates the gradients of G micro-batches on each of R replicas,
     reduces them as asked, and steps the optimiser once (PopART, `popprograms.cpp`).
     """
-    trained = weights.trained
+    layout, trained = device.layout, device.weights.trained
     halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
+    collect = _Collector(outputs, layout.replicas)
+    per_update = layout.gradient_accumulation * layout.replicas
     for tensor in trained.values():
         tensor.grad = None  # of a call that failed midway
     for iteration in range(layout.device_iterations):
-        first = iteration * layout.gradient_accumulation
-        steps = range(first, first + layout.gradient_accumulation)
-        factor = optimizer.loss_scale_factor
-        for step in steps:
-            for replica, rows in inputs.micro_batches(step):
-                with torch.enable_grad():
-                    *results, loss = program.run(*weights.arguments(replica), *rows)
-                reduction.backward(loss, factor)
-                if halves:
-                    reduction.accumulate(halves)
-                outputs.add(step, replica, tuple(results))
-                if watch is not None:
-                    watch.saw_micro_batch(step, replica)
+        indices = range(iteration * per_update, (iteration + 1) * per_update)
+        backward = _Backward(reduction, optimizer.loss_scale_factor, halves)
+        MicroBatches(device, indices, backward, watch).run(collect)
         optimizer.step(reduction.take_gradients(trained))
         if watch is not None:
-            watch.saw_update(steps, optimizer)
+            first = iteration * layout.gradient_accumulation
+            watch.saw_update(
+                range(first, first + layout.gradient_accumulation), optimizer
+            )

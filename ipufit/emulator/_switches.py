@@ -45,6 +45,46 @@ def is_on(variable: str, *, default: bool = False) -> bool:
         ) from None
 
 
+def folds() -> bool | None:
+    """Whether `IPUFIT_EMULATOR_FOLD` has micro-batches run in one pass.
+
+    Returns:
+        True: wherever that is the same maths; False: nowhere; None, if it isn't set:
+        where it pays.
+
+    Raises:
+        Error: It is no integer.
+
+    Example:
+        >>> folds() is None
+        True
+    """
+    if not os.environ.get(FOLD_VARIABLE, "").strip():
+        return None
+    return is_on(FOLD_VARIABLE)
+
+
+def fold_bytes() -> int:
+    """Memory that the values of one pass of folded micro-batches may take.
+
+    `IPUFIT_EMULATOR_FOLD_MIB` says so in mebibytes; 16 if it isn't set.
+
+    Raises:
+        Error: It is no integer, or negative.
+
+    Example:
+        >>> fold_bytes()
+        16777216
+    """
+    text = os.environ.get(FOLD_MIB_VARIABLE, "").strip() or str(_FOLD_MIB)
+    if not text.isdecimal():
+        raise createPoptorchError(
+            f"{FOLD_MIB_VARIABLE}={text!r} is no number of mebibytes: set it to one, "
+            "or unset it."
+        )
+    return int(text) * 2**20
+
+
 def is_strict() -> bool:
     """Whether `IPUFIT_EMULATOR_STRICT` asks for strict mode.
 

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether two ways to compute the same gave the same."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from torch import Tensor
+
+RELATIVE = 1e-4
+"""Of the largest element of a tensor: how far elements may be apart."""
+
+SHARE_OF_LARGEST = 1e-6
+"""Of the largest element of all tensors: what may be added to that.
+
+Gradients that are 0 but for rounding, such as those of the keys' biases in attention,
+have no size of their own.
+"""
+
+
+def difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> str | None:
+    """What differs between two lists of tensors beyond rounding.
+
+    Args:
+        one: Tensors.
+        other: What should be the same.
+
+    Returns:
+        Text for people; None if nothing does.
+
+    Example:
+        >>> difference([torch.ones(2)], [torch.ones(2) + 1e-6]) is None
+        True
+        >>> difference([torch.ones(2)], [torch.tensor([1.0, 1.5])])
+        'tensor 0 differs by 0.5, and its largest element is 1'
+    """
+    if len(one) != len(other):
+        return f"there are {len(one)} and {len(other)} tensors"
+    floor = SHARE_OF_LARGEST * max(map(_largest, one), default=0.0)
+    for index, (left, right) in enumerate(zip(one, other)):
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return (
+                f"tensor {index} is {tuple(left.shape)} of {left.dtype}, or "
+                f"{tuple(right.shape)} of {right.dtype}"
+            )
+        is_same = left == right
+        if left.is_floating_point():
+            is_same |= left.isnan() & right.isnan()
+        if bool(is_same.all()):
+            continue
+        gap = _largest((left.double() - right.double()).masked_fill(is_same, 0.0))
+        largest = _largest(left)
+        allowed = RELATIVE * largest + floor if left.is_floating_point() else 0.0
+        if not gap <= allowed:  # nor if it is no number
+            return (
+                f"tensor {index} differs by {gap:.3g}, and its largest element is "
+                f"{largest:.3g}"
+            )
+    return None
+
+
+def _largest(tensor: Tensor) -> float:
+    if tensor.numel() == 0 or not (tensor.is_floating_point()):
+        return 0.0
+    return float(tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
