@@ -739,7 +739,7 @@ BAD_LOOKS = {
     "load weights of another kind": (
         ConfigError,
         "x.safetensors",
-        lambda m: m.load_weights("x.pt"),
+        lambda m: m.load_weights("x.h5"),
     ),
     "load weights from a number": (
         ConfigError,

@@ -31,6 +31,7 @@ class Callback:
             resumed run goes on with them. See `state_dict`.
         is_saved: False if a resumed run may do without this callback, as without a
             display.
+        is_display: Whether it shows calls to people, who needn't see every one.
 
     Example:
         >>> class StopWhenGood(Callback):
@@ -44,8 +45,14 @@ class Callback:
 
     saved_attributes: ClassVar[tuple[str, ...]] = ()
     is_saved: ClassVar[bool] = True
+    is_display: ClassVar[bool] = False
     model: Any = None
     run: RunState = RunState()
+
+    @property
+    def is_due(self) -> bool:
+        """Of a display: whether it shows figures after the call under way."""
+        return True
 
     @property
     def params(self) -> dict[str, Any]:
@@ -185,6 +192,28 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.set_run(run)
             callback.set_params(run.params)
+
+    def are_displays_due(self) -> bool:
+        """Whether a display shows figures after the call under way."""
+        return any(c.is_due for c in self.callbacks if c.is_display)
+
+    def hears(self, *hooks: str) -> bool:
+        """Whether a callback, displays aside, overrides one of these hooks.
+
+        Example:
+            >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
+            >>> CallbackList([EarlyStopping()]).hears("on_train_batch_end")
+            False
+            >>> CallbackList([TerminateOnNaN()]).hears("on_train_batch_end")
+            True
+        """
+        return any(
+            name in vars(callback)
+            or getattr(type(callback), name) is not getattr(Callback, name)
+            for callback in self.callbacks
+            if not callback.is_display
+            for name in hooks
+        )
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """For each."""

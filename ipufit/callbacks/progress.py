@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Callable
 
@@ -23,6 +24,7 @@ from ipufit.types import Verbose
 from .base import Callback
 
 Clock = Callable[[], float]
+_SECONDS_BETWEEN = 0.1
 
 
 class ProgressDisplay(Callback):
@@ -34,6 +36,7 @@ class ProgressDisplay(Callback):
     """
 
     is_saved = False
+    is_display = True
 
     def __init__(self, console: Console, clock: Clock = time.perf_counter) -> None:
         self._console = console
@@ -42,6 +45,11 @@ class ProgressDisplay(Callback):
         self._start_seconds = 0.0
         self._samples_before = 0
         self._steps_done = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it shows figures after the call under way."""
+        return False
 
     def compiling(self, what: str) -> None:
         """A program is about to be compiled."""
@@ -143,6 +151,14 @@ class BarProgress(ProgressDisplay):
 
     _bar: Progress | None = None
     _task = TaskID(0)
+    _calls_done = 0
+    _shown_at = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last time was long enough ago to show figures again."""
+        is_on = self._bar is not None
+        return is_on and self._clock() - self._shown_at >= _SECONDS_BETWEEN
 
     def compiling(self, what: str) -> None:
         """Show that compilation takes its time."""
@@ -158,9 +174,11 @@ class BarProgress(ProgressDisplay):
         self._start(f"Epoch {epoch + 1}/{self.params['epochs']}")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """One call further; rich redraws ten times a second at most."""
+        """One call further; what is shown changes ten times a second at most."""
         super().on_train_batch_end(batch, logs)
-        self._advance(f"{self._rate()} - {format_logs(logs)}")
+        self._calls_done += 1
+        if logs and self.is_due:
+            self._show(f"{self._rate()} - {format_logs(logs)}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """The bar stays with the epoch's figures."""
@@ -176,7 +194,9 @@ class BarProgress(ProgressDisplay):
         """One call further."""
         super().on_test_batch_end(batch, logs)
         if not self._is_fit:
-            self._advance(format_logs(logs))
+            self._calls_done += 1
+            if logs and self.is_due:
+                self._show(format_logs(logs))
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """The bar stays with the figures."""
@@ -191,7 +211,9 @@ class BarProgress(ProgressDisplay):
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """One call further."""
         super().on_predict_batch_end(batch, logs)
-        self._advance("")
+        self._calls_done += 1
+        if self.is_due:
+            self._show("")
 
     def on_predict_end(self, logs: dict[str, Any]) -> None:
         """Done."""
@@ -222,18 +244,25 @@ class BarProgress(ProgressDisplay):
         self._bar.start()
         total = self.params.get("calls")  # None: a stream, whose end shows itself
         self._task = self._bar.add_task(title, total=total, figures="")
+        self._calls_done = self.run.calls if self._is_fit else 0
+        self._shown_at = -math.inf
 
-    def _advance(self, figures: str) -> None:
+    def _show(self, figures: str) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, figures=figures)
+            self._shown_at = self._clock()
+            self._bar.update(self._task, completed=self._calls_done, figures=figures)
 
     def _finish(self, figures: str | None = None) -> None:
         if self._bar is None:
             return
         if figures is not None:
-            task = self._bar.tasks[0]
-            total = task.completed if task.total is None else task.total
-            self._bar.update(self._task, total=total, figures=figures)
+            total = self._bar.tasks[0].total
+            self._bar.update(
+                self._task,
+                completed=self._calls_done,
+                total=self._calls_done if total is None else total,
+                figures=figures,
+            )
         self._bar.stop()
         self._bar = None
 

@@ -6,14 +6,16 @@ from __future__ import annotations
 from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
-from torch.utils.data import Sampler
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
+from .datasets import ArrayDataset
+from .gathering import GatheredCalls
 from .layout import Layout
+from .orders import InOrder, Order
 from .rebatching import collate
 from .source import Source
 
@@ -51,18 +53,20 @@ class Loading(NamedTuple):
         options: poptorch.Options,
         dataset: Any,
         plan: BatchPlan,
-        sampler: Sampler[int],
+        order: Order | InOrder,
         generator: torch.Generator | None = None,
     ) -> Any:
-        """PopTorch's loader of whole calls.
+        """PopTorch's loader of whole calls; samples in memory need none.
 
         Args:
             options: Of the model.
             dataset: Map-style.
             plan: The factors of a call.
-            sampler: The order.
+            order: Of the samples.
             generator: Of its processes' seeds; None for torch's global one.
         """
+        if isinstance(dataset, ArrayDataset) and not self.is_elsewhere:
+            return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
         modes = {
             "sync": poptorch.DataLoaderMode.Sync,
             "async": poptorch.DataLoaderMode.Async,
@@ -76,7 +80,7 @@ class Loading(NamedTuple):
             drop_last=True,
             mode=modes[self._mode_for(plan)],
             collate_fn=collate,
-            sampler=sampler,
+            sampler=order,
             generator=generator,
         )
 

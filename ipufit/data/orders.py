@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
 from .seeded import mixed
@@ -62,16 +63,23 @@ class Order(Sampler[int]):
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        order = list(range(self._count))
-        if self._seed is not None:
+        yield from self.indices().tolist()
+
+    def indices(self) -> Tensor:
+        """The next pass, `[length]`; less what `start` skips."""
+        if self._seed is None:
+            order = torch.arange(self._count)
+        else:
             generator = torch.Generator().manual_seed(mixed(self._seed, self._number))
-            order = torch.randperm(self._count, generator=generator).tolist()
-        order += order[-1:] * (self._length - self._count)
+            order = torch.randperm(self._count, generator=generator)
+        missing = self._length - self._count
+        if missing > 0:
+            order = torch.cat((order, order[-1:].expand(missing)))
         if self._tells_pass:
-            order = [self._number * self._count + index for index in order]
+            order = order.add(self._number * self._count)
         skipped, self._skipped = self._skipped, 0
         self._number += 1
-        yield from order[skipped:]
+        return order[skipped:]
 
 
 class InOrder(Sampler[int]):
@@ -86,6 +94,9 @@ class InOrder(Sampler[int]):
         return self._count + self._padding + len(self._further)
 
     def __iter__(self) -> Iterator[int]:
-        yield from range(self._count)
-        yield from [self._count - 1] * self._padding
-        yield from self._further
+        yield from self.indices().tolist()
+
+    def indices(self) -> Tensor:
+        """All of them."""
+        further = [self._count - 1] * self._padding + self._further
+        return torch.cat((torch.arange(self._count), torch.tensor(further).long()))

@@ -90,6 +90,7 @@ class Evaluation:
         self._num_singles = 0
         run.stop_evaluating = False
         hooks.on_test_begin({})
+        is_heard = hooks.hears("on_test_batch_end")
         for number, call in enumerate(self.batches):
             if not call.num_real:  # there for the scalars of single rows only
                 self._add_singles(call)
@@ -98,7 +99,8 @@ class Evaluation:
             hooks.on_test_batch_begin(first, {})
             self._add_call(call)
             last = first + self.batches.num_passes(call.num_real) - 1
-            hooks.on_test_batch_end(last, self.figures.running())
+            is_wanted = is_heard or hooks.are_displays_due()
+            hooks.on_test_batch_end(last, self.figures.running() if is_wanted else {})
             if run.stop_evaluating:
                 break
         hooks.on_test_end(self.figures.logs())

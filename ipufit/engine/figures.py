@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 from typing import Any, Callable, Mapping, NamedTuple
 
@@ -52,6 +53,7 @@ class Figures:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self._entries: list[Entry] = []
+        self._size = 1
         self._names: list[str] = []
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
@@ -108,6 +110,7 @@ class Figures:
             sums.append(value.mul(count))
             entries.append(Entry(name, 1, None, None))
         self._entries = entries
+        self._size = 1 + sum(entry.size for entry in entries)
         self._names = _distinct([*names, *scalars, *self._extra])
         return torch.cat([s.detach().to(torch.float32) for s in (count, *sums)])
 
@@ -143,9 +146,10 @@ class Figures:
 
     def add(self, vectors: Tensor) -> None:
         """Add the vectors of any number of micro-batches, in one tensor."""
-        size = 1 + sum(entry.size for entry in self._entries)
-        rows = vectors.detach().to(torch.float64).reshape(-1, size).sum(dim=0)
-        self._sums = rows if self._sums is None else self._sums + rows
+        rows = vectors.detach().to(torch.float64)
+        if len(rows) != self._size:
+            rows = rows.reshape(-1, self._size).sum(dim=0)
+        self._sums = rows if self._sums is None else self._sums.add_(rows)
 
     def add_means(self, scalars: Mapping[str, float], rows: int) -> None:
         """Add means over so many samples, which no vector holds."""
@@ -191,6 +195,14 @@ class Figures:
         order = ("loss", *self._names, *values)
         return {name: values[name] for name in order if name in values}
 
+    @property
+    def loss(self) -> float:
+        """The loss so far, in one look; NaN if nothing was counted."""
+        entry = self._entries[0] if self._entries else None
+        if self._sums is None or entry is None or entry.name != "loss":
+            return self._summed().get("loss", math.nan)
+        return float(entry.result(self._sums[1 : 1 + entry.size]))  # type: ignore[misc]
+
     def _summed(self) -> Logs:
         values: Logs = {}
         if self._sums is not None:
@@ -230,8 +242,9 @@ def _mean(sums: Tensor) -> float:
 
 def _weighted_means(weights: list[float], sums: Tensor) -> float:
     """The loss of several outputs: a weighted sum of means."""
-    pairs = sums.reshape(-1, 2)
-    return sum(weight * _mean(pair) for weight, pair in zip(weights, pairs))
+    numbers = sums.tolist()
+    pairs = zip(numbers[::2], numbers[1::2])
+    return sum(weight * _quotient(*pair) for weight, pair in zip(weights, pairs))
 
 
 def _quotient(total: float, count: float) -> float:

@@ -103,12 +103,16 @@ def _with_validation(logs: Logs, validation: Logs) -> Logs:
 
 
 def train_epoch(
-    training: Training, batches: Epochs, hooks: CallbackList, run: RunState
+    training: Training,
+    batches: Epochs,
+    hooks: CallbackList,
+    run: RunState,
 ) -> Logs:
     """Train on every call of an epoch.
 
     Hooks see a call as Keras's see `steps_per_execution` batches: it begins with the
-    index of its first update and ends with that of its last.
+    index of its first update and ends with that of its last. If only displays listen,
+    figures are computed when they are to be shown.
 
     Returns:
         The figures of the epoch so far, if it was stopped.
@@ -117,6 +121,7 @@ def train_epoch(
         DataError: There was not one call.
     """
     updates = training.plan.device_iterations
+    is_heard = hooks.hears("on_train_batch_end", "on_batch_end")
     for number, call in enumerate(batches, run.calls):
         first = number * updates
         hooks.on_train_batch_begin(first, {})
@@ -124,8 +129,9 @@ def train_epoch(
         run.calls += 1
         run.updates += updates
         run.samples += call.num_real
-        logs = training.figures.running()
-        _report_non_finite(logs["loss"], run, first)
+        _report_non_finite(training.figures.loss, run, first)
+        is_wanted = is_heard or hooks.are_displays_due()
+        logs = training.figures.running() if is_wanted else {}
         hooks.on_train_batch_end(first + updates - 1, logs)
         run.act()
         run.heed_eviction()
