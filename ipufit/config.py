@@ -38,6 +38,9 @@ class IPUConfig:
         gradient_accumulation: Micro-batches per weight update; derived likewise.
         replicas: Copies of the model, each with samples of its own.
         device_iterations: Weight updates per call: Keras's `steps_per_execution`.
+        inference_iterations: Forward passes per call of `evaluate`, `predict` and
+            validation: `device_iterations` by default. More of them make fewer, larger
+            calls, which changes no figure; the last call is padded to as many.
         pipeline: The stages of the model, in the order of the data, one IPU each:
             names of the model's `poptorch.Block`s or of its submodules, sequences of
             such names, or `poptorch.Stage`s; or a ready PopTorch strategy. None for a
@@ -76,6 +79,7 @@ class IPUConfig:
     gradient_accumulation: int | None = None
     replicas: int = 1
     device_iterations: int = 1
+    inference_iterations: int | None = None
     pipeline: Any = None
     execution: str = "pipelined"
     loss_block: str | None = None
@@ -90,7 +94,11 @@ class IPUConfig:
     inference_options: poptorch.Options | None = None
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch_size", "gradient_accumulation"):
+        for name in (
+            "micro_batch_size",
+            "gradient_accumulation",
+            "inference_iterations",
+        ):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
         check_positive("replicas", self.replicas)
@@ -193,7 +201,7 @@ class IPUConfig:
             batch_size: Samples of one pass over all replicas.
 
         Returns:
-            The plan: no accumulation, and enough device iterations for the stages.
+            The plan: no accumulation, and enough iterations for the stages.
 
         Raises:
             ConfigError: The replicas don't divide it.
@@ -203,7 +211,10 @@ class IPUConfig:
             3
         """
         own = self.inference_options
-        iterations = max(self.device_iterations, self._least_inference_iterations())
+        iterations = max(
+            self.inference_iterations or self.device_iterations,
+            self._least_inference_iterations(),
+        )
         return derive_plan(
             batch_size,
             micro_batch_size=None,

@@ -205,3 +205,13 @@ def test_more_processes_than_one_are_seen():
     own.Distributed.configureProcessId(0, 2)
     config = IPUConfig(training_options=own)
     assert config.training_plan(8).processes == 2
+
+
+def test_passes_per_call_can_be_others_than_updates():
+    config = IPUConfig(device_iterations=3, inference_iterations=8)
+    assert config.inference_plan(4).device_iterations == 8
+    assert config.training_plan(4).device_iterations == 3
+    staged = IPUConfig(pipeline=("a", "b", "c"), inference_iterations=1)
+    assert staged.inference_plan(4).device_iterations == 3
+    with pytest.raises(ConfigError, match="inference_iterations=0"):
+        IPUConfig(inference_iterations=0)
