@@ -12,17 +12,22 @@ ranges; above 1 is faster. Fails if a contestant does other work than the plain 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import workloads
+from . import page, workloads
+from .bars import measure_bars
 from .contestants import CONTESTANTS, DEFAULT, PLAIN
 from .results import Measured, Spread, complaints, differences
 from .runs import Runner, import_seconds, interleaved
+from .svg import Bars, bar_chart
 from .tables import details, overview, spread, table
 from .worker import OPERATIONS, Job
+
+PLOT = "![CPU speed of training](benchmarks-peers.svg)"
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -44,6 +49,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--journal", type=Path, help="keep results here; go on if some are there")
     add("--no-check", dest="check", action="store_false",
         help="don't compare losses first")  # fmt: skip
+    add("--bars", action="store_true", help="measure what the bar costs as well")
+    add("--write", action="store_true", help="put the results into docs/benchmarks.md")
     args = parser.parse_args(arguments)
     for name in args.workloads:
         try:
@@ -58,13 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
     args = parse_arguments(arguments)
     names = [PLAIN, *(name for name in args.contestants if name != PLAIN)]
     installed = [name for name in names if CONTESTANTS[name].is_installed]
-    for name in names:
-        if name not in installed:
-            print(f"{name}: not installed, left out")
+    data_dir = Path(args.data_dir).absolute()
+    measured = Measured()
     unlike = 0
     with tempfile.TemporaryDirectory(prefix="ipufit-benchmarks-") as folder:
         runner = Runner(Path(folder), args.journal, _report)
-        measured = Measured()
         for workload in args.workloads:
             jobs = [
                 Job(
@@ -72,31 +77,32 @@ def main(arguments: list[str] | None = None) -> int:
                     name,
                     tuple(one for one in OPERATIONS if one in args.operations),
                     args.threads,
-                    data_dir=str(Path(args.data_dir).absolute()),
+                    data_dir=str(data_dir),
                 )
                 for name in installed
             ]
             if args.check:
-                unlike += check(runner, jobs)
+                unlike += check(runner, jobs, measured)
             for job, result in interleaved(runner, jobs, args.repeats):
                 measured.add(job, result)
-            rows = [row for row in measured.rows() if row.workload == workload]
-            for operation in args.operations:
-                part = [row for row in rows if row.operation == operation]
-                if part:
-                    title = workloads.find(workload).title
-                    print(f"\n{workload} ({title}): {operation}\n{details(part)}")
+            print(f"\n{_details(measured, [workload])}", flush=True)
         imports = measure_imports(runner, installed, args.repeats)
-    print(f"\n{overview(measured.rows())}\n\n{imports}")
-    for absence in measured.absences():
-        print(
-            f"{absence.workload} {absence.operation} {absence.contestant}: "
-            f"{absence.reason}"
-        )
+        bars = ""
+        if args.bars:
+            bars = measure_bars(runner, args.repeats, args.threads, data_dir)
+    absent = [f"{name}: not installed." for name in names if name not in installed]
+    absent += _absences(measured)
+    print("\n" + "\n\n".join([_overviews(measured), imports, bars, "\n".join(absent)]))
+    if args.write:
+        text = [_settings(args), _overviews(measured), PLOT, imports, bars]
+        text += ["\n".join(f"- {line}" for line in absent)]
+        text += ["### In full", _details(measured, args.workloads)]
+        plots = {"benchmarks-peers.svg": plot(measured, args.threads)}
+        page.write("peers", "\n\n".join(part for part in text if part), plots)
     return 1 if unlike else 0
 
 
-def check(runner: Runner, jobs: list[Job]) -> int:
+def check(runner: Runner, jobs: list[Job], measured: Measured) -> int:
     """Compare what contestants learn from unshuffled data with the plain loop.
 
     Returns:
@@ -105,9 +111,11 @@ def check(runner: Runner, jobs: list[Job]) -> int:
     figures: dict[str, Any] = {}
     unlike = 0
     for job in jobs:
-        result = runner.run(_unshuffled(job), 0)
+        job = dataclasses.replace(job, shuffle=False)
+        result = runner.run(job, 0)
         if "failed" in result:
             continue  # the measurement will say so
+        measured.add(job, result)
         figures[job.contestant] = result["figures"]
         plain = figures[PLAIN]
         epochs = 1 + workloads.find(job.workload).epochs
@@ -118,10 +126,6 @@ def check(runner: Runner, jobs: list[Job]) -> int:
         verdict = "; ".join(said) or "as the plain loop"
         print(f"{job.workload} {job.contestant}: {verdict} ({text})", flush=True)
     return unlike
-
-
-def _unshuffled(job: Job) -> Job:
-    return Job(**{**vars(job), "shuffle": False})
 
 
 def measure_imports(runner: Runner, names: list[str], repeats: int) -> str:
@@ -136,6 +140,79 @@ def measure_imports(runner: Runner, names: list[str], repeats: int) -> str:
     return table(
         ["import beyond torch", "CPU s"],
         [[f"`{name}`", spread(Spread.of(each))] for name, each in seconds.items()],
+    )
+
+
+def plot(measured: Measured, threads: int) -> str:
+    """Bars of the CPU speed in training, a panel for each workload."""
+    rows = [row for row in measured.rows() if row.contestant != PLAIN]
+    panels = [
+        Bars(
+            f"{workload} {operation}",
+            [
+                (CONTESTANTS[row.contestant].title, *row.speed)
+                for row in rows
+                if (row.workload, row.operation) == (workload, operation)
+            ],
+            frozenset(
+                entry.title
+                for entry in CONTESTANTS.values()
+                if entry.package == "ipufit"
+            ),
+        )
+        for workload, operation in dict.fromkeys(
+            (row.workload, row.operation) for row in rows
+        )
+        if operation == "train"
+    ]
+    return bar_chart(
+        panels, f"CPU speed of training, plain loop = 1, threads: {threads}"
+    )
+
+
+def _overviews(measured: Measured) -> str:
+    """A table for each operation, so that none is too wide."""
+    rows = measured.rows()
+    parts = [
+        overview([row for row in rows if row.operation == operation])
+        for operation in OPERATIONS
+        if any(row.operation == operation for row in rows)
+    ]
+    return "\n\n".join(parts)
+
+
+def _details(measured: Measured, names: list[str]) -> str:
+    parts = []
+    for name in names:
+        for operation in OPERATIONS:
+            rows = [
+                row
+                for row in measured.rows()
+                if (row.workload, row.operation) == (name, operation)
+            ]
+            if rows:
+                title = workloads.find(name).title
+                parts += [f"{name} ({title}): {operation}", details(rows)]
+    return "\n\n".join(parts)
+
+
+def _absences(measured: Measured) -> list[str]:
+    """A line for each reason, with all that it holds for."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for one in measured.absences():
+        place = f"{one.workload} {one.operation}"
+        lines.setdefault((one.contestant, one.reason), []).append(place)
+    return [
+        f"{CONTESTANTS[name].title}: {reason} ({', '.join(places)})."
+        for (name, reason), places in lines.items()
+    ]
+
+
+def _settings(args: argparse.Namespace) -> str:
+    data = Path(args.data_dir, "MNIST", "raw")
+    return (
+        f"{page.machine()} {args.repeats} turns each, threads: {args.threads}. W1 and "
+        f"W3 on {'MNIST' if data.is_dir() else 'synthetic images of its shape'}."
     )
 
 

@@ -14,7 +14,8 @@ import tempfile
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Iterator, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, Iterator, Mapping, Tuple
 
 from .contestants import CONTESTANTS
 from .worker import Job
@@ -29,7 +30,7 @@ Report = Callable[[str], None]
 class Runner:
     """Starts the processes, and keeps what compilers cache for as long as it lives.
 
-    The caches are empty at first: the first repeat of a contestant compiles, the
+    The caches are empty at first: the first process of a contestant compiles, the
     others find what it left.
 
     Args:
@@ -57,44 +58,54 @@ class Runner:
         Returns:
             What `benchmarks.worker.measure` does; or `{"failed": reason}`.
         """
-        key = json.dumps([dataclasses.asdict(job), repeat])
+        entry = CONTESTANTS[job.contestant]
+        return self.call(
+            "benchmarks.worker",
+            dataclasses.asdict(job),
+            repeat,
+            f"{job.workload}: {job.contestant}",
+            job.threads,
+            entry.environment,
+            is_at_terminal=entry.is_at_terminal,
+        )
+
+    def call(
+        self,
+        module: str,
+        asked: Mapping[str, Any],
+        repeat: int,
+        title: str,
+        threads: int = 1,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        *,
+        is_at_terminal: bool = False,
+    ) -> dict[str, Any]:
+        """Have a module do what is asked for, in a process of its own.
+
+        Args:
+            module: Its name; run with two paths, it reads JSON and writes JSON.
+            asked: For the first file.
+            repeat: Which turn it is.
+            title: For the report.
+            threads: Of torch.
+            environment: More variables.
+            is_at_terminal: Whether it writes to a terminal.
+
+        Returns:
+            The second file; or `{"failed": reason}`.
+        """
+        key = json.dumps([module, dict(asked), dict(environment), repeat])
         if key not in self._known:
-            self._known[key] = self._start(job)
+            self.report(title)
+            with tempfile.TemporaryDirectory(dir=self.folder) as name:
+                folder = Path(name)
+                variables = {**self.environment(threads, folder), **environment}
+                result = _run(module, asked, folder, variables, is_at_terminal)
+            self._known[key] = result
             if self.journal is not None:
                 with self.journal.open("a", encoding="utf-8") as file:
-                    line = {"key": key, "result": self._known[key]}
-                    file.write(json.dumps(line) + "\n")
+                    file.write(json.dumps({"key": key, "result": result}) + "\n")
         return self._known[key]
-
-    def _start(self, job: Job) -> dict[str, Any]:
-        entry = CONTESTANTS[job.contestant]
-        self.report(f"{job.workload}: {job.contestant}")
-        with tempfile.TemporaryDirectory(dir=self.folder) as name:
-            asked, answer = Path(name, "job.json"), Path(name, "result.json")
-            asked.write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
-            command = [sys.executable, "-m", "benchmarks.worker", asked, answer]
-            environment = {
-                **self.environment(job.threads, Path(name)),
-                **entry.environment,
-            }
-            with _terminal() if entry.is_at_terminal else _file() as (stdout, said):
-                try:
-                    done = subprocess.run(
-                        command,
-                        cwd=ROOT,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=stdout,
-                        timeout=_LIMIT_SECONDS,
-                        check=False,
-                    )
-                except subprocess.TimeoutExpired:
-                    return {"failed": f"took more than {_LIMIT_SECONDS:.0f} s"}
-                lines = said().strip().splitlines()[-_ERROR_LINES:]
-            if not answer.is_file():
-                return {"failed": f"exit {done.returncode}: " + " / ".join(lines)}
-            return json.loads(answer.read_text(encoding="utf-8"))
 
     def environment(self, threads: int, folder: Path) -> dict[str, str]:
         """The variables of a process: threads, and caches under our folder."""
@@ -159,6 +170,35 @@ def _terminal() -> Output:
         os.close(theirs)
         reader.join()
         os.close(ours)
+
+
+def _run(
+    module: str,
+    asked: Mapping[str, Any],
+    folder: Path,
+    environment: Mapping[str, str],
+    is_at_terminal: bool,
+) -> dict[str, Any]:
+    question, answer = folder / "asked.json", folder / "answer.json"
+    question.write_text(json.dumps(asked), encoding="utf-8")
+    with _terminal() if is_at_terminal else _file() as (stdout, said):
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", module, question, answer],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stdout,
+                timeout=_LIMIT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took more than {_LIMIT_SECONDS:.0f} s"}
+        lines = said().strip().splitlines()[-_ERROR_LINES:]
+    if not answer.is_file():
+        return {"failed": f"exit {done.returncode}: " + " / ".join(lines)}
+    return json.loads(answer.read_text(encoding="utf-8"))
 
 
 def interleaved(

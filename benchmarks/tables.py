@@ -69,6 +69,7 @@ def details(rows: Sequence[Row]) -> str:
         "CPU speed",
         "wall speed",
         "CPU s",
+        "set up s",
         "first use s",
         "cached s",
         "memory",
@@ -81,10 +82,9 @@ def details(rows: Sequence[Row]) -> str:
                 spread(row.speed),
                 spread(row.wall_speed),
                 f"{row.cpu_seconds.median:.3f}",
-                f"{max(0.0, row.first_seconds):.2f}",
-                "-"
-                if row.cached_seconds is None
-                else f"{max(0.0, row.cached_seconds):.2f}",
+                f"{row.set_up_seconds:.2f}",
+                f"{row.first_seconds:.2f}",
+                "-" if row.cached_seconds is None else f"{row.cached_seconds:.2f}",
                 spread(row.memory),
             ]
             for row in rows

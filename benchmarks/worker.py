@@ -78,7 +78,8 @@ def measure(job: Job) -> dict[str, Any]:
         `operations`: for each, seconds of the `first` pass and of each `measured` one
         (`cpu` and `wall`), or `unavailable` with the reason. `figures`: losses and
         accuracies of all training epochs, those of the evaluation, and the first rows
-        predicted. `peak_bytes`: after training.
+        predicted. `set_up`: seconds of its imports and constructor. `peak_bytes`:
+        after training.
     """
     import torch
 
@@ -97,11 +98,13 @@ def measure(job: Job) -> dict[str, Any]:
         job.shuffle,
     )
     result: dict[str, Any] = {"operations": {}, "figures": {}}
+    start = Times.now()
     try:
         contestant = CONTESTANTS[job.contestant].load()(task)
     except UnavailableError as error:
         reason = {"unavailable": str(error)}
         return {**result, "operations": dict.fromkeys(job.operations, reason)}
+    result["set_up"] = dataclasses.asdict(Times.now() - start)
 
     def train(epochs: int) -> None:
         figures = result["figures"].setdefault("train", [])

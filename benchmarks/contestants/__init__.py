@@ -47,10 +47,51 @@ class Entry:
         return getattr(module, self.kind)
 
 
-_IPUFIT = ("with_ipufit", "Ipufit", "ipufit", "from ipufit import IPUConfig, IPUModel")
+_IPUFIT = ("with_ipufit", "ipufit", "from ipufit import IPUConfig, IPUModel")
+_COMPILED = {"IPUFIT_EMULATOR_COMPILE": "compiled"}
+_KERAS = ("with_keras", "keras", "import keras")
+_LIGHTNING = ("with_lightning", "lightning", "import lightning")
+_POUTYNE = ("with_poutyne", "poutyne", "import poutyne")
+_SKORCH = ("with_skorch", "skorch", "import skorch")
+_ACCELERATED = (
+    "with_pytorch_accelerated",
+    "pytorch-accelerated",
+    "import pytorch_accelerated",
+)
+
+
+def _entry(title: str, kind: str, place: tuple[str, str, str], **more: Any) -> Entry:
+    home, package, imports = place
+    return Entry(title, home, kind, package, imports, **more)
+
 
 CONTESTANTS = {
     PLAIN: Entry("plain loop", "plain", "PlainLoop"),
-    "ipufit": Entry("ipufit", *_IPUFIT),
+    "ipufit": _entry("ipufit", "Ipufit", _IPUFIT),
+    "ipufit-d1": _entry("ipufit, one update per call", "IpufitOneUpdate", _IPUFIT),
+    "ipufit-bar": _entry(
+        "ipufit with its bar", "IpufitWithBar", _IPUFIT, is_at_terminal=True
+    ),
+    "ipufit-compiled": _entry(
+        "ipufit compiled", "IpufitCompiled", _IPUFIT, environment=_COMPILED
+    ),
+    "ipufit-compiled-d1": _entry(
+        "ipufit compiled, one update per call",
+        "IpufitCompiledOneUpdate",
+        _IPUFIT,
+        environment=_COMPILED,
+    ),
+    "bare": Entry("limit: bare loop over slices", "limits", "BareLoop"),
+    "folded": Entry("limit: folded, channels_last, fused", "limits", "FoldedLoop"),
+    "compiled": Entry("limit: compiled updates", "compiled_limit", "CompiledLoop"),
+    "keras": _entry("Keras", "Keras", _KERAS),
+    "keras-compiled": _entry("Keras compiled", "KerasCompiled", _KERAS),
+    "lightning": _entry("Lightning", "Lightning", _LIGHTNING, is_at_terminal=True),
+    "lightning-bare": _entry("Lightning, everything off", "LightningBare", _LIGHTNING),
+    "poutyne": _entry("poutyne", "Poutyne", _POUTYNE),
+    "skorch": _entry("skorch", "Skorch", _SKORCH),
+    "pytorch-accelerated": _entry(
+        "pytorch-accelerated", "PytorchAccelerated", _ACCELERATED
+    ),
 }
-DEFAULT = tuple(CONTESTANTS)
+DEFAULT = tuple(name for name in CONTESTANTS if name != "ipufit-bar")

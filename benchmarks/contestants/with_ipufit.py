@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -80,3 +82,28 @@ class IpufitWithBar(Ipufit):
     """The same with the bar: all that a fit at a terminal shows."""
 
     verbose = 1
+
+
+class IpufitCompiled(Ipufit):
+    """The same with the emulator's compiled mode, which its entry switches on."""
+
+    def shortfall(self) -> str:
+        """Whether anything was compiled."""
+        return "" if was_compiled() else "nothing was compiled"
+
+
+class IpufitCompiledOneUpdate(IpufitCompiled, IpufitOneUpdate):
+    """Compiled, and one weight update per call."""
+
+
+def was_compiled() -> bool:
+    """Whether this process ran code that `torch.compile` or its kin made.
+
+    Whoever makes or loads such code imports the compiler, which registers the modules
+    of kernels it has loaded.
+    """
+    cache = sys.modules.get("torch._inductor.codecache")
+    if cache is None:
+        return False
+    loaded = [cache.PyCodeCache.modules, getattr(cache.CppCodeCache, "cache", {})]
+    return any(loaded)
