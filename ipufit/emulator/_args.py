@@ -151,6 +151,43 @@ class ArgsParser:
             {name: self._contiguous(value) for name, value in keywords.items()},
         )
 
+    def plain_tensors(
+        self, args: tuple[Any, ...], compiled: CallArguments
+    ) -> list[Tensor] | None:
+        """The tensors of a call that is plainly like the one that was compiled.
+
+        Args:
+            args: Positional arguments of the call, which has no others.
+            compiled: Those that were compiled for.
+
+        Returns:
+            The tensors in order; None if it takes a closer look, by `parse` and
+            `validate`.
+        """
+        expected_args = compiled.args
+        num_given = len(args)
+        if compiled.kwargs or num_given > len(expected_args):
+            return None
+        if self._variadic_position is None:
+            defaults = self._parameters[num_given : len(expected_args)]
+        elif num_given == len(expected_args):
+            defaults = []
+        else:
+            return None
+        for parameter, constant in zip(defaults, expected_args[num_given:]):
+            if constant is not parameter.default:
+                return None
+        for expected, tensor in zip(expected_args, args):
+            if (
+                type(tensor) is not Tensor
+                or type(expected) is not Tensor
+                or tensor.dtype is not expected.dtype
+                or tensor.shape != expected.shape
+                or not tensor.is_contiguous()
+            ):
+                return None
+        return list(args)
+
     def _check_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         names = [parameter.name for parameter in self._parameters]
         num_given = len(args) + len(kwargs)

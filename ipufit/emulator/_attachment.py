@@ -201,9 +201,7 @@ class Attachment:
         return watch
 
     def _device(self, inputs: Inputs) -> Device:
-        return Device(
-            self._program, self._weights, self._layout, inputs, self._folding
-        )
+        return Device(self._program, self._weights, self._layout, inputs, self._folding)
 
     def _outputs(self) -> Outputs:
         return Outputs(self._layout, self._mode, self._period)

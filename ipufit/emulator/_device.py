@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Mapping
 import torch
 from torch import Tensor
 
+from ._backward_pass import run_backward
 from ._dtypes import device_tensor
 from ._floating_point import refuse_bad_gradients, stops_at_exceptions
 from ._layout import Layout
@@ -176,6 +177,10 @@ class GradientReduction:
             is_checked=stops_at_exceptions(options),
         )
 
+    def forget(self) -> None:
+        """Drop what a call that failed midway has left."""
+        self._accumulated.clear()
+
     def backward(self, loss: Tensor, factor: float = 1.0) -> None:
         """Add the gradients of one micro-batch; none if nothing is trained.
 
@@ -185,7 +190,7 @@ class GradientReduction:
         """
         if loss.requires_grad:
             scale = self._scale * factor
-            torch.autograd.backward(loss, torch.full_like(loss, scale))
+            run_backward(loss, torch.full_like(loss, scale))
 
     def accumulate(self, halves: Mapping[str, Tensor]) -> None:
         """Add the float16 gradients of one micro-batch in the optimiser's type.

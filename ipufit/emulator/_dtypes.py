@@ -49,4 +49,5 @@ def host_tensor(tensor: Tensor) -> Tensor:
         >>> host_tensor(torch.tensor([1, 2])).dtype
         torch.int32
     """
-    return torch.as_tensor(tensor, dtype=_COMES_BACK_AS.get(tensor.dtype))
+    dtype = _COMES_BACK_AS.get(tensor.dtype)
+    return tensor if dtype is None else torch.as_tensor(tensor, dtype=dtype)

@@ -100,6 +100,12 @@ class Program:
             graph, self.weight_shapes, is_differentiated=self.has_loss
         )
 
+    @cached_property
+    def _is_flat(self) -> bool:
+        """Whether `forward` returned a plain tuple of tensors."""
+        structure = self.output_structure
+        return type(structure) is tuple and all(type(t) is Tensor for t in structure)
+
     @property
     def runs_anything(self) -> bool:
         """Whether a call has any other effect than to return constants."""
@@ -138,6 +144,8 @@ class Program:
         """Put `tensors`, and the constants, where `forward` returned tensors."""
         if self.output_structure is None:
             return None
+        if self._is_flat and not self.constant_outputs:
+            return tuple(tensors)
         count = len(tensors) + len(self.constant_outputs)
         computed = iter(tensors)
         values = [

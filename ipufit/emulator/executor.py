@@ -115,28 +115,43 @@ class PoplarExecutor(Saving, Measurements):
                 "Trying to run a model on an offline device (ConnectionType.Never): "
                 "use model.compile(inputs) instead of model(inputs)"
             )
-        arguments = self._parser.parse(args, kwargs, is_compiling=not self.isCompiled())
-        if not self.isCompiled():
-            self._compile(arguments)
+        arguments: CallArguments | None = None
+        tensors: list[Tensor] | None = None
+        compiled = self._compiled_arguments
+        if compiled is not None and not kwargs:
+            tensors = self._parser.plain_tensors(args, compiled)
+        if tensors is None:
+            arguments = self._parser.parse(args, kwargs, is_compiling=compiled is None)
+            if compiled is None:
+                self._compile(arguments)
         if not self.isAttachedToDevice():
             self.attachToDevice()
         if not self._training:
             self._fetch_from_trainer()
-        outputs = self._run(arguments)
+        if tensors is None:
+            tensors = self._checked_tensors(arguments)
+        outputs = self._run(tensors)
         for tensor in outputs:
             tensor.backward = _refuse_backward  # type: ignore[method-assign]
         return self._require_compiled().rebuild_outputs(outputs)
 
-    def _run(self, arguments: CallArguments) -> list[Tensor]:
-        attachment, compiled = self._attachment, self._compiled_arguments
-        if attachment is None or compiled is None:
+    def _checked_tensors(self, arguments: CallArguments | None) -> list[Tensor]:
+        """The tensors of a call, if it is like the one that was compiled."""
+        compiled = self._compiled_arguments
+        if compiled is None or arguments is None:
             raise createPoptorchError(NOT_COMPILED)
         self._parser.validate(compiled, arguments)
+        return arguments.tensors(like=compiled)
+
+    def _run(self, tensors: list[Tensor]) -> list[Tensor]:
+        attachment = self._attachment
+        if attachment is None:
+            raise createPoptorchError(NOT_COMPILED)
         # Before the run: one that fails midway has made updates too.
         self._is_rng_state_stale = True
         if self._training:
             self._dirty_host_weights = True
-        results = attachment.run(arguments.tensors(like=compiled))
+        results = attachment.run(tensors)
         self._anchored, self._times = results.anchored, results.times
         return results.outputs
 

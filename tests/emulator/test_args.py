@@ -7,6 +7,8 @@ import collections
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.emulator as poptorch
@@ -107,6 +109,58 @@ def test_strided_tensors_are_made_contiguous_with_one_warning(caplog):
         assert all(tensor.is_contiguous() for tensor in parsed.tensors())
         assert torch.equal(parsed.args[1][0][0], strided)
     assert caplog.text.count("not contiguous") == 1
+
+
+# Calls that are plainly like the compiled one -----------------------------------
+
+
+def many(a, b=None, c=3, d=()):
+    pass
+
+
+VALUES = st.sampled_from(
+    [
+        None,
+        3,
+        (),
+        ONE,
+        TWO,
+        torch.ones(3),
+        torch.ones(2, dtype=torch.int32),
+        torch.ones(2, 2)[:, 0],
+        nn.Parameter(ONE),
+        [ONE],
+        (ONE, 3),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([plain, variadic, open_ended, many]),
+    st.lists(VALUES, min_size=1, max_size=4),
+    st.lists(VALUES, max_size=4),
+    st.booleans(),
+)
+def test_the_short_way_takes_nothing_that_the_long_way_refuses(
+    forward, first, later, is_same
+):
+    parser = ArgsParser(forward)
+    try:
+        compiled = parser.parse(tuple(first), {}, is_compiling=True).like_meta()
+    except (AssertionError, poptorch.Error):
+        assume(False)
+    later = tuple(first if is_same else later)
+    short = parser.plain_tensors(later, compiled)
+    are_tensors = all(type(v) is torch.Tensor and v.is_contiguous() for v in later)
+    if is_same and are_tensors:
+        assert short is not None
+    if short is not None:
+        arguments = parser.parse(later, {}, is_compiling=False)
+        parser.validate(compiled, arguments)
+        long = arguments.tensors(like=compiled)
+        assert len(short) == len(long)
+        assert all(left is right for left, right in zip(short, long))
 
 
 # Later calls ------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import MeanReductionStrategy, ReductionType, optim
+from ipufit.emulator._device import GradientReduction
 from ipufit.emulator._device_rng import DeviceRng
 
 CALLS = 3
@@ -549,3 +550,13 @@ def test_the_hosts_parameters_get_no_gradients():
     executor = poptorch.trainingModel(model, make_options())
     executor(*make_data(2, calls=1)[0])
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_call_that_failed_midway_leaves_no_half_precision_gradients():
+    weight = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    reduction = GradientReduction(1, False, 1.0, {})
+    for value in (3.0, 5.0):
+        reduction.forget()
+        weight.grad = torch.full_like(weight, value)
+        reduction.accumulate({"w": weight})
+    assert reduction.take_gradients({"w": weight})["w"].tolist() == [5.0, 5.0]
