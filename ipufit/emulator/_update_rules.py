@@ -124,19 +124,43 @@ class DeviceOptimizer:
         reached = tuple(
             name for name in self._trained if gradients.get(name) is not None
         )
-        if reached != self._batched:
-            self._forget_batches()
-            self._batches = self._make_batches(reached)
-            self._batched = reached
+        batches = self.batches(reached)
         directions = []
-        for batch in self._batches:
+        for batch in batches:
             values = self._as_scaled_on_device(
                 widened([g for g in map(gradients.get, batch.names) if g is not None])
             )
             directions.append(batch.rule.directions(batch, values))
-        for batch, clipped in zip(self._batches, self._clip(directions)):
+        for batch, clipped in zip(batches, self._clip(directions)):
             batch.rule.apply(batch, clipped)
         self._adapt_loss_scale(gradients)
+
+    def batches(self, names: tuple[str, ...]) -> list[Batch]:
+        """Weights as they are updated together: by rule, group, values and counter.
+
+        Args:
+            names: Of those that have gradients, in the order of the parameters.
+        """
+        if names != self._batched:
+            self._forget_batches()
+            self._batches = self._make_batches(names)
+            self._batched = names
+        return self._batches
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The weights that it may update."""
+        return tuple(self._trained)
+
+    @property
+    def gradient_ratio(self) -> float:
+        """What gradients are multiplied by, to fit the device's loss scaling."""
+        return self._loss_scaling / self._settings.loss_scaling / self.loss_scale_factor
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The largest global norm of the gradients; infinite without clipping."""
+        return self._settings.max_grad_norm
 
     def _adapt_loss_scale(self, gradients: Mapping[str, Tensor | None]) -> None:
         if self._automatic is None:
@@ -262,7 +286,9 @@ class DeviceOptimizer:
             trained = self._trained[name]
             step = float(trained.state.get(STEP, 0.0))
             scalars = {key: v.value for key, v in trained.scalars.items()}
-            key = (trained.rule, tuple(scalars.values()), step)
+            # With the group: what is compiled must not depend on equal values.
+            values = tuple(scalars.values())
+            key = (trained.rule, trained.group_index, values, step)
             if key not in batches:
                 state: dict[str, list[Tensor]] = {slot: [] for slot in trained.state}
                 batches[key] = Batch(
@@ -284,8 +310,7 @@ class DeviceOptimizer:
 
     def _as_scaled_on_device(self, gradients: list[Tensor]) -> list[Tensor]:
         """Gradients as they would be with the loss scaling of the device alone."""
-        ratio = self._loss_scaling / self._settings.loss_scaling
-        ratio /= self.loss_scale_factor
+        ratio = self.gradient_ratio
         if ratio == 1.0:
             return gradients
         return list(torch._foreach_mul(gradients, ratio))
