@@ -379,6 +379,19 @@ SCENARIOS = {
     "generator": Scenario(
         data=lambda: {"x": batches_of(3 * COUNT)}, fitted={"steps_per_epoch": 5}
     ),
+    "numbers that a validation draws in mid-pass": Scenario(
+        data=lambda: {"x": Augmented(), "validation_data": Augmented(10)},
+        fitted={"steps_per_epoch": 4},
+    ),
+    "numbers that a validation draws in mid-stream": Scenario(
+        data=lambda: {"x": Stream(), "validation_data": Augmented(10)},
+        fitted={"steps_per_epoch": 4},
+    ),
+    "validation by several workers": Scenario(
+        data=lambda: {**loader(8)(), "validation_data": Augmented(10)},
+        config={"num_workers": 2},
+        fitted={"batch_size": None, "epochs": 2},
+    ),
     "asynchronous": Scenario(
         data=lambda: {"x": Augmented()},
         config={"loader_mode": "async"},

@@ -17,6 +17,7 @@ from .gathering import GatheredCalls
 from .layout import Layout
 from .orders import InOrder, Order
 from .rebatching import collate
+from .seeded import SeededRows
 from .source import Source
 
 
@@ -43,9 +44,14 @@ class Loading(NamedTuple):
     num_workers: int = 0
     mode: str = "sync"
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether other processes load the samples."""
+    def seeds(self, source: Source) -> bool:
+        """Whether each sample is loaded with random numbers of its own.
+
+        That is, in other processes. Samples in memory draw none.
+        """
+        dataset = getattr(source, "dataset", None)
+        if dataset is None or isinstance(dataset, ArrayDataset):
+            return False
         return self.num_workers > 0 or self.mode != "sync"
 
     def loader(
@@ -54,7 +60,7 @@ class Loading(NamedTuple):
         dataset: Any,
         plan: BatchPlan,
         order: Order | InOrder,
-        generator: torch.Generator | None = None,
+        seed: int,
     ) -> Any:
         """PopTorch's loader of whole calls; samples in memory need none.
 
@@ -63,10 +69,16 @@ class Loading(NamedTuple):
             dataset: Map-style.
             plan: The factors of a call.
             order: Of the samples.
-            generator: Of its processes' seeds; None for torch's global one.
+            seed: Of what samples draw that other processes load.
         """
-        if isinstance(dataset, ArrayDataset) and not self.is_elsewhere:
+        is_elsewhere = self.num_workers > 0 or self.mode != "sync"
+        if not is_elsewhere and isinstance(dataset, ArrayDataset):
             return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
+        if is_elsewhere and not isinstance(dataset, ArrayDataset):
+            dataset = SeededRows(dataset, seed)
+        # Making processes draws a seed for them. A run that is resumed makes them once
+        # more than others do, and the numbers of this process mustn't tell.
+        starts_here = self.num_workers > 0 and self.mode == "sync"
         modes = {
             "sync": poptorch.DataLoaderMode.Sync,
             "async": poptorch.DataLoaderMode.Async,
@@ -81,7 +93,7 @@ class Loading(NamedTuple):
             mode=modes[self._mode_for(plan)],
             collate_fn=collate,
             sampler=order,
-            generator=generator,
+            generator=torch.Generator() if starts_here else None,
         )
 
     def _mode_for(self, plan: BatchPlan) -> str:

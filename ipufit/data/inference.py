@@ -25,6 +25,7 @@ class InferenceBatches(CallBatches):
         options: Of the inference model.
         max_rows: Stop after so many; None to go on to the end.
         loading: How map-style data is loaded.
+        seed: Of what samples draw that other processes load: the same in every pass.
 
     Attributes:
         has_singles: Whether the rows of a micro-batch that is filled in part follow
@@ -40,12 +41,14 @@ class InferenceBatches(CallBatches):
         *,
         max_rows: int | None = None,
         loading: Loading = PLAIN,
+        seed: int | None = None,
     ) -> None:
         super().__init__(source, plan, source.layout)
         self._plan = plan
         self._options = options
         self._max_rows = max_rows
         self._loading = loading
+        self._seed = seed or 0
         self.has_singles = False
         self._ongoing: Iterator[Block] | None = None
 
@@ -106,7 +109,9 @@ class InferenceBatches(CallBatches):
             row for row in range(count - num_singles, count) for _ in range(size)
         ]
         order = InOrder(count, self._rows, singles)
-        return self._loading.loader(self._options, dataset, self._plan, order)
+        return self._loading.loader(
+            self._options, dataset, self._plan, order, self._seed
+        )
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
         real: Batch = []

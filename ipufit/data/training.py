@@ -6,7 +6,7 @@ What doesn't fill a call is dropped and counted, or padded with rows that count 
 
 from __future__ import annotations
 
-from typing import Any, Iterator, cast
+from typing import Any, Callable, Iterator, Sequence, cast
 
 import torch
 
@@ -17,12 +17,10 @@ from ipufit.types import Batch
 
 from .calls import PLAIN, Call, CallBatches, Loading
 from .class_weights import ClassWeights
-from .datasets import ArrayDataset
-from .host_random import RandomState, set_random_state
+from .host_random import RandomState, random_state, set_random_state
 from .orders import BEGINNING, Order, Place
 from .passes import Pass, Replay
 from .rebatching import pad, rebatched, shares
-from .seeded import SeededRows
 from .source import IndexedSource, Source, StreamSource
 
 
@@ -50,6 +48,7 @@ class TrainingBatches(CallBatches):
     Attributes:
         place: The pass, and the calls of it that were given out.
         seed: Of the orders; drawn from torch's generator if none was given.
+        is_seeded: Whether each sample has random numbers of its own.
         num_calls: Per epoch; None while nobody knows.
         num_dropped: Samples left out of an epoch; None while nobody knows.
         num_empty_updates: Updates of the last call that have padding only.
@@ -97,16 +96,14 @@ class TrainingBatches(CallBatches):
                 self.num_empty_updates = (self._rows - left) // self._per_update
         self._loading, self._options, self._plan = loading, options, plan
         self._shuffle, self._start = shuffle, start
-        # Samples in memory draw no numbers when they are gathered.
-        self._is_seeded = loading.is_elsewhere and not isinstance(
-            getattr(source, "dataset", None), ArrayDataset
-        )
-        if (shuffle or self._is_seeded) and seed is None:
+        self.is_seeded = loading.seeds(source)
+        if (shuffle or self.is_seeded) and seed is None:
             # Drawn here and not in a process that loads: those are copies of this one.
             seed = int(torch.empty((), dtype=torch.int64).random_())
         self.seed = seed or 0
         self.place = start
         self._pass: Pass | None = None
+        self._is_going_on = False
 
     # A run that is resumed ----------------------------------------------------
 
@@ -133,8 +130,7 @@ class TrainingBatches(CallBatches):
         if isinstance(self.source, StreamSource):
             self.source.go_on(replay, is_due=not self.place.calls)
         set_random_state(now, generators)
-        if self.place.calls:
-            self._on_begun = lambda: set_random_state(now, generators)
+        self._is_going_on = self.place.calls > 0
 
     # Calls --------------------------------------------------------------------
 
@@ -149,17 +145,10 @@ class TrainingBatches(CallBatches):
             seed,
             self.place,
             self._rows,
-            tells_pass=self._is_seeded,
+            tells_pass=self.is_seeded,
         )
-        dataset, generator = source.dataset, None
-        if self._is_seeded:
-            dataset = SeededRows(dataset, self.seed)
-        if self._loading.mode == "sync" and self._loading.num_workers:
-            # A run that is resumed begins its processes once more than others do, and
-            # the numbers of this one mustn't tell.
-            generator = torch.Generator()
         return self._loading.loader(
-            self._options, dataset, self._plan, order, generator
+            self._options, source.dataset, self._plan, order, self.seed
         )
 
     def example(self) -> Batch:
@@ -168,6 +157,10 @@ class TrainingBatches(CallBatches):
 
     def __iter__(self) -> Iterator[Call]:
         """The calls of one pass, from the place that was reached."""
+        if self._is_going_on:
+            # Coming to that place draws numbers that the interrupted run has drawn.
+            self._is_going_on = False
+            self._on_begun = _restoring(self.source.generators)
         if isinstance(self.source, StreamSource):
             yield from self._streamed(self.source)
         elif self.place.calls and self.place.calls == self.num_calls:
@@ -212,3 +205,9 @@ class TrainingBatches(CallBatches):
         if self._is_padding:
             batch.append(shares(num_real, self._rows, self._per_update))
         return batch
+
+
+def _restoring(generators: Sequence[torch.Generator]) -> Callable[[], None]:
+    """What brings the random states of now back."""
+    now = random_state(generators)
+    return lambda: set_random_state(now, generators)

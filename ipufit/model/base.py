@@ -339,6 +339,7 @@ class ModelBase:
                 "validation_steps" if purpose == "validate" else "steps",
             ),
             loading=self._loading(),
+            seed=self.config.seed,
         )
         return Evaluation(self._executors, batches, plan, options, how.test_figures)
 

@@ -109,6 +109,7 @@ class Inference(ModelBase):
                 steps, batch_size or source.batch_size or plan.samples_per_update
             ),
             loading=self._loading(),
+            seed=self.config.seed,
         )
         parts = self._predicted(source, batches, plan, options, verbose, callbacks)
         return parts if stream else joined(parts)
