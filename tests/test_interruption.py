@@ -29,6 +29,7 @@ from tests import reference
 from tests.reference import Recorded, samples
 from tests.test_resume import (
     COUNT,
+    Augmented,
     Scenario,
     Watcher,
     assert_same,
@@ -256,10 +257,10 @@ class Wider(torch.nn.Sequential):
             Scenario(data=lambda: dict(zip("xy", samples(20)))),
             "samples were 24 and are 20",
         ),
-        (Scenario(optimizer=lambda module: "sgd"), "is of Adam.*got SGD"),
+        (Scenario(optimizer=lambda module: "sgd"), "optimizer was Adam and is SGD"),
         (
             Scenario(optimizer=lambda module: Optimizer("adam", ema_momentum=0.9)),
-            "running average",
+            "ema_momentum was None and is 0.9",
         ),
         (Scenario(module=Wider), r"0\.weight"),
         (Scenario(callbacks=lambda: [EarlyStopping("loss")]), "EarlyStopping .*is new"),
@@ -272,7 +273,7 @@ class Wider(torch.nn.Sequential):
                     ]
                 )
             ),
-            "1 parameter groups",
+            r"lr was \[0.05\] and is \[0.001, 0.001\]",
         ),
     ],
 )
@@ -469,3 +470,39 @@ def test_the_best_is_not_saved_over(tmp_path):
     ended = subprocess.run([sys.executable, "-c", code], check=False)
     assert ended.returncode == -signal.SIGTERM  # as without it
     assert load_checkpoint(path).state["run"]["updates"] == 2
+
+
+class EvictInValidation(ipufit.Callback):
+    """Sends the signal in the first call of a validation, and counts calls after it."""
+
+    is_saved = False
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+        self.calls = 0
+
+    def on_test_batch_end(self, batch, logs):
+        if self.run.is_evicted:
+            self.calls += 1
+        if self.epoch == 0 and batch == 0:
+            evict()
+        self.epoch -= batch == 0
+
+
+@pytest.mark.filterwarnings("ignore:The data ran out")
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("steps", [None, 4])
+def test_an_eviction_in_a_validation_does_not_wait_for_its_end(tmp_path, epoch, steps):
+    scenario = Scenario(
+        data=lambda: {"x": Augmented(), "validation_data": Augmented(16)},
+        fitted={"steps_per_epoch": steps, "validation_batch_size": 4},
+    )
+    expected, _ = unbroken(scenario)
+    seeded(1)
+    model, evicting = scenario.model(), EvictInValidation(epoch)
+    backup = BackupAndRestore(tmp_path / "run")
+    history = scenario.fit(model, [backup, evicting])
+    assert history.epoch == list(range(epoch))
+    assert evicting.calls == 0
+    result, _ = attempt(scenario, tmp_path / "run")
+    assert_same(result, expected)

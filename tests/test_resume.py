@@ -244,6 +244,19 @@ def validated():
     return {"validation_data": (x, y)}
 
 
+class Counting(torch.nn.Module):
+    """Has a buffer that isn't in the state dict, and depends on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = network()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        self.calls.add_(1.0)
+        return self.body(x) * self.calls.add(9).div(10)
+
+
 class TwoHeads(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -359,6 +372,7 @@ SCENARIOS = {
         config={"replicas": 2, "device_iterations": 3, "micro_batch_size": 1}
     ),
     "pipeline": Scenario(config={"pipeline": ("0", "3"), "gradient_accumulation": 4}),
+    "a buffer beside the state dict": Scenario(module=Counting),
     "batch norm": Scenario(module=lambda: network(norm=True)),
     "loader": Scenario(data=loader(), fitted={"batch_size": None}),
     "loader of odd batches": Scenario(

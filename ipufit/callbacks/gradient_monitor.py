@@ -24,9 +24,10 @@ class GradientMonitor(Callback):
     where that is much.
 
     The gradient is that of the loss, without loss scaling and before clipping: the
-    mean over the samples of the updates of one call. (With `device_iterations=1` that
+    mean over the updates of one call. (With `device_iterations=1` that
     is one update's; with more, gradients of a call that disagree cancel out. Where own
-    options return a part of the micro-batches, it is the mean over these.)
+    options return a part of the micro-batches, it is the mean over these; updates that
+    padding leaves without samples count with their gradients, which are zero.)
 
     It puts into the logs, for callbacks that come after it and for History:
 

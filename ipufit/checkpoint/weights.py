@@ -6,10 +6,12 @@ They are written as safetensors, and read from that or from a state dict of torc
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Mapping, Union
 
@@ -27,6 +29,7 @@ PathLike = Union[str, "os.PathLike[str]"]
 SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _ZIP = b"PK\x03\x04"
+_IS_DIRECTORY = 0x10
 _UNREADABLE = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -39,6 +42,10 @@ _UNREADABLE = (
     AssertionError,
     OverflowError,
     MemoryError,
+    OSError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 """What torch raises of bytes that it can't read."""
 
@@ -135,28 +142,44 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
             f"{'is no tensor' if len(odd) == 1 else 'are no tensors'}. If one of these "
             "is the state dict, save that alone."
         )
-    return {name: value.detach() for name, value in found.items()}
+    weights = {name: value.detach() for name, value in found.items()}
+    for name, value in weights.items():
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise DataError(
+                f"{str(path)!r} has {name} as a sparse, quantized or meta tensor: "
+                "weights are dense ones."
+            )
+    return weights
 
 
 def _check_is_zip_of_torch(path: Path) -> None:
-    """Refuse the formats with which `weights_only` isn't safe before torch 2.6.
+    """Refuse damage, and formats with which `weights_only` isn't safe before torch 2.6.
 
-    Those are what torch wrote before 1.6, and TorchScript (CVE-2025-32434).
+    Those are what torch wrote before 1.6, and TorchScript (CVE-2025-32434). torch
+    doesn't look at the checksums of a zip file.
     """
+    is_whole = is_script = False
     with path.open("rb") as file:
-        is_zip = file.read(len(_ZIP)) == _ZIP and zipfile.is_zipfile(file)
-    if not is_zip:
-        raise DataError(
-            f"{str(path)!r} is damaged, or no file of torch.save(), or of its format "
-            "before torch 1.6. Save it again with torch.save(module.state_dict(), "
-            "path)."
-        )
-    with zipfile.ZipFile(path) as archive:
-        is_script = any(Path(n).name == "constants.pkl" for n in archive.namelist())
+        is_zip = file.read(len(_ZIP)) == _ZIP
+    if is_zip:
+        with contextlib.suppress(*_UNREADABLE), zipfile.ZipFile(path) as archive:
+            is_script = any(Path(n).name == "constants.pkl" for n in archive.namelist())
+            is_whole = archive.testzip() is None and all(
+                one.compress_type == zipfile.ZIP_STORED  # as torch writes
+                and one.compress_size == one.file_size
+                and not one.external_attr & _IS_DIRECTORY  # torch gives it no bytes
+                for one in archive.infolist()
+            )
     if is_script:
         raise DataError(
             f"{str(path)!r} is TorchScript, which is a program. Save its weights alone "
             "with torch.save(module.state_dict(), path)."
+        )
+    if not is_whole:
+        raise DataError(
+            f"{str(path)!r} is damaged, or no file of torch.save(), or of its format "
+            "before torch 1.6. Use another copy, or save it again with a newer torch: "
+            "torch.save(module.state_dict(), path)."
         )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from .adapters import as_batch, as_source, fit_sources, split_validation
 from .calls import Call, Loading
 from .epochs import Epochs
-from .host_random import random_state, set_random_state
+from .host_random import Moment, random_state, set_random_state
 from .inference import InferenceBatches
 from .layout import Known, Layout
 from .orders import BEGINNING, Place
@@ -24,6 +24,7 @@ __all__ = [
     "Known",
     "Layout",
     "Loading",
+    "Moment",
     "Place",
     "Replay",
     "Source",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Iterator
 
+import torch
+
 from ipufit.batching import BatchPlan, check_positive
 from ipufit.errors import ConfigError, DataError
 
@@ -70,6 +72,11 @@ class Epochs:
     def _is_one_shot(self) -> bool:
         source = self._batches.source
         return isinstance(source, StreamSource) and source.is_one_shot
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Of random numbers, that the data draw from besides the global ones."""
+        return list(self._batches.source.generators)
 
     @property
     def num_calls(self) -> int | None:

@@ -103,7 +103,7 @@ class TrainingBatches(CallBatches):
         self.seed = seed or 0
         self.place = start
         self._pass: Pass | None = None
-        self._is_going_on = False
+        self._is_exhausted = self._is_going_on = False
 
     # A run that is resumed ----------------------------------------------------
 
@@ -157,6 +157,7 @@ class TrainingBatches(CallBatches):
 
     def __iter__(self) -> Iterator[Call]:
         """The calls of one pass, from the place that was reached."""
+        self.begin_next_pass()
         if self._is_going_on:
             # Coming to that place draws numbers that the interrupted run has drawn.
             self._is_going_on = False
@@ -172,7 +173,13 @@ class TrainingBatches(CallBatches):
                 remaining -= num_real
                 self._count_call()
                 yield Call(self._completed(batch, num_real), num_real)
-        self.place = Place(self.place.number + 1)
+        self._is_exhausted = True
+
+    def begin_next_pass(self) -> None:
+        """Be at the beginning of the next pass, if all of this one was given out."""
+        if self._is_exhausted:
+            self._is_exhausted = False
+            self.place = Place(self.place.number + 1)
 
     def _count_call(self) -> None:
         self.place = self.place._replace(calls=self.place.calls + 1)

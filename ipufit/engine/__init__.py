@@ -11,7 +11,7 @@ from .gradients import WatchedGradients
 from .learnt import Learnt, check_weights
 from .loop import joined, predictions, train
 from .objective import Objective, resolve_objective
-from .settings import settings_of
+from .settings import compiled_settings, described
 from .snapshot import Snapshot, check_has_run, check_same_run, place_of
 from .training import Training
 
@@ -27,11 +27,12 @@ __all__ = [
     "check_has_run",
     "check_same_run",
     "check_weights",
+    "compiled_settings",
     "describe_coverage",
+    "described",
     "joined",
     "place_of",
     "predictions",
     "resolve_objective",
-    "settings_of",
     "train",
 ]

@@ -81,7 +81,7 @@ class Evaluation:
 
         Args:
             hooks: Hear of each call.
-            run: `run.stop_evaluating` ends it.
+            run: `run.stop_evaluating` ends it, and so does an eviction.
 
         Returns:
             The figures by name.
@@ -101,7 +101,7 @@ class Evaluation:
             last = first + self.batches.num_passes(call.num_real) - 1
             is_wanted = is_heard or hooks.are_displays_due()
             hooks.on_test_batch_end(last, self.figures.running() if is_wanted else {})
-            if run.stop_evaluating:
+            if run.stop_evaluating or run.is_evicted:
                 break
         hooks.on_test_end(self.figures.logs())
         return self.figures.logs()

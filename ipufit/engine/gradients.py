@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
+from ipufit.errors import ConfigError
 
 _PREFIX = "gradient of "
 _LONG_NAME = "Gradient___module."
@@ -67,6 +68,9 @@ class WatchedGradients:
 
         Returns:
             float32 tensors of the parameters' shapes.
+
+        Raises:
+            ConfigError: No call was made yet.
         """
         kind = options.Training.accumulation_and_replication_reduction_type
         per_update = plan.gradient_accumulation * plan.replicas
@@ -74,7 +78,13 @@ class WatchedGradients:
         is_sum = options.output_mode == poptorch.OutputMode.Sum.value
         means = {}
         for name, shape in self.shapes.items():
-            seen = anchored(_PREFIX + name).to(torch.float32)
+            try:
+                seen = anchored(_PREFIX + name).to(torch.float32)
+            except AssertionError as error:  # PopTorch's
+                raise ConfigError(
+                    "There are no gradients before the first call of a run: ask for "
+                    "them in on_train_batch_end."
+                ) from error
             seen = seen.reshape(seen.numel() // max(shape.numel(), 1), *shape)
             count = per_update * plan.device_iterations if is_sum else max(len(seen), 1)
             means[name] = seen.sum(0).mul(factor / (count * loss_scaling))

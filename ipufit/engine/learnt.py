@@ -62,6 +62,9 @@ class Learnt:
             "model": _copies(state_dict),
             "optimizer": tensors,
         }
+        temporary = _temporary_buffers(self.executors.module)
+        if temporary:
+            groups["buffers"] = _copies(temporary)
         state: dict[str, Any] = {
             "optimizer": {
                 "class": type(optimizer).__name__,
@@ -115,6 +118,10 @@ class Learnt:
         with torch.no_grad():
             for name, tensor in module.state_dict().items():
                 tensor.copy_(weights[name])
+            buffers = checkpoint.tensors.get("buffers", {})
+            for name, tensor in _temporary_buffers(module).items():
+                if name in buffers and buffers[name].shape == tensor.shape:
+                    tensor.copy_(buffers[name])
         tensors = checkpoint.tensors.get("optimizer", {})
         if tensors:
             optimizer.load_state_dict(
@@ -134,6 +141,12 @@ class Learnt:
             self.average.load_state_dict(
                 {**checkpoint.state["average"], "averages": averages}
             )
+
+
+def _temporary_buffers(module: torch.nn.Module) -> Tensors:
+    """Buffers that aren't in the state dict (`persistent=False`)."""
+    kept = module.state_dict()
+    return {name: b for name, b in module.named_buffers() if name not in kept}
 
 
 def _copies(state_dict: Mapping[str, Tensor]) -> Tensors:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ipufit._tree import Structure
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data import Epochs, InferenceBatches
+from ipufit.data import Epochs, InferenceBatches, Moment, set_random_state
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -78,8 +78,15 @@ def train(
                 if run.stop_reason == EVICTED:
                     break  # the epoch goes on in another process
                 if validation is not None and is_validated:
+                    before = Moment(batches.generators) if run.heeds_eviction else None
                     validation.prepare(display)
-                    trained = _with_validation(trained, validation.run(hooks, run))
+                    validated = validation.run(hooks, run)
+                    if before is not None and run.is_evicted:
+                        # It is made anew by the process that goes on.
+                        set_random_state(before.state(), batches.generators)
+                        run.heed_eviction()
+                        break
+                    trained = _with_validation(trained, validated)
                     run.directions.update(validation.figures.directions)
                 hooks.on_epoch_end(epoch, dict(trained))
                 run.calls, run.is_epoch_done = 0, True

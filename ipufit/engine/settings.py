@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields
 from typing import Any, Mapping
 
@@ -17,19 +18,27 @@ from ipufit.optimizers import Updates
 from .objective import Objective
 
 _DEPTH = 4
+_NO_SETTINGS = (
+    "params",
+    "initial_lr",
+    # Of torch's own kernels, which IPUs don't use; they come and go with versions.
+    "capturable",
+    "differentiable",
+    "foreach",
+    "fused",
+    "maximize",
+)
 
 
-def settings_of(
-    objective: Objective, updates: Updates, fitted: Mapping[str, Any]
-) -> dict[str, str]:
-    """The settings on which a run's numbers depend, each in words.
+def compiled_settings(objective: Objective, updates: Updates) -> dict[str, str]:
+    """What `compile` was told, each in words.
 
-    Plan, data, module, optimiser and callbacks are compared by themselves.
+    To be asked when it is called: a loss may count its calls in an attribute, and
+    callbacks change learning rates.
 
     Args:
         objective: Losses and metrics.
         updates: The optimiser and its schedule.
-        fitted: Arguments of `fit`, by name.
 
     Returns:
         Text by name. The code of functions isn't in it, only their names.
@@ -40,8 +49,26 @@ def settings_of(
         ),
         "loss_weights": described(objective.loss_weights),
         "metrics": described([(m.full_name, m.metric) for m in objective.measures]),
+        **_optimizer_in_words(updates.optimizer),
+        "ema_momentum": described(updates.ema_momentum),
         "lr_schedule": updates.schedule,
-        **{name: described(value) for name, value in fitted.items()},
+    }
+
+
+def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Its class, and each of its settings: of all groups, or of the whole."""
+    settings: dict[str, Any] = {
+        name: [group.get(name) for group in optimizer.param_groups]
+        for name in optimizer.param_groups[0]
+        if name not in _NO_SETTINGS
+    }
+    for name, value in vars(optimizer).items():
+        is_plain = isinstance(value, (bool, int, float, str, torch.dtype))
+        if is_plain and not name.startswith("_"):
+            settings[name] = value
+    return {
+        "optimizer": type(optimizer).__name__,
+        **{f"optimizer's {n}": described(v) for n, v in sorted(settings.items())},
     }
 
 
@@ -63,7 +90,7 @@ def check_settings(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str
     """What differs.
 
     Args:
-        saved: From `settings_of`; names that this version doesn't know are passed over.
+        saved: Settings by name; those that this version doesn't know are passed over.
         now: The same.
 
     Returns:
@@ -92,7 +119,7 @@ def described(value: Any, depth: int = _DEPTH) -> str:
         >>> described({"loss": torch.nn.MSELoss(), "n": (1, None)})
         "{'loss': MSELoss(reduction='mean'), 'n': [1, None]}"
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
         return repr(value)
     if isinstance(value, (Tensor, np.ndarray)):
         array = torch.as_tensor(value).detach().to(torch.float64)
@@ -104,6 +131,9 @@ def described(value: Any, depth: int = _DEPTH) -> str:
         return f"{{{', '.join(items)}}}"
     if isinstance(value, (list, tuple, range)):
         return f"[{', '.join(described(one, depth) for one in value)}]"
+    if isinstance(value, functools.partial):
+        parts = value.func, value.args, value.keywords
+        return f"partial{described(parts, depth)}"
     name = getattr(value, "__qualname__", None)
     if isinstance(name, str):  # a function, or a class
         return name

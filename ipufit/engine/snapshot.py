@@ -46,7 +46,7 @@ class Snapshot:
         hooks: The callbacks.
         run: Where it stands.
         validation: The data to validate on; None for none.
-        settings: What the run was told, from `settings_of`.
+        settings: What the run was told, in words.
     """
 
     training: Training
@@ -74,6 +74,8 @@ class Snapshot:
             UnsupportedError: A streamed metric is in the middle of an epoch.
         """
         training, run = self.training, self.run
+        if run.is_epoch_done:
+            self.batches.begin_next_pass()
         learnt = self.learnt.take()
         callbacks: Tensors = {}
         replays = {_PASS: self.batches.replay(), _VALIDATION: None}
@@ -197,7 +199,7 @@ def check_same_run(
         checkpoint: From `Snapshot.take`.
         training: Of the run that is to go on.
         num_samples: There are in the data.
-        settings: What else the run was told, from `settings_of`.
+        settings: What else the run was told, in words.
 
     Raises:
         ConfigError: The factors of a call, the data or the settings are others.

@@ -23,6 +23,7 @@ from ipufit.engine import (
     Figures,
     Objective,
     Snapshot,
+    compiled_settings,
     describe_coverage,
     resolve_objective,
 )
@@ -60,6 +61,7 @@ class Compiled:
         training_figures: Of `fit`.
         test_figures: Of `evaluate` and validation.
         average: The running average of the weights; None for none.
+        settings: All of that in words.
     """
 
     objective: Objective
@@ -67,6 +69,7 @@ class Compiled:
     training_figures: Figures
     test_figures: Figures
     average: WeightAverage | None
+    settings: dict[str, str]
 
 
 class ModelBase:
@@ -153,6 +156,7 @@ class ModelBase:
             Figures(objective.fresh()),
             Figures(objective.fresh()),
             None if momentum is None else WeightAverage(self.module, momentum),
+            compiled_settings(objective, updates),
         )
         self.config = config
 

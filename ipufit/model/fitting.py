@@ -29,8 +29,8 @@ from ipufit.engine import (
     WatchedGradients,
     check_has_run,
     check_same_run,
+    described,
     place_of,
-    settings_of,
     train,
 )
 from ipufit.errors import (
@@ -161,19 +161,6 @@ class Fitting(ModelBase):
             checkpoint=checkpoint,
             watched=watched,
         )
-        settings = settings_of(
-            how.objective,
-            how.updates,
-            {
-                "shuffle": shuffle,
-                "drop_last": drop_last,
-                "class_weight": class_weight,
-                "steps_per_epoch": steps_per_epoch,
-                "precision": self.config.precision,
-            },
-        )
-        if checkpoint is not None:
-            check_same_run(checkpoint, training, source.num_samples, settings)
         done = 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
         passes = Epochs(batches, plan, steps_per_epoch, len(is_validated), done)
         test = None
@@ -191,9 +178,20 @@ class Fitting(ModelBase):
         self._stepped = None
         calls, updates = passes.num_calls, plan.device_iterations
         steps = None if calls is None else calls * updates
-        how.updates.begin_fit(
-            None if steps is None else steps * len(is_validated), updates
-        )
+        total = None if steps is None else steps * len(is_validated)
+        told = {
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "class_weight": class_weight,
+            "steps_per_epoch": steps_per_epoch,
+            "precision": self.config.precision,
+            "samples seeded one by one": batches.is_seeded,
+            "updates of the schedule": total if how.updates.needs_total else None,
+        }
+        settings = {**how.settings, **{n: described(v) for n, v in told.items()}}
+        if checkpoint is not None:
+            check_same_run(checkpoint, training, source.num_samples, settings)
+        how.updates.begin_fit(total, updates)
         _warn_of_tail(batches, source, plan)
         coverages = {"": warn_of_coverage(training.options, plan, "fit", 3)}
         if test is not None:
@@ -210,7 +208,7 @@ class Fitting(ModelBase):
             "calls": calls,
             "dropped_samples": batches.num_dropped or 0,
         }
-        told = batches.num_dropped or 0, batches.num_empty_updates
+        left_out = batches.num_dropped or 0, batches.num_empty_updates
         history = History()
         with self._running(run, callbacks, history, verbose) as (hooks, display):
             self._seen = source
@@ -242,7 +240,7 @@ class Fitting(ModelBase):
                 batches.close()
                 if test is not None:
                     test.batches.close()
-        if (batches.num_dropped or 0, batches.num_empty_updates) != told:
+        if (batches.num_dropped or 0, batches.num_empty_updates) != left_out:
             # Only a stream's end tells.
             history.dropped_samples = batches.num_dropped or 0
             _warn_of_tail(batches, source, plan)
@@ -264,7 +262,7 @@ class Fitting(ModelBase):
             without loss scaling and before clipping.
 
         Raises:
-            ConfigError: It isn't called while `fit` runs.
+            ConfigError: It isn't called while `fit` runs, or before the first call.
         """
         if self._snapshot is None:
             raise ConfigError(

@@ -109,6 +109,12 @@ class Weights(ModelBase):
                 f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
                 "are only in one of the two, or have other shapes."
             )
+        for name, tensor in state.items():
+            if not torch.can_cast(given[name].dtype, tensor.dtype):
+                raise DataError(
+                    f"{str(path)!r} has {name} in {given[name].dtype}, and the weight "
+                    f"is {tensor.dtype}, which can't hold it."
+                )
         self._set_state(given)
 
     # Checkpoints ------------------------------------------------------------

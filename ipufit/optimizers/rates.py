@@ -49,6 +49,10 @@ class Rates(Protocol):
 
     is_scheduled: bool
 
+    @property
+    def needs_total(self) -> bool:
+        """Whether they depend on how many updates a fit makes."""
+
     def begin_fit(self, update: int, total: int | None) -> None:
         """Hear that the updates of a fit begin, and how many there will be."""
 
@@ -77,6 +81,7 @@ class FixedRates:
     """
 
     is_scheduled = False
+    needs_total = False
 
     def begin_fit(self, update: int, total: int | None) -> None:
         """Do nothing."""
@@ -143,6 +148,11 @@ class ScheduledRates:
     def advance(self, num_updates: int) -> None:
         """Do nothing: the schedule is a function of the count."""
 
+    @property
+    def needs_total(self) -> bool:
+        """Whether the schedule doesn't say how long it is."""
+        return self._schedule.needs_total and self._schedule.total_updates is None
+
     def describe(self) -> str:
         """The schedule."""
         return repr(self._schedule)
@@ -184,6 +194,7 @@ class TorchRates:
     """
 
     is_scheduled = True
+    needs_total = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         self._optimizer = optimizer

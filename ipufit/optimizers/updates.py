@@ -63,6 +63,11 @@ class Updates:
         """What sets the learning rates, in words."""
         return self._rates.describe()
 
+    @property
+    def needs_total(self) -> bool:
+        """Whether the schedule is stretched over the updates of a fit."""
+        return self._rates.needs_total
+
     def begin_fit(self, total_updates: int | None, updates_per_call: int) -> None:
         """Hear of a fit.
 

@@ -169,3 +169,43 @@ class TestStateDicts:
         path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
         with pytest.raises(DataError, match="damaged"):
             load_weights(path)
+
+    def test_every_flipped_byte_is_found_or_changes_nothing(self, tmp_path):
+        path = tmp_path / "a.pt"
+        weights = {"w": torch.arange(10.0), "b": torch.ones(3)}
+        torch.save(weights, path)
+        whole = path.read_bytes()
+        refused = 0
+        for place in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[place] ^= 0x55
+            path.write_bytes(bytes(damaged))
+            try:
+                loaded = load_weights(path)
+            except DataError:
+                refused += 1
+            else:
+                assert loaded.keys() == weights.keys(), place
+                assert all(torch.equal(loaded[n], weights[n]) for n in weights), place
+        assert refused > 300
+
+    @pytest.mark.parametrize(
+        "tensor",
+        [torch.eye(2).to_sparse(), torch.empty(2, device="meta")],
+        ids=["sparse", "meta"],
+    )
+    def test_what_is_no_plain_tensor_is_refused(self, tmp_path, tensor):
+        torch.save({"w": tensor}, tmp_path / "a.pt")
+        with pytest.raises(DataError):
+            load_weights(tmp_path / "a.pt")
+
+    @pytest.mark.parametrize("dtype", [torch.complex64, torch.float64, torch.int32])
+    def test_weights_of_another_type_are_cast_if_they_fit(self, tmp_path, dtype):
+        torch.save({"weight": torch.full((1, 1), 3).to(dtype)}, tmp_path / "a.pt")
+        model = IPUModel(torch.nn.Linear(1, 1, bias=False))
+        if dtype.is_complex:
+            with pytest.raises(DataError, match=r"weight in torch\.complex64"):
+                model.load_weights(tmp_path / "a.pt")
+        else:
+            model.load_weights(tmp_path / "a.pt")
+            assert model.module.weight.item() == 3

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import ConfigError, IPUModel, ModelCheckpoint, Schedule
+from ipufit import Callback, ConfigError, IPUModel, ModelCheckpoint, Optimizer, Schedule
 from ipufit.engine.settings import check_settings, described
 
 plain = st.recursive(
@@ -25,6 +26,10 @@ plain = st.recursive(
 @given(plain, plain)
 def test_plain_values_are_told_apart(one, other):
     assert (described(one) == described(other)) == (repr(one) == repr(other))
+
+
+def scaled_loss(outputs, targets, k=1.0):
+    return k * (outputs - targets).abs().mean()
 
 
 def own_loss(outputs, targets):
@@ -41,6 +46,7 @@ def own_loss(outputs, targets):
         ),
         (torch.nn.MSELoss(), torch.nn.L1Loss()),
         (own_loss, torch.nn.functional.mse_loss),
+        (functools.partial(own_loss, k=1.0), functools.partial(own_loss, k=2.0)),
         ({0: 1.0}, {0: 2.0}),
         (np.float32(0.5), np.float32(0.25)),
         (np.arange(3), np.arange(4)),
@@ -98,6 +104,10 @@ def fit(path, compiled=None, resume=None, **fitted):
             {},
             "lr_schedule was No",
         ),
+        ({"optimizer": Optimizer("sgd", 0.5)}, {}, "lr was"),
+        ({"optimizer": Optimizer("sgd", global_clipnorm=1.0)}, {}, "norm was"),
+        ({"optimizer": "adam"}, {}, ""),
+        ({"loss": functools.partial(scaled_loss, k=2.0)}, {}, "loss was"),
         ({}, {"shuffle": False}, "shuffle was True and is False"),
         ({}, {"drop_last": "pad"}, "drop_last was True and is 'pad'"),
         ({}, {"class_weight": {0: 2.0}}, r"class_weight was None and is \{0: 2\.0\}"),
@@ -115,3 +125,45 @@ def test_more_epochs_are_no_other_run(tmp_path):
     path = str(tmp_path / "run")
     fit(path)
     assert fit(path, resume=path, epochs=4).epoch == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", Schedule("linear", warmup_updates=1)])
+def test_a_schedule_over_other_updates_is_another_run(tmp_path, schedule):
+    path = str(tmp_path / "run")
+    compiled = {"lr_schedule": schedule}
+    fit(path, compiled)
+    with pytest.raises(ConfigError, match="updates of the schedule was 8 and is 16"):
+        fit(path, compiled, resume=path, epochs=4)
+    fixed = {"lr_schedule": Schedule("cosine", total_updates=16)}
+    fit(path, fixed)
+    assert fit(path, fixed, resume=path, epochs=4).epoch == [0, 1, 2, 3]
+
+
+def test_a_loss_that_counts_its_calls_is_the_same_loss(tmp_path):
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._n = self.n = 0
+
+        def forward(self, outputs, targets):
+            self.n += 1
+            return (outputs - targets).pow(2).mean()
+
+    path = str(tmp_path / "run")
+    fit(path, {"loss": Counting()})
+    assert fit(path, {"loss": Counting()}, resume=path, epochs=3).epoch == [0, 1, 2]
+
+
+def test_rates_that_a_callback_has_set_are_no_other_optimizer(tmp_path):
+    path = str(tmp_path / "run")
+
+    class Halve(Callback):
+        def on_epoch_end(self, epoch, logs):
+            self.model.optimizer.param_groups[0]["lr"] /= 2
+
+    for epochs, resume in ((2, None), (4, path)):
+        model = IPUModel(torch.nn.Linear(2, 2))
+        model.compile("sgd", "mse")
+        callbacks = [Halve(), ModelCheckpoint(path)]
+        model.fit(X, Y, 2, epochs=epochs, verbose=0, callbacks=callbacks, resume=resume)
+    assert model.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 / 16)
