@@ -79,8 +79,12 @@ def in_steps(*args):
 def assert_same(fused, stepwise):
     assert set(fused) == set(stepwise)
     for name, value in fused.items():
-        # Some twenty roundings lie between the two, of values of about 1.
-        torch.testing.assert_close(value, stepwise[name], rtol=2e-5, atol=2e-6)
+        # Some twenty roundings lie between the two, of values as large as the largest:
+        # velocities are multiplied by the loss scaling.
+        largest = max(1.0, float(stepwise[name].detach().abs().max()))
+        torch.testing.assert_close(
+            value, stepwise[name], rtol=2e-5, atol=3e-6 * largest
+        )
 
 
 ARGUMENTS = (st.lists(SHAPES, min_size=1, max_size=4), LAYOUTS, GRADIENTS)
