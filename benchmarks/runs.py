@@ -147,7 +147,7 @@ def _file() -> Output:
 
 
 @contextlib.contextmanager
-def _terminal() -> Output:
+def terminal() -> Output:
     """A terminal that somebody reads, so that bars are drawn."""
     ours, theirs = pty.openpty()
     chunks: deque[bytes] = deque(maxlen=100)
@@ -181,7 +181,7 @@ def _run(
 ) -> dict[str, Any]:
     question, answer = folder / "asked.json", folder / "answer.json"
     question.write_text(json.dumps(asked), encoding="utf-8")
-    with _terminal() if is_at_terminal else _file() as (stdout, said):
+    with terminal() if is_at_terminal else _file() as (stdout, said):
         try:
             done = subprocess.run(
                 [sys.executable, "-m", module, question, answer],

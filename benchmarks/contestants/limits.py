@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks.datasets import Samples
 from benchmarks.workloads import LEARNING_RATE
 
-from .base import Contestant, Figures, Task
+from .base import Contestant, Figures, Task, UnavailableError
 
 _LARGER = 10  # batches to look at, where nobody says how large they must be
 
@@ -93,9 +93,12 @@ class FoldedLoop(BareLoop):
                 task.shuffle,
             )
         super().__init__(task)
-        self.optimizer = torch.optim.AdamW(
-            task.network.parameters(), lr=LEARNING_RATE, fused=True
-        )
+        try:
+            self.optimizer = torch.optim.AdamW(
+                task.network.parameters(), lr=LEARNING_RATE, fused=True
+            )
+        except RuntimeError as error:  # torch before 2.4
+            raise UnavailableError(str(error)) from error
         mixes = any(
             isinstance(module, nn.modules.batchnorm._BatchNorm)
             for module in task.network.modules()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everybody learns what the plain loop learns, on workloads small enough for a test."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+
+from benchmarks import worker, workloads
+from benchmarks.contestants import CONTESTANTS, PLAIN
+from benchmarks.contestants.with_ipufit import was_compiled
+from benchmarks.results import complaints
+
+SMALL = {
+    "W1": {"train_samples": 800, "test_samples": 120},
+    "W2": {"train_samples": 640, "test_samples": 320},
+    "W3": {"train_samples": 400, "test_samples": 120, "device_iterations": 1},
+    "lstm": {"train_samples": 320, "test_samples": 64},
+    "transformer": {"train_samples": 320, "test_samples": 64},
+}
+OWN = ["ipufit", "ipufit-d1", "ipufit-bar", "bare", "folded"]
+PEERS = [
+    name
+    for name, entry in CONTESTANTS.items()
+    if entry.package not in (None, "ipufit") and not name.endswith("compiled")
+]
+
+
+@pytest.fixture(autouse=True)
+def _as_found():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def plain_results():
+    return {}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, sizes in SMALL.items():
+        full = workloads.WORKLOADS[name]
+        changed = dataclasses.replace(full, epochs=1, passes=1, **sizes)
+        monkeypatch.setitem(workloads.WORKLOADS, name, changed)
+
+
+def measure(workload, contestant):
+    return worker.measure(worker.Job(workload, contestant, shuffle=False))
+
+
+def measure_plain(workload, known):
+    """The plain loop's, measured once."""
+    if workload not in known:
+        known[workload] = measure(workload, PLAIN)
+    return known[workload]
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("workload", ["W1", "W2", "W3", "lstm", "transformer"])
+@pytest.mark.filterwarnings("ignore:.*not installed:UserWarning")
+def test_those_without_peers_do_the_plain_loop_s_work(
+    small, plain_results, workload, name
+):
+    plain, mine = measure_plain(workload, plain_results), measure(workload, name)
+    if name == "folded" and "unavailable" in mine["operations"]["train"]:
+        pytest.skip(mine["operations"]["train"]["unavailable"])
+    assert complaints(mine["figures"], plain["figures"], 2) == []
+    for result in (plain, mine):
+        assert set(result["operations"]) == set(worker.OPERATIONS)
+        for timed in result["operations"].values():
+            assert timed["measured"]["cpu"] > 0
+            assert timed["first"]["wall"] > 0
+        assert result["peak_bytes"] > 10_000_000
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("workload", ["W2", "W3"])
+@pytest.mark.filterwarnings("ignore")
+def test_peers_do_the_plain_loop_s_work(
+    small, plain_results, monkeypatch, workload, name
+):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    if not CONTESTANTS[name].is_installed:
+        pytest.skip(f"{CONTESTANTS[name].package} isn't installed")
+    plain, mine = measure_plain(workload, plain_results), measure(workload, name)
+    assert complaints(mine["figures"], plain["figures"], 2) == []
+
+
+def test_who_is_not_compiled_gets_no_figures(small):
+    # Its process would have the variable that switches it on.
+    result = measure("W2", "ipufit-compiled")
+    reasons = [timed["unavailable"] for timed in result["operations"].values()]
+    assert reasons == ["nothing was compiled"] * 3
+    assert not was_compiled()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+def test_a_library_from_a_folder_for_temporary_files_was_compiled(monkeypatch):
+    folder = torch.__path__[0]  # its libraries stand for compiled ones
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
+    assert was_compiled()

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, plots and the page of the docs."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import socket
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import page, scaling, steps, svg, tables, workloads
+from benchmarks.point import Point
+from benchmarks.results import Row, Spread
+
+ONE = Spread(1.0, 1.0, 1.0)
+
+
+def row(contestant, speed):
+    return Row("W2", "train", contestant, speed, ONE, ONE, 0.5, 1.0, None, ONE)
+
+
+@pytest.mark.parametrize("module", [page, tables, workloads])
+def test_examples_are_right(module):
+    assert doctest.testmod(module).attempted > 0
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_tables_show_medians_ranges_and_who_is_missing():
+    rows = [row("plain", ONE), row("ipufit", Spread(2.0, 1.5, 2.5))]
+    assert "| ipufit                    |     2.00 |" in tables.overview(rows)
+    full = tables.details(rows)
+    assert "2.00 (1.50-2.50)" in full
+    assert full.count("\n") == 3
+
+
+def test_bars_reach_to_their_values():
+    values = [("slow", 0.5, 0.4, 0.6), ("fast", 8.0, 7.0, 9.0)]
+    chart = svg.bar_chart([svg.Bars("W2 <train>", values, frozenset({"fast"}))], "c")
+    root = ElementTree.fromstring(chart)
+    bars = [
+        (float(bar.get("x")), float(bar.get("width")))
+        for bar in root.iter("{http://www.w3.org/2000/svg}rect")
+        if bar.get("x")
+    ]
+    (slow, slow_width), (fast, fast_width) = bars
+    assert slow + slow_width == pytest.approx(fast, abs=0.2)  # both from 1
+    assert fast_width == pytest.approx(3 * slow_width, rel=0.01)  # 8 is 2 to the 3
+
+
+def test_lines_have_a_point_for_each_value():
+    panels = [svg.Lines("a", [1, 2, 4], {"b": [3.0, 2.0, 1.0], "c": [1.0, 1.0, 1.0]})]
+    root = ElementTree.fromstring(svg.line_chart(panels, "caption"))
+    heights = [
+        float(point.get("cy"))
+        for point in root.iter("{http://www.w3.org/2000/svg}circle")
+    ]
+    assert len(heights) == 6
+    assert heights[0] < heights[1] < heights[2] == heights[3]  # down the page
+
+
+def test_the_page_has_the_parts_that_are_written(tmp_path, monkeypatch):
+    copy = tmp_path / "benchmarks.md"
+    copy.write_text(page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(page, "PAGE", copy)
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    for name in ("peers", "scaling", "steps"):
+        page.write(name, f"the text of {name}", {f"{name}.svg": "<svg/>"})
+    written = copy.read_text(encoding="utf-8")
+    for name in ("peers", "scaling", "steps"):
+        assert written.count(f"the text of {name}\n") == 1
+        assert (tmp_path / f"{name}.svg").is_file()
+    with pytest.raises(ValueError, match="no part"):
+        page.write("others", "")
+
+
+def test_the_machine_is_told_without_its_name():
+    said = page.machine()
+    assert "torch " in said
+    assert re.search(r"Python 3\.\d+", said)
+    assert socket.gethostname() not in said
+
+
+def test_points_have_whole_calls():
+    for axis in scaling.AXES:
+        for point in scaling.points(axis):
+            assert point.samples % point.samples_per_call == 0, point
+
+
+def test_cost_that_grows_with_the_square_is_seen():
+    def result(point, power):
+        cpu = (point.samples * 1e-6) ** power * point.epochs
+        return {"cpu": cpu, "wall": cpu, "peak_bytes": 3e6, "start_bytes": 1e6}
+
+    for power in (1, 2):
+        costs = [
+            scaling.cost(point, [result(point, power)])
+            for point in scaling.points("samples")
+        ]
+        assert scaling.exponent(costs) == pytest.approx(power)
+    assert costs[0].memory_mb.median == 2.0
+    point = Point(samples=1024, epochs=4)
+    found = scaling.cost(point, [{**result(point, 1), "cpu": 1.0}])
+    assert found.sample_us.median == pytest.approx(1e6 / 4096)
+    assert found.call_us.median == pytest.approx(1e6 / 16)  # 256 samples in a call
+
+
+def test_a_layer_adds_what_it_takes_more_than_those_under_it():
+    taken = {
+        "torch": [100.0, 110.0],
+        "executor": [130.0, 120.0],
+        "data": [5.0, 5.0],
+        "fit": [150.0, 160.0],
+        "metrics": [170.0, 180.0],
+        "callbacks": [171.0, 182.0],
+        "bar": [190.0, 200.0],
+    }
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in steps.report(taken).splitlines()[2:]
+    ]
+    added = {line[0].partition(":")[0]: line[2] for line in lines}
+    assert added == {
+        "torch": "105.0 (100.0-110.0)",
+        "executor": "20.0 (10.0-30.0)",
+        "data": "5.0",
+        "engine": "25.0 (15.0-35.0)",
+        "metrics": "20.0",
+        "callbacks": "1.5 (1.0-2.0)",
+        "bar": "20.0",
+    }
+
+
+def test_every_layer_can_be_measured(monkeypatch):
+    monkeypatch.setattr(steps, "UPDATES", 20)
+    short = workloads.W2.__class__(**{**vars(workloads.W2), "train_samples": 640})
+    monkeypatch.setattr(steps, "W2", short)
+    taken = steps.measure(1)
+    assert set(taken) == {layer.way for layer in steps.LAYERS}
+    assert all(value > 0 for (value,) in taken.values())

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes take turns, what they measured is kept, and failures are said."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from benchmarks import peers, workloads
+from benchmarks.runs import Runner, interleaved, terminal
+from benchmarks.worker import Job
+
+ECHO = """
+import json, os, sys
+asked = json.loads(open(sys.argv[1]).read())
+if asked.get("fails"):
+    raise SystemExit("so it is")
+answer = {"asked": asked, "threads": os.environ["OMP_NUM_THREADS"],
+          "more": os.environ.get("MORE"), "terminal": os.isatty(1),
+          "foreign": os.environ.get("IPUFIT_EMULATOR_IPUS")}
+open(sys.argv[2], "w").write(json.dumps(answer))
+"""
+
+
+@pytest.fixture
+def echo(tmp_path, monkeypatch):
+    """A module that says what it was asked, and how."""
+    (tmp_path / "echo_for_runs.py").write_text(ECHO, encoding="utf-8")
+    monkeypatch.setattr("benchmarks.runs.ROOT", tmp_path)
+    return "echo_for_runs"
+
+
+def test_a_process_gets_its_environment_and_answers(tmp_path, monkeypatch, echo):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")  # would change what is measured
+    lines = []
+    runner = Runner(tmp_path, report=lines.append)
+    answer = runner.call(echo, {"a": 1}, 0, "title", 2, {"MORE": "x"})
+    assert answer == {
+        "asked": {"a": 1},
+        "threads": "2",
+        "more": "x",
+        "terminal": False,
+        "foreign": None,
+    }
+    assert runner.call(echo, {}, 0, "title", is_at_terminal=True)["terminal"] is True
+    assert lines == ["title", "title"]
+
+
+def test_a_process_that_fails_says_why(tmp_path, echo):
+    answer = Runner(tmp_path).call(echo, {"fails": True}, 0, "title")
+    assert answer == {"failed": "exit 1: so it is"}
+
+
+def test_what_the_journal_has_is_not_measured_again(tmp_path, echo):
+    journal, lines = tmp_path / "journal", []
+    first = Runner(tmp_path, journal).call(echo, {"a": 1}, 0, "title")
+    runner = Runner(tmp_path, journal, lines.append)
+    assert runner.call(echo, {"a": 1}, 0, "title") == first
+    assert lines == []
+    runner.call(echo, {"a": 1}, 1, "another turn")
+    runner.call(echo, {"a": 2}, 0, "another question")
+    assert lines == ["another turn", "another question"]
+    assert len(journal.read_text(encoding="utf-8").splitlines()) == 3
+
+
+class Scripted:
+    """A runner whose processes fail where it is told."""
+
+    def __init__(self, *failing):
+        self.failing = failing
+
+    def run(self, job, repeat):
+        failed = (job.contestant, repeat) in self.failing
+        return {"failed": "so it is"} if failed else {"repeat": repeat}
+
+
+def test_contestants_take_turns_and_who_failed_is_left_out():
+    jobs = [Job("W2", name) for name in ("plain", "ipufit", "bare")]
+    done = [
+        (job.contestant, result.get("repeat"))
+        for job, result in interleaved(Scripted(("ipufit", 1)), jobs, 3)
+    ]
+    assert done == [
+        *(("plain", 0), ("ipufit", 0), ("bare", 0)),
+        *(("plain", 1), ("ipufit", None), ("bare", 1)),
+        *(("plain", 2), ("bare", 2)),
+    ]
+
+
+def test_a_terminal_says_what_was_written_to_it():
+    with terminal() as (descriptor, said):
+        assert os.isatty(descriptor)
+        os.write(descriptor, b"bar")
+    assert said() == "bar"
+
+
+def test_peers_measures_in_processes_and_prints_ratios(tmp_path, capsys):
+    journal = tmp_path / "journal"
+    switches = ["--workloads", "W2", "--contestants", "ipufit", "--repeats", "1"]
+    switches += ["--operations", "predict", "--no-check", "--journal", str(journal)]
+    assert peers.main(switches) == 0
+    printed = capsys.readouterr().out
+    assert "| plain loop |      1.00 |" in printed
+    assert "| `from ipufit import IPUConfig, IPUModel` |" in printed
+    keys = [json.loads(line)["key"] for line in journal.read_text().splitlines()]
+    assert len(keys) == 2
+    assert workloads.W2.title in printed
+
+
+def test_unknown_workloads_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        peers.main(["--workloads", "W9"])
+    assert "There is no workload 'W9'" in capsys.readouterr().err
+
+
+def test_a_contestant_that_does_less_fails_the_run(monkeypatch, capsys):
+    def run(self, job, repeat):
+        epochs = 1 + workloads.find(job.workload).epochs
+        losses = [[2.0 / (1 + epoch), 0.5] for epoch in range(epochs)]
+        if job.contestant == "ipufit":
+            losses = losses[:-1]
+        times = {"cpu": 1.0, "wall": 1.0}
+        return {
+            "operations": {"train": {"first": times, "measured": times}},
+            "figures": {"train": losses},
+            "peak_bytes": 1,
+            "set_up": times,
+        }
+
+    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(peers, "measure_imports", lambda *arguments: "")
+    switches = ["--workloads", "W2", "--operations", "train", "--contestants"]
+    assert peers.main([*switches, "bare"]) == 0
+    assert peers.main([*switches, "bare", "ipufit"]) == 1
+    assert "W2 ipufit: 4 epochs instead of 5" in capsys.readouterr().out
