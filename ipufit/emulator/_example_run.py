@@ -24,6 +24,7 @@ class Seen:
         value: What it gave.
         touched: The memory of its arguments and results.
         written: That of arguments that it changed.
+        passed_on: That of arguments which results have too: they are views of them.
         is_random: Whether it drew random numbers.
         is_grad_enabled: Whether the program has gradients recorded here.
         new_bytes: Memory of the tensors made while it ran.
@@ -32,6 +33,7 @@ class Seen:
     value: Any
     touched: frozenset[int]
     written: frozenset[int]
+    passed_on: frozenset[int]
     is_random: bool
     is_grad_enabled: bool
     new_bytes: int
@@ -82,10 +84,13 @@ def _run(graph: GraphModule, arguments: Any, is_grad_enabled: bool) -> dict[Node
         with _NewMemory() as memory:
             value = _value(graph, node, arguments, args, kwargs)
         written = {_memory(t) for t, version in versions if t._version != version}
+        given = frozenset(map(_memory, tensors_in((args, kwargs)))) - {0}
+        results = frozenset(map(_memory, tensors_in(value))) - {0}
         seen[node] = Seen(
             value,
-            frozenset(map(_memory, tensors_in((args, kwargs, value)))) - {0},
+            given | results,
             frozenset(written) - {0},
+            given & results,
             not torch.equal(rng_state, torch.random.get_rng_state()),
             is_grad_enabled,
             memory.total_bytes,

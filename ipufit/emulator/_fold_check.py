@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
+import torch
 from torch import Tensor
 
 RELATIVE = 1e-4
@@ -43,12 +44,13 @@ def difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> str | None:
                 f"tensor {index} is {tuple(left.shape)} of {left.dtype}, or "
                 f"{tuple(right.shape)} of {right.dtype}"
             )
-        is_same = left == right
+        is_same = torch.eq(left, right)
         if left.is_floating_point():
             is_same |= left.isnan() & right.isnan()
         if bool(is_same.all()):
             continue
-        gap = _largest((left.double() - right.double()).masked_fill(is_same, 0.0))
+        gaps = (left.double() - right.double()).masked_fill(is_same, 0.0)
+        gap = float(gaps.abs().max())
         largest = _largest(left)
         allowed = RELATIVE * largest + floor if left.is_floating_point() else 0.0
         if not gap <= allowed:  # nor if it is no number

@@ -244,10 +244,10 @@ def _same_rows(call: Call, values: Sequence[Value], position: int) -> list[Any] 
 def addmm(call: Call) -> Any:
     """A product with a weight, and a bias."""
     bias, rows, weight = (call.value(i, n) for i, n in enumerate(_ADDMM))
-    call.require(rows.place == joined(0))
     call.require(bias.place == SHARED and weight.place == SHARED)
     call.require(bias.rank < 2 or bias.shape[0] == 1)
-    return call.result(call.emit(), joined(0))
+    args, kwargs = call.replaced(1, "mat1", call.folded.joined(rows, 0))
+    return call.result(call.emit(args, kwargs), joined(0))
 
 
 _ADDMM = ("input", "mat1", "mat2")
@@ -311,16 +311,22 @@ def multi_head_attention(call: Call) -> Any:
     rows = [call.value(i, n) for i, n in enumerate(_ATTENTION_TENSORS[:3])]
     padding = call.get(14, "key_padding_mask")
     mask = call.get(16, "attn_mask")
-    call.require(all(v.rank == 3 and v.place == joined(1) for v in rows))
-    call.require(padding is None or padding.place == joined(0))
+    call.require(all(value.rank == 3 for value in rows))
+    call.require(padding is None or isinstance(padding, Value))
     call.require(mask is None or (mask.rank == 2 and mask.place == SHARED))
     own = [*rows, *([] if padding is None else [padding])]
     rest = [v for v in call.values if all(v is not other for other in own)]
     call.require(all(v.place == SHARED for v in rest))
     for name in ("static_k", "static_v"):
         call.require(call.kwargs.get(name) is None)
-    call.require(len(call.args) <= 17)
-    return call.result(call.emit(), [joined(1), joined(0)])
+    args, kwargs = call.args, call.kwargs
+    for position, (name, value) in enumerate(zip(_ATTENTION_TENSORS, rows)):
+        node = call.folded.joined(value, 1)
+        args, kwargs = replaced(args, kwargs, position, name, node)
+    if padding is not None:
+        node = call.folded.joined(padding, 0)
+        args, kwargs = replaced(args, kwargs, 14, "key_padding_mask", node)
+    return call.result(call.emit(args, kwargs), [joined(1), joined(0)])
 
 
 # Recurrent layers -------------------------------------------------------------------

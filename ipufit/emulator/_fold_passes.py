@@ -69,6 +69,11 @@ class Pass:
         """What runs once."""
         return self._folded
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the program is folded."""
+        return self._rest is None
+
     def _finish(self, folded: Folded, cut: list[Node], results: list[Node]) -> None:
         """Let the folded graph return what the rest takes, the results, the loss."""
         graph = folded.graph
@@ -152,7 +157,7 @@ def _rest_graph(
         cut: What it is given besides.
         results: What it returns.
     """
-    graph = Graph()
+    graph: Graph = Graph()
     copies: dict[Node, Node] = {}
     for node in split.seen:
         if node.op == "placeholder":

@@ -20,7 +20,6 @@ from ._fold_values import (
 )
 
 _WHOLE = slice(None)
-_VIEWS = frozenset({"unflatten", "view", "view_as"})
 
 
 def reshape(call: Call) -> Any:
@@ -32,12 +31,14 @@ def reshape(call: Call) -> Any:
     value = call.value(0, "input")
     call.require(isinstance(call.example, Tensor) and not call.writes)
     call.require(call.example.dtype == value.example.dtype)
-    method = "view" if call.name in _VIEWS else "reshape"
+    method = "view" if call.is_view else "reshape"
     sizes = tuple(call.example.shape)
     if value.place == SHARED:  # as another tensor, which is not
         return call.result(call.folded.method(method, value.node, sizes), SHARED)
     if value.place.is_joined:
         dim = _same_start(value.shape, value.place.dim, sizes)
+        # What is a view for one row may have no view for several.
+        call.require(not call.is_view or value.shape[value.place.dim] > 1)
         if dim is not None:
             folded = (*sizes[:dim], sizes[dim] * call.count, *sizes[dim + 1 :])
             return call.result(

@@ -8,6 +8,7 @@ takes from the folded part is cut into micro-batches.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
@@ -46,6 +47,7 @@ class Split:
             node: replace(what, value=map_tensors(what.value, _without_memory))
             for node, what in seen.items()
         }
+        self.written = frozenset().union(*(what.written for what in seen.values()))
         self._forced = self._never_folded()
         self._settle()
         folded = sum(self._counts(node) for node in self.folded)
@@ -107,7 +109,8 @@ class Split:
 
 
 def _without_memory(tensor: Tensor) -> Tensor:
-    return tensor.to("meta")
+    copy: Tensor = tensor.to("meta")
+    return copy
 
 
 def _bytes(seen: dict[Node, Seen], *, is_kept: bool) -> int:
@@ -131,6 +134,16 @@ def _bytes(seen: dict[Node, Seen], *, is_kept: bool) -> int:
         alive.update({m: sizes[m] for m in what.touched if m in sizes})
         alive = {m: size for m, size in alive.items() if last_use[m] > index}
     return most
+
+
+def _is_one_view(call: Call, nodes: Sequence[Node]) -> bool:
+    """Whether nodes are the same view as a call, and not of a copy."""
+    calls = [node for node in nodes if node.target is not operator.getitem]
+    is_certain = call.name not in _VIEWS_OR_COPIES
+    return is_certain and len(calls) <= 1
+
+
+_VIEWS_OR_COPIES = frozenset({"contiguous", "to", "type_as", "float", "expand_as"})
 
 
 @dataclass
@@ -181,10 +194,14 @@ def fold(split: Split, count: int) -> Folded:
             args,
             kwargs,
             seen.value,
-            bool(seen.written),
+            writes=bool(seen.written),
+            is_view=bool(seen.passed_on & split.written),
         )
         try:
             values[node] = fold_call(call)
+            if call.is_view and not call.writes:
+                call.require(_is_one_view(call, list(folded.graph.nodes)[mark:]))
         except NotFolded:
+            values.pop(node, None)
             folded.back_to(mark)
     return Folded(folded, values)

@@ -76,7 +76,7 @@ class Value:
     @property
     def rank(self) -> int:
         """Its number of dimensions."""
-        return self.example.dim()
+        return len(self.shape)
 
 
 def values_in(structure: Any) -> Iterator[Value]:
@@ -211,6 +211,8 @@ class Call:
         kwargs: The same by name.
         example: What it returns in some micro-batch.
         writes: Whether it changes one of its arguments.
+        is_view: Whether its results are views of memory that is written to somewhere:
+            the folded ones must be views too.
     """
 
     folded: FoldedGraph
@@ -220,6 +222,7 @@ class Call:
     kwargs: dict[str, Any]
     example: Any
     writes: bool
+    is_view: bool = False
     values: list[Value] = field(init=False)
 
     def __post_init__(self) -> None:

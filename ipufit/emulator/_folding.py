@@ -134,6 +134,7 @@ class Folding:
     def give_up(self, reason: str) -> None:
         """Run micro-batches in a loop from now on."""
         self.is_on = False
+        self.failure = reason
         self._passes.clear()
         logger.warning(
             "Micro-batches run one after the other, not folded into one pass: %s",
