@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from ._failures import do_all
+
 EVICTED = "SIGTERM"
 """The reason to stop of a run that is to go on elsewhere."""
 
@@ -66,10 +68,9 @@ class RunState:
         self._actions.append(action)
 
     def act(self) -> None:
-        """Do what was asked for; called by the loop."""
+        """Do all that was asked for, though one fails; called by the loop."""
         actions, self._actions = self._actions, []
-        for action in actions:
-            action()
+        do_all(actions)
 
     def on_eviction(self, action: Callable[[], None]) -> None:
         """Have something saved if the process is told to end, after the call under way.
@@ -86,8 +87,7 @@ class RunState:
     def heed_eviction(self) -> None:
         """Save and stop, if the process was told to end; called by the loop."""
         if self.is_evicted and not self.is_stopping:
-            for action in self._on_eviction:
-                action()
+            do_all(self._on_eviction)  # one that fails takes no other with it
             self.stop(EVICTED)
 
     @property

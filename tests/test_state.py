@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from ipufit.errors import IpufitWarning
 from ipufit.state import RunState
 
 
@@ -62,6 +63,38 @@ def test_an_action_that_fails_is_not_tried_again():
     with pytest.raises(ValueError, match="no room"):
         run.act()
     run.act()
+
+
+def failing(words, done):
+    def act():
+        done.append(words)
+        raise ValueError(words)
+
+    return act
+
+
+def test_an_action_that_fails_takes_no_other_with_it():
+    run, done = RunState(), []
+    run.after_hooks(failing("no room", done))
+    run.after_hooks(lambda: done.append("the other"))
+    with pytest.raises(ValueError, match="no room"):
+        run.act()
+    assert done == ["no room", "the other"]
+
+
+def test_all_that_save_are_told_of_an_eviction_though_one_fails():
+    run, done = RunState(is_evicted=True), []
+    for action in (
+        failing("no room", done),
+        lambda: done.append("the other"),
+        failing("too", done),
+    ):
+        run.on_eviction(action)
+    with pytest.warns(IpufitWarning, match="too"), pytest.raises(
+        ValueError, match="no room"
+    ):
+        run.heed_eviction()
+    assert done == ["no room", "the other", "too"]
 
 
 def test_runs_share_no_actions():

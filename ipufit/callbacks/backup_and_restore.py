@@ -25,7 +25,8 @@ class BackupAndRestore(Callback):
     Args:
         backup_dir: Where to; a directory of its own.
         save_freq: `"epoch"`, or a number of weight updates.
-        delete_checkpoint: Delete the directory when the run is complete.
+        delete_checkpoint: Delete the directory when the run is complete and every
+            callback has ended without an error.
         keep_last: How many checkpoints to keep. More than one lets a run go on if the
             newest is damaged.
 
@@ -112,7 +113,7 @@ class BackupAndRestore(Callback):
             warn_of_unsaved_eviction(error)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """The run is complete: the backup goes, unless it was cut short."""
+        """Unless the run was cut short: the backup goes, once all has ended well."""
         is_cut = self.run.stop_reason in (EVICTED, "interrupted")
         if self.delete_checkpoint and not is_cut:
-            self.store.clear()
+            self.run.after_hooks(self.store.clear)

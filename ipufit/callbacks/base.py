@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from typing import Any, ClassVar, Iterable, Iterator, Mapping, Sequence, Union
 
 import torch
 
+from ipufit._failures import do_all
 from ipufit.errors import ConfigError
 from ipufit.state import RunState
 
@@ -221,9 +222,14 @@ class CallbackList(Callback):
             callback.on_train_begin(logs)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_train_end(logs)
+        """For each, even if one of them fails.
+
+        After an interrupt, which is raised again, their failures are warnings.
+        """
+        do_all(
+            [partial(callback.on_train_end, logs) for callback in self.callbacks],
+            is_failing=self.run.stop_reason == "interrupted",
+        )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """For each."""
@@ -294,28 +300,26 @@ class CallbackList(Callback):
         ]
         return list(dict.fromkeys(wanted))
 
-    def end(self, around: CallbackList | None) -> None:
+    def end(self, around: CallbackList | None, *, is_failing: bool) -> None:
         """Close each, but those of a run in whose callbacks this one was made.
 
         Args:
             around: The callbacks of that run, which go on with it; None for none.
+            is_failing: Whether the run ends with an error. That is the one to raise:
+                what fails here is warned of.
         """
-        if around is None:
-            self.close()
-            return
-        shared = {id(callback) for callback in around.callbacks}
+        shared = set() if around is None else {id(c) for c in around.callbacks}
+        own = [callback for callback in self.callbacks if id(callback) not in shared]
         try:
-            CallbackList([c for c in self.callbacks if id(c) not in shared]).close()
+            do_all([callback.close for callback in own], is_failing=is_failing)
         finally:
             for callback in self.callbacks:
-                if id(callback) in shared:
+                if around is not None and id(callback) in shared:
                     callback.set_run(around.run)
 
     def close(self) -> None:
         """For each, in order, even if one of them fails."""
-        with contextlib.ExitStack() as stack:
-            for callback in reversed(self.callbacks):
-                stack.callback(callback.close)
+        do_all([callback.close for callback in self.callbacks])
 
     def state_dict(self) -> dict[str, Any]:
         """Of each, by its position and its class.

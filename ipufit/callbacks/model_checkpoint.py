@@ -13,6 +13,7 @@ from typing import Any, Callable
 
 import torch
 
+from ipufit._failures import do_all
 from ipufit.checkpoint import (
     BackgroundWriter,
     Checkpoint,
@@ -62,7 +63,8 @@ class ModelCheckpoint(MonitorCallback):
             many seconds after the last one was saved, or after the run began.
         is_background: Write in a thread while training goes on. The state is copied in
             memory before, and one copy at a time: the next waits until this one is
-            written. `fit` ends when all is, and raises what went wrong.
+            written. `fit` ends when all is, and raises what went wrong (or warns of
+            it, if an earlier error is raised).
 
     Attributes:
         best: The best value so far. It outlives the run, as in Keras.
@@ -190,6 +192,12 @@ class ModelCheckpoint(MonitorCallback):
             self.run.after_hooks(partial(self._keep, self.store, epoch, value))
 
     def _save_evicted(self) -> None:
+        if self._writer is None:
+            self._write_evicted()
+        else:  # now, even if what was being written fails
+            do_all([self._writer.wait, self._write_evicted])
+
+    def _write_evicted(self) -> None:
         epoch = self.run.epoch
         try:
             if self.store is not None:

@@ -369,19 +369,22 @@ class ModelBase:
         around, self._hooks = self._hooks, hooks
         if history is not None:
             self._run = run
+        is_failing = False
         try:
             yield hooks, display
         except GeneratorExit:  # somebody doesn't want the rest of a stream
             raise
         except BaseException:
+            is_failing = True
             self._executors.detach()  # nobody may come back to free the IPUs
             raise
         finally:
             self._looking, self._hooks = before, around
             try:
-                hooks.end(around)
+                hooks.end(around, is_failing=is_failing)
             finally:
                 self._executors.fetch_weights()
+        run.act()  # what waits until all has ended well
 
 
 def _require_targets(

@@ -105,4 +105,5 @@ def play(
             break
     hooks.on_train_end({})
     hooks.close()
+    run.act()
     return played

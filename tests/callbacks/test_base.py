@@ -30,6 +30,7 @@ from ipufit.callbacks import (
     WandbLogger,
     make_progress,
 )
+from ipufit.errors import IpufitWarning
 from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel
 from tests.callbacks.trackers import MLflowDouble, TensorBoardDouble, WandbDouble
@@ -121,6 +122,47 @@ def test_all_are_closed_in_order_even_if_one_fails():
     with pytest.raises(ValueError, match="by b"):
         CallbackList([Closes("a"), Closes("b"), Closes("c")]).close()
     assert order == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_fails_first_is_raised_and_not_what_fails_in_closing(method, error):
+    class Closes(Callback):
+        def close(self):
+            raise OSError("by close")
+
+    def fail(*arguments):
+        raise error("the first")
+
+    hook = {"fit": "train", "evaluate": "test", "predict": "predict"}[method]
+    model = IPUModel(torch.nn.Linear(1, 1))
+    model.compile("sgd", "mse")
+    x = torch.ones(4, 1)
+    data = (x, 4) if method == "predict" else (x, x, 4)
+    callbacks = [Closes(), LambdaCallback(**{f"on_{hook}_begin": fail})]
+    with pytest.warns(IpufitWarning, match="OSError: by close"), pytest.raises(
+        error, match="the first"
+    ):
+        getattr(model, method)(*data, callbacks=callbacks, verbose=0)
+
+
+def test_all_hear_the_end_though_one_fails():
+    heard = []
+
+    class Ends(Callback):
+        def __init__(self, key):
+            self._key = key
+
+        def on_train_end(self, logs):
+            heard.append(self._key)
+            if self._key == "a":
+                raise ValueError("by a")
+
+    hooks = CallbackList([Ends("a"), Ends("b")])
+    hooks.set_run(RunState())
+    with pytest.raises(ValueError, match="by a"):
+        hooks.on_train_end({})
+    assert heard == ["a", "b"]
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])

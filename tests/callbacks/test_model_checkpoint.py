@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ipufit import (
+    BackupAndRestore,
     Callback,
     CheckpointError,
     ConfigError,
@@ -21,7 +22,9 @@ from ipufit import (
     load_checkpoint,
 )
 from ipufit.callbacks import ModelCheckpoint
-from ipufit.checkpoint import read_manifest
+from ipufit.checkpoint import read_manifest, write_checkpoint
+from ipufit.errors import CheckpointWarning
+from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
 
 NAN = float("nan")
@@ -505,3 +508,95 @@ def test_a_run_that_fails_leaves_what_was_being_written(monkeypatch):
     with pytest.raises(RuntimeError, match="in the second epoch"):
         small_fit(ModelCheckpoint("a", is_background=True), Fail(), epochs=2)
     assert load_checkpoint("a").state["run"]["epoch"] == 1
+
+
+# Failures in the background ---------------------------------------------------------
+
+
+class Raise(Callback):
+    """Raises an error once the second epoch begins."""
+
+    def __init__(self, error):
+        self.error = error
+        self.has_ended = False
+
+    def on_epoch_begin(self, epoch, logs):
+        if epoch:
+            raise self.error
+
+    def on_train_end(self, logs):
+        self.has_ended = True
+
+
+def full(path, checkpoint):
+    raise CheckpointError("the disk is full")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a mistake"), KeyboardInterrupt("by hand")]
+)
+@pytest.mark.parametrize("is_before", [True, False])
+def test_the_error_that_came_first_is_raised(monkeypatch, error, is_before):
+    monkeypatch.setattr("ipufit.callbacks.model_checkpoint.write_checkpoint", full)
+    callbacks = [ModelCheckpoint("a", is_background=True), Raise(error)]
+    if not is_before:
+        callbacks.reverse()
+    with pytest.warns(CheckpointWarning, match="disk is full"), pytest.raises(
+        type(error), match=str(error)
+    ):
+        small_fit(*callbacks, epochs=3)
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_callbacks_after_one_that_fails_hear_the_end(monkeypatch, error):
+    monkeypatch.setattr("ipufit.callbacks.model_checkpoint.write_checkpoint", full)
+    after, checkpoint = Raise(error), ModelCheckpoint("a", is_background=True)
+    if error is None:
+        with pytest.raises(CheckpointError, match="disk is full"):
+            small_fit(checkpoint, after, epochs=1)
+    else:
+        with pytest.warns(CheckpointWarning), pytest.raises(KeyboardInterrupt):
+            small_fit(checkpoint, after, epochs=3)
+    assert after.has_ended
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_backup_stays_if_the_last_write_fails(monkeypatch, is_before):
+    write = write_checkpoint
+
+    def fail_at_last(path, checkpoint):
+        if checkpoint.state["run"]["epoch"] == 2:
+            full(path, checkpoint)
+        write(path, checkpoint)
+
+    monkeypatch.setattr(
+        "ipufit.callbacks.model_checkpoint.write_checkpoint", fail_at_last
+    )
+    backup = BackupAndRestore("backup")
+    callbacks = [backup, ModelCheckpoint("run-{epoch}", is_background=True)]
+    if not is_before:
+        callbacks.reverse()
+    with pytest.raises(CheckpointError, match="disk is full"):
+        small_fit(*callbacks, epochs=2)
+    assert load_checkpoint(backup.store.latest()).state["run"]["epoch"] == 2
+
+
+def test_an_eviction_is_saved_though_the_write_before_failed(monkeypatch):
+    write, failed = write_checkpoint, []
+
+    def fail_once(path, checkpoint):
+        if not failed:
+            failed.append(path)
+            full(path, checkpoint)
+        write(path, checkpoint)
+
+    class Evict(Callback):
+        def on_train_batch_end(self, batch, logs):
+            self.run.is_evicted = self.run.updates == 5
+
+    monkeypatch.setattr("ipufit.callbacks.model_checkpoint.write_checkpoint", fail_once)
+    checkpoint = ModelCheckpoint("run-{epoch}", is_background=True)
+    with pytest.raises(CheckpointError, match="disk is full"):
+        small_fit(checkpoint, Evict(), epochs=3)
+    assert failed == ["run-1"]
+    assert load_checkpoint("run-2").state["run"]["updates"] == 5

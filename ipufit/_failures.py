@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doing all of several things, though some of them fail."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Iterable
+
+from .errors import CheckpointError, CheckpointWarning, IpufitWarning
+
+
+def do_all(actions: Iterable[Callable[[], Any]], *, is_failing: bool = False) -> None:
+    """Do one after the other, whatever happens; then raise what failed first.
+
+    Args:
+        actions: What to do.
+        is_failing: Whether an earlier error is on its way already. It is the first
+            then, and what fails here is only warned of.
+
+    Raises:
+        BaseException: What the first action that failed has raised, unless
+            `is_failing`. A KeyboardInterrupt or a SystemExit goes before errors, and
+            is raised in any case.
+
+    Warns:
+        IpufitWarning: Of errors that are not raised; a CheckpointWarning if it is
+            about a checkpoint.
+
+    Example:
+        >>> done = []
+        >>> do_all([lambda: done.append(1), lambda: 1 / 0, lambda: done.append(3)])
+        Traceback (most recent call last):
+        ZeroDivisionError: division by zero
+        >>> done
+        [1, 3]
+    """
+    failures: list[BaseException] = []
+    for action in actions:
+        try:
+            action()
+        except BaseException as failure:  # noqa: BLE001 - told of below
+            failures.append(failure)
+    first = next((one for one in failures if not isinstance(one, Exception)), None)
+    if first is None and failures and not is_failing:
+        first = failures[0]
+    try:
+        if first is not None:
+            raise first
+    finally:  # a filter that makes errors of warnings hides none of the failures
+        for other in failures:
+            if other is not first:
+                _warn(other)
+
+
+def _warn(failure: BaseException) -> None:
+    is_checkpoint = isinstance(failure, CheckpointError)
+    warnings.warn(
+        f"Something else failed besides the error that is raised: "
+        f"{type(failure).__name__}: {failure}",
+        CheckpointWarning if is_checkpoint else IpufitWarning,
+        stacklevel=3,
+    )
