@@ -24,7 +24,7 @@ from ipufit.checkpoint import (
 from ipufit.errors import ConfigError, IpufitWarning, UnsupportedError
 
 from .messages import say, warn_of_unsaved_eviction
-from .monitor import MonitorCallback
+from .monitor import MonitorCallback, direction_of
 from .saved_state import copied
 
 SUFFIX = ".safetensors"
@@ -128,7 +128,7 @@ class ModelCheckpoint(MonitorCallback):
                 self.filepath,
                 keep_last=keep,
                 keep_best=1,
-                mode="max" if self.mode == "max" else "min",
+                mode=None if self.mode == "auto" else self.mode,
             )
         self.updates_since_save = 0
         self.last_update = -1
@@ -136,6 +136,8 @@ class ModelCheckpoint(MonitorCallback):
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """A new run; what was best stays."""
         self.begin_monitoring()
+        if self.store is not None and self.mode == "auto":
+            self.store.mode = direction_of(self.monitor, self.run.directions)
         self._saved_at = monotonic()
         is_whole = not self.save_weights_only
         if is_whole and (self.store is not None or not self.save_best_only):

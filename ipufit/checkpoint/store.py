@@ -66,7 +66,8 @@ class CheckpointStore:
         keep_last: How many of the newest are kept; None keeps all. Damaged ones don't
             count.
         keep_best: 1 keeps the one with the best metric as well.
-        mode: Whether "min" or "max" is best.
+        mode: Whether "min" or "max" is best; None if that isn't known yet, and then
+            `keep_best` keeps all that have a metric. It may be set later.
 
     Raises:
         ConfigError: An argument is none of these.
@@ -87,7 +88,7 @@ class CheckpointStore:
         *,
         keep_last: int | None = None,
         keep_best: int | None = None,
-        mode: str = "min",
+        mode: str | None = "min",
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise ConfigError(
@@ -96,8 +97,8 @@ class CheckpointStore:
             )
         if keep_best not in (None, 1):
             raise ConfigError(f"keep_best={keep_best!r} must be None or 1.")
-        if mode not in ("min", "max"):
-            raise ConfigError(f'mode={mode!r} must be "min" or "max".')
+        if mode not in ("min", "max", None):
+            raise ConfigError(f'mode={mode!r} must be "min", "max" or None.')
         self.directory = Path(os.path.realpath(directory))
         self.keep_last = keep_last
         self.keep_best = keep_best
@@ -176,10 +177,16 @@ class CheckpointStore:
         """The checkpoint with the best metric, the first of equals, if any has one.
 
         Raises:
+            ConfigError: Several have one, and `mode` is None.
             CheckpointError: A newer ipufit wrote one, or one can't be read.
         """
         best = self._best_of(self._sound())
-        return None if best is None else best.path
+        if len(best) > 1:
+            raise ConfigError(
+                f"Which of the checkpoints in {str(self.directory)!r} is best depends "
+                'on whether more or less is better: set mode="min" or mode="max".'
+            )
+        return best[0].path if best else None
 
     def load_latest(self) -> tuple[Path, Checkpoint] | None:
         """Load the newest checkpoint that is whole.
@@ -254,14 +261,17 @@ class CheckpointStore:
             entry for entry in listing.entries if entry.path not in self._known_damaged
         ]
 
-    def _best_of(self, entries: list[_Entry]) -> _Entry | None:
-        sign = 1 if self.mode == "min" else -1
+    def _best_of(self, entries: list[_Entry]) -> list[_Entry]:
+        """The best; all that may be it, while nobody knows which way is better."""
         rated = [
-            (sign * entry.record.metric, index, entry)
-            for index, entry in enumerate(entries)
+            (entry.record.metric, entry)
+            for entry in entries
             if entry.record.metric is not None and not math.isnan(entry.record.metric)
         ]
-        return min(rated, key=lambda item: item[:2])[2] if rated else None
+        if self.mode is None or not rated:
+            return [entry for _, entry in rated]
+        better = min if self.mode == "min" else max
+        return [better(rated, key=lambda item: item[0])[1]]  # the first of equals
 
     def _free_path(self, update: int) -> Path:
         path = self.directory / f"update-{update:08d}"
@@ -284,10 +294,10 @@ class CheckpointStore:
             return
         entries = self._list().entries
         sound = [entry for entry in entries if entry.path not in self._known_damaged]
-        best = self._best_of(sound) if self.keep_best else None
+        best = self._best_of(sound) if self.keep_best else []
         oldest = sound[-self.keep_last :][0]  # the one just written, at least
         for entry in entries[: entries.index(oldest)]:
-            if entry != best and not directory.strangers(entry.path):
+            if entry not in best and not directory.strangers(entry.path):
                 _try(directory.remove, entry.path)
 
 

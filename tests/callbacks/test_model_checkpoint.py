@@ -358,6 +358,37 @@ def test_the_direction_of_the_best_is_the_figure_s():
         play(ModelCheckpoint("runs", "q", keep=1), [1.0])
 
 
+def run_of(values, directions, **arguments):
+    checkpoint = ModelCheckpoint("runs", "val_q", keep=1, **arguments)
+    series = [{} if value is None else {"val_q": value} for value in values]
+    play(checkpoint, series, directions=directions, batches=1)
+    return [read_manifest(path).record.metric for path in checkpoint.store.all()]
+
+
+def test_a_run_that_begins_anew_knows_which_is_best_before_the_figure_comes():
+    more = {"q": "max"}
+    assert run_of([0.9, 0.5], more) == [0.9, 0.5]
+    assert run_of([None], more) == [0.9, None]
+
+
+def test_while_the_direction_is_not_known_no_rated_one_is_deleted():
+    assert run_of([0.9, 0.5], {}, mode="max") == [0.9, 0.5]
+    assert run_of([None, None], {}) == [0.9, 0.5, None]
+    assert run_of([None], {"q": "max"}) == [0.9, None]
+
+
+def test_an_eviction_right_after_a_start_leaves_the_best():
+    run_of([0.9, 0.5], {"q": "max"})
+    checkpoint = ModelCheckpoint("runs", "val_q", keep=1)
+    run = RunState(directions={"q": "max"}, is_evicted=True)
+    checkpoint.set_model(ScriptedModel())
+    checkpoint.set_run(run)
+    checkpoint.on_train_begin({})
+    run.heed_eviction()
+    metrics = [read_manifest(path).record.metric for path in checkpoint.store.all()]
+    assert metrics == [0.9, None]
+
+
 def test_only_the_best_can_be_kept_too():
     arguments = {"save_best_only": True}
     assert kept([3.0, 2.0, 4.0, 1.0], 2, "min", **arguments) == ([1, 3], 3)

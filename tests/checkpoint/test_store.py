@@ -104,6 +104,26 @@ def test_rotation_keeps_the_last_and_the_best(
     assert len(names(tmp_path)) == len(left)
 
 
+def test_while_nobody_knows_which_way_is_better_none_with_a_metric_goes(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1, keep_best=1, mode=None)
+    assert store.best() is None
+    fill(store, [5.0])
+    assert numbers([store.best()]) == [0]
+    fill(store, [9.0, None, float("nan"), 1.0, None])
+    assert [read_manifest(path).record.metric for path in store.all()] == [
+        5.0,
+        9.0,
+        1.0,
+        None,
+    ]
+    with pytest.raises(ConfigError, match="whether more or less is better"):
+        store.best()
+    store.mode = "max"
+    assert read_manifest(store.best()).record.metric == 9.0
+    fill(store, [None])
+    assert [read_manifest(path).record.metric for path in store.all()] == [9.0, None]
+
+
 def test_without_any_metric_there_is_no_best(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1, keep_best=1)
     fill(store, [None, float("nan")])
