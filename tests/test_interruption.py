@@ -24,8 +24,8 @@ from ipufit import (
     SwapEMAWeights,
     load_checkpoint,
 )
-from ipufit.errors import CheckpointWarning, ConfigError
-from tests import reference
+from ipufit.errors import CheckpointWarning, ConfigError, DamagedCheckpointError
+from tests import reference, test_resume
 from tests.reference import Recorded, samples
 from tests.test_resume import (
     COUNT,
@@ -313,6 +313,55 @@ def test_resuming_automatically_needs_a_callback_that_saves(tmp_path):
     backup = BackupAndRestore(tmp_path / "none yet")
     history = scenario.fit(scenario.model(), [backup], resume="auto")
     assert history.epoch == [0, 1, 2]
+
+
+def both(tmp_path, **backup):
+    """One that saves after each epoch, and one that saves every two updates."""
+    backup = {"save_freq": 2, "keep_last": 1, "delete_checkpoint": False, **backup}
+    return [
+        ModelCheckpoint(tmp_path / "kept", keep=2),
+        BackupAndRestore(tmp_path / "backup", **backup),
+    ]
+
+
+def first_update(tmp_path):
+    """Where a run that goes on by itself begins: after so many updates."""
+    scenario, watcher = Scenario(), Watcher()
+    callbacks = [*scenario.callbacks(), *both(tmp_path)]
+    scenario.fit(scenario.model(), [*callbacks, watcher], resume="auto")
+    return next(entry[2] for entry in watcher.seen if entry[0] == "call") - 1
+
+
+def test_of_several_callbacks_the_newest_checkpoint_is_taken(tmp_path):
+    scenario = Scenario()
+    with pytest.raises(FaultError):
+        scenario.fit(
+            scenario.model(),
+            [*scenario.callbacks(), *both(tmp_path), Breaker(11, fail)],
+        )
+    assert first_update(tmp_path) == 10
+
+
+def test_a_damaged_checkpoint_of_one_callback_is_made_up_for_by_another(tmp_path):
+    scenario = Scenario()
+    with pytest.raises(FaultError):
+        scenario.fit(
+            scenario.model(),
+            [*scenario.callbacks(), *both(tmp_path), Breaker(11, fail)],
+        )
+    (newest,) = (tmp_path / "backup").iterdir()
+    (newest / "state.json").write_bytes(b"{}")
+    with pytest.warns(CheckpointWarning, match=r"state\.json") as caught:
+        assert first_update(tmp_path) == 6
+    assert caught[0].filename == test_resume.__file__  # which calls fit()
+
+
+def test_a_checkpoint_without_its_manifest_is_damaged(tmp_path):
+    path = saved(tmp_path).latest()
+    (path / "manifest.json").unlink()
+    scenario = Scenario()
+    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json"):
+        scenario.fit(scenario.model(), scenario.callbacks(), resume=path)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):

@@ -14,7 +14,7 @@ from .format import (
 from .format import read_checkpoint as load_checkpoint
 from .manifest import Manifest, Record
 from .one_writer import written_by_one
-from .store import CheckpointStore
+from .store import CheckpointStore, load_newest
 from .weights import load_weights, save_weights
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Manifest",
     "Record",
     "load_checkpoint",
+    "load_newest",
     "load_weights",
     "read_checkpoint",
     "read_manifest",

@@ -15,7 +15,7 @@ import re
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 from ipufit.errors import (
     CheckpointError,
@@ -201,25 +201,7 @@ class CheckpointStore:
         Warns:
             CheckpointWarning: Damaged ones were passed over; says which, and why.
         """
-        listing = self._list()
-        _raise_first(listing.refused)
-        damaged = {path: str(error) for path, error in listing.damaged.items()}
-        for entry in reversed(listing.entries):
-            try:
-                checkpoint = read_checkpoint(entry.path)
-            except DamagedCheckpointError as error:
-                damaged[entry.path] = str(error)
-                continue
-            self._known_damaged = set(damaged)
-            if damaged:
-                warnings.warn(_passed_over(damaged, entry), CheckpointWarning, 2)
-            return entry.path, checkpoint
-        if damaged:
-            raise DamagedCheckpointError(
-                f"Every checkpoint in {str(self.directory)!r} is damaged. To start "
-                f"anew, give another directory. {' '.join(damaged.values())}"
-            )
-        return None
+        return load_newest([self], stacklevel=3)
 
     def clear(self) -> None:
         """Delete all checkpoints, and the directory if nothing else is in it."""
@@ -299,6 +281,68 @@ class CheckpointStore:
         for entry in entries[: entries.index(oldest)]:
             if entry not in best and not directory.strangers(entry.path):
                 _try(directory.remove, entry.path)
+
+
+def load_newest(
+    stores: Sequence[CheckpointStore], *, stacklevel: int = 2
+) -> tuple[Path, Checkpoint] | None:
+    """Load a whole checkpoint of one run that several stores keep checkpoints of.
+
+    Of each store the one that was written last counts, or the one before if that is
+    damaged; of these it is the one after most updates, the first of equals.
+
+    Args:
+        stores: One is enough.
+        stacklevel: Whom a warning is about; 2 is the caller.
+
+    Returns:
+        Where it is, and what it holds; None if there is none at all.
+
+    Raises:
+        DamagedCheckpointError: There are some, and all are damaged.
+        CheckpointError: A newer ipufit wrote one, or one can't be read.
+
+    Warns:
+        CheckpointWarning: Damaged ones were passed over; says which, and why.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     stores = [CheckpointStore(f"{folder}/{name}") for name in "ab"]
+        ...     for store, update in zip(stores, (10, 20)):
+        ...         path = store.save(Checkpoint(), epoch=0, update=update)
+        ...     load_newest(stores)[0].name
+        'update-00000020'
+    """
+    listings = [store._list() for store in stores]
+    damaged: dict[Path, str] = {}
+    for listing in listings:
+        _raise_first(listing.refused)
+        damaged.update((path, str(error)) for path, error in listing.damaged.items())
+    to_try = [list(listing.entries) for listing in listings]
+    while any(to_try):
+        entry = max(filter(None, to_try), key=lambda entries: _place(entries[-1])).pop()
+        try:
+            checkpoint = read_checkpoint(entry.path)
+        except DamagedCheckpointError as error:
+            damaged[entry.path] = str(error)
+            continue
+        for store in stores:
+            store._known_damaged = set(damaged)
+        if damaged:
+            warnings.warn(_passed_over(damaged, entry), CheckpointWarning, stacklevel)
+        return entry.path, checkpoint
+    if damaged:
+        places = " and ".join(repr(str(store.directory)) for store in stores)
+        raise DamagedCheckpointError(
+            f"Every checkpoint in {places} is damaged. To start anew, give another "
+            f"directory. {' '.join(damaged.values())}"
+        )
+    return None
+
+
+def _place(entry: _Entry) -> tuple[int, int]:
+    return entry.record.update, entry.record.epoch
 
 
 def _try(delete: Callable[[Path], Any], path: Path) -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
-from ipufit.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from ipufit.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    load_newest,
+    read_checkpoint,
+)
+from ipufit.checkpoint.directory import MANIFEST, belongs
 from ipufit.checkpoint.weights import PathLike
 from ipufit.errors import ConfigError
 
@@ -20,8 +26,9 @@ def find_checkpoint(
     """The checkpoint that is meant.
 
     Args:
-        resume: A checkpoint or a directory of them; `"auto"` for the newest whole one
-            of the callbacks; None for that of a callback which resumes by itself.
+        resume: A checkpoint or a directory of them; `"auto"` for the whole one of the
+            callbacks that is furthest in the run; None for that of a callback which
+            resumes by itself.
         callbacks: Those of `fit`.
 
     Returns:
@@ -41,10 +48,12 @@ def find_checkpoint(
     ]
     if resume is not None and resume != AUTO:
         path = Path(resume)
-        if (path / "manifest.json").exists() or not path.is_dir():
+        if (path / MANIFEST).exists() or not path.is_dir():
             return read_checkpoint(path)
-        found = CheckpointStore(path).load_latest()
+        found = load_newest([CheckpointStore(path)], stacklevel=4)  # of fit()
         if found is None:
+            if any(belongs(file.name) for file in path.iterdir()):
+                return read_checkpoint(path)  # which tells of the manifest
             raise ConfigError(f"There is no checkpoint in {str(path)!r} to resume.")
         return found[1]
     if resume == AUTO and not stores:
@@ -52,8 +61,5 @@ def find_checkpoint(
             "resume='auto' goes on from the checkpoints of a callback, and there is "
             "none that keeps any. Add BackupAndRestore(directory), or give a path."
         )
-    for store in stores:
-        found = store.load_latest()
-        if found is not None:
-            return found[1]
-    return None
+    found = load_newest(stores, stacklevel=4)
+    return None if found is None else found[1]

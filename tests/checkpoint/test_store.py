@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import os
 import threading
+import warnings
 
 import pytest
 
 from ipufit.checkpoint import (
     CheckpointStore,
+    load_newest,
     read_checkpoint,
     read_manifest,
     write_checkpoint,
@@ -218,6 +220,67 @@ def test_when_all_are_damaged_training_doesnt_start_anew_unasked(tmp_path):
         damage(path, "state.json")
     with pytest.raises(DamagedCheckpointError, match="Every checkpoint"):
         store.load_latest()
+
+
+def stores_of(tmp_path, *updates):
+    stores = []
+    for name, some in zip("abc", updates):
+        stores.append(CheckpointStore(tmp_path / name))
+        for update in some:
+            stores[-1].save(sample(update), epoch=update // 10, update=update)
+    return stores
+
+
+@pytest.mark.parametrize(
+    ("updates", "damaged", "expected"),
+    [
+        ([[10, 20], [5, 15, 25]], [], 25),
+        ([[10, 20], [5, 15]], [], 20),
+        ([[], [5]], [], 5),
+        ([[30, 20], [25]], [], 25),  # whoever goes back has left 30
+        ([[10, 20], [5, 15]], [20], 15),
+        ([[10, 20], [5, 15]], [20, 15], 10),
+        ([[10], [5]], [10], 5),
+        ([[10], [], [5]], [5], 10),
+    ],
+)
+def test_of_several_stores_the_one_that_is_furthest_and_whole(
+    tmp_path, updates, damaged, expected
+):
+    stores = stores_of(tmp_path, *updates)
+    for update in damaged:
+        (path,) = tmp_path.glob(f"*/update-{update:08d}")
+        damage(path)
+    passed = [update for update in damaged if update > expected]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        path, checkpoint = load_newest(stores)
+    assert number_of(checkpoint) == expected == number_of(read_checkpoint(path))
+    assert len(caught) == bool(passed)
+    for warning in caught:
+        assert warning.filename == __file__
+        for update in passed:
+            assert f"update-{update:08d}' is damaged" in str(warning.message)
+
+
+def test_of_equals_the_one_that_is_in_a_later_epoch_then_the_first(tmp_path):
+    one, other = stores_of(tmp_path, [], [])
+    inside = one.save(sample(1), epoch=0, update=8)
+    assert load_newest([one, other])[0] == inside
+    path = other.save(sample(2), epoch=1, update=8)
+    assert load_newest([one, other])[0] == path
+    again = one.save(sample(3), epoch=1, update=8)
+    assert load_newest([one, other])[0] == again
+    assert load_newest([other, one])[0] == path
+
+
+def test_when_all_of_several_stores_are_damaged_all_are_named(tmp_path):
+    stores = stores_of(tmp_path, [1], [2])
+    assert load_newest([CheckpointStore(tmp_path / "none")]) is None
+    for store in stores:
+        damage(store.latest())
+    with pytest.raises(DamagedCheckpointError, match=r"a' and .*b' is damaged"):
+        load_newest(stores)
 
 
 def test_a_newer_version_isnt_passed_over(tmp_path):
