@@ -263,7 +263,10 @@ class Wider(torch.nn.Sequential):
             "ema_momentum was None and is 0.9",
         ),
         (Scenario(module=Wider), r"0\.weight"),
-        (Scenario(callbacks=lambda: [EarlyStopping("loss")]), "EarlyStopping .*is new"),
+        (
+            Scenario(callbacks=lambda: [EarlyStopping("loss")]),
+            r"EarlyStopping\(loss\) .*new",
+        ),
         (
             Scenario(
                 optimizer=lambda module: torch.optim.Adam(

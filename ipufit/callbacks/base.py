@@ -56,6 +56,11 @@ class Callback:
         return True
 
     @property
+    def state_name(self) -> str:
+        """What checkpoints call it: its class, and what else tells it from others."""
+        return type(self).__name__
+
+    @property
     def params(self) -> dict[str, Any]:
         """Keras's: `verbose`, `epochs`, `steps`."""
         return self.run.params
@@ -322,14 +327,14 @@ class CallbackList(Callback):
         do_all([callback.close for callback in self.callbacks])
 
     def state_dict(self) -> dict[str, Any]:
-        """Of each, by its position and its class.
+        """Of each, by its position and its `state_name`.
 
         Displays have none and don't count: `verbose` may be another in a resumed run.
 
         Example:
             >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
             >>> list(CallbackList([TerminateOnNaN(), EarlyStopping()]).state_dict())
-            ['0:TerminateOnNaN', '1:EarlyStopping']
+            ['0:TerminateOnNaN', '1:EarlyStopping(val_loss)']
         """
         return {key: callback.state_dict() for key, callback in self._saved().items()}
 
@@ -349,7 +354,7 @@ class CallbackList(Callback):
 
     def _saved(self) -> dict[str, Callback]:
         counting = [callback for callback in self.callbacks if callback.is_saved]
-        return {f"{i}:{type(c).__name__}": c for i, c in enumerate(counting)}
+        return {f"{i}:{c.state_name}": c for i, c in enumerate(counting)}
 
 
 def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:

@@ -50,6 +50,11 @@ class MonitorCallback(Callback):
         self.best = best
         self.direction: str | None = None
 
+    @property
+    def state_name(self) -> str:
+        """Its class and its figure: states of two figures are not exchanged."""
+        return f"{type(self).__name__}({self.monitor})"
+
     def begin_monitoring(self) -> None:
         """A run begins: its metrics will say which way is better."""
         self.direction = None

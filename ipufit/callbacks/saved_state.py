@@ -68,7 +68,7 @@ def check_callbacks(saved: Sequence[str], present: Sequence[str]) -> None:
     """Refuse the states of other callbacks than there are.
 
     Args:
-        saved: Keys `"position:class"` of the states.
+        saved: Keys `"position:name"` of the states.
         present: Those of the callbacks.
 
     Raises:
@@ -79,7 +79,7 @@ def check_callbacks(saved: Sequence[str], present: Sequence[str]) -> None:
         Traceback (most recent call last):
         ipufit.errors.ConfigError: The state was saved with other callbacks: ...
     """
-    before, now = _classes(saved), _classes(present)
+    before, now = _names(saved), _names(present)
     if before == now:
         return
     missing: list[str] = []
@@ -100,12 +100,12 @@ def check_callbacks(saved: Sequence[str], present: Sequence[str]) -> None:
     )
 
 
-def _classes(keys: Sequence[str]) -> list[str]:
-    """The classes in the order of their positions, whatever the order of the keys."""
+def _names(keys: Sequence[str]) -> list[str]:
+    """The names in the order of their positions, whatever the order of the keys."""
     parts = [key.partition(":") for key in keys]
     wrong = [key for key, (i, _, _) in zip(keys, parts) if not i.isdecimal()]
     if wrong:
         raise ConfigError(
-            f"{wrong[0]!r} is no key of a callback's state, such as '0:EarlyStopping'."
+            f"{wrong[0]!r} is no key of a callback's state, such as '0:History'."
         )
     return [name for _, _, name in sorted(parts, key=lambda part: int(part[0]))]

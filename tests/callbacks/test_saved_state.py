@@ -283,8 +283,12 @@ def test_states_are_found_by_position_and_class():
         [EarlyStopping(), make_progress(1), EarlyStopping(), History()]
     )
     state = hooks.state_dict()
-    assert list(state) == ["0:EarlyStopping", "1:EarlyStopping", "2:History"]
-    state["1:EarlyStopping"]["wait"] = 7
+    assert list(state) == [
+        "0:EarlyStopping(val_loss)",
+        "1:EarlyStopping(val_loss)",
+        "2:History",
+    ]
+    state["1:EarlyStopping(val_loss)"]["wait"] = 7
     shuffled = dict(random.Random(3).sample(sorted(state.items()), 3))
     hooks.load_state_dict(shuffled)
     assert [one.wait for one in (hooks.callbacks[0], hooks.callbacks[2])] == [0, 7]
@@ -298,7 +302,7 @@ def test_more_than_ten_callbacks_keep_their_order():
 @pytest.mark.parametrize(
     ("present", "words"),
     [
-        ([History], r"EarlyStopping \(number 0\) is missing\. Pass"),
+        ([History], r"EarlyStopping\(val_loss\) \(number 0\) is missing\. Pass"),
         ([EarlyStopping], r"History \(number 1\) is missing\. Pass"),
         (
             [EarlyStopping, Throughput, History],
@@ -306,15 +310,32 @@ def test_more_than_ten_callbacks_keep_their_order():
         ),
         (
             [TerminateOnNaN, History],
-            r"EarlyStopping \(number 0\) is missing, and TerminateOnNaN \(number 0\)",
+            r"\(val_loss\) \(number 0\) is missing, and TerminateOnNaN \(number 0\)",
         ),
-        ([], r"EarlyStopping \(number 0\), History \(number 1\) are missing"),
+        ([], r"\(val_loss\) \(number 0\), History \(number 1\) are missing"),
     ],
 )
 def test_other_callbacks_are_refused(present, words):
     state = CallbackList([EarlyStopping(), History()]).state_dict()
     with pytest.raises(ConfigError, match=words):
         CallbackList([make() for make in present]).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "make", [EarlyStopping, ReduceLROnPlateau, lambda q: ModelCheckpoint("a", q)]
+)
+def test_callbacks_of_other_figures_are_refused(make):
+    def hooks(*figures):
+        made = CallbackList([make(figure) for figure in figures])
+        made.set_model(ScriptedModel())
+        return made
+
+    state = hooks("loss", "val_loss").state_dict()
+    hooks("loss", "val_loss").load_state_dict(state)
+    with pytest.raises(ConfigError, match=r"\(val_loss\) \(number 0\) is new"):
+        hooks("val_loss", "loss").load_state_dict(state)
+    with pytest.raises(ConfigError, match=r"\(loss\) \(number 0\) is missing"):
+        hooks("accuracy", "val_loss").load_state_dict(state)
 
 
 def test_a_key_that_is_none_is_refused():
