@@ -11,15 +11,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Callable
 
-import torch
-
 from ipufit._failures import do_all
 from ipufit.checkpoint import (
     BackgroundWriter,
     Checkpoint,
     CheckpointStore,
+    num_processes,
     save_weights,
     write_checkpoint,
+    written_by_one,
 )
 from ipufit.errors import ConfigError, IpufitWarning, UnsupportedError
 
@@ -76,6 +76,8 @@ class ModelCheckpoint(MonitorCallback):
             isn't in the logs (when it is filled in). At the figure's first value, with
             `save_best_only` or `keep`: `mode="auto"`, and no metric says which way it
             gets better.
+        UnsupportedError: When `fit` begins, in several processes of
+            torch.distributed: `is_background` or `save_seconds`.
 
     Example:
         >>> checkpoint = ModelCheckpoint("best.safetensors", save_best_only=True)
@@ -135,6 +137,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """A new run; what was best stays."""
+        self._check_processes()
         self.begin_monitoring()
         if self.store is not None and self.mode == "auto":
             self.store.mode = direction_of(self.monitor, self.run.directions)
@@ -178,6 +181,19 @@ class ModelCheckpoint(MonitorCallback):
         if self._writer is not None:
             self._writer.close()
 
+    def _check_processes(self) -> None:
+        count = num_processes()
+        for what, is_used in (
+            ("is_background=True", self._writer is not None),
+            ("save_seconds", self.save_seconds is not None),
+        ):
+            if is_used and count > 1:
+                raise UnsupportedError(
+                    f"ModelCheckpoint({what}) in {count} processes: they have to save "
+                    "together, and in threads or by clocks of their own they can't. "
+                    "Leave it out, and use save_freq."
+                )
+
     def _save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
         path = self._path({**fields, "epoch": epoch + 1})
         if not self._is_due(epoch, logs, path):
@@ -215,17 +231,17 @@ class ModelCheckpoint(MonitorCallback):
             self.model.save_weights(path)
             self._say_finished(epoch, path)
             return
-        names = self.model.module.state_dict()
-        copies = map(torch.from_numpy, self.model.get_weights())
-        self._do(epoch, partial(save_weights, dict(zip(names, copies)), path), path)
+        self._do(
+            epoch, lambda: partial(_write_weights, path, self.model.copied_weights())
+        )
 
     def _write(self, epoch: int, path: str) -> None:
-        self._do(epoch, partial(write_checkpoint, path, self._checkpoint()), path)
+        self._do(epoch, lambda: partial(_write_whole, path, self._checkpoint()))
 
     def _keep(self, store: CheckpointStore, epoch: int, value: float | None) -> None:
         self._do(
             epoch,
-            partial(
+            lambda: partial(
                 store.save,
                 self._checkpoint(),
                 epoch=self.run.epoch + self.run.is_epoch_done,
@@ -239,20 +255,20 @@ class ModelCheckpoint(MonitorCallback):
         checkpoint: Checkpoint = self.model.checkpoint()
         return Checkpoint(checkpoint.tensors, copied(checkpoint.state))
 
-    def _do(
-        self, epoch: int, write: Callable[[], Any], path: str | None = None
-    ) -> None:
-        """Write, here or in the background; `write` returns where to, or `path` is."""
+    def _do(self, epoch: int, take: Callable[[], Callable[[], Any]]) -> None:
+        """Copy the state and write it, here or in the background.
 
-        def finished(written: Any) -> None:
-            self._say_finished(epoch, str(written) if path is None else path)
-
+        Args:
+            epoch: 0-based.
+            take: Copies the state, and returns what writes it and says where to.
+        """
+        finished = partial(self._say_finished, epoch)
         if self._writer is None:
-            finished(write())
+            finished(take()())
         else:
-            self._writer.write(write, finished)
+            self._writer.write(take, finished)
 
-    def _say_finished(self, epoch: int, path: str) -> None:
+    def _say_finished(self, epoch: int, path: str | Path) -> None:
         self._say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
 
     def _path(self, fields: dict[str, Any]) -> str:
@@ -288,6 +304,19 @@ class ModelCheckpoint(MonitorCallback):
     def _say(self, message: str) -> None:
         if self.verbose > 0:
             say(message)
+
+
+def _write_weights(path: str, weights: dict[str, Any]) -> str:
+    save_weights(weights, path)
+    return path
+
+
+def _write_whole(path: str, checkpoint: Checkpoint) -> str:
+    def write() -> str:
+        write_checkpoint(path, checkpoint)
+        return path
+
+    return written_by_one(write)
 
 
 def _is_of_weights(filepath: str, given: bool | None) -> bool:

@@ -13,8 +13,9 @@ from .format import (
 )
 from .format import read_checkpoint as load_checkpoint
 from .manifest import Manifest, Record
-from .one_writer import written_by_one
+from .one_writer import num_processes, written_by_one
 from .store import CheckpointStore, load_newest
+from .tensors import copied_tensors
 from .weights import load_weights, save_weights
 
 __all__ = [
@@ -23,9 +24,11 @@ __all__ = [
     "CheckpointStore",
     "Manifest",
     "Record",
+    "copied_tensors",
     "load_checkpoint",
     "load_newest",
     "load_weights",
+    "num_processes",
     "read_checkpoint",
     "read_manifest",
     "save_weights",

@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Callable
 
 
 class BackgroundWriter:
     """Writes one thing at a time, in a thread; none is lost.
 
-    While one is written, asking for the next waits: what is waiting to be written is
-    in memory once, not as often as the disk is slower than training. A process that
+    While one is written, asking for the next waits, and takes its copy then: there is
+    one copy in memory, not as many as the disk is slower than training. A process that
     ends in order waits for the thread.
 
     Example:
         >>> writer, written = BackgroundWriter(), []
-        >>> writer.write(lambda: "run-001", then=written.append)
+        >>> writer.write(lambda: lambda: "run-001", then=written.append)
         >>> writer.wait()
         >>> written
         ['run-001']
@@ -27,12 +27,16 @@ class BackgroundWriter:
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: tuple[Future[Any], Callable[[Any], None]] | None = None
 
-    def write(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def write(
+        self, take: Callable[[], Callable[[], Any]], then: Callable[[Any], None]
+    ) -> None:
         """Have something written, when what was asked for before is.
 
         Args:
-            job: Called in the thread. What it writes must not change any more.
-            then: Gets what it returned; called in this thread, by a later method.
+            take: Called in this thread when nothing is being written any more. It
+                returns the job, which is called in the other thread: what that writes
+                must be a copy that doesn't change.
+            then: Gets what the job returned; called in this thread, by a later method.
 
         Raises:
             Exception: What the job before has raised.
@@ -40,7 +44,9 @@ class BackgroundWriter:
         self.wait()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ipufit-checkpoint")
-        self._under_way = self._thread.submit(job), then
+        waiting = [take()]
+        # Popped, so that the copy is gone before anybody hears that it was written.
+        self._under_way = self._thread.submit(lambda: waiting.pop()()), then
 
     def wait(self) -> None:
         """Wait until all is written.
@@ -49,7 +55,9 @@ class BackgroundWriter:
             Exception: What the job has raised.
         """
         if self._under_way is not None:
-            (future, then), self._under_way = self._under_way, None
+            future, then = self._under_way
+            wait([future])  # an interrupt leaves it under way, for close() to tell of
+            self._under_way = None
             then(future.result())
 
     def close(self) -> None:

@@ -12,6 +12,21 @@ from torch import distributed
 from ipufit.errors import CheckpointError
 
 
+def num_processes() -> int:
+    """How many processes write together.
+
+    Returns:
+        Those of torch.distributed's default group; 1 without a group.
+
+    Example:
+        >>> num_processes()
+        1
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return int(distributed.get_world_size())
+
+
 def written_by_one(write: Callable[[], str]) -> str:
     """Have process 0 write something.
 
@@ -32,7 +47,7 @@ def written_by_one(write: Callable[[], str]) -> str:
         >>> written_by_one(lambda: "run/update-00000010")
         'run/update-00000010'
     """
-    if not distributed.is_available() or not distributed.is_initialized():
+    if num_processes() == 1:
         return write()
     if distributed.get_rank() != 0:
         outcome = json.loads(_from_first(b"").decode())

@@ -204,7 +204,13 @@ class CheckpointStore:
         return load_newest([self], stacklevel=3)
 
     def clear(self) -> None:
-        """Delete all checkpoints, and the directory if nothing else is in it."""
+        """Delete all checkpoints, and the directory if nothing else is in it.
+
+        One process does; of several of torch.distributed all have to call this.
+        """
+        written_by_one(self._clear)
+
+    def _clear(self) -> str:
         with self._lock:
             self._clean()
             listing = self._list()
@@ -213,6 +219,7 @@ class CheckpointStore:
                     _try(directory.remove, path)
             with contextlib.suppress(OSError):  # somebody's files are in it
                 self.directory.rmdir()
+        return str(self.directory)
 
     def _list(self) -> _Listing:
         listing = _Listing([], {}, {})

@@ -160,6 +160,23 @@ def tied_names(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
+def copied_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors; those that are one and the same memory share a copy.
+
+    Example:
+        >>> weight = torch.zeros(2)
+        >>> copies = copied_tensors({"in": weight, "out": weight})
+        >>> copies["in"] is copies["out"], copies["in"] is weight
+        (True, False)
+    """
+    first = {name: names[0] for names in tied_names(tensors) for name in names}
+    copies: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        same = copies.get(first.get(name, name))
+        copies[name] = tensor.detach().clone() if same is None else same
+    return copies
+
+
 def read_tensors(source: Source, size: int) -> dict[str, Tensor]:
     """Read a safetensors file.
 

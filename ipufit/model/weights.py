@@ -9,6 +9,7 @@ import torch
 
 from ipufit.checkpoint import (
     Checkpoint,
+    copied_tensors,
     load_weights,
     read_checkpoint,
     save_weights,
@@ -37,6 +38,20 @@ class Weights(ModelBase):
         """
         self._executors.fetch_weights()
         return [t.detach().numpy().copy() for t in self.module.state_dict().values()]
+
+    def copied_weights(self) -> dict[str, torch.Tensor]:
+        """Copies of the weights and buffers by name, in any dtype.
+
+        Returns:
+            Tensors on the host; names that are tied share a copy.
+
+        Example:
+            >>> from ipufit import IPUModel
+            >>> list(IPUModel(torch.nn.Linear(2, 3)).copied_weights())
+            ['weight', 'bias']
+        """
+        self._executors.fetch_weights()
+        return copied_tensors(self.module.state_dict())
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set the weights and buffers, on the device too.

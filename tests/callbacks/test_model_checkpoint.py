@@ -631,3 +631,59 @@ def test_an_eviction_is_saved_though_the_write_before_failed(monkeypatch):
         small_fit(checkpoint, Evict(), epochs=3)
     assert failed == ["run-1"]
     assert load_checkpoint("run-2").state["run"]["updates"] == 5
+
+
+# Copies in the background -----------------------------------------------------------
+
+
+class Odd(torch.nn.Module):
+    """With tied weights, and a dtype that NumPy lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(3, 3, bias=False)
+        self.second = torch.nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("odd", torch.full((2,), 1.5, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return self.second(self.first(x)).sum(1, keepdim=True)
+
+
+def test_weights_of_any_dtype_and_tied_ones_are_written_in_the_background():
+    model = IPUModel(Odd())
+    model.compile("sgd", "mse")
+    callbacks = [
+        ModelCheckpoint("here.safetensors"),
+        ModelCheckpoint("behind.safetensors", is_background=True),
+    ]
+    model.fit(torch.rand(4, 3), torch.rand(4, 1), 2, verbose=0, callbacks=callbacks)
+    assert Path("here.safetensors").read_bytes() == (
+        Path("behind.safetensors").read_bytes()
+    )
+    with safetensors.safe_open("behind.safetensors", "pt") as file:
+        assert "first.weight" in file.metadata()["ipufit.tied"]
+        assert file.get_tensor("odd").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("path", ["run-{epoch}", "run-{epoch}.safetensors"])
+def test_the_state_is_copied_when_the_write_before_is_done(monkeypatch, path):
+    under_way, gate = [], threading.Event()
+
+    def write(*arguments):
+        under_way.append(1)
+        gate.wait(0.01)  # long enough for an early copy to be seen
+        under_way.clear()
+
+    def checked(take):
+        def take_alone(self):
+            assert under_way == []
+            return take(self)
+
+        return take_alone
+
+    for name in ("save_weights", "write_checkpoint"):
+        monkeypatch.setattr(f"ipufit.callbacks.model_checkpoint.{name}", write)
+    for name in ("checkpoint", "copied_weights"):
+        monkeypatch.setattr(IPUModel, name, checked(getattr(IPUModel, name)))
+    small_fit(ModelCheckpoint(path, save_freq=1, is_background=True), epochs=2)

@@ -39,6 +39,27 @@ store = ipufit.CheckpointStore("store", keep_last=1)
 paths = [store.save(Checkpoint({}, {"rank": rank}), epoch=0, update=n) for n in (1, 2)]
 assert os.path.isdir(paths[-1]) and store.all() == [paths[-1]], store.all()
 
+from ipufit.callbacks import model_checkpoint
+if rank:  # writes nothing
+    model_checkpoint.write_checkpoint = model_checkpoint.save_weights = None
+def fit(*callbacks):
+    x = torch.ones(4, 1)
+    model.fit(x, x, 2, epochs=2, verbose=0, callbacks=list(callbacks))
+fit(
+    ipufit.ModelCheckpoint("fitted"),
+    ipufit.ModelCheckpoint("kept", keep=1),
+    ipufit.ModelCheckpoint("fitted.safetensors"),
+    ipufit.BackupAndRestore("backup"),
+)
+assert not os.path.exists("backup")
+for arguments in ({"is_background": True}, {"save_seconds": 1}):
+    try:
+        fit(ipufit.ModelCheckpoint("refused", **arguments))
+    except ipufit.UnsupportedError as error:
+        assert f"{list(arguments)[0]}" in str(error) and "2 processes" in str(error)
+    else:
+        raise AssertionError(arguments)
+
 open("file", "w").close()
 try:
     model.save("file/below")
@@ -77,6 +98,11 @@ def test_the_first_writes_and_all_hear(tmp_path):
     checkpoint = load_checkpoint(tmp_path / "whole")
     assert checkpoint.tensors["model"]["weight"].item() == 0
     assert load_weights(tmp_path / "weights.safetensors")["weight"].item() == 0
+    assert load_checkpoint(tmp_path / "fitted").state["run"]["epoch"] == 2
+    (path,) = CheckpointStore(tmp_path / "kept").all()
+    assert load_checkpoint(path).state["run"]["epoch"] == 2
+    load_weights(tmp_path / "fitted.safetensors")
+    assert not (tmp_path / "refused").exists()
     (path,) = CheckpointStore(tmp_path / "store").all()
     assert load_checkpoint(path).state == {"rank": 0}
 
