@@ -27,8 +27,6 @@ from .svg import Bars, bar_chart
 from .tables import details, overview, spread, table
 from .worker import OPERATIONS, Job
 
-PLOT = "![CPU speed of training](benchmarks-peers.svg)"
-
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The switches."""
@@ -94,11 +92,13 @@ def main(arguments: list[str] | None = None) -> int:
     absent += _absences(measured)
     print("\n" + "\n\n".join([_overviews(measured), imports, bars, "\n".join(absent)]))
     if args.write:
-        text = [_settings(args), _overviews(measured), PLOT, imports, bars]
+        image = f"![CPU speed of training]({_plot_name(args.threads)})"
+        text = [_settings(args), _overviews(measured), image, imports, bars]
         text += ["\n".join(f"- {line}" for line in absent)]
         text += ["### In full", _details(measured, args.workloads)]
-        plots = {"benchmarks-peers.svg": plot(measured, args.threads)}
-        page.write("peers", "\n\n".join(part for part in text if part), plots)
+        name = "peers" if args.threads == 1 else f"peers --threads {args.threads}"
+        plots = {_plot_name(args.threads): plot(measured, args.threads)}
+        page.write(name, "\n\n".join(part for part in text if part), plots)
     return 1 if unlike else 0
 
 
@@ -118,8 +118,9 @@ def check(runner: Runner, jobs: list[Job], measured: Measured) -> int:
         measured.add(job, result)
         figures[job.contestant] = result["figures"]
         plain = figures[PLAIN]
-        epochs = 1 + workloads.find(job.workload).epochs
-        said = complaints(figures[job.contestant], plain, epochs)
+        workload = workloads.find(job.workload)
+        samples = min(workload.num_train, workload.test_samples)
+        said = complaints(figures[job.contestant], plain, 1 + workload.epochs, samples)
         unlike += bool(said)
         far = differences(figures[job.contestant], plain)
         text = ", ".join(f"{name} {value:.1e}" for name, value in far.items())
@@ -129,13 +130,14 @@ def check(runner: Runner, jobs: list[Job], measured: Measured) -> int:
 
 
 def measure_imports(runner: Runner, names: list[str], repeats: int) -> str:
-    """A table of what imports cost beyond torch."""
-    statements = {
-        name: CONTESTANTS[name].imports for name in names if CONTESTANTS[name].imports
-    }
+    """A table of what imports cost beyond torch: of the names that are used."""
+    statements = ["import ipufit"]  # whose names come when they are first used
+    statements += [
+        statement for name in names if (statement := CONTESTANTS[name].imports)
+    ]
     seconds: dict[str, list[float]] = {}
     for _ in range(repeats):
-        for statement in dict.fromkeys(statements.values()):
+        for statement in dict.fromkeys(statements):
             seconds.setdefault(statement, []).append(import_seconds(runner, statement))
     return table(
         ["import beyond torch", "CPU s"],
@@ -168,6 +170,10 @@ def plot(measured: Measured, threads: int) -> str:
     return bar_chart(
         panels, f"CPU speed of training, plain loop = 1, threads: {threads}"
     )
+
+
+def _plot_name(threads: int) -> str:
+    return f"benchmarks-peers-{threads}.svg"
 
 
 def _overviews(measured: Measured) -> str:

@@ -16,7 +16,8 @@ from .worker import OPERATIONS, Job
 # in 10^7 change W1's loss by 0.02% in the first epoch, 0.6% in the third.
 FIRST_LOSS_TOLERANCE = 5e-3  # relative, of the first epoch's loss
 LOSS_TOLERANCE = 5e-2  # of later ones, and of the evaluation's
-ACCURACY_TOLERANCE = 5e-3
+ACCURACY_TOLERANCE = 5e-3  # or this many samples, if that is more:
+SAMPLES_TOLERANCE = 4
 
 
 class Spread(NamedTuple):
@@ -194,13 +195,16 @@ def differences(mine: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]
     return found
 
 
-def complaints(mine: dict[str, Any], plain: dict[str, Any], epochs: int) -> list[str]:
+def complaints(
+    mine: dict[str, Any], plain: dict[str, Any], epochs: int, samples: int
+) -> list[str]:
     """What a contestant did less than the plain loop, or otherwise; empty if nothing.
 
     Args:
         mine: `figures` of a contestant, unshuffled.
         plain: Those of the plain loop.
         epochs: That were to be trained.
+        samples: Of an epoch or evaluation, whichever has fewer.
     """
     said = []
     losses = [loss for loss, _ in mine.get("train", [])]
@@ -213,7 +217,7 @@ def complaints(mine: dict[str, Any], plain: dict[str, Any], epochs: int) -> list
     for name, tolerance in (
         ("first loss", FIRST_LOSS_TOLERANCE),
         ("loss", LOSS_TOLERANCE),
-        ("accuracy", ACCURACY_TOLERANCE),
+        ("accuracy", max(ACCURACY_TOLERANCE, SAMPLES_TOLERANCE / samples)),
     ):
         if far.get(name, 0.0) > tolerance:
             said.append(f"{name} differs by {far[name]:.2g}")

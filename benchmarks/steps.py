@@ -27,7 +27,7 @@ from . import page
 from .results import Spread
 from .runs import terminal
 from .tables import spread, table
-from .workloads import LEARNING_RATE, W2
+from .workloads import W2
 
 _MICRO = 1e6
 
@@ -75,7 +75,7 @@ class WithLoss(nn.Module):
 def torch_alone() -> Way:
     """One batch again and again."""
     network, (x, y) = W2.make_network(), W2.train_data().first(W2.batch_size)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=W2.learning_rate)
 
     def run() -> None:
         for _ in range(UPDATES):
@@ -93,7 +93,7 @@ def executor_alone() -> Way:
     options = poptorch.Options()
     options.deviceIterations(W2.device_iterations)
     network = WithLoss(W2.make_network())
-    optimizer = poptorch.optim.AdamW(network.parameters(), lr=LEARNING_RATE)
+    optimizer = poptorch.optim.AdamW(network.parameters(), lr=W2.learning_rate)
     executor = poptorch.trainingModel(network, options, optimizer)
     x, y = W2.train_data().first(W2.batch_size * W2.device_iterations)
 
@@ -139,7 +139,7 @@ def fitting(
         micro_batch_size=W2.micro_batch, device_iterations=W2.device_iterations, seed=0
     )
     model = IPUModel(network, config)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=W2.learning_rate)
     model.compile(optimizer=optimizer, loss="cross_entropy", metrics=metrics)
     callbacks = [] if callback is None else [callback()]
 

@@ -20,8 +20,6 @@ from torch import nn
 from . import networks
 from .datasets import Samples, clusters, mnist, tokens
 
-LEARNING_RATE = 1e-3
-
 MakeSamples = Callable[[int, int], Samples]  # count, seed
 
 
@@ -42,6 +40,7 @@ class Workload:
         epochs: Of a measured training.
         passes: Over the test samples, in a measured evaluation or prediction.
         accumulation: Micro-batches per update.
+        learning_rate: Of AdamW.
         is_mnist: Whether MNIST takes the place of `samples` where it is there.
     """
 
@@ -56,6 +55,7 @@ class Workload:
     epochs: int
     passes: int
     accumulation: int = 1
+    learning_rate: float = 1e-3
     is_mnist: bool = False
 
     @property
@@ -135,6 +135,7 @@ RESNET = Workload(
     test_samples=128,
     epochs=1,
     passes=2,
+    learning_rate=1e-4,  # with more, rounding decides where so few samples lead
 )
 LSTM = Workload(
     "lstm",

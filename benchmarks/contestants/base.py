@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from benchmarks.datasets import Samples
@@ -41,6 +42,11 @@ class Task:
     train: Samples
     test: Samples
     shuffle: bool
+
+    def adamw(self, **more: Any) -> torch.optim.AdamW:
+        """The optimiser, torch's own."""
+        rate = self.workload.learning_rate
+        return torch.optim.AdamW(self.network.parameters(), lr=rate, **more)
 
 
 class Contestant(abc.ABC):

@@ -10,14 +10,11 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from benchmarks.workloads import LEARNING_RATE
-
 from .base import Contestant, Figures, Task, UnavailableError
+from .limits import LARGER
 
 _BETA1, _BETA2, _EPSILON, _DECAY = 0.9, 0.999, 1e-8, 0.01  # torch's AdamW
 _FEW_PARAMETERS = 10_000  # so small that calls cost more than what they compute
-
-_LARGER = 10  # batches to look at, where nobody says how large they must be
 
 Weights = Dict[str, Tensor]
 
@@ -78,7 +75,7 @@ class CompiledLoop(Contestant):
         gradients_of = torch.func.grad_and_value(self._loss, has_aux=True)
         for part in range(self.updates):
             gradients, (loss, count) = gradients_of(state.weights, x[part], y[part])
-            _update(state, gradients, *corrections[part])
+            _update(state, gradients, corrections[part])
             losses.append(loss)
             hits.append(count)
         return torch.stack(losses).sum(), torch.stack(hits).sum()
@@ -111,12 +108,17 @@ class CompiledLoop(Contestant):
         return Figures(total.item() / updates, hits.item() / y.numel())
 
     def _corrections(self) -> Tensor:
-        """Step sizes, and scales of the second moment, of the next updates."""
+        """Shrinkage, step size, and scale of the second moment, of the next updates."""
+        rate = self.task.workload.learning_rate
         steps = range(self.steps + 1, self.steps + 1 + self.updates)
         self.steps += self.updates
         return torch.tensor(
             [
-                [LEARNING_RATE / (1 - _BETA1**step), (1 - _BETA2**step) ** 0.5]
+                [
+                    1 - rate * _DECAY,
+                    rate / (1 - _BETA1**step),
+                    (1 - _BETA2**step) ** 0.5,
+                ]
                 for step in steps
             ]
         )
@@ -126,7 +128,7 @@ class CompiledLoop(Contestant):
         """Batches ten times as large."""
         inputs, targets = self.task.test
         self.task.network.eval()
-        size = _LARGER * self.task.workload.micro_batch
+        size = LARGER * self.task.workload.micro_batch
         total, hits = torch.zeros(()), torch.zeros((), dtype=torch.int64)
         for x, y in zip(inputs.split(size), targets.split(size)):
             loss, count = self._look(self.state.weights, x, y)
@@ -138,15 +140,16 @@ class CompiledLoop(Contestant):
     def predict(self) -> Tensor:
         """As `evaluate`."""
         self.task.network.eval()
-        parts = self.task.test.x.split(_LARGER * self.task.workload.micro_batch)
+        parts = self.task.test.x.split(LARGER * self.task.workload.micro_batch)
         return torch.cat([self._scores(self.state.weights, x) for x in parts])
 
 
-def _update(state: State, gradients: Weights, size: Tensor, scale: Tensor) -> None:
+def _update(state: State, gradients: Weights, corrections: Tensor) -> None:
     """AdamW (Loshchilov and Hutter, 2019), as torch's."""
+    shrinkage, size, scale = corrections
     for name, weight in state.weights.items():
         gradient, first, second = gradients[name], state.first[name], state.second[name]
         first.lerp_(gradient, 1 - _BETA1)
         second.mul_(_BETA2).add_(gradient * gradient, alpha=1 - _BETA2)
-        decayed = weight * (1 - LEARNING_RATE * _DECAY)
-        weight.copy_(decayed - size * first / (second.sqrt() / scale + _EPSILON))
+        shrunk = weight * shrinkage
+        weight.copy_(shrunk - size * first / (second.sqrt() / scale + _EPSILON))

@@ -10,11 +10,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from benchmarks.datasets import Samples
-from benchmarks.workloads import LEARNING_RATE
 
 from .base import Contestant, Figures, Task, UnavailableError
 
-_LARGER = 10  # batches to look at, where nobody says how large they must be
+LARGER = 10  # batches to look at, where nobody says how large they must be
 
 
 class BareLoop(Contestant):
@@ -22,7 +21,7 @@ class BareLoop(Contestant):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.optimizer = torch.optim.AdamW(task.network.parameters(), lr=LEARNING_RATE)
+        self.optimizer = task.adamw()
         self.accumulation = task.workload.accumulation
         self.train_size = self.test_size = task.workload.micro_batch
 
@@ -94,9 +93,7 @@ class FoldedLoop(BareLoop):
             )
         super().__init__(task)
         try:
-            self.optimizer = torch.optim.AdamW(
-                task.network.parameters(), lr=LEARNING_RATE, fused=True
-            )
+            self.optimizer = task.adamw(fused=True)
         except RuntimeError as error:  # torch before 2.4
             raise UnavailableError(str(error)) from error
         mixes = any(
@@ -106,7 +103,7 @@ class FoldedLoop(BareLoop):
         if not mixes:
             self.train_size = task.workload.batch_size
             self.accumulation = 1
-        self.test_size = _LARGER * task.workload.micro_batch
+        self.test_size = LARGER * task.workload.micro_batch
 
 
 def _channels_last(samples: Samples) -> Samples:

@@ -8,8 +8,6 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.workloads import LEARNING_RATE
-
 from .base import Contestant, Figures, Task
 
 
@@ -23,7 +21,7 @@ class PlainLoop(Contestant):
         self.loader = DataLoader(train, batch_size=size, shuffle=task.shuffle)
         self.test_loader = DataLoader(test, batch_size=size)
         self.inputs = DataLoader(TensorDataset(task.test.x), batch_size=size)
-        self.optimizer = torch.optim.AdamW(task.network.parameters(), lr=LEARNING_RATE)
+        self.optimizer = task.adamw()
 
     def train(self, epochs: int) -> list[Figures]:
         """Accumulates gradients over the micro-batches of an update."""

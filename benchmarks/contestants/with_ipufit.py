@@ -7,10 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-import torch
 from torch import Tensor
-
-from benchmarks.workloads import LEARNING_RATE
 
 from .base import Contestant, Figures, Task
 
@@ -33,7 +30,7 @@ class Ipufit(Contestant):
         )
         self.model = IPUModel(task.network, config)
         self.model.compile(
-            optimizer=torch.optim.AdamW(task.network.parameters(), lr=LEARNING_RATE),
+            optimizer=task.adamw(),
             loss="cross_entropy",
             metrics=["accuracy"],
         )

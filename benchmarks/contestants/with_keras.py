@@ -8,8 +8,6 @@ from typing import Any
 import keras
 from torch import Tensor
 
-from benchmarks.workloads import LEARNING_RATE
-
 from .base import Contestant, Figures, Task
 
 
@@ -36,7 +34,7 @@ class Keras(Contestant):
         self.model = Wrapped(task.network)
         self.model.compile(
             optimizer=keras.optimizers.AdamW(
-                learning_rate=LEARNING_RATE,
+                learning_rate=task.workload.learning_rate,
                 weight_decay=0.01,  # torch's defaults
                 epsilon=1e-8,
                 gradient_accumulation_steps=accumulation if accumulation > 1 else None,

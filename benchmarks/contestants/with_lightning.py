@@ -10,10 +10,8 @@ from typing import Any
 import lightning
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-
-from benchmarks.workloads import LEARNING_RATE
 
 from .base import Contestant, Figures, Task
 
@@ -21,11 +19,11 @@ from .base import Contestant, Figures, Task
 class Classifier(lightning.LightningModule):
     """Logs loss and accuracy as means over the epoch."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        self.network = network
+        self.network = task.network
         self.figures: list[Figures] = []
-        self.adamw = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE)
+        self.adamw = task.adamw()
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         """A micro-batch."""
@@ -70,7 +68,7 @@ class Lightning(Contestant):
         self.loader = DataLoader(train, batch_size=size, shuffle=task.shuffle)
         self.test_loader = DataLoader(test, batch_size=size)
         self.inputs = DataLoader(TensorDataset(task.test.x), batch_size=size)
-        self.module = Classifier(task.network)
+        self.module = Classifier(task)
         self.trainer = lightning.Trainer(
             accelerator="cpu",
             devices=1,

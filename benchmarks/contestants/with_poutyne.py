@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import poutyne
-import torch
 from torch import Tensor
-
-from benchmarks.workloads import LEARNING_RATE
 
 from .base import Contestant, Figures, Task
 
@@ -21,7 +18,7 @@ class Poutyne(Contestant):
         super().__init__(task)
         self.model = poutyne.Model(
             task.network,
-            torch.optim.AdamW(task.network.parameters(), lr=LEARNING_RATE),
+            task.adamw(),
             "cross_entropy",
             batch_metrics=["accuracy"],
         )

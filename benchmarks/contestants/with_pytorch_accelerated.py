@@ -10,8 +10,6 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from torch.utils.data import TensorDataset
 
-from benchmarks.workloads import LEARNING_RATE
-
 from .base import Contestant, Figures, Task
 
 _IN_THIS_PROCESS = {"num_workers": 0}
@@ -53,7 +51,7 @@ class PytorchAccelerated(Contestant):
         self.trainer = Trainer(
             task.network,
             torch.nn.CrossEntropyLoss(),
-            torch.optim.AdamW(task.network.parameters(), lr=LEARNING_RATE),
+            task.adamw(),
             callbacks=[Accuracy],
         )
 

@@ -10,8 +10,6 @@ from skorch import NeuralNetClassifier
 from skorch.callbacks import EpochScoring
 from torch import Tensor
 
-from benchmarks.workloads import LEARNING_RATE
-
 from .base import Contestant, Figures, Task
 
 
@@ -56,7 +54,7 @@ class Skorch(Contestant):
             task.network,
             criterion=torch.nn.CrossEntropyLoss,
             optimizer=torch.optim.AdamW,
-            lr=LEARNING_RATE,
+            lr=task.workload.learning_rate,
             batch_size=task.workload.micro_batch,
             iterator_train__shuffle=task.shuffle,
             train_split=None,

@@ -69,7 +69,7 @@ def test_those_without_peers_do_the_plain_loop_s_work(
     plain, mine = measure_plain(workload, plain_results), measure(workload, name)
     if name == "folded" and "unavailable" in mine["operations"]["train"]:
         pytest.skip(mine["operations"]["train"]["unavailable"])
-    assert complaints(mine["figures"], plain["figures"], 2) == []
+    assert complaints(mine["figures"], plain["figures"], 2, 64) == []
     for result in (plain, mine):
         assert set(result["operations"]) == set(worker.OPERATIONS)
         for timed in result["operations"].values():
@@ -88,7 +88,7 @@ def test_peers_do_the_plain_loop_s_work(
     if not CONTESTANTS[name].is_installed:
         pytest.skip(f"{CONTESTANTS[name].package} isn't installed")
     plain, mine = measure_plain(workload, plain_results), measure(workload, name)
-    assert complaints(mine["figures"], plain["figures"], 2) == []
+    assert complaints(mine["figures"], plain["figures"], 2, 64) == []
 
 
 def test_who_is_not_compiled_gets_no_figures(small):

@@ -14,6 +14,7 @@ from benchmarks import page, scaling, steps, svg, tables, workloads
 from benchmarks.point import Point
 from benchmarks.results import Row, Spread
 
+PARTS = ["peers", "peers --threads 2", "scaling", "steps"]
 ONE = Spread(1.0, 1.0, 1.0)
 
 
@@ -65,10 +66,10 @@ def test_the_page_has_the_parts_that_are_written(tmp_path, monkeypatch):
     copy.write_text(page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(page, "PAGE", copy)
     monkeypatch.setattr(page, "DOCS", tmp_path)
-    for name in ("peers", "scaling", "steps"):
+    for name in PARTS:
         page.write(name, f"the text of {name}", {f"{name}.svg": "<svg/>"})
     written = copy.read_text(encoding="utf-8")
-    for name in ("peers", "scaling", "steps"):
+    for name in PARTS:
         assert written.count(f"the text of {name}\n") == 1
         assert (tmp_path / f"{name}.svg").is_file()
     with pytest.raises(ValueError, match="no part"):
