@@ -10,8 +10,10 @@ from .errors import createPoptorchError
 STRICT_VARIABLE = "IPUFIT_EMULATOR_STRICT"
 FOLD_VARIABLE = "IPUFIT_EMULATOR_FOLD"
 FOLD_MIB_VARIABLE = "IPUFIT_EMULATOR_FOLD_MIB"
-_FOLD_MIB = 16
+_FOLD_MIB = 32
 CHANNELS_LAST_VARIABLE = "IPUFIT_EMULATOR_CHANNELS_LAST"
+COMPILE_VARIABLE = "IPUFIT_EMULATOR_COMPILE"
+COMPILE_MODES = ("eager", "compiled")
 
 
 def is_on(variable: str, *, default: bool = False) -> bool:
@@ -67,22 +69,45 @@ def folds() -> bool | None:
 def fold_bytes() -> int:
     """Memory that the values of one pass of folded micro-batches may take.
 
-    `IPUFIT_EMULATOR_FOLD_MIB` says so in mebibytes; 16 if it isn't set.
+    `IPUFIT_EMULATOR_FOLD_MIB` says so in mebibytes; 32 if it isn't set.
 
     Raises:
-        Error: It is no integer, or negative.
+        Error: It is no number.
 
     Example:
         >>> fold_bytes()
-        16777216
+        33554432
     """
     text = os.environ.get(FOLD_MIB_VARIABLE, "").strip() or str(_FOLD_MIB)
-    if not text.isdecimal():
+    try:
+        return int(abs(float(text)) * 2**20)
+    except (ValueError, OverflowError):
         raise createPoptorchError(
             f"{FOLD_MIB_VARIABLE}={text!r} is no number of mebibytes: set it to one, "
             "or unset it."
+        ) from None
+
+
+def compiles() -> bool:
+    """Whether `IPUFIT_EMULATOR_COMPILE` asks for machine code.
+
+    Returns:
+        True for `compiled`; False for `eager`, or if it isn't set.
+
+    Raises:
+        Error: It is neither.
+
+    Example:
+        >>> compiles()
+        False
+    """
+    text = os.environ.get(COMPILE_VARIABLE, "").strip() or "eager"
+    if text not in COMPILE_MODES:
+        raise createPoptorchError(
+            f"{COMPILE_VARIABLE}={text!r} is neither `eager` nor `compiled`: set it to "
+            "one of these, or unset it."
         )
-    return int(text) * 2**20
+    return text == "compiled"
 
 
 def is_strict() -> bool:

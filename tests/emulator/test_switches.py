@@ -6,7 +6,13 @@ from __future__ import annotations
 import pytest
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._switches import is_on
+from ipufit.emulator._switches import (
+    COMPILE_VARIABLE,
+    compiles,
+    fold_bytes,
+    folds,
+    is_on,
+)
 
 NAME = "POPTORCH_WAIT_FOR_IPU"
 
@@ -40,3 +46,37 @@ def test_what_is_no_integer_is_named(monkeypatch, text):
     monkeypatch.setenv(NAME, text)
     with pytest.raises(poptorch.Error, match=f"{NAME}={text!r} is no integer"):
         is_on(NAME)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", False), ("eager", False), (" compiled ", True)]
+)
+def test_machine_code_is_asked_for_by_name(monkeypatch, text, expected):
+    monkeypatch.setenv(COMPILE_VARIABLE, text)
+    assert compiles() is expected
+
+
+def test_another_way_to_compile_is_named(monkeypatch):
+    monkeypatch.setenv(COMPILE_VARIABLE, "1")
+    with pytest.raises(poptorch.Error, match="neither `eager` nor `compiled`"):
+        compiles()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", None), (" ", None), ("0", False), ("1", True)]
+)
+def test_folding_is_on_off_or_where_it_pays(monkeypatch, text, expected):
+    monkeypatch.setenv("IPUFIT_EMULATOR_FOLD", text)
+    assert folds() is expected
+
+
+def test_memory_is_given_in_mebibytes(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_FOLD_MIB", "1.5")
+    assert fold_bytes() == 3 * 2**19
+
+
+@pytest.mark.parametrize("text", ["much", "nan", "inf"])
+def test_other_memory_is_refused(monkeypatch, text):
+    monkeypatch.setenv("IPUFIT_EMULATOR_FOLD_MIB", text)
+    with pytest.raises(poptorch.Error, match="number of mebibytes"):
+        fold_bytes()
