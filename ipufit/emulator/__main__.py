@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from . import __version__
 from ._install import install
 from ._pod import NUM_IPUS_VARIABLE, POD
-from ._switches import STRICT_VARIABLE, is_strict
+from ._switches import COMPILE_VARIABLE, STRICT_VARIABLE, compiles, is_strict
 from .errors import Error
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _MISUSED = 2  # what Python itself exits with if it can't open the script
 def main() -> None:
     """Run what the command line names, as `python` would."""
     arguments = _parser().parse_args()
+    if arguments.compile:
+        os.environ[COMPILE_VARIABLE] = "compiled"
     if arguments.ipus is not None:
         os.environ[NUM_IPUS_VARIABLE] = str(arguments.ipus)
     sys.argv = [arguments.script, *arguments.args]
@@ -35,6 +37,7 @@ def main() -> None:
     try:
         install(force=arguments.force, strict=arguments.strict)
         mode = "; strict" if is_strict() else ""
+        mode += "; compiled" if compiles() else ""
         _say(f"PopTorch {__version__} on the host; emulated IPUs: {POD.num_ipus}{mode}")
     except Error as error:
         _say(error.message)
@@ -51,7 +54,8 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
-        usage="%(prog)s [-h] [--ipus N] [--force] [--strict] (script | -m module) ...",
+        usage="%(prog)s [-h] [--ipus N] [--force] [--strict] [--compile] "
+        "(script | -m module) ...",
         description="Run an unmodified PopTorch script without IPUs: its `import "
         "poptorch` and `import popdist` find the emulator.",
         epilog="Models run on this machine's processor, with torch's numbers. Options "
@@ -75,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="refuse operators that PopTorch doesn't compile, as a pod does; sets "
         f"{STRICT_VARIABLE}=1",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile programs to machine code, which takes a C++ compiler, and many "
+        f"seconds the first time; sets {COMPILE_VARIABLE}=compiled",
     )
     parser.add_argument(
         "-m",

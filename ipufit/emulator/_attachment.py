@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._anchors import Anchors
+from ._compiled_program import CompiledInference, CompiledTraining
 from ._device import DeviceWeights, GradientReduction
 from ._device_rng import DeviceRng
 from ._folding import Folding
@@ -56,6 +57,7 @@ class Attachment:
         host: Its weights on the host, by name: what is uploaded and downloaded.
         groups: Of those that differ between groups of replicas.
         folding: Says which micro-batches run in one pass.
+        code: What runs the program, if it is compiled to machine code.
         rng: The device's random state.
         link: To the optimiser, for training.
     """
@@ -69,6 +71,7 @@ class Attachment:
         host: dict[str, Tensor],
         groups: dict[str, ReplicaGroups],
         folding: Folding,
+        code: CompiledInference | CompiledTraining | None,
         rng: DeviceRng,
         link: OptimizerLink | None,
     ) -> None:
@@ -78,6 +81,7 @@ class Attachment:
         self._host = host
         self._groups = groups
         self._folding = folding
+        self._code = code
         self._rng = rng
         self._link = link
         self._reduction: GradientReduction | None = None
@@ -201,7 +205,14 @@ class Attachment:
         return watch
 
     def _device(self, inputs: Inputs) -> Device:
-        return Device(self._program, self._weights, self._layout, inputs, self._folding)
+        return Device(
+            self._program,
+            self._weights,
+            self._layout,
+            inputs,
+            self._folding,
+            self._code,
+        )
 
     def _outputs(self) -> Outputs:
         return Outputs(self._layout, self._mode, self._period)

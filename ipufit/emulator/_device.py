@@ -135,6 +135,8 @@ class GradientReduction:
 
     Attributes:
         share: What the gradients of a micro-batch are divided by where they are made.
+        scale: What the losses are multiplied by.
+        divisor: What the sums of gradients are divided by.
     """
 
     def __init__(
@@ -149,9 +151,9 @@ class GradientReduction:
         self._is_checked = is_checked
         self._accum_type = accum_type
         self._accumulated: dict[str, Tensor] = {}
-        self._divisor = 1 if is_running else divisor
+        self.divisor = 1 if is_running else divisor
         self.share = divisor if is_running else 1
-        self._scale = loss_scaling / self.share
+        self.scale = loss_scaling / self.share
         self._factors = groups if is_running else {}
 
     @classmethod
@@ -189,7 +191,7 @@ class GradientReduction:
             factor: Scales it besides the loss scaling.
         """
         if loss.requires_grad:
-            scale = self._scale * factor
+            scale = self.scale * factor
             run_backward(loss, torch.full_like(loss, scale))
 
     def accumulate(self, halves: Mapping[str, Tensor]) -> None:
@@ -216,10 +218,10 @@ class GradientReduction:
             gradient = gradients[name]
             if gradient is not None:
                 gradient.mul_(factor)
-        if self._divisor != 1:
+        if self.divisor != 1:
             present = [g for g in gradients.values() if g is not None]
             if present:
-                torch._foreach_div_(present, float(self._divisor))
+                torch._foreach_div_(present, float(self.divisor))
         if self._is_checked:
             refuse_bad_gradients(gradients)
         return gradients

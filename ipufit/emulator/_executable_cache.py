@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of PopTorch's cache of executables, and of its rules."""
+"""PopTorch's cache of executables, and its rules."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import os
 
 from ._checks import require
 from ._logging import logger
+from ._switches import compiles
 from .options import Options
 
 
 def check_executable_cache(options: Options) -> None:
-    """Say that nothing is cached, and check what processes would share.
+    """Say if nothing is cached, and check what processes would share.
 
     PopTorch saves compiled code, and of several processes lets one compile first.
-    Here compiling is tracing, which has to run the module's Python in each process.
+    Here compiling is tracing, which has to run the module's Python in each process;
+    there is code to save only if `IPUFIT_EMULATOR_COMPILE` asks for it.
 
     Args:
         options: Those of the model that is compiled.
@@ -26,9 +28,8 @@ def check_executable_cache(options: Options) -> None:
     Example:
         >>> check_executable_cache(Options().enableExecutableCaching("cache"))
     """
-    popart = options._Popart.options
-    folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
-    if folder is not None:
+    folder = cache_folder(options)
+    if folder is not None and not compiles():
         _say_that_nothing_is_cached()
     if options.Distributed.numProcesses == 1:
         return
@@ -50,9 +51,21 @@ def check_executable_cache(options: Options) -> None:
 @functools.lru_cache(maxsize=None)
 def _say_that_nothing_is_cached() -> None:
     logger.info(
-        "Executable caching is on, but the emulator has no executables: it traces "
+        "Executable caching is on, but there are no executables: the emulator traces "
         "every model anew and writes nothing into the cache."
     )
+
+
+def cache_folder(options: Options) -> str | None:
+    """The folder of the cache, if there is to be one.
+
+    Example:
+        >>> cache_folder(Options().enableExecutableCaching("cache"))
+        'cache'
+    """
+    popart = options._Popart.options
+    folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
+    return None if folder is None else str(folder)
 
 
 def _is_writable(folder: str) -> bool:

@@ -201,16 +201,19 @@ class Outputs:
         layout: The factors of the call.
         mode: Final, EveryN, All or Sum.
         period: N of EveryN.
+
+    Attributes:
+        are_sums: Whether results are added up.
     """
 
     def __init__(self, layout: Layout, mode: OutputMode, period: int) -> None:
-        self._sums = mode is OutputMode.Sum
+        self.are_sums = mode is OutputMode.Sum
         self._returned = layout.returned_steps(mode, period)
         self._kept: list[list[Tensor]] = []
 
     def add(self, step: int, replica: int, tensors: tuple[Tensor, ...]) -> None:
         """Take the results of one micro-batch, in the order they are made."""
-        if self._sums:
+        if self.are_sums:
             if step == 0:
                 self._kept.append([tensor.detach().clone() for tensor in tensors])
             else:

@@ -14,6 +14,7 @@ import torch
 from ._anchors import add_anchors
 from ._args import CallArguments, check_inputs
 from ._attachment import Attachment
+from ._compile_choice import machine_code
 from ._constraints import check_program
 from ._executable_cache import check_executable_cache
 from ._floating_point import checked, stops_at_exceptions
@@ -110,11 +111,24 @@ class Lifecycle(RngState, Observation):
         anchors = add_anchors(program, self._options, names)
         if stops_at_exceptions(self._options):
             program = dataclasses.replace(program, graph=checked(program.graph))
+        folding = Folding.of(program, layout, self._options, groups)
+        with torch.inference_mode(False):
+            code = machine_code(
+                program,
+                arguments.tensors(),
+                layout,
+                self._options,
+                anchors,
+                self._host_weights,
+                groups,
+                folding,
+                self._optimizer_link,
+            )
         self._tensor_names, self._anchors, self._anchored = names, anchors, {}
         self._times = None
         self._executable, self._target = program, target
         self._replica_groups = groups
-        self._folding = Folding.of(program, layout, self._options, groups)
+        self._folding, self._code = folding, code
         self._compiled_arguments, self._compiled_rows = arguments.like_meta(), rows
         try:
             if self._options.connection_type == ConnectionType.Always:
@@ -159,6 +173,7 @@ class Lifecycle(RngState, Observation):
             self._host_weights,
             self._replica_groups,
             self._folding,
+            self._code,
             self._start_rng(),
             self._optimizer_link,
         )
@@ -218,4 +233,4 @@ class Lifecycle(RngState, Observation):
 
     def _forget_program(self) -> None:
         self._executable = self._compiled_arguments = self._compiled_rows = None
-        self._times = None
+        self._times = self._code = None

@@ -17,6 +17,7 @@ from ._layout import Inputs, Layout
 from ._program import Program
 
 if TYPE_CHECKING:
+    from ._compiled_program import CompiledInference, CompiledTraining
     from ._watch import Watch
 
 Results = Tuple[Tensor, ...]
@@ -35,6 +36,7 @@ class Device:
         layout: The factors of the call.
         inputs: Of the call.
         folding: Says which micro-batches run in one pass.
+        code: Runs the program instead, if it is compiled to machine code.
     """
 
     program: Program
@@ -42,6 +44,7 @@ class Device:
     layout: Layout
     inputs: Inputs
     folding: Folding
+    code: CompiledInference | CompiledTraining | None = None
 
     def arguments(self, index: int) -> list[Tensor]:
         """The weights that a micro-batch takes."""

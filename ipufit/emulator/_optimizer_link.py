@@ -80,8 +80,18 @@ class OptimizerLink:
         without_data = {
             name: torch.empty_like(host[name], device="meta") for name in trained
         }
-        indices = group_indices(self._optimizer, host)
-        return list(self._make(without_data, indices).tensors())
+        return list(self.made_for(without_data, host).tensors())
+
+    def made_for(
+        self, weights: dict[str, Tensor], host: dict[str, Tensor]
+    ) -> DeviceOptimizer:
+        """An optimiser like the device's, in its first state.
+
+        Args:
+            weights: What it updates.
+            host: All weights by name.
+        """
+        return self._make(weights, group_indices(self._optimizer, host))
 
     def _make(
         self, weights: dict[str, Tensor], indices: dict[str, int | None]

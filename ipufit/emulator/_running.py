@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ._compiled_program import CompiledInference, CompiledTraining
 from ._device import GradientReduction
 from ._layout import Outputs
+from ._logging import logger
 from ._micro_batch_runs import Device, MicroBatches, Results
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ class _Backward:
 
 def run_inference(device: Device, outputs: Outputs) -> None:
     """One call of an inference model: every micro-batch once."""
+    if isinstance(device.code, CompiledInference):
+        device.code.run(device, outputs)
+        return
     layout = device.layout
     indices = range(layout.steps * layout.replicas)
     MicroBatches(device, indices).run(_Collector(outputs, layout.replicas))
@@ -62,6 +67,13 @@ def run_training(
     Each update accumulates the gradients of G micro-batches on each of R replicas,
     reduces them as asked, and steps the optimiser once (PopART, `popprograms.cpp`).
     """
+    if isinstance(device.code, CompiledTraining):
+        if device.code.run(device, outputs, optimizer, reduction):
+            return
+        logger.warning(
+            "This call isn't run by machine code: the optimizer's state, which was "
+            "loaded, differs between weights of one group."
+        )
     layout, trained = device.layout, device.weights.trained
     halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
     collect = _Collector(outputs, layout.replicas)

@@ -13,7 +13,7 @@ import pytest
 
 from ipufit.emulator import __main__ as command
 from ipufit.emulator import uninstall
-from ipufit.emulator._switches import STRICT_VARIABLE
+from ipufit.emulator._switches import COMPILE_VARIABLE, STRICT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 WHO_AM_I = """
@@ -201,10 +201,10 @@ def test_options_are_not_abbreviated(emulate):
 def test_the_help_names_every_option(emulate):
     code, output, _ = emulate("--help")
     assert code == 0
-    for word in ("--ipus N", "--force", "--strict", "-m", "script"):
+    for word in ("--ipus N", "--force", "--strict", "--compile", "-m", "script"):
         assert word in output
-    for variable in ("IPUFIT_EMULATOR_IPUS", "IPUFIT_EMULATOR_STRICT"):
-        assert variable in output
+    for name in ("IPUS", "STRICT", "COMPILE"):
+        assert f"IPUFIT_EMULATOR_{name}" in output
 
 
 def test_a_real_poptorch_is_emulated_only_by_force(emulate, write):
@@ -246,6 +246,14 @@ def test_strict_mode_refuses_what_no_ipu_computes(emulate, write, monkeypatch):
     assert (code, output) == (1, "")
     assert "; strict" in errors.splitlines()[0]
     assert "[aten::lgamma]" in errors
+
+
+def test_machine_code_is_asked_for(emulate, write, monkeypatch):
+    monkeypatch.setenv(COMPILE_VARIABLE, "eager")
+    script = write(f"import os; print(os.environ[{COMPILE_VARIABLE!r}])")
+    code, output, errors = emulate("--compile", script)
+    assert (code, output) == (0, "compiled\n")
+    assert "; compiled" in errors.splitlines()[0]
 
 
 def test_a_strange_strict_mode_is_refused(emulate, write, monkeypatch):
