@@ -15,7 +15,7 @@ from ipufit._tree import tree_map
 from ipufit.data import Known
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
-from ipufit.metrics import Metric, StreamedMetric
+from ipufit.metrics import Metric, StreamedMetric, detached, flat, in_float32
 from ipufit.scalars import Scalars
 from ipufit.types import Logs
 
@@ -82,6 +82,7 @@ class Figures:
         Returns:
             1-d, float32, without gradients.
         """
+        outputs = tree_map(_detached, outputs)
         entries, sums = [], []
         for term, _ in terms.values():
             sums.append(torch.stack([term.total, term.divisor]))
@@ -99,7 +100,7 @@ class Figures:
             if isinstance(metric, Metric):
                 with said(f"The metric {name!r}", part):
                     added = metric.sums(part.output, part.target, weights)
-                sums.append(added.reshape(-1))
+                sums.append(flat(added))
                 entry = Entry(name, added.numel(), metric.result, metric.direction)
                 entries.append(entry)
         if known.share is None:
@@ -112,7 +113,7 @@ class Figures:
         self._entries = entries
         self._size = 1 + sum(entry.size for entry in entries)
         self._names = _distinct([*names, *scalars, *self._extra])
-        return torch.cat([s.detach().to(torch.float32) for s in (count, *sums)])
+        return torch.cat([in_float32(detached(s)) for s in (count, *sums)])
 
     # On the host ------------------------------------------------------------
 
@@ -249,6 +250,10 @@ def _weighted_means(weights: list[float], sums: Tensor) -> float:
 
 def _quotient(total: float, count: float) -> float:
     return total / count if count else float("nan")
+
+
+def _detached(leaf: Any) -> Any:
+    return detached(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def _copied(leaf: Any) -> Any:

@@ -162,7 +162,8 @@ class Step(torch.nn.Module):
             terms = {"": (LossTerms(wide, total, count), 1.0)}
         else:
             terms = self.figures.objective.loss_terms(outputs, known, rows)
-        value = torch.stack([term.value.mul(w) for term, w in terms.values()]).sum()
+        values = [t.value if w == 1 else t.value.mul(w) for t, w in terms.values()]
+        value = values[0] if len(values) == 1 else torch.stack(values).sum()
         poptorch.identity_loss(value, reduction="sum")
         return self.figures.vector(outputs, known, rows, terms, scalars)
 

@@ -157,7 +157,7 @@ def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> T
         >>> mean_sums(torch.tensor(0.5), rows=4)
         tensor([2., 4.])
     """
-    values = values.detach().to(torch.float32)
+    values = in_float32(detached(values))
     if values.dim() == 0:
         return torch.stack([values.mul(rows), torch.full_like(values, float(rows))])
     if weights is None:
@@ -165,6 +165,21 @@ def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> T
         return torch.stack([total, torch.full_like(total, float(values.numel()))])
     spread = spread_weights(weights, values)
     return torch.stack([weighed(values, spread).sum(), spread.sum()])
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """A tensor without gradients; itself if it has none: one operation less."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    """A tensor in float32; itself if it is: one operation less."""
+    return tensor if tensor.dtype == torch.float32 else tensor.to(torch.float32)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A tensor in one dimension; itself if it is: one operation less."""
+    return tensor if tensor.dim() == 1 else tensor.reshape(-1)
 
 
 def weighed(values: Tensor, weights: Tensor) -> Tensor:

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError
 
-from .base import Metric, mean_sums
+from .base import Metric, flat, in_float32, mean_sums, spread_weights
 from .shapes import (
+    IGNORED_INDEX,
     class_indices,
     classified,
     dense_targets,
-    elements,
+    has_class_axis,
     is_binary,
+    matched_targets,
     one_hot,
 )
 from .thresholds import checked_threshold, score_at
@@ -31,13 +33,20 @@ class _Share(Metric):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Weight of what is right, and of all."""
         is_right, counts = self._judged(outputs, targets, weights)
+        if counts is not None and counts.dtype == torch.bool:
+            # Two sums in few operations: a program runs them for every micro-batch.
+            pair = torch.stack([flat(is_right), flat(counts)])
+            return pair.to(torch.float32).sum(dim=1)
         return mean_sums(is_right, counts)
 
     @abc.abstractmethod
     def _judged(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Right or wrong, and how much each counts."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Right or wrong, and how much each counts.
+
+        None if all count alike; whether they count, if what doesn't is never right.
+        """
 
 
 class BinaryAccuracy(_Share):
@@ -65,8 +74,9 @@ class BinaryAccuracy(_Share):
 
     def _judged(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        scores, truths, counts = elements(outputs, targets, weights)
+    ) -> tuple[Tensor, Tensor | None]:
+        scores, truths = in_float32(outputs), matched_targets(outputs, targets)
+        counts = None if weights is None else spread_weights(weights, truths)
         return scores.gt(self._threshold).eq(truths.gt(0.5)), counts
 
 
@@ -86,7 +96,7 @@ class CategoricalAccuracy(_Share):
 
     def _judged(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         return _best(outputs, dense_targets(outputs, targets), weights)
 
 
@@ -109,7 +119,7 @@ class SparseCategoricalAccuracy(_Share):
 
     def _judged(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         return _best(outputs, class_indices(outputs, targets), weights)
 
 
@@ -135,7 +145,7 @@ class Accuracy(_Share):
 
     def _judged(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         if is_binary(outputs):
             return self._binary._judged(outputs, targets, weights)
         return _best(outputs, targets, weights)
@@ -165,7 +175,7 @@ class TopKAccuracy(_Share):
 
     def _judged(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         scores, labels, counts = classified(outputs, targets, weights)
         is_own = one_hot(labels, scores.shape[-1])
         own = torch.where(is_own, scores, torch.zeros_like(scores)).sum(-1, True)
@@ -188,7 +198,7 @@ class TopKCategoricalAccuracy(TopKAccuracy):
 
     def _judged(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         return super()._judged(outputs, dense_targets(outputs, targets), weights)
 
 
@@ -207,13 +217,20 @@ class SparseTopKCategoricalAccuracy(TopKAccuracy):
 
     def _judged(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         return super()._judged(outputs, class_indices(outputs, targets), weights)
 
 
 def _best(
     outputs: Tensor, targets: Tensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Whether the highest score is the target's."""
-    scores, labels, counts = classified(outputs, targets, weights)
-    return scores.argmax(dim=-1).eq(labels), counts
+    if weights is not None:
+        scores, labels, counts = classified(outputs, targets, weights)
+        return scores.argmax(dim=-1).eq(labels), counts
+    if has_class_axis(outputs, targets):
+        return outputs.argmax(dim=-1).eq(targets.argmax(dim=-1)), None
+    labels = class_indices(outputs, targets)
+    if labels.shape != outputs.shape[:-1]:
+        outputs = outputs.movedim(1, -1)
+    return outputs.argmax(dim=-1).eq(labels), labels.ne(IGNORED_INDEX)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ipufit.errors import DataError
 
-from .base import spread_weights, weighed
+from .base import in_float32, spread_weights, weighed
 
 IGNORED_INDEX = -100
 """The class index that doesn't count, as in torch's losses."""
@@ -94,8 +94,8 @@ def matched_targets(outputs: Tensor, targets: Tensor) -> Tensor:
             f"Targets of shape {tuple(targets.shape)} don't fit outputs of shape "
             f"{tuple(outputs.shape)}: this metric needs a target for each output."
         )
-    matched: Tensor = targets.to(torch.float32).reshape(outputs.shape)
-    return matched
+    matched = in_float32(targets)
+    return matched if matched.shape == outputs.shape else matched.reshape(outputs.shape)
 
 
 def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
@@ -110,7 +110,7 @@ def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elemen
         DataError: The shapes don't fit.
     """
     matched = matched_targets(outputs, targets)
-    return Elements(outputs.to(torch.float32), matched, weights_like(matched, weights))
+    return Elements(in_float32(outputs), matched, weights_like(matched, weights))
 
 
 def classified(
@@ -136,7 +136,7 @@ def classified(
     """
     if has_class_axis(outputs, targets):
         labels = targets.argmax(dim=-1)
-        scores = outputs.to(torch.float32)
+        scores = in_float32(outputs)
         return Classified(scores, labels, weights_like(labels, weights))
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
@@ -144,7 +144,7 @@ def classified(
     counts = labels.ne(ignore_index)
     spread = weights_like(labels, weights)
     return Classified(
-        outputs.to(torch.float32),
+        in_float32(outputs),
         torch.where(counts, labels, torch.zeros_like(labels)),
         torch.where(counts, spread, torch.zeros_like(spread)),
     )
@@ -200,8 +200,8 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
         )
     is_integer = not targets.dtype.is_floating_point and targets.dtype != torch.bool
     indices = targets if is_integer else targets.to(torch.int32)
-    labels: Tensor = indices.reshape(shape if last else moved)
-    return labels
+    wanted = shape if last else moved
+    return indices if indices.shape == wanted else indices.reshape(wanted)
 
 
 def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
