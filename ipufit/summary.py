@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
-from rich.console import Console
-from rich.table import Column, Table
 from torch import Tensor
 
 from ._tree import Structure
 from .config import IPUConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Summary:
     def table(self) -> Table:
         """What is shown."""
         has_stages = any(layer.stage is not None for layer in self.layers)
+        from rich.table import Column, Table
+
         table = Table(Column("Layer", overflow="fold"), "Type", "Output shape")
         for name in ("Parameters", *(("Stage", "IPU") if has_stages else ())):
             table.add_column(name, justify="right")
@@ -80,6 +84,8 @@ class Summary:
         Args:
             console: Where to; standard output by default.
         """
+        from rich.console import Console
+
         (console or Console()).print(self.table())
 
 

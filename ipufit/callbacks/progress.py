@@ -5,23 +5,16 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Callable
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Column
+from typing import TYPE_CHECKING, Any, Callable
 
 from ipufit.errors import ConfigError
 from ipufit.types import Verbose
 
 from .base import Callback
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 Clock = Callable[[], float]
 _SECONDS_BETWEEN = 0.1
@@ -30,21 +23,31 @@ _SECONDS_BETWEEN = 0.1
 class ProgressDisplay(Callback):
     """Base of displays: counts samples, steps and seconds; shows nothing.
 
+    Nothing of rich, which takes a while, is imported until something is shown.
+
     Args:
-        console: Where to.
+        console: Where to; None for standard output.
         clock: Seconds, for rates.
     """
 
     is_saved = False
     is_display = True
 
-    def __init__(self, console: Console, clock: Clock = time.perf_counter) -> None:
-        self._console = console
+    def __init__(
+        self, console: Console | None = None, clock: Clock = time.perf_counter
+    ) -> None:
+        self._given_console = console
         self._clock = clock
         self._is_fit = False
         self._start_seconds = 0.0
         self._samples_before = 0
         self._steps_done = 0
+
+    @property
+    def _console(self) -> Console:
+        if self._given_console is None:
+            self._given_console = _standard_output()
+        return self._given_console
 
     @property
     def is_due(self) -> bool:
@@ -150,7 +153,7 @@ class BarProgress(ProgressDisplay):
     """`verbose=1`: the compile phases, then a bar per epoch."""
 
     _bar: Progress | None = None
-    _task = TaskID(0)
+    _task: Any = 0
     _calls_done = 0
     _shown_at = 0.0
 
@@ -230,6 +233,15 @@ class BarProgress(ProgressDisplay):
         return f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
 
     def _start(self, title: str) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+        from rich.table import Column
+
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -289,13 +301,19 @@ def make_progress(
         >>> type(make_progress(2)).__name__
         'LineProgress'
     """
-    console = console or Console()
     if verbose == "auto":
+        console = console or _standard_output()
         verbose = 1 if console.is_terminal else 2
     displays = {0: ProgressDisplay, 1: BarProgress, 2: LineProgress}
     if not isinstance(verbose, int) or verbose not in displays:
         raise ConfigError(f"verbose={verbose!r} is none of 0, 1, 2 and 'auto'.")
     return displays[verbose](console, clock)
+
+
+def _standard_output() -> Console:
+    from rich.console import Console
+
+    return Console()
 
 
 def format_duration(seconds: float) -> str:

@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-import time
-
-from rich.console import Console
-
-from .progress import BarProgress, Clock
+from .progress import BarProgress
 
 
 class ProgressBar(BarProgress):
@@ -22,10 +18,6 @@ class ProgressBar(BarProgress):
 
     Example:
         >>> import sys
+        >>> from rich.console import Console
         >>> bar = ProgressBar(Console(file=sys.stderr))
     """
-
-    def __init__(
-        self, console: Console | None = None, clock: Clock = time.perf_counter
-    ) -> None:
-        super().__init__(console or Console(), clock)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,7 @@ class Order(Sampler[int]):
 
     def indices(self) -> Tensor:
         """The next pass, `[length]`; less what `start` skips."""
+        order: Any
         if self._seed is None:
             order = torch.arange(self._count)
         else:
@@ -76,10 +77,11 @@ class Order(Sampler[int]):
         if missing > 0:
             order = torch.cat((order, order[-1:].expand(missing)))
         if self._tells_pass:
-            order = order.add(self._number * self._count)
+            order = order + self._number * self._count
         skipped, self._skipped = self._skipped, 0
         self._number += 1
-        return order[skipped:]
+        rest: Tensor = order[skipped:]
+        return rest
 
 
 class InOrder(Sampler[int]):

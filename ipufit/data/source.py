@@ -69,11 +69,14 @@ class Source(abc.ABC):
             )
 
     def example(self, rows: int, *, inputs_only: bool = False) -> list[Tensor]:
-        """The first sample, repeated: what a batch of `rows` looks like."""
+        """The first sample, repeated: what a batch of `rows` looks like.
+
+        The rows share their memory.
+        """
         leaves = self.first()
         if inputs_only:
             leaves = leaves[: self.layout.num_inputs]
-        return [torch.stack([leaf] * rows) for leaf in leaves]
+        return [leaf.expand(rows, *leaf.shape) for leaf in leaves]
 
 
 class IndexedSource(Source):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class Pass:
     Args:
         split: Of the program.
         count: Micro-batches.
+
+    Attributes:
+        is_uncut: Whether all results are rows that needn't be cut: of inference, with
+            nothing that runs apart.
     """
 
     def __init__(self, split: Split, count: int) -> None:
@@ -56,6 +60,12 @@ class Pass:
             if node in folded.values and node.op not in ("placeholder", "get_attr")
         ]
         self._num_cut = len(cut)
+        self.is_uncut = not (rest or self._has_loss) and all(
+            isinstance(value := folded.values.get(node), Value)
+            and value.place not in (SHARED, STACKED)
+            and value.place.dim == 0
+            for node in results
+        )
         self._finish(folded, cut, results)
         self._folded = program.laid_out(GraphModule(program.graph, folded.graph.graph))
         self._rest: Callable[..., Results] | None = None
@@ -81,7 +91,9 @@ class Pass:
         outputs: list[Node] = [self._parts(folded, node) for node in cut]
         plain = results[:-1] if self._has_loss else results
         for node in plain:
-            if node in folded.values:
+            if self.is_uncut:
+                outputs.append(folded.values[node].node)
+            elif node in folded.values:
                 outputs.append(self._parts(folded, node, is_result=True))
         if self._has_loss and results[-1] in folded.values:
             loss: Value = folded.values[results[-1]]
@@ -102,6 +114,11 @@ class Pass:
         dim = value.place.dim
         return graph.method("split", source, value.shape[dim], dim)
 
+    def run_uncut(self, arguments: list[Tensor], joined: Rows) -> Results:
+        """Run it if it is uncut; the rows of all micro-batches, uncut."""
+        results: Results = self._folded.forward(*arguments, *joined)
+        return results
+
     def run(
         self,
         arguments: Sequence[list[Tensor]],
@@ -118,6 +135,9 @@ class Pass:
         parts: list[Sequence[Tensor]] = list(
             self._folded.forward(*arguments[0], *joined)
         )
+        if self.is_uncut:
+            whole: list[Any] = parts
+            parts = [rows.split(len(rows) // self.count) for rows in whole]
         cut, parts = parts[: self._num_cut], parts[self._num_cut :]
         of_rest: list[Sequence[Tensor]] = []
         if self._rest is not None:

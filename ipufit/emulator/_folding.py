@@ -88,6 +88,10 @@ class Folding:
         is_possible = not (groups or is_random or stops_at_exceptions(options))
         return cls(program, layout, is_possible=is_possible)
 
+    def known_sizes(self, count: int) -> tuple[int, ...] | None:
+        """What `sizes` gave for so many micro-batches; None if nobody has asked."""
+        return () if count < 2 else self._sizes.get(count)
+
     def sizes(self, count: int, arguments: Sequence[Tensor]) -> tuple[int, ...]:
         """How many micro-batches each pass takes; nothing if they run in a loop.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -138,13 +138,17 @@ class Inputs:
         self._groups = layout.groups
         # Members of a group must not see each other's changes.
         self._is_shared = bool(written) and layout.input_groups < layout.replicas
-        count = layout.input_blocks
-        self._blocks: list[tuple[Tensor, ...]] = [()] * count
+
+    @cached_property
+    def _blocks(self) -> list[tuple[Tensor, ...]]:
+        """The micro-batches; cut when somebody asks for one."""
+        count = self._layout.input_blocks
+        if not self._on_device:
+            return [()] * count
         if count == 1:  # 0-d tensors too
-            self._blocks = [tuple(self._on_device)]
-        elif tensors:
-            cut = [torch.split(t, t.shape[0] // count) for t in self._on_device]
-            self._blocks = list(zip(*cut))
+            return [tuple(self._on_device)]
+        cut = [torch.split(t, t.shape[0] // count) for t in self._on_device]
+        return list(zip(*cut))
 
     def micro_batches(self, step: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Each replica with its micro-batch of `step` (`d * G + g`)."""
@@ -208,6 +212,7 @@ class Outputs:
 
     def __init__(self, layout: Layout, mode: OutputMode, period: int) -> None:
         self.are_sums = mode is OutputMode.Sum
+        self._returns_all = mode is OutputMode.All
         self._returned = layout.returned_steps(mode, period)
         self._kept: list[list[Tensor]] = []
 
@@ -221,6 +226,15 @@ class Outputs:
                     total += tensor.detach()
         elif step in self._returned:
             self._kept.append([tensor.detach() for tensor in tensors])
+
+    @property
+    def takes_whole(self) -> bool:
+        """Whether the rows of several micro-batches are returned as they are."""
+        return self._returns_all
+
+    def add_whole(self, tensors: Sequence[Tensor]) -> None:
+        """Take the rows of several micro-batches, uncut and in their order."""
+        self._kept.append([tensor.detach() for tensor in tensors])
 
     def tensors(self) -> list[Tensor]:
         """The results of the call: fresh tensors in 32 bits at most."""

@@ -25,6 +25,9 @@ Results = Tuple[Tensor, ...]
 Collect = Callable[[int, Results], None]
 """Takes the results of a micro-batch, by its index (`step * R + replica`)."""
 
+CollectWhole = Callable[[Results], None]
+"""Takes the rows of several micro-batches, in their order."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -68,13 +71,19 @@ class MicroBatches:
     backward: Callable[[Tensor], None] | None = None
     watch: Watch | None = None
 
-    def run(self, collect: Collect) -> None:
-        """Run them all, in the way that was chosen for the program."""
+    def run(self, collect: Collect, collect_whole: CollectWhole | None = None) -> None:
+        """Run them all, in the way that was chosen for the program.
+
+        Args:
+            collect: Gets the results of each.
+            collect_whole: Gets those of several that ran in one pass, uncut, if they
+                needn't be cut; None if each must be seen.
+        """
         sizes = self._sizes()
         if not sizes:
             self._alone(collect)
         elif self.device.folding.is_verified(sizes):
-            self._together(sizes, collect)
+            self._together(sizes, collect, collect_whole)
         else:
             self._both_ways(sizes, collect)
 
@@ -82,6 +91,9 @@ class MicroBatches:
         folding = self.device.folding
         if self.watch is not None or not folding.is_on:
             return ()
+        known = folding.known_sizes(len(self.indices))
+        if known is not None:
+            return known
         first = self.indices[0]
         rows = self.device.inputs.rows(first)
         return folding.sizes(len(self.indices), [*self.device.arguments(first), *rows])
@@ -104,14 +116,27 @@ class MicroBatches:
                 if self.watch is not None:
                     self.watch.saw_micro_batch(step, replica)
 
-    def _together(self, sizes: tuple[int, ...], collect: Collect) -> None:
+    def _together(
+        self,
+        sizes: tuple[int, ...],
+        collect: Collect,
+        collect_whole: CollectWhole | None = None,
+    ) -> None:
         device = self.device
         first = self.indices.start
         for size in sizes:
             started = perf_counter()
             members = range(first, first + size)
+            one_pass = device.folding.of_size(size)
+            if one_pass.is_uncut and collect_whole is not None:
+                with torch.set_grad_enabled(False):
+                    joined = device.inputs.joined(first, size)
+                    collect_whole(one_pass.run_uncut(device.arguments(first), joined))
+                device.inputs.took_together(started, size)
+                first += size
+                continue
             with torch.set_grad_enabled(self.backward is not None):
-                ran = device.folding.of_size(size).run(
+                ran = one_pass.run(
                     [device.arguments(index) for index in members],
                     device.inputs.joined(first, size),
                     [device.inputs.rows(index) for index in members],

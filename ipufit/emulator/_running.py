@@ -52,7 +52,10 @@ def run_inference(device: Device, outputs: Outputs) -> None:
         return
     layout = device.layout
     indices = range(layout.steps * layout.replicas)
-    MicroBatches(device, indices).run(_Collector(outputs, layout.replicas))
+    MicroBatches(device, indices).run(
+        _Collector(outputs, layout.replicas),
+        outputs.add_whole if outputs.takes_whole else None,
+    )
 
 
 def run_training(
@@ -75,6 +78,10 @@ def run_training(
             "loaded, differs between weights of one group."
         )
     layout, trained = device.layout, device.weights.trained
+    is_single = layout.gradient_accumulation * layout.replicas == 1
+    if is_single and watch is None:
+        _run_updates(device, outputs, optimizer, reduction)
+        return
     halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
     collect = _Collector(outputs, layout.replicas)
     per_update = layout.gradient_accumulation * layout.replicas
@@ -90,3 +97,26 @@ def run_training(
             watch.saw_update(
                 range(first, first + layout.gradient_accumulation), optimizer
             )
+
+
+def _run_updates(
+    device: Device,
+    outputs: Outputs,
+    optimizer: DeviceOptimizer,
+    reduction: GradientReduction,
+) -> None:
+    """The same where an update is one micro-batch: the shortest way through it."""
+    run, weights, trained = device.program.run, device.weights, device.weights.trained
+    halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
+    for tensor in trained.values():
+        tensor.grad = None  # of a call that failed midway
+    with torch.enable_grad():
+        for step in range(device.layout.device_iterations):
+            ((_, rows),) = device.inputs.micro_batches(step)
+            *results, loss = run(*weights.arguments(0), *rows)
+            reduction.backward(loss, optimizer.loss_scale_factor)
+            if halves:
+                reduction.accumulate(halves)
+            outputs.add(step, 0, tuple(results))
+            optimizer.step(reduction.take_gradients(trained))
+            torch.set_grad_enabled(True)  # the program may leave it otherwise

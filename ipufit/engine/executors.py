@@ -218,6 +218,7 @@ class Executors:
 
     def _compile(self, executor: poptorch.PoplarExecutor, example: Batch) -> float:
         start = time.perf_counter()
+        example = [tensor.contiguous() for tensor in example]
         others = (self._training_baked_in, self._inference_baked_in)
         before = BakedIn(self._step.module)
         with stage_blocks(self._step.module, self._config.stages):

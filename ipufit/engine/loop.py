@@ -207,7 +207,9 @@ def joined(parts: Iterator[Any]) -> Any:
 
 def _joined(parts: tuple[Any, ...]) -> Any:
     """One output of all calls; what is no tensor is the same in each."""
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
+    if len(parts) == 1 or not isinstance(parts[0], Tensor):
+        return parts[0]
+    return torch.cat(parts)
 
 
 def _report_ran_out(batches: Epochs, run: RunState, updates: int) -> None:

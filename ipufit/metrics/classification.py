@@ -36,7 +36,8 @@ class _Share(Metric):
         if counts is not None and counts.dtype == torch.bool:
             # Two sums in few operations: a program runs them for every micro-batch.
             pair = torch.stack([flat(is_right), flat(counts)])
-            return pair.to(torch.float32).sum(dim=1)
+            sums: Tensor = pair.to(torch.float32).sum(dim=1)
+            return sums
         return mean_sums(is_right, counts)
 
     @abc.abstractmethod
