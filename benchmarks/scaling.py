@@ -185,8 +185,7 @@ def plot(measured: dict[str, list[Cost]]) -> str:
     """A panel for each axis: time and memory."""
     panels = []
     for axis, costs in measured.items():
-        # On a scale of powers of two there is no 0: no workers stand at a half.
-        values = [getattr(one.point, axis) or 0.5 for one in costs]
+        values = [getattr(one.point, axis) for one in costs]
         panels.append(
             Lines(
                 AXES[axis][0],

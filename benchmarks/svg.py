@@ -36,7 +36,7 @@ class Lines:
 
     Attributes:
         title: Above it.
-        x: The values, above 0, the same for all lines.
+        x: The values, the same for all lines; 0 stands where a half would.
         y: A line's values by its name.
     """
 
@@ -68,7 +68,7 @@ def bar_chart(panels: Sequence[Bars], caption: str) -> str:
             x = position(2.0**power)
             stroke = "#333" if power == 0 else "#ddd"
             body.append(_line(x, _TITLE_HEIGHT, x, bottom, stroke))
-            body.append(_text(x, bottom + 13, f"{2.0**power:g}", anchor="middle"))
+            body.append(_text(x, bottom + 13, _power(power), anchor="middle"))
         for row, (label, value, least, greatest) in enumerate(panel.values):
             y = _TITLE_HEIGHT + 16.0 * row
             colour = _EMPHASIS if label in panel.emphasized else _OTHERS
@@ -92,11 +92,11 @@ def line_chart(panels: Sequence[Lines], caption: str) -> str:
     for left, top, panel in _placed(panels, total_width, total_height):
         greatest = max(value for line in panel.y.values() for value in line)
         step = _round_step(greatest)
-        least_x, most_x = math.log2(min(panel.x)), math.log2(max(panel.x))
+        least_x, most_x = _log(min(panel.x)), _log(max(panel.x))
         roof = step * math.ceil(greatest / step)
 
         def across(value: float, least: float = least_x, most: float = most_x) -> float:
-            return margin + width * (math.log2(value) - least) / ((most - least) or 1.0)
+            return margin + width * (_log(value) - least) / ((most - least) or 1.0)
 
         def down(value: float, most: float = roof) -> float:
             return _TITLE_HEIGHT + height * (1 - value / most)
@@ -141,6 +141,15 @@ def _round_step(greatest: float) -> float:
     """A step of 1, 2 or 5 times a power of ten, for about four of them."""
     power = 10.0 ** math.floor(math.log10(greatest / 4))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= greatest / 4)
+
+
+def _log(value: float) -> float:
+    return math.log2(value or 0.5)
+
+
+def _power(power: int) -> str:
+    """A power of 2, as a fraction below 1."""
+    return str(2**power) if power >= 0 else f"1/{2**-power}"
 
 
 def _short(value: float) -> str:
