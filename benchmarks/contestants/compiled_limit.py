@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple
+import contextlib
+from typing import Dict, Iterator, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -17,6 +18,16 @@ _BETA1, _BETA2, _EPSILON, _DECAY = 0.9, 0.999, 1e-8, 0.01  # torch's AdamW
 _FEW_PARAMETERS = 10_000  # so small that calls cost more than what they compute
 
 Weights = Dict[str, Tensor]
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What can't be compiled has no figures."""
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = f"torch.compile can't: {type(error).__name__}"
+        raise UnavailableError(reason) from error
 
 
 class State(NamedTuple):
@@ -85,11 +96,8 @@ class CompiledLoop(Contestant):
     def train(self, epochs: int) -> list[Figures]:
         """One permutation an epoch, and slices of it."""
         self.task.network.train()
-        try:
+        with _refusals():
             return [self._train_epoch() for _ in range(epochs)]
-        except TorchDynamoException as error:
-            reason = f"torch.compile can't: {type(error).__name__}"
-            raise UnavailableError(reason) from error
 
     def _train_epoch(self) -> Figures:
         x, y = self.task.train
@@ -123,6 +131,7 @@ class CompiledLoop(Contestant):
             ]
         )
 
+    @_refusals()
     @torch.inference_mode()
     def evaluate(self) -> Figures:
         """Batches ten times as large."""
@@ -136,6 +145,7 @@ class CompiledLoop(Contestant):
             hits += count
         return Figures(total.item() / len(inputs), hits.item() / len(inputs))
 
+    @_refusals()
     @torch.inference_mode()
     def predict(self) -> Tensor:
         """As `evaluate`."""

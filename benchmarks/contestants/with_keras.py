@@ -18,9 +18,9 @@ class Wrapped(keras.Model):
         super().__init__()
         self.network = network
 
-    def call(self, x: Any) -> Any:
-        """The module's scores."""
-        return self.network(x)
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        """The module's scores; it trains unless it is told not to."""
+        return self.network(x, training=training)
 
 
 class Keras(Contestant):

@@ -20,6 +20,7 @@ SMALL = {
     "W3": {"train_samples": 400, "test_samples": 120, "device_iterations": 1},
     "lstm": {"train_samples": 320, "test_samples": 64},
     "transformer": {"train_samples": 320, "test_samples": 64},
+    "resnet18": {"train_samples": 16, "test_samples": 8},  # batch norm: two modes
 }
 OWN = ["ipufit", "ipufit-d1", "ipufit-bar", "bare", "folded"]
 PEERS = [
@@ -61,7 +62,7 @@ def measure_plain(workload, known):
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("workload", ["W1", "W2", "W3", "lstm", "transformer"])
+@pytest.mark.parametrize("workload", list(SMALL))
 @pytest.mark.filterwarnings("ignore:.*not installed:UserWarning")
 def test_those_without_peers_do_the_plain_loop_s_work(
     small, plain_results, workload, name
@@ -79,7 +80,7 @@ def test_those_without_peers_do_the_plain_loop_s_work(
 
 
 @pytest.mark.parametrize("name", PEERS)
-@pytest.mark.parametrize("workload", ["W2", "W3"])
+@pytest.mark.parametrize("workload", ["W2", "W3", "resnet18"])
 @pytest.mark.filterwarnings("ignore")
 def test_peers_do_the_plain_loop_s_work(
     small, plain_results, monkeypatch, workload, name
