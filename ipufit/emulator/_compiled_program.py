@@ -39,6 +39,14 @@ class Passes:
     num_rows: int
     sums_over: int
 
+    def take(self, device: Device, between: Sequence[Tensor]) -> bool:
+        """Whether weights, and what comes after them, are what was compiled for."""
+        return all(
+            function.takes([*device.weights.arguments(replica), *between])
+            for function in self.functions.values()
+            for replica in range(device.layout.replicas)
+        )
+
     def run(
         self,
         device: Device,
@@ -140,10 +148,17 @@ class CompiledInference:
 
         return cls(plan.passes({size: compiled(size) for size in plan.counts}))
 
-    def run(self, device: Device, outputs: Outputs) -> None:
-        """One call."""
+    def run(self, device: Device, outputs: Outputs) -> bool:
+        """One call.
+
+        Returns:
+            Whether there was one: not if weights are laid out in another way now.
+        """
+        if not self.passes.take(device, ()):
+            return False
         total = device.layout.steps * device.layout.replicas
         self.passes.run(device, range(total), (), outputs)
+        return True
 
 
 @dataclass(frozen=True)
@@ -245,8 +260,8 @@ class CompiledTraining:
         """One call.
 
         Returns:
-            Whether there was one: not if a state was loaded that parts weights of one
-            group.
+            Whether there was one: not if weights are laid out in another way now, or a
+            state was loaded that parts weights of one group.
         """
         batches = optimizer.batches(self.names)
         if not self.update.is_of(batches):
@@ -258,6 +273,8 @@ class CompiledTraining:
         arguments = device.weights.arguments(0)
         trained = [arguments[index] for index in self.trained]
         sums = [] if self.last is None else list(map(torch.zeros_like, trained))
+        if not self.passes.take(device, state if self.last is None else sums):
+            return False
         per_update = layout.gradient_accumulation * layout.replicas
         for update, values in enumerate(table.unbind(0)):
             indices = range(update * per_update, (update + 1) * per_update)

@@ -58,9 +58,15 @@ class Compiled:
     def __init__(self, path: str, example: Sequence[Tensor]) -> None:
         kernel_table()
         self._strides = [tensor.stride() for tensor in example]
+        self._shapes = [tensor.shape for tensor in example]
         # It unpacks the package into a folder, which goes when the loader goes.
         self._loader: Any = _inductor().aoti_load_package(path).loader
         _LOADED.add(self)
+
+    def takes(self, first: Sequence[Tensor]) -> bool:
+        """Whether these may be the first arguments: it looks at no shape or stride."""
+        known = zip(first, self._shapes, self._strides)
+        return all(t.shape == shape and t.stride() == s for t, shape, s in known)
 
     def last_strides(self, count: int) -> list[tuple[int, ...]]:
         """Those of the last arguments."""

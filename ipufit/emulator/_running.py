@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from ._update_rules import DeviceOptimizer
     from ._watch import Watch
 
+_NOT_BY_MACHINE_CODE = (
+    "This call isn't run by machine code: the memory layout of weights has changed, or "
+    "the state that was loaded into the optimizer differs between weights of one group."
+)
+
 
 @dataclass(frozen=True)
 class _Collector:
@@ -48,8 +53,9 @@ class _Backward:
 def run_inference(device: Device, outputs: Outputs) -> None:
     """One call of an inference model: every micro-batch once."""
     if isinstance(device.code, CompiledInference):
-        device.code.run(device, outputs)
-        return
+        if device.code.run(device, outputs):
+            return
+        logger.warning(_NOT_BY_MACHINE_CODE)
     layout = device.layout
     indices = range(layout.steps * layout.replicas)
     MicroBatches(device, indices).run(
@@ -73,10 +79,7 @@ def run_training(
     if isinstance(device.code, CompiledTraining):
         if device.code.run(device, outputs, optimizer, reduction):
             return
-        logger.warning(
-            "This call isn't run by machine code: the optimizer's state, which was "
-            "loaded, differs between weights of one group."
-        )
+        logger.warning(_NOT_BY_MACHINE_CODE)
     layout, trained = device.layout, device.weights.trained
     is_single = layout.gradient_accumulation * layout.replicas == 1
     if is_single and watch is None:

@@ -32,6 +32,9 @@ class Interpreted:
     def __init__(self, graph, example):
         self._graph = graph
         self._strides = [tensor.stride() for tensor in example]
+        self._shapes = [tensor.shape for tensor in example]
+
+    takes = _compiling.Compiled.takes
 
     def last_strides(self, count):
         return self._strides[len(self._strides) - count :]
@@ -317,6 +320,19 @@ def test_rows_in_another_layout(interpreted):
     x = torch.randn(4, 3)
     expected = double(x)
     assert_close(double(x.t().contiguous().t()), expected)
+
+
+@needs_torch
+def test_weights_in_another_layout(interpreted, caplog):
+    executor = poptorch.inferenceModel(nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    expected = executor(x)
+    assert "machine code" not in caplog.text
+    executor.detachFromDevice()
+    weight = executor.model.weight
+    weight.data = weight.data.t().contiguous().t()
+    assert_close(executor(x), expected)
+    assert "memory layout of weights has changed" in caplog.text
 
 
 @needs_torch
