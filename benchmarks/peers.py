@@ -22,7 +22,7 @@ from . import page, workloads
 from .bars import measure_bars
 from .contestants import CONTESTANTS, DEFAULT, PLAIN
 from .results import Measured, Spread, complaints, differences
-from .runs import Runner, import_seconds, interleaved
+from .runs import Runner, import_seconds, interleaved, stop_in_order
 from .svg import Bars, bar_chart
 from .tables import details, overview, spread, table
 from .worker import OPERATIONS, Job
@@ -227,4 +227,5 @@ def _report(line: str) -> None:
 
 
 if __name__ == "__main__":
+    stop_in_order()
     sys.exit(main())

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import tempfile
@@ -199,6 +200,11 @@ def _run(
     if not answer.is_file():
         return {"failed": f"exit {done.returncode}: " + " / ".join(lines)}
     return json.loads(answer.read_text(encoding="utf-8"))
+
+
+def stop_in_order() -> None:
+    """Have SIGTERM, too, end the process under way and remove the folder."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def interleaved(

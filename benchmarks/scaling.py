@@ -24,7 +24,7 @@ from typing import Any, Iterable, NamedTuple
 from . import page
 from .point import Point
 from .results import Spread
-from .runs import Runner
+from .runs import Runner, stop_in_order
 from .svg import Lines, line_chart
 from .tables import spread, table
 
@@ -204,4 +204,5 @@ def _report(line: str) -> None:
 
 
 if __name__ == "__main__":
+    stop_in_order()
     sys.exit(main())
