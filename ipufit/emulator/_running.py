@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch._C import _set_grad_enabled
 
 from ._compiled_program import CompiledInference, CompiledTraining
 from ._device import GradientReduction
@@ -113,13 +115,15 @@ def _run_updates(
     halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
     for tensor in trained.values():
         tensor.grad = None  # of a call that failed midway
+    inputs = device.inputs
     with torch.enable_grad():
         for step in range(device.layout.device_iterations):
-            ((_, rows),) = device.inputs.micro_batches(step)
-            *results, loss = run(*weights.arguments(0), *rows)
+            inputs.taken.append(perf_counter())
+            *results, loss = run(*weights.arguments(0), *inputs.rows(step))
             reduction.backward(loss, optimizer.loss_scale_factor)
             if halves:
                 reduction.accumulate(halves)
             outputs.add(step, 0, tuple(results))
-            optimizer.step(reduction.take_gradients(trained))
-            torch.set_grad_enabled(True)  # the program may leave it otherwise
+            _set_grad_enabled(False)
+            optimizer.step_in_no_grad(reduction.take_gradients(trained))
+            _set_grad_enabled(True)

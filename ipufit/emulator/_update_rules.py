@@ -121,6 +121,10 @@ class DeviceOptimizer:
                 settings' loss scaling and `loss_scale_factor`. A weight without one,
                 which the loss doesn't depend on, isn't updated and its state stays.
         """
+        self.step_in_no_grad(gradients)
+
+    def step_in_no_grad(self, gradients: Mapping[str, Tensor | None]) -> None:
+        """The same for a caller in whose grad mode nothing is recorded."""
         reached = tuple(
             name for name in self._trained if gradients.get(name) is not None
         )
