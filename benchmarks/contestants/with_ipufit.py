@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,9 +12,14 @@ from torch import Tensor
 
 from .base import Contestant, Figures, Task
 
+MOST_PASSES = 500
+
 
 class Ipufit(Contestant):
-    """`IPUModel` with `History`; `device_iterations` of the workload, no bar."""
+    """`IPUModel` with `History`; `device_iterations` of the workload, no bar.
+
+    Calls that only look take all test samples, up to `MOST_PASSES` batches.
+    """
 
     verbose = 0
 
@@ -26,6 +32,7 @@ class Ipufit(Contestant):
             micro_batch_size=workload.micro_batch,
             gradient_accumulation=workload.accumulation,
             device_iterations=self.device_iterations(),
+            inference_iterations=self.inference_iterations(),
             seed=0,
         )
         self.model = IPUModel(task.network, config)
@@ -39,6 +46,11 @@ class Ipufit(Contestant):
     def device_iterations(self) -> int:
         """Weight updates per call."""
         return self.task.workload.device_iterations
+
+    def inference_iterations(self) -> int:
+        """Batches per call of `evaluate` and `predict`."""
+        workload = self.task.workload
+        return min(MOST_PASSES, -(-len(self.task.test.x) // workload.micro_batch))
 
     def train(self, epochs: int) -> list[Figures]:
         """`fit`."""
@@ -70,9 +82,13 @@ class Ipufit(Contestant):
 
 
 class IpufitOneUpdate(Ipufit):
-    """The same with one weight update per call."""
+    """The same with one weight update, or one batch to look at, per call."""
 
     def device_iterations(self) -> int:
+        """The least."""
+        return 1
+
+    def inference_iterations(self) -> int:
         """The least."""
         return 1
 
@@ -104,8 +120,16 @@ def was_compiled() -> bool:
     maps = Path("/proc/self/maps")
     if not maps.is_file():
         return False
-    folders = ("/tmp/", tempfile.gettempdir() + "/")
-    folders += (os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/tmp") + "/",)
     lines = maps.read_text(encoding="utf-8").splitlines()
     files = {line.split(maxsplit=5)[-1] for line in lines}
-    return any(file.startswith(folders) and ".so" in file for file in files)
+    return any(".so" in file and _is_made_here(file) for file in files)
+
+
+def _is_made_here(library: str) -> bool:
+    """Whether it is in a compiler's folder, and not an installed package's."""
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if cache is not None and library.startswith(cache + "/"):
+        return True
+    folders = ("/tmp/", tempfile.gettempdir() + "/")
+    is_installed = library.startswith((sys.prefix + "/", sys.base_prefix + "/"))
+    return library.startswith(folders) and not is_installed
