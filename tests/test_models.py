@@ -252,6 +252,10 @@ def train_plainly(case, module, epochs):
 def test_a_model_of_the_zoo_learns_and_is_looked_at(monkeypatch, name, layout):
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "8")
     case = ZOO[name]()
+    if case.mixes_samples:
+        # With batch norm, weights that differ by 1e-7 end up with losses that differ
+        # by 5e-3, and another memory format rounds otherwise.
+        monkeypatch.setenv("IPUFIT_EMULATOR_CHANNELS_LAST", "0")
     twin = copy.deepcopy(case.module)
     model = IPUModel(case.module, LAYOUTS[layout](case.stages))
     optimizer = torch.optim.SGD(case.module.parameters(), lr=case.rate)
@@ -264,11 +268,7 @@ def test_a_model_of_the_zoo_learns_and_is_looked_at(monkeypatch, name, layout):
     losses = history.history["loss"]
     assert losses[-1] < losses[0]
     if layout == "one IPU" or not case.mixes_samples:
-        expected = train_plainly(case, twin, epochs)
-        assert losses[0] == pytest.approx(expected[0], rel=1e-4)
-        # With batch norm, weights that differ by 1e-7 give losses that differ by 5e-3.
-        later = 2e-2 if case.mixes_samples else 1e-4
-        assert losses == pytest.approx(expected, rel=later)
+        assert losses == pytest.approx(train_plainly(case, twin, epochs), rel=1e-4)
         for child in twin.modules():  # PopTorch leaves this one alone
             if isinstance(child, nn.BatchNorm2d):
                 child.num_batches_tracked.zero_()
