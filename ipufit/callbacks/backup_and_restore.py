@@ -113,7 +113,10 @@ class BackupAndRestore(Callback):
             warn_of_unsaved_eviction(error)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Unless the run was cut short: the backup goes, once all has ended well."""
-        is_cut = self.run.stop_reason in (EVICTED, "interrupted")
+        """Unless the run was cut short: the backup goes, once all has ended well.
+
+        It stays if SIGTERM came too late to be heeded: the script may not get far.
+        """
+        is_cut = self.run.is_evicted or self.run.stop_reason in (EVICTED, "interrupted")
         if self.delete_checkpoint and not is_cut:
             self.run.after_hooks(self.store.clear)

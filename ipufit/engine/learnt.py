@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit.checkpoint import Checkpoint
+from ipufit.checkpoint import Checkpoint, copied_tensors
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Updates, WeightAverage
 
@@ -59,12 +59,12 @@ class Learnt:
             for key, value in (given.get(name) or {}).items():
                 tensors[prefix + key] = torch.as_tensor(value).detach().clone()
         groups: dict[str, Mapping[str, Tensor]] = {
-            "model": _copies(state_dict),
+            "model": copied_tensors(state_dict),
             "optimizer": tensors,
         }
         temporary = _temporary_buffers(self.executors.module)
         if temporary:
-            groups["buffers"] = _copies(temporary)
+            groups["buffers"] = copied_tensors(temporary)
         state: dict[str, Any] = {
             "optimizer": {
                 "class": type(optimizer).__name__,
@@ -147,18 +147,6 @@ def _temporary_buffers(module: torch.nn.Module) -> Tensors:
     """Buffers that aren't in the state dict (`persistent=False`)."""
     kept = module.state_dict()
     return {name: b for name, b in module.named_buffers() if name not in kept}
-
-
-def _copies(state_dict: Mapping[str, Tensor]) -> Tensors:
-    """Copies of tensors; those that share memory share a copy."""
-    made: dict[tuple[int, Any, Any], Tensor] = {}
-    copies = {}
-    for name, tensor in state_dict.items():
-        key = tensor.data_ptr(), tensor.shape, tensor.stride()
-        if key not in made or not tensor.numel():
-            made[key] = tensor.detach().clone()
-        copies[name] = made[key]
-    return copies
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -165,10 +165,16 @@ def test_an_eviction_in_the_last_call_of_an_epoch(tmp_path, update, save_freq):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_stops_by_itself_when_it_is_evicted_is_complete(tmp_path):
+def test_a_run_that_stops_by_itself_when_it_is_evicted_keeps_its_backup(tmp_path):
     stop = AtEpochEnd(lambda callback, logs: callback.run.stop("enough"), 0)
     end = AtEpochEnd(lambda callback, logs: evict(), 0)
-    assert fit(end, stop, BackupAndRestore(tmp_path / "run")).epoch == [0]
+    backup = BackupAndRestore(tmp_path / "run")
+    assert fit(end, stop, backup).epoch == [0]
+    assert places(backup) == [(1, 8)]  # the script may not get to save its model
+    counting = AtUpdate(-1, None)
+    end.action = lambda callback, logs: None
+    assert fit(end, stop, BackupAndRestore(tmp_path / "run"), counting).epoch == [0]
+    assert counting.last == 0
     assert not (tmp_path / "run").exists()
 
 
