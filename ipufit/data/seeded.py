@@ -62,5 +62,5 @@ class SeededRows(Dataset):  # type: ignore[type-arg]
         seed = mixed(self._seed, number, index)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks all devices
         return self._dataset[index]
