@@ -257,6 +257,53 @@ class Update:
             start += len(batch.names)
 
 
+@dataclass(frozen=True)
+class TrainingFunctions:
+    """The functions of a training program, of flat tensors.
+
+    Attributes:
+        traced: A pass.
+        update: The optimiser's.
+        num_weights: How many weights the program takes.
+    """
+
+    traced: TracedPass
+    update: Update
+    num_weights: int
+
+    def whole(self, *tensors: Tensor) -> list[Tensor]:
+        """An update: of weights, states, numbers, and rows."""
+        arguments, state, values, rows = self._parts(tensors)
+        results, gradients = self.traced.gradients(arguments, rows, values[0])
+        trained = [arguments[index] for index in self.traced.trained]
+        self.update.apply(trained, state, values, gradients)
+        return results
+
+    def part(self, *tensors: Tensor) -> list[Tensor]:
+        """A pass that adds gradients: of weights, sums, numbers, and rows."""
+        arguments, sums, values, rows = self._parts(tensors)
+        results, gradients = self.traced.gradients(arguments, rows, values[0])
+        for total, gradient in zip(sums, gradients):
+            total.add_(gradient)
+        return results
+
+    def last(self, *tensors: Tensor) -> list[Tensor]:
+        """The rest of an update: of trained weights, sums, states, and numbers."""
+        count = len(self.traced.trained)
+        weights, sums = tensors[:count], tensors[count : 2 * count]
+        *state, values = tensors[2 * count :]
+        self.update.apply(weights, state, values, sums)
+        for total in sums:
+            total.zero_()
+        return []
+
+    def _parts(self, tensors: Tensors) -> tuple[Tensors, Tensors, Tensor, Tensors]:
+        num_rows = self.traced.program.num_inputs
+        end = len(tensors) - num_rows
+        between = tensors[self.num_weights : end - 1]
+        return tensors[: self.num_weights], between, tensors[end - 1], tensors[end:]
+
+
 def states(batches: Sequence[Batch]) -> list[Tensor]:
     """The state tensors of batches, weight by weight."""
     return [

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ._compiled_passes import Observed, TracedPass, Update, states
+from ._compiled_passes import (
+    Observed,
+    TracedPass,
+    TrainingFunctions,
+    Update,
+    states,
+)
 from ._compiling import Compiled, compile_function
 from ._device import GradientReduction
 from ._device_rng import DeviceRng
@@ -225,7 +231,9 @@ class CompiledTraining:
         is_whole = len(plan.sizes or plan.indices) == 1
 
         def compiled(size: int) -> Compiled:
-            traced = _Functions(plan.traced(size, trained), update, len(plan.arguments))
+            traced = TrainingFunctions(
+                plan.traced(size, trained), update, len(plan.arguments)
+            )
             between = state if is_whole else sums
             what = "an update" if is_whole else "training"
             return compile_function(
@@ -242,7 +250,7 @@ class CompiledTraining:
             return cls(names, trained, update, passes, None)
         last = compile_function(
             "the optimizer",
-            _Functions(plan.traced(1, trained), update, 0).last,
+            TrainingFunctions(plan.traced(1, trained), update, 0).last,
             [*weights, *sums, *state, values],
             folder,
             is_differentiated=False,
@@ -357,46 +365,6 @@ class _Plan:
         """The passes, with what was compiled for each size."""
         num_rows = len(self.device.inputs.rows(0))
         return Passes(functions, self.sizes, num_rows, self.sums_over)
-
-
-@dataclass(frozen=True)
-class _Functions:
-    """The functions of a training program, of flat tensors."""
-
-    traced: TracedPass
-    update: Update
-    num_weights: int
-
-    def whole(self, *tensors: Tensor) -> list[Tensor]:
-        arguments, state, values, rows = self._parts(tensors)
-        results, gradients = self.traced.gradients(arguments, rows, values[0])
-        trained = [arguments[index] for index in self.traced.trained]
-        self.update.apply(trained, state, values, gradients)
-        return results
-
-    def part(self, *tensors: Tensor) -> list[Tensor]:
-        arguments, sums, values, rows = self._parts(tensors)
-        results, gradients = self.traced.gradients(arguments, rows, values[0])
-        for total, gradient in zip(sums, gradients):
-            total.add_(gradient)
-        return results
-
-    def last(self, *tensors: Tensor) -> list[Tensor]:
-        count = len(self.traced.trained)
-        weights, sums = tensors[:count], tensors[count : 2 * count]
-        *state, values = tensors[2 * count :]
-        self.update.apply(weights, state, values, sums)
-        for total in sums:
-            total.zero_()
-        return []
-
-    def _parts(
-        self, tensors: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]]:
-        num_rows = self.traced.program.num_inputs
-        end = len(tensors) - num_rows
-        between = tensors[self.num_weights : end - 1]
-        return tensors[: self.num_weights], between, tensors[end - 1], tensors[end:]
 
 
 def _micro_batches(count: int) -> str:
