@@ -20,8 +20,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import lzma
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import IO, Any, Dict, Mapping, Union
 
@@ -41,7 +43,17 @@ _FORMAT_VERSION = 1
 # What `zipfile` raises for files that are no archives, broken ones (it seeks where they
 # point to), and ones with features that we never write. It checks the sum of what it
 # reads, so nothing broken is unpickled.
-_BROKEN = (zipfile.BadZipFile, EOFError, KeyError, OSError, RuntimeError, ValueError)
+_BROKEN = (
+    zipfile.BadZipFile,
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    # A flipped bit may say that members are compressed, which they never are.
+    lzma.LZMAError,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
+from ipufit.emulator._executable_file import _BROKEN
 
 
 class Model(nn.Module):
@@ -586,7 +587,7 @@ def is_intact(path):
     try:
         with zipfile.ZipFile(path) as archive:
             members = [archive.read(member) for member in MEMBERS]
-    except (zipfile.BadZipFile, KeyError, OSError, RuntimeError, ValueError):
+    except _BROKEN:
         return False
     return all(members)
 
