@@ -44,15 +44,21 @@ class Loading(NamedTuple):
     num_workers: int = 0
     mode: str = "sync"
 
-    def seeds(self, source: Source) -> bool:
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether other processes load the samples."""
+        return self.num_workers > 0 or self.mode != "sync"
+
+    def seeds(self, dataset: Any) -> bool:
         """Whether each sample is loaded with random numbers of its own.
 
         That is, in other processes. Samples in memory draw none.
+
+        Args:
+            dataset: Map-style; None for a stream.
         """
-        dataset = getattr(source, "dataset", None)
-        if dataset is None or isinstance(dataset, ArrayDataset):
-            return False
-        return self.num_workers > 0 or self.mode != "sync"
+        is_drawing = dataset is not None and not isinstance(dataset, ArrayDataset)
+        return is_drawing and self._is_elsewhere
 
     def loader(
         self,
@@ -71,10 +77,9 @@ class Loading(NamedTuple):
             order: Of the samples.
             seed: Of what samples draw that other processes load.
         """
-        is_elsewhere = self.num_workers > 0 or self.mode != "sync"
-        if not is_elsewhere and isinstance(dataset, ArrayDataset):
+        if isinstance(dataset, ArrayDataset) and not self._is_elsewhere:
             return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
-        if is_elsewhere and not isinstance(dataset, ArrayDataset):
+        if self.seeds(dataset):
             dataset = SeededRows(dataset, seed)
         # Making processes draws a seed for them. A run that is resumed makes them once
         # more than others do, and the numbers of this process mustn't tell.

@@ -96,7 +96,7 @@ class TrainingBatches(CallBatches):
                 self.num_empty_updates = (self._rows - left) // self._per_update
         self._loading, self._options, self._plan = loading, options, plan
         self._shuffle, self._start = shuffle, start
-        self.is_seeded = loading.seeds(source)
+        self.is_seeded = loading.seeds(getattr(source, "dataset", None))
         if (shuffle or self.is_seeded) and seed is None:
             # Drawn here and not in a process that loads: those are copies of this one.
             seed = int(torch.empty((), dtype=torch.int64).random_())

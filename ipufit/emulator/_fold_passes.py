@@ -137,7 +137,7 @@ class Pass:
         )
         if self.is_uncut:
             whole: list[Any] = parts
-            parts = [rows.split(len(rows) // self.count) for rows in whole]
+            parts = [result.split(len(result) // self.count) for result in whole]
         cut, parts = parts[: self._num_cut], parts[self._num_cut :]
         of_rest: list[Sequence[Tensor]] = []
         if self._rest is not None:
