@@ -23,6 +23,7 @@ from .worker import Job
 
 ROOT = Path(__file__).parent.parent
 _LIMIT_SECONDS = 900.0  # of one process
+_BYTECODE_SWITCHES = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 _ERROR_LINES = 3
 
 Report = Callable[[str], None]
@@ -32,7 +33,8 @@ class Runner:
     """Starts the processes, and keeps what compilers cache for as long as it lives.
 
     The caches are empty at first: the first process of a contestant compiles, the
-    others find what it left.
+    others find what it left. Only Python's bytecode is there before, as it is where
+    packages were installed: whoever lacks it would compile its source at each import.
 
     Args:
         folder: For caches and messages.
@@ -48,6 +50,7 @@ class Runner:
         self.journal = journal
         self.report = report or (lambda line: None)
         self._known: dict[str, Any] = {}
+        self._imported: set[str | None] = set()
         if journal is not None and journal.is_file():
             for line in journal.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
@@ -68,6 +71,7 @@ class Runner:
             job.threads,
             entry.environment,
             is_at_terminal=entry.is_at_terminal,
+            imports=entry.imports,
         )
 
     def call(
@@ -80,6 +84,7 @@ class Runner:
         environment: Mapping[str, str] = MappingProxyType({}),
         *,
         is_at_terminal: bool = False,
+        imports: str | None = None,
     ) -> dict[str, Any]:
         """Have a module do what is asked for, in a process of its own.
 
@@ -91,6 +96,7 @@ class Runner:
             threads: Of torch.
             environment: More variables.
             is_at_terminal: Whether it writes to a terminal.
+            imports: A statement with what it imports, of which bytecode must be there.
 
         Returns:
             The second file; or `{"failed": reason}`.
@@ -98,6 +104,7 @@ class Runner:
         key = json.dumps([module, dict(asked), dict(environment), repeat])
         if key not in self._known:
             self.report(title)
+            self.have_bytecode(imports)
             with tempfile.TemporaryDirectory(dir=self.folder) as name:
                 folder = Path(name)
                 variables = {**self.environment(threads, folder), **environment}
@@ -108,12 +115,41 @@ class Runner:
                     file.write(json.dumps({"key": key, "result": result}) + "\n")
         return self._known[key]
 
+    def have_bytecode(self, imports: str | None = None) -> None:
+        """Leave bytecode of ipufit, of what measures it and of what is imported.
+
+        Args:
+            imports: A statement; done once, in a process that isn't measured.
+        """
+        ours = [str(ROOT / name) for name in ("ipufit", "benchmarks")]
+        compiling = ["-m", "compileall", "-q", *ours]
+        importing = ["-c", f"import torch\n{imports}"]
+        for arguments, what in ((compiling, None), (importing, imports)):
+            if what in self._imported:
+                continue
+            self._imported.add(what)
+            with tempfile.TemporaryDirectory(dir=self.folder) as name:
+                subprocess.run(
+                    [sys.executable, *arguments],
+                    cwd=ROOT,
+                    env=self.environment(1, Path(name)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=_LIMIT_SECONDS,
+                    check=False,  # what fails will fail where it is measured
+                )
+
     def environment(self, threads: int, folder: Path) -> dict[str, str]:
-        """The variables of a process: threads, and caches under our folder."""
+        """The variables of a process: threads, and caches under our folder.
+
+        Bytecode is kept beside the source, where installed packages have theirs.
+        """
         kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("IPUFIT_", "TORCHINDUCTOR_", "POPTORCH_"))
+            and name not in _BYTECODE_SWITCHES
         }
         count = str(threads)
         return {
@@ -236,7 +272,11 @@ print(time.process_time() - start)
 
 
 def import_seconds(runner: Runner, statement: str) -> float:
-    """CPU seconds of an import in a process that has imported torch."""
+    """CPU seconds of an import in a process that has imported torch.
+
+    Another process has done it before, so that no source is compiled.
+    """
+    runner.have_bytecode(statement)
     with tempfile.TemporaryDirectory(dir=runner.folder) as name:
         done = subprocess.run(
             [sys.executable, "-c", _IMPORT.format(statement=statement)],

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from benchmarks import peers, workloads
-from benchmarks.runs import Runner, interleaved, terminal
+from benchmarks.runs import Runner, import_seconds, interleaved, terminal
 from benchmarks.worker import Job
 
 ECHO = """
@@ -19,7 +19,8 @@ if asked.get("fails"):
     raise SystemExit("so it is")
 answer = {"asked": asked, "threads": os.environ["OMP_NUM_THREADS"],
           "more": os.environ.get("MORE"), "terminal": os.isatty(1),
-          "foreign": os.environ.get("IPUFIT_EMULATOR_IPUS")}
+          "foreign": os.environ.get("IPUFIT_EMULATOR_IPUS"),
+          "bytecode": not sys.dont_write_bytecode and sys.pycache_prefix is None}
 open(sys.argv[2], "w").write(json.dumps(answer))
 """
 
@@ -34,6 +35,8 @@ def echo(tmp_path, monkeypatch):
 
 def test_a_process_gets_its_environment_and_answers(tmp_path, monkeypatch, echo):
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")  # would change what is measured
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # and so would these
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "empty"))
     lines = []
     runner = Runner(tmp_path, report=lines.append)
     answer = runner.call(echo, {"a": 1}, 0, "title", 2, {"MORE": "x"})
@@ -43,9 +46,25 @@ def test_a_process_gets_its_environment_and_answers(tmp_path, monkeypatch, echo)
         "more": "x",
         "terminal": False,
         "foreign": None,
+        "bytecode": True,
     }
     assert runner.call(echo, {}, 0, "title", is_at_terminal=True)["terminal"] is True
     assert lines == ["title", "title"]
+
+
+def test_no_measured_import_compiles_source(tmp_path, monkeypatch):
+    package = tmp_path / "ipufit"
+    package.mkdir()
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    counting = "import pathlib; pathlib.Path('log').open('a').write('x')"
+    (tmp_path / "counted_for_runs.py").write_text(counting, encoding="utf-8")
+    monkeypatch.setattr("benchmarks.runs.ROOT", tmp_path)
+    runner = Runner(tmp_path)
+    for _ in range(2):
+        assert import_seconds(runner, "import counted_for_runs") > 0
+    assert len((tmp_path / "log").read_text()) == 3  # the first isn't measured
+    assert list(package.glob("__pycache__/*.pyc"))
+    assert list(tmp_path.glob("__pycache__/counted_for_runs.*.pyc"))
 
 
 def test_a_process_that_fails_says_why(tmp_path, echo):
