@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, Dict, List, Union
 
 from torch import Tensor
@@ -15,6 +16,9 @@ Logs = Dict[str, float]
 
 LossFunction = Callable[[Any, Any], Tensor]
 """`loss(outputs, targets)`."""
+
+PathLike = Union[str, "os.PathLike[str]"]
+"""Where something is in the file system."""
 
 Verbose = Union[int, str]
 """0 silent, 1 bars, 2 lines, or `"auto"`."""

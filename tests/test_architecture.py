@@ -37,6 +37,7 @@ FLOORS = {
     "batching": 1,
     "_env": 0,
     "_failures": 0,
+    "_lazy": 0,
     "_tree": 0,
     "emulator": 0,
     "errors": -1,  # the ground under floor 0: `_env` and `_tree` raise our errors

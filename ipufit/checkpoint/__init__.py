@@ -1,29 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a run leaves behind."""
+"""Files that a run leaves behind.
+
+Runs that leave none import none of this.
+"""
 
 from __future__ import annotations
 
-from .background import BackgroundWriter
-from .format import (
-    Checkpoint,
-    read_checkpoint,
-    read_manifest,
-    verify_checkpoint,
-    write_checkpoint,
-)
-from .format import read_checkpoint as load_checkpoint
-from .manifest import Manifest, Record
-from .one_writer import num_processes, written_by_one
-from .store import CheckpointStore, load_newest
-from .tensors import copied_tensors
-from .weights import load_weights, save_weights
+from typing import TYPE_CHECKING
+
+from ipufit._lazy import imported_at_first_use
+
+if TYPE_CHECKING:
+    from .background import BackgroundWriter
+    from .directory import MANIFEST, belongs
+    from .format import (
+        Checkpoint,
+        load_checkpoint,
+        read_checkpoint,
+        read_manifest,
+        verify_checkpoint,
+        write_checkpoint,
+    )
+    from .manifest import Manifest, Record
+    from .one_writer import num_processes, written_by_one
+    from .store import CheckpointStore, load_newest
+    from .tensors import copied_tensors
+    from .weights import load_weights, save_weights
 
 __all__ = [
+    "MANIFEST",
     "BackgroundWriter",
     "Checkpoint",
     "CheckpointStore",
     "Manifest",
     "Record",
+    "belongs",
     "copied_tensors",
     "load_checkpoint",
     "load_newest",
@@ -36,3 +47,24 @@ __all__ = [
     "write_checkpoint",
     "written_by_one",
 ]
+
+_HOMES = {
+    "background": ("BackgroundWriter",),
+    "directory": ("MANIFEST", "belongs"),
+    "format": (
+        "Checkpoint",
+        "load_checkpoint",
+        "read_checkpoint",
+        "read_manifest",
+        "verify_checkpoint",
+        "write_checkpoint",
+    ),
+    "manifest": ("Manifest", "Record"),
+    "one_writer": ("num_processes", "written_by_one"),
+    "store": ("CheckpointStore", "load_newest"),
+    "tensors": ("copied_tensors",),
+    "weights": ("load_weights", "save_weights"),
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = imported_at_first_use(__name__, _HOMES)

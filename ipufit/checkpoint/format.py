@@ -11,11 +11,12 @@ import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, TypeVar, Union
+from typing import Any, Callable, Iterable, Mapping, TypeVar
 
 from torch import Tensor
 
 from ipufit.errors import CheckpointError, UnsupportedError
+from ipufit.types import PathLike
 
 from . import directory, manifest
 from .atomic import (
@@ -32,7 +33,6 @@ from .manifest import Manifest, Record
 from .reading import Member, blaming, opened_directory, opened_member
 from .tensors import check_tensors, read_tensors, tensor_parts
 
-PathLike = Union[str, "os.PathLike[str]"]
 T = TypeVar("T")
 
 MAX_STATE_BYTES = 64 * 2**20
@@ -121,6 +121,9 @@ def read_checkpoint(path: PathLike) -> Checkpoint:
             if group is not None:
                 tensors[group] = _read(place, folder, listed, name, _load_tensors)
     return Checkpoint(tensors, state)
+
+
+load_checkpoint = read_checkpoint  # as users know it
 
 
 def verify_checkpoint(path: PathLike) -> Manifest:

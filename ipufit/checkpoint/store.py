@@ -23,15 +23,10 @@ from ipufit.errors import (
     ConfigError,
     DamagedCheckpointError,
 )
+from ipufit.types import PathLike
 
 from . import directory
-from .format import (
-    Checkpoint,
-    PathLike,
-    read_checkpoint,
-    read_manifest,
-    write_checkpoint,
-)
+from .format import Checkpoint, read_checkpoint, read_manifest, write_checkpoint
 from .manifest import Record
 from .one_writer import written_by_one
 

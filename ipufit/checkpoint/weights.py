@@ -13,7 +13,7 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Mapping, Union
+from typing import Any, Mapping
 
 import torch
 from safetensors import SafetensorError  # type: ignore[attr-defined,unused-ignore]
@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ipufit.errors import ConfigError, DataError
+from ipufit.types import PathLike
 
 from .atomic import replace_file
 from .tensors import check_tensors, tensor_parts
 
-PathLike = Union[str, "os.PathLike[str]"]
 SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _ZIP = b"PK\x03\x04"

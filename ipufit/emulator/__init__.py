@@ -5,9 +5,15 @@ It keeps PopTorch 3.4's contract, not only its names: `forward` is traced once,
 inputs are cut `[D, G, R, B]`, weights live on an emulated device until they are
 copied, options freeze, and what a pod would refuse is refused here. The numbers are
 those of torch on this machine's processor.
+
+What traces, compiles and runs modules, and what loads data, is two thirds of it, and
+imported when one of its names is first used: options and optimizers do without.
 """
 
 from __future__ import annotations
+
+import importlib as _importlib
+import typing as _typing
 
 import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
@@ -22,13 +28,11 @@ from ._custom_args import (
 )
 from ._environment import ipuHardwareIsAvailable, ipuHardwareVersion, isRunningOnIpu
 from ._install import install, uninstall
-from ._loading import importPoptorchMetadataFromFile, load
 from ._logging import logger, setLogLevel
 from ._logging import start_logging as _start_logging
 from ._printing import module_repr, print
 from ._tensor_ids import getIpuTensorId
 from ._version import __version__
-from .accessor import AsynchronousDataAccessor
 from .blocks import (
     BeginBlock,
     Block,
@@ -36,7 +40,6 @@ from .blocks import (
     LegacyBeginBlockFn,
     removeBlocks,
 )
-from .dataloader import DataLoader
 from .enums import (
     AutoStage,
     CommGroupType,
@@ -60,8 +63,6 @@ from .errors import (
     UnrecoverableError,
     createPoptorchError,
 )
-from .executor import PoplarExecutor
-from .models import inferenceModel, trainingModel
 from .ops import (
     ATTR_PREFIX,
     CPU,
@@ -99,6 +100,36 @@ from .options import (
     TensorLocationSettings,
 )
 from .poptorch_core import poptorchAtExit
+
+if _typing.TYPE_CHECKING:
+    from ._loading import importPoptorchMetadataFromFile, load
+    from .accessor import AsynchronousDataAccessor
+    from .dataloader import DataLoader
+    from .executor import PoplarExecutor
+    from .models import inferenceModel, trainingModel
+else:
+    _HOME_OF = {
+        "AsynchronousDataAccessor": "accessor",
+        "DataLoader": "dataloader",
+        "PoplarExecutor": "executor",
+        "importPoptorchMetadataFromFile": "_loading",
+        "inferenceModel": "models",
+        "load": "_loading",
+        "trainingModel": "models",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import what runs modules or loads data, at its first use."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = _importlib.import_module(f".{_HOME_OF[name]}", __name__)
+        value = globals()[name] = getattr(home, name)
+        return value
+
+    def __dir__() -> list[str]:
+        """All names, those that aren't imported yet too."""
+        return sorted({*globals(), *_HOME_OF})
+
 
 _start_logging()
 

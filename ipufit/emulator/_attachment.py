@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from time import perf_counter
-from typing import Iterator, NamedTuple
+from typing import TYPE_CHECKING, Iterator, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._anchors import Anchors
-from ._compiled_program import CompiledInference, CompiledTraining
 from ._device import DeviceWeights, GradientReduction
 from ._device_rng import DeviceRng
 from ._folding import Folding
@@ -30,6 +29,9 @@ from ._timings import CallTimes, Transfers
 from ._watch import Watch
 from .enums import OutputMode
 from .options import Options
+
+if TYPE_CHECKING:
+    from ._compiled_program import CompiledInference, CompiledTraining
 
 
 class CallResults(NamedTuple):

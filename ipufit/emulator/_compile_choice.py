@@ -24,7 +24,6 @@ from ._layout import Inputs, Outputs
 from ._logging import logger
 from ._loss_scale import AutomaticLossScale
 from ._micro_batch_runs import Device
-from ._switches import compiles
 from ._tensor_log import print_tensor
 from .enums import OutputMode
 
@@ -57,7 +56,7 @@ def machine_code(
     folding: Folding,
     link: OptimizerLink | None,
 ) -> CompiledInference | CompiledTraining | None:
-    """Compile a program if that is asked for, and if it can be compiled.
+    """Compile a program to machine code, if it can be.
 
     Args:
         program: Of one micro-batch.
@@ -74,9 +73,9 @@ def machine_code(
         What runs it; None if it is to run eagerly.
 
     Raises:
-        Error: It is asked for, and there is nothing to compile with.
+        Error: There is nothing to compile with.
     """
-    if not compiles() or not program.runs_anything:
+    if not program.runs_anything:
         return None
     require_compiler()
     reason = _reason_of_options(options, anchors, groups) or _reason(program)

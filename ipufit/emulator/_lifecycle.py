@@ -14,7 +14,6 @@ import torch
 from ._anchors import add_anchors
 from ._args import CallArguments, check_inputs
 from ._attachment import Attachment
-from ._compile_choice import machine_code
 from ._constraints import check_program
 from ._executable_cache import check_executable_cache
 from ._floating_point import checked, stops_at_exceptions
@@ -27,6 +26,7 @@ from ._popart_keys import validate_popart_options
 from ._program import micro_batch, trace
 from ._replica_groups import one_element_each
 from ._rng_state import RngState
+from ._switches import compiles
 from ._tracing import named_weights
 from ._wrapping import Wrapping, is_wrapped
 from .enums import ConnectionType
@@ -112,18 +112,23 @@ class Lifecycle(RngState, Observation):
         if stops_at_exceptions(self._options):
             program = dataclasses.replace(program, graph=checked(program.graph))
         folding = Folding.of(program, layout, self._options, groups)
-        with torch.inference_mode(False):
-            code = machine_code(
-                program,
-                arguments.tensors(),
-                layout,
-                self._options,
-                anchors,
-                self._host_weights,
-                groups,
-                folding,
-                self._optimizer_link,
-            )
+        code = None
+        if compiles():
+            # Loaded where it is asked for: a subsystem that most processes don't use.
+            from ._compile_choice import machine_code
+
+            with torch.inference_mode(False):
+                code = machine_code(
+                    program,
+                    arguments.tensors(),
+                    layout,
+                    self._options,
+                    anchors,
+                    self._host_weights,
+                    groups,
+                    folding,
+                    self._optimizer_link,
+                )
         self._tensor_names, self._anchors, self._anchored = names, anchors, {}
         self._times = None
         self._executable, self._target = program, target

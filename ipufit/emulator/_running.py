@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
 
-from ._compiled_program import CompiledInference, CompiledTraining
 from ._device import GradientReduction
 from ._layout import Outputs
 from ._logging import logger
 from ._micro_batch_runs import Device, MicroBatches, Results
 
 if TYPE_CHECKING:
+    from ._compiled_program import CompiledInference, CompiledTraining
     from ._update_rules import DeviceOptimizer
     from ._watch import Watch
 
@@ -54,8 +54,8 @@ class _Backward:
 
 def run_inference(device: Device, outputs: Outputs) -> None:
     """One call of an inference model: every micro-batch once."""
-    if isinstance(device.code, CompiledInference):
-        if device.code.run(device, outputs):
+    if device.code is not None:
+        if cast("CompiledInference", device.code).run(device, outputs):
             return
         logger.warning(_NOT_BY_MACHINE_CODE)
     layout = device.layout
@@ -78,8 +78,9 @@ def run_training(
     Each update accumulates the gradients of G micro-batches on each of R replicas,
     reduces them as asked, and steps the optimiser once (PopART, `popprograms.cpp`).
     """
-    if isinstance(device.code, CompiledTraining):
-        if device.code.run(device, outputs, optimizer, reduction):
+    if device.code is not None:
+        code = cast("CompiledTraining", device.code)
+        if code.run(device, outputs, optimizer, reduction):
             return
         logger.warning(_NOT_BY_MACHINE_CODE)
     layout, trained = device.layout, device.weights.trained

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ipufit import checkpoint as files
 from ipufit._poptorch import poptorch
-from ipufit.checkpoint import Checkpoint, copied_tensors
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Updates, WeightAverage
 
@@ -37,7 +37,7 @@ class Learnt:
     updates: Updates
     average: WeightAverage | None
 
-    def take(self) -> Checkpoint:
+    def take(self) -> files.Checkpoint:
         """Weights, the optimiser's state, averages, the schedule's place.
 
         Returns:
@@ -59,12 +59,12 @@ class Learnt:
             for key, value in (given.get(name) or {}).items():
                 tensors[prefix + key] = torch.as_tensor(value).detach().clone()
         groups: dict[str, Mapping[str, Tensor]] = {
-            "model": copied_tensors(state_dict),
+            "model": files.copied_tensors(state_dict),
             "optimizer": tensors,
         }
         temporary = _temporary_buffers(self.executors.module)
         if temporary:
-            groups["buffers"] = copied_tensors(temporary)
+            groups["buffers"] = files.copied_tensors(temporary)
         state: dict[str, Any] = {
             "optimizer": {
                 "class": type(optimizer).__name__,
@@ -85,9 +85,9 @@ class Learnt:
             averaged = average.state_dict()
             groups["average"] = averaged.pop("averages")
             state["average"] = averaged
-        return Checkpoint(groups, state)
+        return files.Checkpoint(groups, state)
 
-    def put_back(self, checkpoint: Checkpoint) -> None:
+    def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Have what a checkpoint learnt; the training program is dropped before.
 
         Args:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ipufit import checkpoint as files
 from ipufit.callbacks import CallbackList
-from ipufit.checkpoint import Checkpoint
 from ipufit.data import (
     Place,
     Replay,
@@ -64,7 +64,7 @@ class Snapshot:
 
     # Take -------------------------------------------------------------------
 
-    def take(self) -> Checkpoint:
+    def take(self) -> files.Checkpoint:
         """The state now, between two calls.
 
         Returns:
@@ -111,11 +111,11 @@ class Snapshot:
         for name, replay in replays.items():
             random.update(_replay_tensors(name, replay))
         groups = {**learnt.tensors, "callbacks": callbacks, "random": random}
-        return Checkpoint(groups, state)
+        return files.Checkpoint(groups, state)
 
     # Put back ---------------------------------------------------------------
 
-    def put_back(self, checkpoint: Checkpoint) -> None:
+    def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Go on from a checkpoint; `on_train_begin` was called, programs are ready.
 
         What was learnt was put back before.
@@ -174,7 +174,7 @@ def _replay(
     return Replay(counts[name], at_start, under(f"{name}/last/", random))
 
 
-def check_has_run(checkpoint: Checkpoint) -> None:
+def check_has_run(checkpoint: files.Checkpoint) -> None:
     """Refuse a checkpoint that a run can't go on from.
 
     Raises:
@@ -188,7 +188,7 @@ def check_has_run(checkpoint: Checkpoint) -> None:
 
 
 def check_same_run(
-    checkpoint: Checkpoint,
+    checkpoint: files.Checkpoint,
     training: Training,
     num_samples: int | None,
     settings: Mapping[str, str],
@@ -214,7 +214,7 @@ def check_same_run(
     refuse([*odd, *check_settings(checkpoint.state.get("settings", {}), settings)])
 
 
-def place_of(checkpoint: Checkpoint) -> Place:
+def place_of(checkpoint: files.Checkpoint) -> Place:
     """Where in the data to go on."""
     number, calls = checkpoint.state["data"]["place"]
     return Place(int(number), int(calls))

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import warnings
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Sequence, Union
 
 import torch
 
@@ -43,8 +43,10 @@ from ipufit.optimizers import (
     resolve_updates,
 )
 from ipufit.state import RunState
-from ipufit.summary import Summary, summarize
 from ipufit.types import Logs, Verbose
+
+if TYPE_CHECKING:
+    from ipufit.summary import Summary
 
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
 MetricsLike = Union[MetricLike, PerOutput, None]
@@ -257,6 +259,8 @@ class ModelBase:
         if source is not None:
             leaves = source.example(1, inputs_only=True)
             example = source.layout.inputs.rebuild(leaves)
+        from ipufit.summary import summarize  # few processes ask for it
+
         summary = summarize(self.module, self.config, example)
         summary.print()
         return summary

@@ -9,11 +9,10 @@ from typing import Any, Mapping, Sequence
 
 import torch
 
+from ipufit import checkpoint as files
 from ipufit.batching import BatchPlan, check_positive
 from ipufit.callbacks import CallbackList, History
 from ipufit.callbacks.base import CallbackLike
-from ipufit.checkpoint import Checkpoint
-from ipufit.checkpoint.weights import PathLike
 from ipufit.data import (
     Epochs,
     Place,
@@ -42,7 +41,7 @@ from ipufit.errors import (
 )
 from ipufit.optimizers import check_covers
 from ipufit.state import RunState
-from ipufit.types import Verbose
+from ipufit.types import PathLike, Verbose
 
 from .base import ModelBase, _require_targets, warn_of_coverage
 from .saving import find_checkpoint
@@ -279,7 +278,7 @@ class Fitting(ModelBase):
         shuffle: bool,
         drop_last: bool | str,
         weights: Mapping[int, float] | None,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: files.Checkpoint | None = None,
         watched: Sequence[str] = (),
     ) -> tuple[Training, TrainingBatches]:
         how = self._compiled()

@@ -5,24 +5,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ipufit import checkpoint as files
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
-from ipufit.checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    load_newest,
-    read_checkpoint,
-)
-from ipufit.checkpoint.directory import MANIFEST, belongs
-from ipufit.checkpoint.weights import PathLike
 from ipufit.errors import ConfigError
+from ipufit.types import PathLike
 
 AUTO = "auto"
 
 
 def find_checkpoint(
     resume: PathLike | None, callbacks: CallbackLike
-) -> Checkpoint | None:
+) -> files.Checkpoint | None:
     """The checkpoint that is meant.
 
     Args:
@@ -44,16 +38,18 @@ def find_checkpoint(
         store
         for callback in given
         if (resume == AUTO or getattr(callback, "resumes", False))
-        and isinstance(store := getattr(callback, "store", None), CheckpointStore)
+        and (store := getattr(callback, "store", None)) is not None
+        and isinstance(store, files.CheckpointStore)
     ]
     if resume is not None and resume != AUTO:
         path = Path(resume)
-        if (path / MANIFEST).exists() or not path.is_dir():
-            return read_checkpoint(path)
-        found = load_newest([CheckpointStore(path)], stacklevel=4)  # of fit()
+        if (path / files.MANIFEST).exists() or not path.is_dir():
+            return files.read_checkpoint(path)
+        store = files.CheckpointStore(path)
+        found = files.load_newest([store], stacklevel=4)  # of fit()
         if found is None:
-            if any(belongs(file.name) for file in path.iterdir()):
-                return read_checkpoint(path)  # which tells of the manifest
+            if any(files.belongs(file.name) for file in path.iterdir()):
+                return files.read_checkpoint(path)  # which tells of the manifest
             raise ConfigError(f"There is no checkpoint in {str(path)!r} to resume.")
         return found[1]
     if resume == AUTO and not stores:
@@ -61,5 +57,5 @@ def find_checkpoint(
             "resume='auto' goes on from the checkpoints of a callback, and there is "
             "none that keeps any. Add BackupAndRestore(directory), or give a path."
         )
-    found = load_newest(stores, stacklevel=4)
+    found = files.load_newest(stores, stacklevel=4) if stores else None
     return None if found is None else found[1]

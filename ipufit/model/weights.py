@@ -7,18 +7,10 @@ from typing import Any, Sequence
 
 import torch
 
-from ipufit.checkpoint import (
-    Checkpoint,
-    copied_tensors,
-    load_weights,
-    read_checkpoint,
-    save_weights,
-    write_checkpoint,
-    written_by_one,
-)
-from ipufit.checkpoint.weights import PathLike
+from ipufit import checkpoint as files
 from ipufit.engine import Learnt
 from ipufit.errors import DataError
+from ipufit.types import PathLike
 
 from .base import ModelBase
 
@@ -51,7 +43,7 @@ class Weights(ModelBase):
             ['weight', 'bias']
         """
         self._executors.fetch_weights()
-        return copied_tensors(self.module.state_dict())
+        return files.copied_tensors(self.module.state_dict())
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set the weights and buffers, on the device too.
@@ -95,10 +87,10 @@ class Weights(ModelBase):
         weights = self.module.state_dict()
 
         def write() -> str:
-            save_weights(weights, path)
+            files.save_weights(weights, path)
             return str(path)
 
-        written_by_one(write)
+        files.written_by_one(write)
 
     def load_weights(self, path: PathLike) -> None:
         """Take the weights from a file, on the device too.
@@ -111,7 +103,7 @@ class Weights(ModelBase):
             ConfigError: It ends in something else.
             DataError: The file is damaged, or has other weights.
         """
-        given, state = load_weights(path), self.module.state_dict()
+        given, state = files.load_weights(path), self.module.state_dict()
         odd = [
             name
             for name in sorted({*given, *state})
@@ -134,7 +126,7 @@ class Weights(ModelBase):
 
     # Checkpoints ------------------------------------------------------------
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> files.Checkpoint:
         """The state now: what was learnt and, while `fit` runs, the place of the run.
 
         Returns:
@@ -167,10 +159,10 @@ class Weights(ModelBase):
         checkpoint = self.checkpoint()
 
         def write() -> str:
-            write_checkpoint(path, checkpoint)
+            files.write_checkpoint(path, checkpoint)
             return str(path)
 
-        written_by_one(write)
+        files.written_by_one(write)
 
     def load(self, path: PathLike) -> None:
         """Take weights, the optimiser's state and averages from a checkpoint.
@@ -187,7 +179,7 @@ class Weights(ModelBase):
         """
         how = self._compiled()
         learnt = Learnt(self._executors, how.updates, how.average)
-        learnt.put_back(read_checkpoint(path))
+        learnt.put_back(files.read_checkpoint(path))
 
     def _set_state(self, given: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():

@@ -35,6 +35,8 @@ def find(name):
     """The emulator's counterpart of a dotted name, as it is stored."""
     found = poptorch
     for part in name.split("."):
+        if inspect.ismodule(found):  # which may import it at its first use
+            getattr(found, part)
         owner, found = found, inspect.getattr_static(found, part)
         if owner is poptorch.Options and isinstance(found, property):
             found = type(getattr(poptorch.Options(), part))  # a section

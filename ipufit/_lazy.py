@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages whose names are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, Callable, Mapping, Sequence
+
+
+def imported_at_first_use(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """What a package needs to find its names later (PEP 562).
+
+    The package also imports them `if TYPE_CHECKING`: for type checkers, and because it
+    says the same as `homes` in Python's words.
+
+    Args:
+        package: Its name.
+        homes: The names by the package's module that they are of.
+
+    Returns:
+        Its `__getattr__` and its `__dir__`.
+
+    Example:
+        >>> find, _ = imported_at_first_use("ipufit", {"scalars": ["log"]})
+        >>> find("log").__module__
+        'ipufit.scalars'
+        >>> find("leg")
+        Traceback (most recent call last):
+        AttributeError: module 'ipufit' has no attribute 'leg'
+    """
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f".{home_of[name]}", package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names_and_modules() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return find, names_and_modules

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What isn't used isn't imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from ipufit.emulator._switches import COMPILE_VARIABLE
+
+MODEL = "from ipufit import IPUConfig, IPUModel\n"
+FIT = """
+import torch
+x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=2))
+model.compile(optimizer="adamw", loss="cross_entropy", metrics=["accuracy"])
+model.fit(x, y, batch_size=8, verbose=0)
+model.predict(x, verbose=0)
+"""
+NEW = """
+import json, sys, torch
+before = set(sys.modules)
+{code}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+BY_FILES = {  # what writes and reads checkpoints, and its library
+    "ipufit.checkpoint.format",
+    "ipufit.checkpoint.store",
+    "ipufit.checkpoint.weights",
+    "safetensors",
+}
+BY_CALLBACKS = {
+    "ipufit.callbacks.backup_and_restore",
+    "ipufit.callbacks.early_stopping",
+    "ipufit.callbacks.model_checkpoint",
+    "ipufit.callbacks.tensorboard",
+}
+TO_RUN = {
+    "ipufit.emulator._folding",
+    "ipufit.emulator._program",
+    "ipufit.emulator._saving",
+    "ipufit.emulator._tracing",
+    "ipufit.emulator.executor",
+}
+TO_LOAD = {"ipufit.emulator.accessor", "ipufit.emulator.dataloader"}  # not arrays
+TO_COMPILE = {
+    "ipufit.emulator._compile_choice",
+    "ipufit.emulator._compiled_passes",
+    "ipufit.emulator._compiled_program",
+    "ipufit.emulator._compiled_rules",
+    "ipufit.emulator._compiling",
+    "ipufit.emulator._kernel_ops",
+}
+LATER = {"ipufit.summary", *BY_FILES, *BY_CALLBACKS, *TO_LOAD, *TO_COMPILE}
+FOREIGN = {
+    "matplotlib",
+    "pandas",
+    "rich",
+    "sklearn",
+    "torch._dynamo",
+    "torch._inductor",
+    "torchmetrics",
+}
+
+
+def imported(code):
+    """The modules that code imports in a process of its own, beyond torch's."""
+    environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
+    environment.pop(COMPILE_VARIABLE, None)
+    done = subprocess.run(
+        [sys.executable, "-c", NEW.format(code=code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def with_model():
+    return imported(MODEL)
+
+
+@pytest.fixture(scope="module")
+def with_fit():
+    return imported(MODEL + FIT)
+
+
+def test_the_package_alone_imports_itself():
+    assert {name for name in imported("import ipufit") if "ipufit" in name} == {
+        "ipufit"
+    }
+
+
+def test_a_model_is_there_before_what_runs_it(with_model):
+    assert {"ipufit.model", "ipufit.config", "ipufit.emulator"} <= with_model
+    assert with_model & {*LATER, *TO_RUN, *FOREIGN} == set()
+
+
+def test_a_fit_imports_what_runs_it(with_fit):
+    assert (TO_RUN - with_fit) == set()
+
+
+def test_a_fit_imports_nothing_of_what_it_does_without(with_fit):
+    assert with_fit & {*LATER, "rich", "pandas", "torchmetrics"} == set()
+
+
+def test_a_callback_brings_no_other():
+    code = "from ipufit import EarlyStopping"
+    assert imported(code) & BY_CALLBACKS == {"ipufit.callbacks.early_stopping"}
+
+
+@pytest.mark.parametrize("name", sorted({*LATER, *TO_RUN}))
+def test_the_names_are_those_of_modules(name):
+    assert find_spec(name) is not None
