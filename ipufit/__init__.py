@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from .checkpoint import Checkpoint, CheckpointStore, load_checkpoint
     from .config import IPUConfig
+    from .data import CachedDataset
     from .errors import (
         CheckpointError,
         CheckpointWarning,
@@ -64,6 +65,7 @@ __all__ = [
     "BackupAndRestore",
     "BatchPlan",
     "CSVLogger",
+    "CachedDataset",
     "Callback",
     "Checkpoint",
     "CheckpointError",
@@ -135,6 +137,7 @@ _HOMES = {
     ),
     "checkpoint": ("Checkpoint", "CheckpointStore", "load_checkpoint"),
     "config": ("IPUConfig",),
+    "data": ("CachedDataset",),
     "metrics": ("Metric", "StreamedMetric"),
     "model": ("IPUModel",),
     "optimizers": ("LossScaleRamp", "Optimizer", "Schedule"),

@@ -58,6 +58,25 @@ class Structure:
             return 1
         return sum(child.num_leaves for child in self.children)
 
+    def paths(self, path: str = "") -> list[str]:
+        """What each leaf is called.
+
+        Args:
+            path: What the whole is called.
+
+        Example:
+            >>> Structure.of(({"a": 1}, 2)).paths("x")
+            ["x[0]['a']", 'x[1]']
+        """
+        if self.kind is None:
+            return [path]
+        keys = self.keys or range(len(self.children))
+        return [
+            leaf
+            for key, child in zip(keys, self.children)
+            for leaf in child.paths(f"{path}[{key!r}]")
+        ]
+
     def flatten(self, value: Any, path: str = "") -> list[Any]:
         """The leaves of `value` in the order of this structure.
 

@@ -304,6 +304,9 @@ SCENARIOS = {
     "seeded": Scenario(config={"seed": 3}),
     "unshuffled": Scenario(fitted={"shuffle": False}),
     "augmented": Scenario(data=lambda: {"x": Augmented()}),
+    "cached": Scenario(
+        data=lambda: {"x": ipufit.CachedDataset([*zip(*samples(COUNT))])}
+    ),
     "sgd": Scenario(optimizer=lambda module: Optimizer("sgd", 0.1, momentum=0.9)),
     "rmsprop": Scenario(optimizer=lambda module: "rmsprop"),
     "lamb": Scenario(optimizer=lambda module: "lamb"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .adapters import as_batch, as_source, fit_sources, split_validation
+from .cached import CachedDataset
 from .calls import Call, Loading
 from .epochs import Epochs
 from .host_random import Moment, random_state, set_random_state
@@ -17,6 +18,7 @@ from .training import TrainingBatches
 
 __all__ = [
     "BEGINNING",
+    "CachedDataset",
     "Call",
     "Epochs",
     "IndexedSource",

@@ -23,7 +23,14 @@ from torch.utils.data import (
 from ipufit._poptorch import poptorch
 from ipufit.errors import DataError
 
-from .datasets import ArrayDataset, FlatDataset, IterableRows, Parts
+from .cached import CachedDataset
+from .datasets import (
+    ArrayDataset,
+    FlatDataset,
+    IterableRows,
+    Parts,
+    is_hugging_face,
+)
 from .layout import NOTHING, Layout
 from .source import IndexedSource, Source, StreamSource, same_rows
 from .values import as_tensor, column_names, frame_values, is_frame, split_columns
@@ -76,12 +83,15 @@ def as_source(
         columns,
         is_single,
         name,
-        has_lists=_is_hugging_face(x),
+        has_lists=is_hugging_face(x),
         inputs_only=inputs_only,
     )
     if type(x) is TensorDataset and len(x.tensors) <= 3:  # a subclass may do more
         _refuse_beside(x, y, sample_weight, name)
         return _from_arrays(*x.tensors, name=name)
+    if type(x) is CachedDataset:
+        _refuse_beside(x, None if columns else y, sample_weight, name)
+        return _from_cache(x, parts_of)
     if _is_array_like(x):
         if columns is not None:
             where = f"`{name}`"
@@ -94,7 +104,7 @@ def as_source(
     if _is_indexed(x):
         return _from_dataset(x, parts_of, name)
     is_torchs = isinstance(x, IterableDataset)
-    if is_torchs or (_is_hugging_face(x) and _is_stream(x)):
+    if is_torchs or (is_hugging_face(x) and _is_stream(x)):
         loader = DataLoader(
             x if is_torchs else IterableRows(x),
             batch_size=_STREAM_ROWS,
@@ -225,7 +235,8 @@ def split_validation(
     ):
         raise DataError(
             f"validation_split={fraction} needs arrays, and `x` is {_describe(x)}. "
-            "Split it with torch.utils.data.random_split and pass validation_data."
+            "Split it with torch.utils.data.random_split and pass validation_data, or "
+            "hold it in memory as ipufit.CachedDataset."
         )
     at = int(whole.num_samples * (1.0 - fraction)) if 0 < fraction < 1 else 0
     if not at:
@@ -289,6 +300,13 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> IndexedSource:
     return IndexedSource(flat, layout, num_samples)
 
 
+def _from_cache(dataset: CachedDataset, parts_of: Parts) -> IndexedSource:
+    parts = parts_of(dataset.stacked)  # nests as a sample does
+    layout = Layout.of(parts)
+    leaves = [as_tensor(leaf, "A cached sample") for leaf in layout.flatten(parts)]
+    return IndexedSource(ArrayDataset(leaves), layout, len(dataset))
+
+
 class _Collate:
     """Stacks the samples of an iterable dataset into a batch `(inputs, ...)`."""
 
@@ -347,15 +365,10 @@ def _is_array_like(x: Any) -> bool:
     )
 
 
-def _is_hugging_face(x: Any) -> bool:
-    """Whether its samples are dicts of columns, as `datasets.Dataset` has them."""
-    return hasattr(x, "column_names") and hasattr(x, "features")
-
-
 def _is_indexed(x: Any) -> bool:
     if isinstance(x, (IterableDataset, DataLoader)):
         return False
-    is_dataset = isinstance(x, Dataset) or _is_hugging_face(x)
+    is_dataset = isinstance(x, Dataset) or is_hugging_face(x)
     return is_dataset and hasattr(x, "__len__") and hasattr(x, "__getitem__")
 
 

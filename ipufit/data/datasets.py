@@ -160,8 +160,8 @@ class Parts:
     def _parts(self, sample: Any) -> Sequence[Any]:
         if isinstance(sample, Mapping) and not isinstance(sample, dict):
             sample = dict(sample)  # as transformers' tokenizers give
-        if self._has_lists and isinstance(sample, dict):
-            sample = {key: _array_of(value) for key, value in sample.items()}
+        if self._has_lists:
+            sample = table_row(sample)
         if self._columns is not None:
             where = f"A sample of `{self._name}`"
             return split_columns(sample, self._columns, self._is_single, where)
@@ -189,6 +189,28 @@ class IterableRows(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:
         """The samples."""
         return iter(self._rows)
+
+
+def is_hugging_face(x: Any) -> bool:
+    """Whether its samples are dicts of columns, as `datasets.Dataset` has them.
+
+    Example:
+        >>> is_hugging_face([{"a": 1}])
+        False
+    """
+    return hasattr(x, "column_names") and hasattr(x, "features")
+
+
+def table_row(row: Any) -> Any:
+    """A row of a Hugging Face dataset, with arrays for lists of numbers.
+
+    Example:
+        >>> table_row({"a": [1, 2], "b": "text"})
+        {'a': array([1, 2]), 'b': 'text'}
+    """
+    if not isinstance(row, dict):
+        return row
+    return {key: _array_of(value) for key, value in row.items()}
 
 
 def _array_of(value: Any) -> Any:

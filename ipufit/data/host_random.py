@@ -51,6 +51,17 @@ class Moment:
         self._torch = torch.get_rng_state()
         self._generators = [one.get_state() for one in generators]
 
+    def has_passed(self) -> bool:
+        """Whether anything was drawn since from Python, NumPy or torch."""
+        now: Any = np.random.get_state()
+        _, keys, *rest = self._numpy
+        return not (
+            random.getstate() == self._python
+            and list(now[2:]) == rest
+            and np.array_equal(now[1], keys)
+            and torch.equal(torch.get_rng_state(), self._torch)
+        )
+
     def state(self) -> RandomState:
         """What they were."""
         version, words, gauss = self._python

@@ -29,6 +29,24 @@ def mixed(*numbers: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+def seed_all(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's numbers.
+
+    Args:
+        seed: Of 63 bits.
+
+    Example:
+        >>> seed_all(3)
+        >>> first = random.random(), float(torch.rand(()))
+        >>> seed_all(3)
+        >>> first == (random.random(), float(torch.rand(())))
+        True
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed asks all devices
+
+
 class SeededRows(Dataset):  # type: ignore[type-arg]
     """A map-style dataset, loaded with Python's, NumPy's and torch's numbers seeded.
 
@@ -59,8 +77,5 @@ class SeededRows(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, key: int) -> Any:
         """A sample: the key is its index, plus its pass times the number of samples."""
         number, index = divmod(int(key), len(self))
-        seed = mixed(self._seed, number, index)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks all devices
+        seed_all(mixed(self._seed, number, index))
         return self._dataset[index]

@@ -29,6 +29,26 @@ def as_tensor(value: Any, where: str) -> Tensor:
         >>> as_tensor(0.5, "`x`")
         tensor(0.5000)
     """
+    value = dense_tensor(value, where)
+    # An IPU has no 64-bit floats; PopTorch would convert them at every call.
+    wide = value.dtype == torch.float64
+    return torch.as_tensor(value, dtype=torch.float32 if wide else None)
+
+
+def dense_tensor(value: Any, where: str) -> Tensor:
+    """A tensor of a tensor, an array or a number, in its own type.
+
+    Args:
+        value: Any of them.
+        where: What messages call it.
+
+    Raises:
+        DataError: It is something else.
+
+    Example:
+        >>> dense_tensor(np.float64(0.5), "`x`")
+        tensor(0.5000, dtype=torch.float64)
+    """
     if isinstance(value, (np.ndarray, np.generic)):
         value = _from_numpy(np.asarray(value, order="C"), where)
     elif not isinstance(value, Tensor):
@@ -38,17 +58,14 @@ def as_tensor(value: Any, where: str) -> Tensor:
                 "arrays or numbers."
             )
         value = torch.as_tensor(value)
-    if value.is_complex() or value.layout != torch.strided or value.is_meta:
+    tensor: Tensor = value
+    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta:
         raise DataError(
-            f"{where} has a tensor of {value.dtype}, {value.layout} on "
-            f"{value.device}, which an IPU can't take: pass a dense tensor of real "
+            f"{where} has a tensor of {tensor.dtype}, {tensor.layout} on "
+            f"{tensor.device}, which an IPU can't take: pass a dense tensor of real "
             "numbers."
         )
-    if value.requires_grad:
-        value = value.detach()
-    # An IPU has no 64-bit floats; PopTorch would convert them at every call.
-    wide = value.dtype == torch.float64
-    return torch.as_tensor(value, dtype=torch.float32 if wide else None)
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _from_numpy(array: Any, where: str) -> Tensor:

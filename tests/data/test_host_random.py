@@ -86,3 +86,22 @@ def test_what_is_no_state_is_refused_and_sets_nothing(spoil):
 def test_generators_must_be_as_many():
     with pytest.raises(DataError, match="generator0"):
         set_random_state(random_state(), [torch.Generator()])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        random.random,
+        lambda: random.gauss(0, 1),
+        np.random.rand,
+        np.random.randn,
+        lambda: np.random.bytes(4 * 624),  # as many words as its state has
+        lambda: torch.rand(()),
+    ],
+)
+def test_a_moment_passes_when_numbers_are_drawn(draw):
+    for _ in range(3):  # every other number of a pair is drawn beforehand
+        moment = Moment()
+        assert not moment.has_passed()
+        draw()
+        assert moment.has_passed()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A map-style dataset whose samples are computed once."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from ipufit._tree import Structure
+from ipufit.errors import ConfigError, DataError
+
+from .filling import filled
+from .values import dense_tensor
+
+
+class CachedDataset(Dataset):  # type: ignore[type-arg]
+    """The samples of a dataset, computed once and kept in memory.
+
+    Decoding and transforms are paid for once instead of in every epoch, and `fit`,
+    `evaluate` and `predict` gather the samples by index, as they do arrays: with the
+    same numbers as from the dataset itself. It is a dataset of torch's, too.
+
+    It is filled when it is made, not in the first epoch: one that fills as it goes
+    would stay empty here, and be filled again in each process that loads.
+
+    All samples are stacked, so it takes their number times the bytes of one. Tensors
+    and arrays keep their type; numbers become int64, float32 or bool tensors without
+    axes. The dataset itself isn't kept. What is in memory already, a `TensorDataset`
+    or another `CachedDataset`, is taken as it is, without a copy.
+
+    Random transforms are refused, as a cache would freeze them: up to 16 samples,
+    spread over the dataset, are computed twice with Python's, NumPy's and torch's
+    random numbers seeded differently, and all samples if any of these were drawn.
+    Apply such transforms in a dataset around the cache. The caller's random states
+    stay as they are.
+
+    Args:
+        dataset: Has `__len__` and `__getitem__`. Samples nest in tuples, lists and
+            dicts, and are tensors, arrays or numbers of one shape and type.
+        num_workers: Processes that compute the samples; 0 for this one.
+
+    Raises:
+        ConfigError: `num_workers` is not a whole number of 0 or more.
+        DataError: A stream; no samples; samples that can't be stacked, that aren't the
+            same each time, or that don't fit into memory.
+
+    Example:
+        >>> from torch.utils.data import Dataset
+        >>> class Squares(Dataset):
+        ...     def __len__(self):
+        ...         return 4
+        ...     def __getitem__(self, index):  # imagine it were slow
+        ...         return torch.full((2,), float(index)), index**2
+        >>> cached = CachedDataset(Squares())
+        >>> len(cached), cached[3]
+        (4, (tensor([3., 3.]), tensor(9)))
+        >>> x, y = cached.stacked
+        >>> x.shape, y
+        (torch.Size([4, 2]), tensor([0, 1, 4, 9]))
+    """
+
+    def __init__(self, dataset: Any, num_workers: int = 0) -> None:
+        is_whole = isinstance(num_workers, int) and not isinstance(num_workers, bool)
+        if not is_whole or num_workers < 0:
+            raise ConfigError(
+                f"num_workers={num_workers!r} is not a whole number of 0 or more."
+            )
+        self._structure: Structure
+        self._tensors: list[Tensor]
+        if type(dataset) is TensorDataset:  # a subclass may do more
+            self._structure = Structure.of(dataset.tensors)
+            self._tensors = [dense_tensor(t, "`dataset`") for t in dataset.tensors]
+            _require_samples(len(dataset))
+        elif type(dataset) is CachedDataset:
+            self._structure, self._tensors = dataset._structure, dataset._tensors
+        else:
+            _require_map_style(dataset)
+            _require_samples(len(dataset))
+            self._structure, self._tensors = filled(dataset, num_workers)
+
+    @property
+    def stacked(self) -> Any:
+        """All samples at once: nested as one, with leaves `[num_samples, ...]`.
+
+        They are the cache's own memory.
+        """
+        return self._structure.rebuild(self._tensors)
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._tensors[0])
+
+    def __getitem__(self, index: int) -> Any:
+        """A copy of one sample; a negative index counts from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        at = int(operator.index(index))  # a bool is still one on Python 3.8
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"There is no sample {at}: there are {len(self)}.")
+        return self._structure.rebuild(tensor[at].clone() for tensor in self._tensors)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Copies of several samples: torch's loaders ask for them if it's there."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        leaves = [tensor[rows].unbind() for tensor in self._tensors]
+        return [self._structure.rebuild(sample) for sample in zip(*leaves)]
+
+
+def _require_map_style(dataset: Any) -> None:
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise DataError(
+            f"`dataset` is a stream ({kind}), whose samples have no index. Make a "
+            "map-style dataset of it: list(dataset) is one, if it ends."
+        )
+    is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not is_indexed or isinstance(dataset, (str, bytes, dict)):
+        raise DataError(
+            f"`dataset` is a {kind}: a cache takes a map-style dataset of samples, "
+            "with __len__ and __getitem__; of a loader its `dataset`."
+        )
+
+
+def _require_samples(count: int) -> None:
+    if not count:
+        raise DataError("`dataset` has no samples.")

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The samples of a map-style dataset, computed once and stacked.
+
+What isn't the same each time is refused: some samples are computed twice before
+anything is stored, and all of them if random numbers were drawn meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence, Sized, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ipufit._tree import ConstantChangedError, Structure
+from ipufit.errors import DataError
+
+from .datasets import is_hugging_face, table_row
+from .host_random import Moment, random_state, set_random_state
+from .seeded import mixed, seed_all
+from .values import dense_tensor
+
+_CHUNK_ROWS = 32
+"""Samples that a process computes and sends at a time."""
+
+_NUM_CHECKED = 16
+"""Samples that are computed twice before any is stored."""
+
+_NUM_REPEATED = 64
+"""Samples that are computed again, at least, if random numbers were drawn."""
+
+_FILL, _CHECK, _REPEAT = range(3)
+"""What seeds differ by."""
+
+
+def filled(dataset: Any, num_workers: int = 0) -> tuple[Structure, list[Tensor]]:
+    """All samples, stacked.
+
+    The random states of the caller are as they were, afterwards.
+
+    Args:
+        dataset: Map-style, with samples.
+        num_workers: Processes that compute them; 0 for this one.
+
+    Returns:
+        How a sample nests, and its leaves, `[num_samples, ...]`.
+
+    Raises:
+        DataError: Samples can't be stacked, aren't the same each time, or hold no
+            numbers; or they need more memory than there is.
+
+    Example:
+        >>> structure, (x, y) = filled([(torch.zeros(3), 1), (torch.ones(3), 0)])
+        >>> x.shape, y
+        (torch.Size([2, 3]), tensor([1, 0]))
+    """
+    now = random_state()
+    try:
+        rows = _Rows(dataset)
+        checked = _computed_twice(rows)
+        stored = rows.room(len(rows))
+
+        def store(first: int, chunk: list[Tensor]) -> None:
+            for tensor, part in zip(stored, chunk):
+                tensor[first : first + len(part)].copy_(part)
+
+        def compare(first: int, chunk: list[Tensor]) -> None:
+            rows.require_same(first, [t[first:] for t in stored], chunk)
+
+        has_drawn = _each_chunk(rows, mixed(_FILL), num_workers, store)
+        for index, leaves in checked.items():
+            compare(index, leaves)
+        if has_drawn:
+            for number in range(-(-_NUM_REPEATED // len(rows))):
+                _each_chunk(rows, mixed(_REPEAT, number), num_workers, compare)
+        return rows.structure, stored
+    finally:
+        set_random_state(now)
+
+
+def _computed_twice(rows: _Rows) -> dict[int, list[Tensor]]:
+    """Some samples by index, as `[1, ...]`, that are the same with other seeds."""
+    last = len(rows) - 1
+    spread = min(_NUM_CHECKED - 1, last)
+    checked = {}
+    for index in sorted({last * i // max(spread, 1) for i in range(spread + 1)}):
+        seed_all(mixed(_CHECK, 0, index))
+        leaves = [leaf[None].clone() for leaf in rows[index]]
+        seed_all(mixed(_CHECK, 1, index))
+        again = rows.computed(index)
+        if isinstance(again, _Unlike):
+            raise _not_the_same(index, again.reason)
+        rows.require_same(index, leaves, [leaf[None] for leaf in again])
+        checked[index] = leaves
+    return checked
+
+
+class _Unlike(NamedTuple):
+    """How a sample differs from the first, and what to do."""
+
+    reason: str
+    advice: str
+
+
+class _Rows:
+    """Samples as lists of tensors, held to the first.
+
+    Args:
+        dataset: Map-style, with samples.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._is_table = is_hugging_face(dataset)
+        sample = self._sample(0)
+        self.structure = Structure.of(sample)
+        self._paths = self.structure.paths("sample")
+        if not self._paths:
+            raise DataError(f"Sample 0 of `dataset` holds no numbers: {sample!r:.80}.")
+        leaves = self._tensors(sample, 0)
+        self._first = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._dataset))
+
+    def __getitem__(self, index: int) -> list[Tensor]:
+        leaves = self.computed(index)
+        if not isinstance(leaves, _Unlike):
+            return leaves
+        if index == 0:  # the first is what it was compared with
+            raise _not_the_same(0, leaves.reason)
+        raise DataError(
+            f"Sample {index} of `dataset` can't be stacked with sample 0: "
+            f"{leaves.reason}. {leaves.advice}"
+        )
+
+    def computed(self, index: int) -> list[Tensor] | _Unlike:
+        """The leaves of a sample."""
+        sample = self._sample(index)
+        try:
+            tensors = self._tensors(sample, index)
+        except ConstantChangedError as error:
+            return _Unlike(
+                str(error), "Only numbers are stored by sample: leave it out."
+            )
+        except TypeError as error:
+            return _Unlike(
+                f"it nests differently: {error}", "Give all samples one structure."
+            )
+        for path, own, (shape, dtype, _) in zip(self._paths, tensors, self._first):
+            if own.shape != shape:
+                return _Unlike(
+                    f"{path} has shape {tuple(own.shape)}, and had {tuple(shape)}",
+                    "Pad or crop samples to one shape.",
+                )
+            if own.dtype != dtype:
+                return _Unlike(
+                    f"{path} is of {own.dtype}, and was of {dtype}",
+                    "Convert all samples to one type.",
+                )
+        return tensors
+
+    def _sample(self, index: int) -> Any:
+        sample = self._dataset[index]
+        return table_row(sample) if self._is_table else sample
+
+    def _tensors(self, sample: Any, index: int) -> list[Tensor]:
+        leaves = self.structure.flatten(sample, "sample")
+        return [dense_tensor(leaf, f"Sample {index} of `dataset`") for leaf in leaves]
+
+    def room(self, count: int) -> list[Tensor]:
+        """Tensors for so many samples.
+
+        Raises:
+            DataError: There is no memory for them.
+        """
+        try:
+            return [
+                torch.empty((count, *shape), dtype=dtype, device=device)
+                for shape, dtype, device in self._first
+            ]
+        except RuntimeError as error:
+            each = sum(
+                shape.numel() * torch.empty((), dtype=dtype).element_size()
+                for shape, dtype, _ in self._first
+            )
+            raise DataError(
+                f"{count} samples of `dataset`, of {each} bytes each, don't fit into "
+                f"memory: {error}. Leave it uncached."
+            ) from error
+
+    def require_same(
+        self, first: int, stored: Sequence[Tensor], again: Sequence[Tensor]
+    ) -> None:
+        """Refuse samples that are others when they are computed again.
+
+        Args:
+            first: Index of the first of both.
+            stored: Leaves of samples, `[count or more, ...]`.
+            again: The same, `[count, ...]`.
+
+        Raises:
+            DataError: One of them is another.
+        """
+        for path, tensor, new in zip(self._paths, stored, again):
+            old = tensor[: len(new)]
+            if torch.equal(old, new):
+                continue
+            differs = (old != new) & ~((old != old) & (new != new))  # NaN is like NaN
+            counts = differs.reshape(len(new), -1).sum(dim=1)
+            if not counts.any():
+                continue
+            row = int(counts.nonzero()[0])
+            difference = (
+                f"differs in {int(counts[row])} of {new[row].numel()} numbers"
+                if new.dim() > 1
+                else f"is {old[row].item()} once and {new[row].item()} the next time"
+            )
+            raise _not_the_same(first + row, f"{path} {difference}")
+
+
+def _not_the_same(index: int, reason: str) -> DataError:
+    return DataError(
+        f"Sample {index} of `dataset` isn't the same when it is computed again: "
+        f"{reason}. A cache would freeze one of them for every epoch. Cache the "
+        "dataset without its random transforms, and apply those in a dataset around "
+        "the cache; or leave it uncached."
+    )
+
+
+class _Chunk(NamedTuple):
+    """Samples one after the other, stacked."""
+
+    leaves: list[Tensor]
+    has_drawn: bool
+
+
+class _Chunks(Dataset):  # type: ignore[type-arg]
+    """The chunks of all samples.
+
+    Args:
+        rows: The samples.
+        seed: Of what they draw.
+    """
+
+    def __init__(self, rows: _Rows, seed: int) -> None:
+        self._rows = rows
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // _CHUNK_ROWS)
+
+    def __getitem__(self, number: int) -> _Chunk | DataError:
+        """A chunk; or why there is none, which torch would bury in a traceback."""
+        seed_all(mixed(self._seed, number))
+        begun = Moment()
+        first = number * _CHUNK_ROWS
+        count = min(_CHUNK_ROWS, len(self._rows) - first)
+        try:
+            leaves = self._rows.room(count)
+            for row in range(count):  # copied at once: a dataset may reuse its memory
+                for leaf, part in zip(leaves, self._rows[first + row]):
+                    leaf[row] = part
+        except DataError as error:
+            return error
+        return _Chunk(leaves, begun.has_passed())
+
+
+def _each_chunk(
+    rows: _Rows, seed: int, num_workers: int, use: Callable[[int, list[Tensor]], None]
+) -> bool:
+    """Compute all samples.
+
+    Args:
+        rows: The samples.
+        seed: Of what they draw.
+        num_workers: Processes that compute them; 0 for this one.
+        use: Takes the index of the first sample of a chunk, and the chunk.
+
+    Returns:
+        Whether they drew any random numbers.
+    """
+    chunks = _Chunks(rows, seed)
+    given: Any = map(chunks.__getitem__, range(len(chunks)))
+    if num_workers:
+        # No batches: a chunk is one.
+        given = iter(
+            DataLoader(
+                chunks, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is
+            )
+        )
+    has_drawn = False
+    try:
+        for number, chunk in enumerate(given):
+            if isinstance(chunk, DataError):
+                raise chunk
+            use(number * _CHUNK_ROWS, chunk.leaves)
+            has_drawn = has_drawn or chunk.has_drawn
+    finally:
+        if num_workers:
+            # The traceback of an error would keep the processes, and torch has no
+            # public way to end them.
+            given._shutdown_workers()
+    return has_drawn
+
+
+def _as_it_is(chunk: Any) -> Any:
+    return chunk

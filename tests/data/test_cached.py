@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cached dataset is the dataset, computed once."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
+
+from ipufit import (
+    CachedDataset,
+    ConfigError,
+    DataError,
+    IPUConfig,
+    IPUModel,
+    ModelCheckpoint,
+)
+from ipufit._tree import Structure, tree_map
+from ipufit.data import IndexedSource, as_source, random_state
+from ipufit.data.datasets import ArrayDataset
+from tests import reference
+from tests.checkpoint.samples import same_tensors
+from tests.emulator._datasets import preload_fork_server
+from tests.strategies import nestings, plans, sample_counts
+
+preload_fork_server()
+
+# On a machine with one processor.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create", "ignore::ipufit.errors.IpufitWarning"
+)
+
+
+class Items(Dataset):
+    """The items of a list."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def pairs(count, seed=0):
+    return Items(list(zip(*reference.samples(count, seed))))
+
+
+# The samples -------------------------------------------------------------------
+
+
+@given(nestings.filter(lambda n: Structure.of(n).num_leaves), st.integers(1, 40))
+def test_any_nesting_comes_back(nesting, count):
+    items = [tree_map(lambda leaf, i=i: leaf + i, nesting) for i in range(count)]
+    cached = CachedDataset(Items(items))
+    assert len(cached) == count
+    assert [tree_map(int, sample) for sample in cached] == items
+    indices = [count - 1, 0, -1, 0]
+    together = cached.__getitems__(indices)
+    assert [tree_map(int, one) for one in together] == [items[i] for i in indices]
+    assert Structure.of(cached[0]) == Structure.of(items[0])
+    assert all(len(leaf) == count for leaf in cached._tensors)
+
+
+NUMBERS = {
+    "bool": (True, torch.bool),
+    "int": (3, torch.int64),
+    "float": (0.5, torch.float32),
+    "float64 of NumPy": (np.float64(0.1), torch.float64),
+    "float64": (torch.ones(2, dtype=torch.float64) / 3, torch.float64),
+    "float16": (torch.ones(2, dtype=torch.float16), torch.float16),
+    "uint8": (np.zeros((2, 3), np.uint8), torch.uint8),
+    "reversed": (np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::-1], torch.int32),
+    "strided": (torch.arange(6.0).reshape(2, 3).t(), torch.float32),
+    "empty": (torch.zeros(0, 2), torch.float32),
+    "not a number": (float("nan"), torch.float32),
+    "some aren't numbers": (torch.tensor([1.0, float("nan")]), torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_types_and_values_are_kept(name):
+    value, dtype = NUMBERS[name]
+    cached = CachedDataset([value] * 5)
+    for leaf in (cached[3], cached.stacked[3], cached.__getitems__([3])[0]):
+        assert leaf.dtype == dtype
+        np.testing.assert_array_equal(leaf, value)
+
+
+def test_gradients_are_left_behind():
+    assert not CachedDataset([torch.ones(2, requires_grad=True)])[0].requires_grad
+
+
+def test_indices_are_those_of_a_sequence():
+    cached = CachedDataset(pairs(5))
+    for index in (-5, -1, np.int64(4), torch.tensor(4), True):
+        assert torch.equal(cached[index][0], cached[int(index) % 5][0])
+    for index in (5, -6):
+        with pytest.raises(IndexError, match=f"no sample {index}: there are 5"):
+            cached[index]
+        with pytest.raises(IndexError):
+            cached.__getitems__([index])
+    with pytest.raises(TypeError):
+        cached[0.5]
+    assert cached.__getitems__([]) == []
+
+
+def test_samples_are_copies():
+    cached = CachedDataset(pairs(5))
+    before = [leaf.clone() for leaf in cached.stacked]
+    for sample in (cached[2], *cached.__getitems__([1, 2])):
+        for leaf in sample:
+            leaf.zero_().sub_(1)
+    assert all(map(torch.equal, cached.stacked, before))
+
+
+def test_the_dataset_itself_is_not_kept():
+    items = pairs(5)
+    cached = CachedDataset(items)
+    expected = [leaf.clone() for leaf in cached.stacked]
+    for x, _ in items.items:
+        x.zero_()
+    assert all(map(torch.equal, cached.stacked, expected))
+    assert items not in vars(cached).values()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_of_torchs_gives_the_same_batches(num_workers):
+    def batches(dataset):
+        own = torch.Generator().manual_seed(3)
+        return list(
+            DataLoader(dataset, 4, shuffle=True, generator=own, num_workers=num_workers)
+        )
+
+    items = pairs(11)
+    expected, given = batches(items), batches(CachedDataset(items))
+    assert len(given) == 3
+    for one, other in zip(given, expected):
+        assert all(map(torch.equal, one, other))
+
+
+def test_it_is_pickled():
+    cached = CachedDataset(Items([({"a": i}, "word") for i in range(3)]))
+    again = pickle.loads(pickle.dumps(cached))
+    assert list(again) == list(cached)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_processes_fill_it_alike(num_workers):
+    items = pairs(100)
+    before = random_state()
+    cached = CachedDataset(items, num_workers=num_workers)
+    assert same_tensors(random_state(), before)
+    for one, other in zip(cached.stacked, CachedDataset(items).stacked):
+        assert torch.equal(one, other)
+
+
+class TableRows(Items):
+    """Stands for a Hugging Face dataset: lists of numbers are arrays."""
+
+    column_names = features = ("a", "b")
+
+
+def test_rows_of_a_table_have_arrays():
+    items = [{"a": [i, i + 1, i + 2], "b": i % 2} for i in range(6)]
+    assert CachedDataset(TableRows(items)).stacked["a"].shape == (6, 3)
+    cached, plain = CachedDataset(TableRows(items)), TableRows(items)
+    for one, other in zip(
+        as_source(cached, "b").dataset, as_source(plain, "b").dataset
+    ):
+        assert all(map(torch.equal, one, other))
+
+
+# What is taken -----------------------------------------------------------------
+
+
+def test_what_is_in_memory_is_taken_as_it_is():
+    tensors = reference.samples(6)
+    cached = CachedDataset(TensorDataset(*tensors))
+    again = CachedDataset(cached, num_workers=2)
+    for one, other, own in zip(cached.stacked, again.stacked, tensors):
+        assert one.data_ptr() == other.data_ptr() == own.data_ptr()
+    assert torch.equal(again[4][0], tensors[0][4])
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index):
+        return tuple(2 * leaf for leaf in super().__getitem__(index))
+
+
+class Noisy(CachedDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.rand(()), y
+
+
+def test_a_subclass_may_do_more():
+    x, y = reference.samples(6)
+    assert torch.equal(CachedDataset(Doubled(x, y)).stacked[0], 2 * x)
+    noisy = Noisy(pairs(6))
+    assert not isinstance(as_source(noisy).dataset, ArrayDataset)
+    with pytest.raises(DataError, match="isn't the same"):
+        CachedDataset(noisy)
+
+
+def test_datasets_of_datasets_are_datasets():
+    items = pairs(8)
+    for dataset in (ConcatDataset([items, items]), Subset(items, [3, 1])):
+        for one, other in zip(CachedDataset(dataset), dataset):
+            assert torch.equal(one[0], other[0])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([1, 2])
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Stream(), r"is a stream \(Stream\).* list\(dataset\) is one"),
+        (DataLoader([1, 2]), "is a DataLoader: .* of a loader its `dataset`"),
+        (iter([1]), "map-style dataset of samples"),
+        ({0: 1}, "is a dict"),
+        ("text", "is a str"),
+        (Items([]), "`dataset` has no samples"),
+        (TensorDataset(torch.zeros(0, 2)), "`dataset` has no samples"),
+        (Items(["text"]), "Sample 0 of `dataset` holds no numbers: 'text'"),
+        (Items([()]), "Sample 0 of `dataset` holds no numbers"),
+        (Items([{1, 2}]), "Sample 0 of `dataset` has a set"),
+        (Items([torch.zeros(2, dtype=torch.cfloat)]), "Sample 0 .* real numbers"),
+    ],
+)
+def test_what_cannot_be_cached_is_refused(dataset, message):
+    with pytest.raises(DataError, match=message):
+        CachedDataset(dataset)
+    if isinstance(dataset, Stream):
+        assert CachedDataset(list(dataset)).stacked.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("num_workers", [-1, 1.5, True, None])
+def test_processes_are_counted(num_workers):
+    with pytest.raises(
+        ConfigError, match=f"num_workers={num_workers!r} is not a whole"
+    ):
+        CachedDataset(pairs(3), num_workers=num_workers)
+
+
+# In fit, evaluate and predict --------------------------------------------------
+
+
+class Network(torch.nn.Module):
+    """Takes a dict of inputs, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = reference.network()
+        self.drop = torch.nn.Dropout(0.3)
+
+    def forward(self, x, scale):
+        scale = scale.to(torch.float32).reshape(-1, 1)
+        return self.drop(self.body(x.to(torch.float32)) * scale)
+
+
+class Nested(Dataset):
+    """Samples with inputs of several types, and weights."""
+
+    def __init__(self, count, dtype):
+        self.x, self.y = reference.samples(count)
+        self.dtype = dtype
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = self.x[index].mul(100).to(self.dtype).numpy()
+        return {"x": x, "scale": index % 3}, int(self.y[index]), 0.1 * (1 + index)
+
+
+def run(dataset, test, config, **fitted):
+    """Everything that a model says of a dataset."""
+    torch.manual_seed(5)
+    model = IPUModel(Network(), IPUConfig(seed=3, **config))
+    model.compile("adam", "cross_entropy", metrics=["accuracy"])
+    history = model.fit(dataset, **fitted, epochs=2, verbose=0)
+    figures = model.evaluate(test, verbose=0)
+    outputs = model.predict(test, verbose=0)
+    return history.history, figures, outputs, reference.weights(model.module)
+
+
+def assert_same_runs(one, other):
+    assert one[:2] == other[:2]
+    assert torch.equal(one[2], other[2])
+    assert same_tensors(one[3], other[3])
+
+
+@settings(max_examples=8)
+@given(st.data(), plans(2), st.booleans(), st.sampled_from([True, "pad"]))
+def test_training_is_that_on_the_dataset_bit_by_bit(data, plan, shuffle, drop_last):
+    count = data.draw(sample_counts(plan))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.int32]))
+    config = {
+        "micro_batch_size": plan.micro_batch_size,
+        "gradient_accumulation": plan.gradient_accumulation,
+        "replicas": plan.replicas,
+        "device_iterations": plan.device_iterations,
+    }
+    train, test = Nested(count, dtype), Nested(7, dtype)
+    fitted = {"shuffle": shuffle, "drop_last": drop_last}
+    assert_same_runs(
+        run(
+            CachedDataset(train),
+            CachedDataset(test),
+            config,
+            validation_data=CachedDataset(test),
+            **fitted,
+        ),
+        run(train, test, config, validation_data=test, **fitted),
+    )
+
+
+def fitted(x, config=(), **arguments):
+    model = IPUModel(reference.network(), IPUConfig(seed=3, **dict(config)))
+    model.compile("sgd", "cross_entropy", weighted_metrics=["accuracy"])
+    history = model.fit(x, batch_size=4, epochs=2, verbose=0, **arguments)
+    return history.history, reference.weights(model.module)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"class_weight": {0: 3.0, 2: 0.5}},
+        {"steps_per_epoch": 2},
+        {"validation_data": pairs(6, seed=4), "validation_steps": 1},
+    ],
+)
+def test_arguments_of_fit_mean_what_they_did(arguments):
+    one, other = (fitted(x, **arguments) for x in (pairs(13), CachedDataset(pairs(13))))
+    assert one[0] == other[0]
+    assert same_tensors(one[1], other[1])
+
+
+VALIDATED = {"validation_data": pairs(6, seed=4)}
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        ({"num_workers": 2}, {"shuffle": True, **VALIDATED}),
+        ({"num_workers": 2}, {"shuffle": False, **VALIDATED}),
+        ({"num_workers": 1, "loader_mode": "async"}, {"shuffle": True}),
+    ],
+)
+def test_processes_that_load_change_nothing(config, arguments):
+    cached = CachedDataset(pairs(13), num_workers=2)
+    (plain, *others) = (
+        fitted(x, how, **arguments)
+        for x, how in ((pairs(13), config), (cached, config), (cached, {}))
+    )
+    for other in others:
+        assert other[0] == plain[0]
+        assert same_tensors(other[1], plain[1])
+
+
+def test_the_last_samples_may_validate():
+    x, y = reference.samples(13)
+    cached = CachedDataset(pairs(13))
+    one, other = (
+        fitted(cached, validation_split=0.3),
+        fitted(x, y=y, validation_split=0.3),
+    )
+    assert "val_loss" in one[0]
+    assert one[0] == other[0]
+    assert same_tensors(one[1], other[1])
+    with pytest.raises(DataError, match=r"or hold it in memory as ipufit\.CachedDat"):
+        fitted(pairs(13), validation_split=0.3)
+
+
+def test_a_split_of_it_is_taken_by_sample():
+    cached = CachedDataset(pairs(13))
+    first, second = random_split(cached, [9, 4])
+    one = fitted(first, validation_data=second)
+    plain = Subset(pairs(13), first.indices), Subset(pairs(13), second.indices)
+    other = fitted(plain[0], validation_data=plain[1])
+    assert one[0] == other[0]
+    assert same_tensors(one[1], other[1])
+
+
+def test_it_is_gathered_by_index_and_in_no_copy():
+    cached = CachedDataset(pairs(13))
+    source = as_source(cached)
+    assert isinstance(source, IndexedSource)
+    assert isinstance(source.dataset, ArrayDataset)
+    for own, tensor in zip(cached.stacked, source.dataset.tensors):
+        assert own.data_ptr() == tensor.data_ptr()
+    assert as_source(cached, inputs_only=True).layout.num_inputs == 1
+
+
+def test_arrays_beside_it_are_refused_as_beside_a_dataset():
+    for wrong in ({"y": torch.ones(5)}, {"sample_weight": torch.ones(5)}):
+        with pytest.raises(DataError, match=r"was given beside a .*CachedDataset"):
+            as_source(CachedDataset(pairs(5)), **wrong)
+    with pytest.raises(DataError, match="have 4 parts"):
+        as_source(CachedDataset([(1, 2, 3, 4)]))
+
+
+def test_a_run_goes_on_with_the_cache_of_its_dataset(tmp_path):
+    def run_on(x, epochs, name, **resume):
+        model = IPUModel(reference.network(), IPUConfig(seed=3))
+        model.compile("adam", "cross_entropy", metrics=["accuracy"])
+        folder = tmp_path / name
+        folder.mkdir()
+        saving = ModelCheckpoint(folder / "{epoch}", save_weights_only=False)
+        history = model.fit(
+            x, batch_size=4, epochs=epochs, verbose=0, callbacks=[saving], **resume
+        )
+        return history.history, reference.weights(model.module)
+
+    run_on(pairs(13), 1, "begun")
+    (saved,) = (tmp_path / "begun").iterdir()
+    one = run_on(CachedDataset(pairs(13)), 3, "resumed", resume=saved)
+    other = run_on(pairs(13), 3, "unbroken")
+    assert one[0] == other[0]
+    assert len(one[0]["loss"]) == 3
+    assert same_tensors(one[1], other[1])
