@@ -55,7 +55,7 @@ class Folding:
         self.failure: str | None = None
         wanted = folds()
         self._is_forced = wanted is True
-        self._max_bytes = fold_bytes()
+        self._max_bytes = fold_bytes(is_training=program.has_loss)
         self._program = program
         self._passes: dict[int, Pass] = {}
         self._verified: set[int] = set()

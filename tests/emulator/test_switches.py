@@ -72,11 +72,11 @@ def test_folding_is_on_off_or_where_it_pays(monkeypatch, text, expected):
 
 def test_memory_is_given_in_mebibytes(monkeypatch):
     monkeypatch.setenv("IPUFIT_EMULATOR_FOLD_MIB", "1.5")
-    assert fold_bytes() == 3 * 2**19
+    assert fold_bytes(is_training=True) == 3 * 2**19
 
 
 @pytest.mark.parametrize("text", ["much", "nan", "inf"])
 def test_other_memory_is_refused(monkeypatch, text):
     monkeypatch.setenv("IPUFIT_EMULATOR_FOLD_MIB", text)
     with pytest.raises(poptorch.Error, match="number of mebibytes"):
-        fold_bytes()
+        fold_bytes(is_training=True)
