@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from . import page, workloads
 from .bars import measure_bars
 from .contestants import CONTESTANTS, DEFAULT, PLAIN
 from .results import Measured, Spread, complaints, differences
-from .runs import Runner, import_seconds, interleaved, stop_in_order
+from .runs import Runner, caches, import_seconds, interleaved, stop_in_order
 from .svg import Bars, bar_chart
 from .tables import details, overview, spread, table
 from .worker import OPERATIONS, Job
@@ -66,8 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     data_dir = Path(args.data_dir).absolute()
     measured = Measured()
     unlike = 0
-    with tempfile.TemporaryDirectory(prefix="ipufit-benchmarks-") as folder:
-        runner = Runner(Path(folder), args.journal, _report)
+    with caches(args.journal) as folder:
+        runner = Runner(folder, args.journal, _report)
         for workload in args.workloads:
             jobs = [
                 Job(

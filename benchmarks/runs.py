@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,23 @@ _BYTECODE_SWITCHES = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 _ERROR_LINES = 3
 
 Report = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def caches(journal: Path | None = None) -> Iterator[Path]:
+    """A folder for what compilers cache, empty at first.
+
+    Beside a journal it stays, so that a run that goes on finds it; else it goes away.
+    """
+    if journal is None:
+        with tempfile.TemporaryDirectory(prefix="ipufit-benchmarks-") as name:
+            yield Path(name)
+        return
+    folder = journal.absolute().with_name(f"{journal.name}.caches")
+    if not journal.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
 
 
 class Runner:

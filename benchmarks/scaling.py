@@ -17,14 +17,13 @@ import dataclasses
 import math
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Iterable, NamedTuple
 
 from . import page
 from .point import Point
 from .results import Spread
-from .runs import Runner, stop_in_order
+from .runs import Runner, caches, stop_in_order
 from .svg import Lines, line_chart
 from .tables import spread, table
 
@@ -125,8 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure; returns the exit status."""
     args = parse_arguments(arguments)
     measured = {}
-    with tempfile.TemporaryDirectory(prefix="ipufit-benchmarks-") as folder:
-        runner = Runner(Path(folder), args.journal, _report)
+    with caches(args.journal) as folder:
+        runner = Runner(folder, args.journal, _report)
         for axis in args.axes:
             measured[axis] = _costs(runner, axis, args.repeats, quick=args.quick)
             print(f"\n{_table(axis, measured[axis])}", flush=True)

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from benchmarks import peers, workloads
-from benchmarks.runs import Runner, import_seconds, interleaved, terminal
+from benchmarks.runs import Runner, caches, import_seconds, interleaved, terminal
 from benchmarks.worker import Job
 
 ECHO = """
@@ -82,6 +82,21 @@ def test_what_the_journal_has_is_not_measured_again(tmp_path, echo):
     runner.call(echo, {"a": 2}, 0, "another question")
     assert lines == ["another turn", "another question"]
     assert len(journal.read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_caches_stay_beside_a_journal_until_it_is_begun_anew(tmp_path):
+    journal = tmp_path / "journal"
+    with caches(journal) as folder:
+        (folder / "compiled").write_text("code")
+        journal.write_text("")
+    with caches(journal) as folder:
+        assert (folder / "compiled").exists()
+    journal.unlink()
+    with caches(journal) as folder:
+        assert not list(folder.iterdir())
+    with caches() as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
 
 
 class Scripted:
