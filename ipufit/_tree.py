@@ -8,8 +8,9 @@ model has it baked in, so it must not change.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 CONSTANT = "constant"
 """The kind of a structure that is a fixed value: its one key."""
@@ -43,13 +44,13 @@ class Structure:
         """
         if value is None or isinstance(value, (str, bytes)):
             return cls(CONSTANT, (value,))
-        if isinstance(value, Mapping):
-            children = tuple(cls.of(element) for element in value.values())
-            return cls(dict, tuple(value), children)
         if isinstance(value, (tuple, list)):
             children = tuple(cls.of(element) for element in value)
             return cls(type(value), (), children)
-        return cls(None)
+        if isinstance(value, Mapping):
+            children = tuple(cls.of(element) for element in value.values())
+            return cls(dict, tuple(value), children)
+        return _LEAF
 
     @property
     def num_leaves(self) -> int:
@@ -132,6 +133,9 @@ class Structure:
         if hasattr(self.kind, "_fields"):  # a namedtuple
             return self.kind(*elements)
         return self.kind(elements)
+
+
+_LEAF = Structure(None)
 
 
 def tree_map(function: Callable[[Any], Any], value: Any) -> Any:

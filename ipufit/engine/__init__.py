@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from .coverage import describe_coverage
+from .coverage import describe_coverage, joined
 from .evaluation import Evaluation
 from .executors import Executors
 from .figures import Figures
 from .gradients import WatchedGradients
 from .learnt import Learnt, check_weights
-from .loop import joined, predictions, train
+from .loop import predictions, train
 from .objective import Objective, resolve_objective
 from .settings import compiled_settings, described
 from .snapshot import Snapshot, check_has_run, check_same_run, place_of

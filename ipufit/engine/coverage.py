@@ -8,7 +8,7 @@ batching").
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable
 
 import torch
 from torch import Tensor
@@ -90,3 +90,25 @@ def cut(values: Any, rows: Any) -> Any:
         {'a': tensor([0, 1]), 'b': None}
     """
     return tree_map(lambda x: x[rows] if isinstance(x, Tensor) else x, values)
+
+
+def joined(parts: Iterable[Any]) -> Any:
+    """The rows of all parts in one: tensors, nested as in each of them.
+
+    Example:
+        >>> joined([(torch.zeros(2), None), (torch.ones(1), None)])
+        (tensor([0., 0., 1.]), None)
+    """
+    structure = Structure.of(None)
+    leaves: list[list[Any]] = []
+    for part in parts:
+        structure = Structure.of(part)
+        leaves.append(structure.flatten(part))
+    return structure.rebuild(_joined(leaf) for leaf in zip(*leaves))
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """One leaf of all parts; what is no tensor is the same in each."""
+    if len(parts) == 1 or not isinstance(parts[0], Tensor):
+        return parts[0]
+    return torch.cat(parts)

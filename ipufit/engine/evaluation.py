@@ -21,6 +21,7 @@ from .coverage import check_rows, cut, returned_rows
 from .executors import Executors
 from .figures import Figures
 from .step import widened_all
+from .waiting import WaitingRows
 
 
 class Evaluation:
@@ -48,6 +49,7 @@ class Evaluation:
         self.options = options
         self.figures = figures
         self._rows = returned_rows(options, plan)
+        self._waiting = WaitingRows()
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Have the program attached, with the newest weights."""
@@ -77,7 +79,9 @@ class Evaluation:
         """The figures over every sample, or over those that come back.
 
         They are computed here, from the outputs: padding is cut away before it can
-        count, and targets are cut to the rows that the output mode returns.
+        count, and targets are cut to the rows that the output mode returns. Where the
+        sums of several calls are those of all their rows, and nobody listens to each
+        call, they are computed of several at once.
 
         Args:
             hooks: Hear of each call.
@@ -87,26 +91,40 @@ class Evaluation:
             The figures by name.
         """
         self.figures.reset()
+        self._waiting.clear()
         self._num_singles = 0
         run.stop_evaluating = False
         hooks.on_test_begin({})
         is_heard = hooks.hears("on_test_batch_end")
+        may_wait = self.figures.objective.is_additive and self._rows is None
         for number, call in enumerate(self.batches):
             if not call.num_real:  # there for the scalars of single rows only
                 self._add_singles(call)
                 continue
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
-            self._add_call(call)
+            # The first counts at once: unfit targets fail, and figures have names.
+            self._add_call(call, may_wait=may_wait and number > 0 and not is_heard)
             last = first + self.batches.num_passes(call.num_real) - 1
             is_wanted = is_heard or hooks.are_displays_due()
-            hooks.on_test_batch_end(last, self.figures.running() if is_wanted else {})
+            hooks.on_test_batch_end(last, self._running() if is_wanted else {})
             if run.stop_evaluating or run.is_evicted:
                 break
+        self._count_waiting()
         hooks.on_test_end(self.figures.logs())
         return self.figures.logs()
 
-    def _add_call(self, call: Call) -> None:
+    def _running(self) -> Logs:
+        """The figures so far. Rows go on waiting, lest figures depend on the clock."""
+        more = self._vector(*self._waiting.all()) if self._waiting else None
+        return self.figures.running(more)
+
+    def _count_waiting(self) -> None:
+        if self._waiting:
+            self.figures.add(self._vector(*self._waiting.all()))
+            self._waiting.clear()
+
+    def _add_call(self, call: Call, *, may_wait: bool) -> None:
         batch, num_real = call
         layout = self.batches.layout
         outputs, scalars = self._executors.infer(batch[: layout.num_inputs])
@@ -128,7 +146,11 @@ class Evaluation:
                 cut(outputs, slice(num_real)),
                 Known(*cut(tuple(known), slice(num_real))),
             )
-        if num_real:
+        if may_wait:
+            self._waiting.add(outputs, known, num_real)
+            if self._waiting.is_full:
+                self._count_waiting()
+        elif num_real:
             self.figures.add(self._vector(outputs, known, num_real))
             self.figures.stream(*widened_all(outputs, known))
         elif rows is not None:  # nothing came back yet: NaN under the right names

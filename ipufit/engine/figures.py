@@ -182,17 +182,24 @@ class Figures:
         """
         return dict(sorted(self.in_order().items()))
 
-    def running(self) -> Logs:
+    def running(self, more: Tensor | None = None) -> Logs:
         """The figures so far, for hooks of a call: all but streamed metrics.
 
         Those may go through all samples to give a value.
+
+        Args:
+            more: A vector that counts here, and isn't added yet; None for none.
         """
-        return dict(sorted(self._summed().items()))
+        sums = self._sums
+        if more is not None:
+            wide = more.detach().to(torch.float64)
+            sums = wide if sums is None else sums + wide
+        return dict(sorted(self._summed(sums).items()))
 
     def in_order(self) -> Logs:
         """The figures in the order of `compile`: losses, metrics, what is logged."""
         streamed = {name: metric.result() for name, metric in self._streams.items()}
-        values = {**self._summed(), **streamed}
+        values = {**self._summed(self._sums), **streamed}
         order = ("loss", *self._names, *values)
         return {name: values[name] for name in order if name in values}
 
@@ -201,20 +208,20 @@ class Figures:
         """The loss so far, in one look; NaN if nothing was counted."""
         entry = self._entries[0] if self._entries else None
         if self._sums is None or entry is None or entry.name != "loss":
-            return self._summed().get("loss", math.nan)
+            return self._summed(self._sums).get("loss", math.nan)
         return float(entry.result(self._sums[1 : 1 + entry.size]))  # type: ignore[misc]
 
-    def _summed(self) -> Logs:
+    def _summed(self, sums: Tensor | None) -> Logs:
         values: Logs = {}
-        if self._sums is not None:
-            count, at = float(self._sums[0]), 1
+        if sums is not None:
+            count, at = float(sums[0]), 1
             for entry in self._entries:
-                sums = self._sums[at : at + entry.size]
+                its = sums[at : at + entry.size]
                 at += entry.size
                 values[entry.name] = (
-                    _quotient(float(sums[0]), count)
+                    _quotient(float(its[0]), count)
                     if entry.result is None
-                    else entry.result(sums)
+                    else entry.result(its)
                 )
         extra = {name: _quotient(*pair) for name, pair in self._extra.items()}
         if "loss" in extra:

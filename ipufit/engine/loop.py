@@ -7,10 +7,6 @@ import math
 import warnings
 from typing import Any, Callable, Iterator, Mapping
 
-import torch
-from torch import Tensor
-
-from ipufit._tree import Structure
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import Epochs, InferenceBatches, Moment, set_random_state
 from ipufit.errors import (
@@ -193,23 +189,6 @@ def predictions(
         if run.stop_predicting:
             break
     hooks.on_predict_end({})
-
-
-def joined(parts: Iterator[Any]) -> Any:
-    """The outputs of all calls in one: tensors, nested as the module returns them."""
-    structure = Structure.of(None)
-    leaves: list[list[Any]] = []
-    for outputs in parts:
-        structure = Structure.of(outputs)
-        leaves.append(structure.flatten(outputs))
-    return structure.rebuild(_joined(leaf) for leaf in zip(*leaves))
-
-
-def _joined(parts: tuple[Any, ...]) -> Any:
-    """One output of all calls; what is no tensor is the same in each."""
-    if len(parts) == 1 or not isinstance(parts[0], Tensor):
-        return parts[0]
-    return torch.cat(parts)
 
 
 def _report_ran_out(batches: Epochs, run: RunState, updates: int) -> None:

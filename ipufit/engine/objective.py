@@ -16,7 +16,7 @@ from ipufit._tree import Structure
 from ipufit.data import Known
 from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
 from ipufit.losses import Loss, LossTerms, resolve_loss
-from ipufit.metrics import Metric, StreamedMetric, resolve_metrics
+from ipufit.metrics import FunctionMetric, Metric, StreamedMetric, resolve_metrics
 
 from .outputs import named_outputs, only, part_of
 
@@ -106,6 +106,17 @@ class Objective:
     def is_streamed(self) -> bool:
         """Whether some metric needs the outputs themselves."""
         return any(isinstance(m.metric, StreamedMetric) for m in self.measures)
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether what many rows give is for sure the sum of what few of them give.
+
+        A function of the user's may give one value for all rows that it gets.
+        """
+        return all(loss.each is not None for _, loss in self.losses) and all(
+            isinstance(m.metric, Metric) and not isinstance(m.metric, FunctionMetric)
+            for m in self.measures
+        )
 
     def fresh(self) -> Objective:
         """The same with metrics that share no state with these."""

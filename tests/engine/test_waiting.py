@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of several calls at once are those of one call after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ipufit.engine.waiting
+from ipufit import Callback, IPUConfig, IPUModel
+from ipufit.callbacks import ProgressDisplay
+from ipufit.data import Known
+from ipufit.engine.objective import Objective
+from ipufit.engine.waiting import WaitingRows
+from tests import reference
+
+
+class Hears(Callback):
+    """Wants the figures of each call."""
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.logs = logs
+
+
+def compiled(loss="cross_entropy", metrics=("accuracy",), **config):
+    model = IPUModel(reference.network(), IPUConfig(**config))
+    model.compile("sgd", loss, metrics=list(metrics), weighted_metrics=["accuracy"])
+    return model
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.booleans(),
+    st.sampled_from([1, 64, 2**20]),
+)
+def test_waiting_changes_no_figure(count, size, iterations, is_weighted, most):
+    x, y = reference.samples(count)
+    y[::7] = -100  # ignored
+    weights = torch.linspace(0, 2, count) if is_weighted else None
+    model = compiled(device_iterations=iterations)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ipufit.engine.waiting, "_MOST_BYTES", most)
+        arguments = {"sample_weight": weights, "verbose": 0}
+        waited = model.evaluate(x, y, size, **arguments)
+        heard = Hears()
+        each = model.evaluate(x, y, size, callbacks=heard, **arguments)
+    assert waited == pytest.approx(each, rel=1e-5, nan_ok=True)
+    assert heard.logs == pytest.approx(each, nan_ok=True)
+
+
+def test_fewer_vectors_are_computed_than_there_are_calls(monkeypatch):
+    counted = []
+    terms = Objective.loss_terms
+    monkeypatch.setattr(
+        Objective,
+        "loss_terms",
+        lambda *a: counted.append(a[-1]) or terms(*a),
+    )
+    x, y = reference.samples(21)
+    compiled().evaluate(x, y, batch_size=2, verbose=0)
+    assert counted == [2, 19]
+
+
+def test_a_display_does_not_change_the_figures(monkeypatch):
+    x, y = reference.samples(40)
+    model = compiled()
+    expected = model.evaluate(x, y, batch_size=2, verbose=0)
+    shown = []
+
+    class Display(ProgressDisplay):
+        @property
+        def is_due(self):
+            return True
+
+        def on_test_batch_end(self, batch, logs=None):
+            shown.append(dict(logs))
+
+    figures = model.evaluate(x, y, batch_size=2, callbacks=Display(), verbose=0)
+    assert figures == expected
+    assert len(shown) == 20
+    assert shown[4] == pytest.approx(
+        model.evaluate(x[:10], y[:10], batch_size=2, verbose=0), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("where", ["loss", "metrics"])
+def test_functions_of_the_users_see_one_call_at_a_time(where):
+    sizes = []
+
+    def error(outputs, targets):
+        sizes.append(len(outputs))
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    x, y = reference.samples(12)
+    given = {"loss": error} if where == "loss" else {"metrics": [error]}
+    compiled(**given).evaluate(x, y, batch_size=4, verbose=0)
+    assert sizes == [4, 4, 4]
+
+
+def test_targets_that_do_not_fit_fail_at_the_first_call():
+    x, _ = reference.samples(12)
+    model = compiled()
+    with pytest.raises(ipufit.DataError, match=r"float32 \[4, "):
+        model.evaluate(x, torch.zeros(12, 1, 5), batch_size=4, verbose=0)
+
+
+def test_rows_that_wait_are_copied():
+    waiting, target = WaitingRows(), torch.zeros(3)
+    waiting.add({"a": torch.zeros(3, 2), "b": None}, Known((target,)), 3)
+    target.fill_(1)  # as a loader does
+    outputs, known, num_rows = waiting.all()
+    assert outputs["b"] is None
+    assert known.targets[0].tolist() == [0, 0, 0]
+    assert num_rows == 3
+    waiting.clear()
+    assert not waiting
+
+
+def test_rows_wait_no_longer_than_a_mebibyte():
+    waiting, added = WaitingRows(), 0
+    while not waiting.is_full:
+        waiting.add(torch.zeros(1024, 16), Known(), 1024)  # 64 KiB
+        added += 1
+    assert added == 16
