@@ -26,6 +26,9 @@ from .svg import Bars, bar_chart
 from .tables import details, overview, spread, table
 from .worker import OPERATIONS, Job
 
+PARTS = ("peers", "networks", "threads")
+"""Of the page: all contestants, other networks, two threads."""
+
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """The switches."""
@@ -46,8 +49,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--journal", type=Path, help="keep results here; go on if some are there")
     add("--no-check", dest="check", action="store_false",
         help="don't compare losses first")  # fmt: skip
-    add("--bars", action="store_true", help="measure what the bar costs as well")
-    add("--write", action="store_true", help="put the results into docs/benchmarks.md")
+    add("--bars", type=int, default=0, metavar="TURNS",
+        help="measure what the bar costs as well")  # fmt: skip
+    add("--write", nargs="?", const="peers", choices=PARTS,
+        help="put the results into this part of docs/benchmarks.md")  # fmt: skip
     args = parser.parse_args(arguments)
     for name in args.workloads:
         try:
@@ -86,17 +91,18 @@ def main(arguments: list[str] | None = None) -> int:
         imports = measure_imports(runner, installed, args.repeats)
         bars = ""
         if args.bars:
-            bars = measure_bars(runner, args.repeats, args.threads, data_dir)
+            bars = measure_bars(runner, args.bars, args.threads, data_dir)
     absent = [f"{name}: not installed." for name in names if name not in installed]
     absent += _absences(measured)
     print("\n" + "\n\n".join([_overviews(measured), imports, bars, "\n".join(absent)]))
     if args.write:
-        image = f"![CPU speed of training]({_plot_name(args.threads)})"
+        plot_name = f"benchmarks-{args.write}.svg"
+        image = f"![CPU speed of training]({plot_name})"
         text = [_settings(args), _overviews(measured), image, imports, bars]
         text += ["\n".join(f"- {line}" for line in absent)]
         text += ["### In full", _details(measured, args.workloads)]
-        name = "peers" if args.threads == 1 else f"peers --threads {args.threads}"
-        plots = {_plot_name(args.threads): plot(measured, args.threads)}
+        name = f"peers --write {args.write}"
+        plots = {plot_name: plot(measured, args.threads)}
         page.write(name, "\n\n".join(part for part in text if part), plots)
     return 1 if unlike else 0
 
@@ -169,10 +175,6 @@ def plot(measured: Measured, threads: int) -> str:
     return bar_chart(
         panels, f"CPU speed of training, plain loop = 1, threads: {threads}"
     )
-
-
-def _plot_name(threads: int) -> str:
-    return f"benchmarks-peers-{threads}.svg"
 
 
 def _overviews(measured: Measured) -> str:

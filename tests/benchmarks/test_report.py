@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import page, scaling, steps, svg, tables, workloads
+from benchmarks import page, peers, scaling, steps, svg, tables, workloads
 from benchmarks.point import Point
 from benchmarks.results import Row, Spread
 
-PARTS = ["peers", "peers --threads 2", "scaling", "steps"]
+PARTS = [*(f"peers --write {part}" for part in peers.PARTS), "scaling", "steps"]
 ONE = Spread(1.0, 1.0, 1.0)
 
 
