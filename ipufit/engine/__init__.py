@@ -10,7 +10,8 @@ from .figures import Figures
 from .gradients import WatchedGradients
 from .learnt import Learnt, check_weights
 from .loop import predictions, train
-from .objective import Objective, resolve_objective
+from .objective import Objective
+from .resolve import resolve_objective
 from .settings import compiled_settings, described
 from .snapshot import Snapshot, check_has_run, check_same_run, place_of
 from .training import Training

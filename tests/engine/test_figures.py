@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ipufit import ConfigError
 from ipufit.data.layout import Known
 from ipufit.engine import Figures
-from ipufit.engine.objective import resolve_objective
+from ipufit.engine.resolve import resolve_objective
 from tests import reference
 
 
