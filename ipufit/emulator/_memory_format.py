@@ -35,19 +35,23 @@ _EITHER_ORDER = _POOLING | frozenset(
     __add__ __iadd__ __imul__ __isub__ __itruediv__ __mul__ __neg__ __pow__ __radd__
     __rdiv__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__ abs abs_
     adaptive_avg_pool2d add add_ amax amin batch_norm cat celu clamp clamp_ clamp_max
-    clamp_min clone concat div div_ elu elu_ exp gelu group_norm hardsigmoid hardswish
+    clamp_min clone concat div div_ elu elu_ exp gelu hardsigmoid hardswish
     hardtanh hardtanh_ interpolate leaky_relu leaky_relu_ log logsigmoid maximum mean
     minimum mish mul mul_ neg neg_ pad pow prelu reciprocal relu relu6 relu_ rsqrt
     rsub selu sigmoid sigmoid_ silu snapshot softplus softsign sqrt square sub sub_ sum
     tanh tanh_ true_divide upsample where
     """.split()  # noqa: SIM905 - one per line would be two pages
 )
-"""Calls whose values don't depend on strides, and that give no view of an argument."""
+"""Calls whose values don't depend on strides, and that give no view of an argument.
+
+`group_norm` isn't among them: for channels_last torch takes the variance as the mean of
+squares less the square of the mean, of which nothing is left where means are large.
+"""
 
 _FRESH = _EITHER_ORDER | frozenset(
     """
-    addmm baddbmm bmm cross_entropy layer_norm linear log_softmax logsumexp matmul mm
-    mse_loss nll_loss softmax
+    addmm baddbmm bmm cross_entropy group_norm layer_norm linear log_softmax logsumexp
+    matmul mm mse_loss nll_loss softmax
     """.split()  # noqa: SIM905 - as above
 )
 """Calls whose result has memory of its own, unless they write to an argument."""

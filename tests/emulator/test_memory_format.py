@@ -417,6 +417,27 @@ def test_inference_is_the_same_both_ways(monkeypatch):
         torch.testing.assert_close(value, expected)
 
 
+def test_large_means_leave_their_variance_to_group_norm(monkeypatch):
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv = nn.Conv2d(3, 8, 3, padding=1)
+            self.norm = nn.GroupNorm(2, 8)
+
+        def forward(self, x):
+            return F.max_pool2d(self.norm(F.max_pool2d(self.conv(x), 2) + 1000.0), 2)
+
+    image = torch.randn(2, 3, 16, 16)
+    results = []
+    for switch in ("1", "0"):
+        monkeypatch.setenv("IPUFIT_EMULATOR_CHANNELS_LAST", switch)
+        executor = poptorch.inferenceModel(Normalised())
+        results.append(executor(image))
+        executor.destroy()
+    torch.testing.assert_close(*results, rtol=1e-3, atol=2e-3)
+
+
 def test_the_switch_turns_it_off(monkeypatch):
     program = recorded(Classifier().eval(), DATA[:4])
     assert program.laid_out(program.graph) is not program.graph
