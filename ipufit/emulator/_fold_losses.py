@@ -46,6 +46,8 @@ def elements_loss(call: Call) -> Any:
     reduction = given["reduction"]
     if reduction == "none":
         return elementwise(call)
+    is_divided_by_weights = reduction == "mean" and call.name not in _MEANS_OVER_ALL
+    call.require(not is_divided_by_weights or given.get("weight") is None)
     given["reduction"] = "none"
     sizes = torch.broadcast_shapes(*(value.shape for value in call.values))  # type: ignore[no-untyped-call,unused-ignore]
     example = call.example.new_empty(sizes)
@@ -58,6 +60,11 @@ def elements_loss(call: Call) -> Any:
         rows = given["input"].shape[0]
         return call.result(call.folded.method("div", total.node, rows), STACKED)
     return _reduced(call, losses, reduction)
+
+
+_MEANS_OVER_ALL = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+"""Losses whose weighted mean is one over all elements, whatever the weights add up to.
+"""
 
 
 def identity_loss(call: Call) -> Any:
