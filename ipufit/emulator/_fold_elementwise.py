@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Sequence
 
 from torch import Tensor
@@ -98,6 +99,20 @@ def _mapped(call: Call, function: Any) -> tuple[Sequence[Any], dict[str, Any]]:
     return map_values(call.args, function), map_values(call.kwargs, function)
 
 
+def masked_fill(call: Call) -> Any:
+    """A fill with one value, which must be the same for all micro-batches."""
+    value = call.get(2, "value")
+    call.require(not isinstance(value, Value) or value.place == SHARED)
+    return elementwise(call)
+
+
+def fill(call: Call) -> Any:
+    """The same for all elements."""
+    value = call.get(1, "value")
+    call.require(not isinstance(value, Value) or value.place == SHARED)
+    return elementwise(call)
+
+
 def cast(call: Call) -> Any:
     """A call that takes the type of another tensor, not its values."""
     source = call.value(0, "input" if not call.is_method else "self")
@@ -129,6 +144,7 @@ class Along:
         over_all: What gives the result over all dimensions, called with one: `"same"`
             function, or a method's name. None: there is no such call.
         name: Of the argument that names the dimensions.
+        is_spread: Whether dimensions may be given one by one: `flip(0, 1)`.
     """
 
     def __init__(
@@ -140,6 +156,7 @@ class Along:
         keepdim: int | None = None,
         over_all: str | None = None,
         name: str = "dim",
+        is_spread: bool = False,
     ) -> None:
         self._position = position
         self._default = default
@@ -147,6 +164,7 @@ class Along:
         self._keepdim = keepdim
         self._over_all = over_all
         self._name = name
+        self._is_spread = is_spread
 
     def __call__(self, call: Call) -> Any:
         """Fold one such call.
@@ -157,11 +175,14 @@ class Along:
         value = call.value(0, "input")
         call.require(not call.writes and "input" not in call.kwargs)
         call.require(all(v is value or v.place == SHARED for v in call.values))
+        if self._is_spread and len(call.args) > self._position + 1:
+            before, dims = call.args[: self._position], call.args[self._position :]
+            call = dataclasses.replace(call, args=(*before, dims))
         given = call.get(self._position, self._name, self._default)
         keeps = self._keeps
         if self._keepdim is not None:
             keeps = keeps or bool(call.get(self._keepdim, "keepdim", False))
-        if given is None or given == ():
+        if given is None or given == () or given == []:
             call.require(not keeps)
             return self._fold_over_all(call, value)
         dims = _positive(call, given, value.rank)
@@ -177,7 +198,7 @@ class Along:
 
     def _fold_over_all(self, call: Call, value: Value) -> Any:
         call.require(len(call.args) <= self._position + 1)
-        call.require(value.example.numel() > 0)
+        call.require(value.example.numel() > 0 and call.example.dim() == 0)
         between = call.args[1 : self._position]
         kwargs = {k: v for k, v in call.kwargs.items() if k != "keepdim"}
         kwargs[self._name] = 1

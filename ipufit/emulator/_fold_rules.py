@@ -16,6 +16,8 @@ from ._fold_elementwise import (
     cast,
     creation,
     elementwise,
+    fill,
+    masked_fill,
     shared,
     spread,
 )
@@ -61,12 +63,12 @@ _ELEMENTWISE = """
     arctan arctan2 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not
     bitwise_or bitwise_xor bool byte ceil celu char clamp clamp_max clamp_min clip
     clone contiguous copy copysign cos cosh deg2rad detach div divide double elu eq
-    erf erfc erfinv exp exp2 expm1 fill fill_ float float_power floor floor_divide
+    erf erfc erfinv exp exp2 expm1 float float_power floor floor_divide
     fmax fmin fmod frac full_like ge gelu greater greater_equal gt hardshrink
     hardsigmoid hardswish hardtanh heaviside hypot int isfinite isinf isnan isneginf
     isposinf ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2
     log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor
-    logit logsigmoid long lt masked_fill maximum minimum mish mul multiply
+    logit logsigmoid long lt maximum minimum mish mul multiply
     nan_to_num ne neg negative nextafter nop not_equal ones_like positive pow
     rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu
     set_available_memory sgn short sigmoid sign signbit silu sin sinc sinh snapshot
@@ -97,6 +99,8 @@ def _rules() -> dict[str, Rule]:
             rules[f"{name}_"] = elementwise
     rules.update({f"__{name}__": elementwise for name in _DUNDERS.split()})
     rules.update({f"__i{name}__": elementwise for name in _IN_PLACE_DUNDERS.split()})
+    rules.update(dict.fromkeys(("fill", "fill_"), fill))
+    rules.update(dict.fromkeys(("masked_fill", "masked_fill_"), masked_fill))
     rules.update(dict.fromkeys(_CREATION.split(), shared))
     rules.update(dict.fromkeys(("new_zeros", "new_ones", "new_full"), creation))
     rules.update(dict.fromkeys(("to", "type_as"), _to))
@@ -121,7 +125,7 @@ _ALONG: dict[str, Rule] = {
     **dict.fromkeys(("argmax", "argmin"), Along(keepdim=2, over_all="same")),
     **dict.fromkeys(("amax", "amin"), Along(keepdim=2, over_all="same")),
     **dict.fromkeys(("logsumexp", "nansum", "nanmean"), Along(keepdim=2)),
-    "count_nonzero": Along(over_all="same"),
+    "count_nonzero": Along(over_all="same", is_spread=True),
     "max": Extreme("amax"),
     "min": Extreme("amin"),
     **dict.fromkeys(
@@ -132,7 +136,7 @@ _ALONG: dict[str, Rule] = {
     **dict.fromkeys(("logcumsumexp", "cummax", "cummin"), _keeps),
     **dict.fromkeys(("sort", "argsort", "glu"), _keeps_last),
     "topk": Along(2, default=-1, keeps=True),
-    "flip": Along(name="dims", keeps=True),
+    "flip": Along(name="dims", keeps=True, is_spread=True),
     "roll": Along(2, name="dims", keeps=True),
     "normalize": Along(2, default=1, keeps=True),
     "narrow": _keeps,

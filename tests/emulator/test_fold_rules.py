@@ -712,6 +712,7 @@ APART = {
     "half precision": lambda m, x: x.half() * 2,
     "indices that are tensors": lambda m, x: x[:, torch.tensor([1, 0])],
     "an element of each row": lambda m, x: x[torch.arange(B), 0],
+    "a fill with a value of each": lambda m, x: x.masked_fill(x > 1, x.mean()),
 }
 
 
@@ -728,6 +729,46 @@ def test_what_has_no_rule_runs_for_each_micro_batch(what, monkeypatch):
     looped, _, _ = run(program, [X], training=False, **ATTRIBUTES)
     if "random" not in what:
         torch.testing.assert_close(folded, looped)
+
+
+# What first data can't tell -------------------------------------------------------
+
+LATER = {
+    "reversed, dimensions one by one": lambda m, x: x.flip(1, 0),
+    "reversed rows first": lambda m, x: x.flip(0, 1) + 1,
+    "counted, dimensions one by one": lambda m, x: x.count_nonzero(1, 0).repeat(B, 1),
+    "a sum over no dimensions": lambda m, x: x.sum([]).repeat(B),
+    "weighted errors": lambda m, x: m.weighted(x, reduction="mean").repeat(B),
+    "weighted errors, summed": lambda m, x: m.weighted(x, reduction="sum").repeat(B),
+}
+
+
+def weighted_errors(x, reduction):
+    try:
+        loss = F.mse_loss(x, x * 0.5, reduction=reduction, weight=(x < 2).float())
+    except TypeError:
+        pytest.skip("this torch has no weights for it")
+    return loss
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_rows_that_are_alike_at_first_hide_nothing(what, monkeypatch):
+    calls = [torch.ones_like(X), X, X * 4]
+
+    def results(fold):
+        monkeypatch.setenv("IPUFIT_EMULATOR_FOLD", fold)
+        module = Function(lambda m, x: LATER[what](m, x * 1), weighted=weighted_errors)
+        options = poptorch.Options().deviceIterations(K)
+        executor = poptorch.inferenceModel(module, options)
+        try:
+            return [executor(x) for x in calls], executor._folding.failure
+        finally:
+            executor.destroy()
+
+    folded, failure = results("1")
+    looped, _ = results("0")
+    assert failure is None
+    torch.testing.assert_close(folded, looped)
 
 
 def test_every_rule_has_run():
