@@ -88,7 +88,7 @@ class Loss:
             LossTerms(value=tensor(5.), total=tensor(10.), divisor=tensor(2.))
         """
         is_plain = weights is None and share is None
-        if self._ignores(targets):
+        if self._ignores(outputs, targets):
             if is_plain and self.summed is not None:
                 return self._counted(outputs, targets)
         elif is_plain:
@@ -100,7 +100,7 @@ class Loss:
             return LossTerms(loss, total, torch.full_like(total, float(rows)))
         values = self._values(outputs, targets, rows, weights).reshape(rows, -1)
         counts = torch.ones_like(values[:, 0])
-        if self._ignores(targets):
+        if self._ignores(outputs, targets):
             valid = targets.ne(self.ignore_index).reshape(rows, -1).to(values.dtype)
             counts = valid.sum(dim=1)
             each, whole = values.sum(dim=1), counts.sum().clamp(min=1)
@@ -117,13 +117,17 @@ class Loss:
         value = total if self.is_sum else torch.sum(each.mul(share)) / whole
         return LossTerms(value, total.detach(), torch.sum(counts.mul(is_real)))
 
-    def _ignores(self, targets: Any) -> bool:
-        """Whether some of these targets may be ones that don't count."""
+    def _ignores(self, outputs: Any, targets: Any) -> bool:
+        """Whether some of these targets may be ones that don't count.
+
+        Of the outputs' shape they are no class indices.
+        """
         return (
             self.ignore_index is not None
             and not self.is_sum
             and isinstance(targets, Tensor)
             and not targets.is_floating_point()
+            and targets.shape != getattr(outputs, "shape", None)
         )
 
     def _counted(self, outputs: Any, targets: Any) -> LossTerms:

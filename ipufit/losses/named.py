@@ -30,11 +30,11 @@ ReducedLoss = Callable[[Any, Any, str], Tensor]
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction=reduction)
+    return F.cross_entropy(_rows(outputs), targets, reduction=reduction)
 
 
 def _nll(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.nll_loss(outputs, targets, reduction=reduction)
+    return F.nll_loss(_rows(outputs), targets, reduction=reduction)
 
 
 def _binary_cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -71,18 +71,29 @@ def _like(targets: Tensor, outputs: Tensor) -> Tensor:
     return like
 
 
+def _rows(outputs: Tensor) -> Tensor:
+    """Outputs of several values per sample; torch would take rows for them."""
+    if outputs.dim() < 2:
+        raise DataError(
+            f"outputs of shape {tuple(outputs.shape)} have one value per sample; this "
+            "loss is over several, such as those of classes"
+        )
+    return outputs
+
+
 def _sparse(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
     """Keras's: the class axis is the last, and targets may keep it with one element."""
     if targets.dim() == outputs.dim() and targets.shape[-1] == 1:
         targets = targets.squeeze(-1)
-    return F.cross_entropy(_classes_second(outputs), targets, reduction=reduction)
+    rows = _rows(_classes_second(outputs))
+    return F.cross_entropy(rows, targets, reduction=reduction)
 
 
 def _categorical(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
     """Keras's: the class axis is the last, of one-hot targets too."""
     if targets.dim() < outputs.dim():
         return _sparse(outputs, targets, reduction)
-    outputs, targets = _classes_second(outputs), _classes_second(targets)
+    outputs, targets = _rows(_classes_second(outputs)), _classes_second(targets)
     return F.cross_entropy(outputs, targets.to(outputs.dtype), reduction=reduction)
 
 
@@ -104,7 +115,7 @@ def _reduced(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
 
 def _opposite_direction(outputs: Tensor, targets: Tensor) -> Tensor:
     """Keras's loss of that name: -1 for outputs in the targets' direction."""
-    like = targets.to(outputs.dtype)
+    like = _like(targets, _rows(outputs))
     opposite: Tensor = F.cosine_similarity(outputs, like, dim=-1).neg()
     return opposite
 
@@ -165,7 +176,7 @@ NAMES = (
 """The names as people write them."""
 
 _IGNORED = -100
-_IGNORING = (_cross_entropy, _nll, _sparse)
+_IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
 
 
 def named_loss(name: str) -> Loss:

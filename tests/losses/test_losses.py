@@ -302,7 +302,10 @@ def token_data(rows=24):
     return x, y
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", torch.nn.CrossEntropyLoss()])
+@pytest.mark.parametrize(
+    "loss",
+    ["cross_entropy", torch.nn.CrossEntropyLoss(), "categorical_crossentropy"],
+)
 @pytest.mark.parametrize("batch_size", [4, 8, 24])
 def test_ignored_targets_count_in_no_figure(loss, batch_size):
     x, y = token_data()
@@ -353,6 +356,35 @@ def test_keras_s_crossentropies_have_the_class_axis_last():
     ):
         value = resolve_loss(name).terms(outputs, targets, 2).value
         torch.testing.assert_close(value, expected)
+
+
+def test_whole_numbers_in_the_outputs_shape_are_no_class_indices():
+    outputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    targets = F.one_hot(torch.tensor([0, 3, 1]), 4)
+    terms = resolve_loss("categorical_crossentropy").terms(outputs, targets, 3)
+    torch.testing.assert_close(terms.value, F.cross_entropy(outputs, targets.float()))
+    assert float(terms.divisor) == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "categorical_crossentropy",
+        "cosine_similarity",
+        "cross_entropy",
+        "nll",
+        "sparse_categorical_crossentropy",
+    ],
+)
+def test_rows_are_not_taken_for_classes(name):
+    with pytest.raises(DataError, match="one value per sample"):
+        resolve_loss(name).terms(torch.zeros(4), torch.zeros(4), 4)
+
+
+def test_directions_are_compared_row_by_row():
+    outputs, targets = torch.tensor([[2.0], [3.0], [-1.0]]), torch.tensor([1.0, -1, -4])
+    value = resolve_loss("cosine_similarity").terms(outputs, targets, 3).value
+    torch.testing.assert_close(value, torch.tensor(-1 / 3))
 
 
 @pytest.mark.parametrize("name", ["mse", "mae", "binary_crossentropy"])
