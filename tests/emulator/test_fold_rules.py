@@ -196,6 +196,15 @@ def without_gradients(m, x):
 
 
 CASES = {
+    "fills": (
+        lambda m, x: (
+            torch.fill(x, 2.0)
+            + (x * 1).fill_(m.V[0])
+            + x.masked_fill(x > 0.5, m.V[1])
+            + (x * 1).masked_fill_(x > 0.3, 0.5)
+        ),
+        X,
+    ),
     "broadcast with weights": (lambda m, x: (x * m.W[:T] + m.V - m.W[0]) / 2, X),
     "weights of as many rows": (
         lambda m, x: x * torch.arange(B * 1.0).reshape(B, 1, 1) + torch.ones(B, 1, C),
