@@ -6,12 +6,12 @@ export DATA_DIR ?= data
 export IPUFIT_PYTHON38 := $(shell .ci/find-python38)
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint types tests keras floor demo clean
+.PHONY: help test lint types tests modes keras floor demo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
 
-test: $(TOX)  ## the everyday matrix: lint, types, tests, doctests, examples, Keras, floor
+test: $(TOX)  ## the everyday matrix: lint, types, tests, doctests, examples, modes, Keras, floor
 	@$(TOOLS)/bin/python .ci/matrix.py
 
 lint: $(TOX)  ## ruff: rules and format
@@ -22,6 +22,9 @@ types: $(TOX)  ## mypy: on the floor if there is a Python 3.8
 
 tests: $(TOX)  ## tests, doctests and examples on the running interpreter
 	$(TOX) run -e tests
+
+modes: $(TOX)  ## the numbers in the emulator's other modes: folded, looped, compiled
+	$(TOX) run -e modes
 
 keras: $(TOX)  ## Keras and ipufit side by side, on Python 3.11 or newer
 	$(TOX) run -e keras

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests import modes
+
 SEED = 20230601
 GRACE_SECONDS = 5.0
 
@@ -22,6 +24,40 @@ hypothesis.settings.register_profile(
     "ipufit", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True
 )
 hypothesis.settings.load_profile("ipufit")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--emulator-mode",
+        action="append",
+        default=[],
+        choices=list(modes.VARIABLES),
+        help="how the emulator runs programs (tests/modes.py); may be repeated",
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "not_in_mode(mode, ..., reason): skip the test in these modes of the "
+        "emulator (tests/modes.py); if none is named, in all",
+    )
+    try:
+        modes.enter(config.getoption("emulator_mode"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--emulator-mode: {error}") from error
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if "compiled" in config.getoption("emulator_mode"):
+        terminalreporter.line(f"{modes.Interpreted.made} graphs were interpreted")
+
+
+def pytest_runtest_setup(item):
+    active = set(item.config.getoption("emulator_mode"))
+    for marker in item.iter_markers("not_in_mode"):
+        if active.intersection(marker.args or active):
+            pytest.skip(f"not in this mode: {marker.kwargs['reason']}")
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,12 @@ class Function(nn.Module):
         return self.function(self, *inputs)
 
 
+def said(caplog):
+    """What the emulator has logged: torch logs too, where it lowers programs."""
+    records = caplog.records
+    return [r.getMessage() for r in records if not r.name.startswith("torch.")]
+
+
 def as_on_device(value):
     """What the host computed, in the types that a device returns."""
     if isinstance(value, torch.Tensor):

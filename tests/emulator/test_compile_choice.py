@@ -144,7 +144,9 @@ def test_another_word_is_refused(monkeypatch):
 
 
 @pytest.fixture
-def _not_asked_yet():
+def _not_asked_yet(monkeypatch):
+    require = _compiling.require_compiler
+    monkeypatch.setattr(_compile_choice, "require_compiler", require)
     _compiling._missing.cache_clear()
     yield
     _compiling._missing.cache_clear()

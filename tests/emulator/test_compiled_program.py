@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs as machine code against the same programs, run eagerly.
 
-Most tests interpret the graphs that a compiler would be given: they hold what is
-compiled against the device. The last ones compile.
+The graphs that a compiler would be given are interpreted: these tests hold what is
+compiled against the device. Those in `test_machine_code.py` compile.
 """
 
 from __future__ import annotations
@@ -16,45 +16,19 @@ from hypothesis import given, settings
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator import _compile_choice, _compiled_program, _compiling, optim
+from ipufit.emulator import _compile_choice, _compiled_program, optim
 from ipufit.emulator._switches import COMPILE_VARIABLE, FOLD_VARIABLE
+from tests.modes import Interpreted, is_old
 
-is_old = _compiling._missing() is not None and "torch" in _compiling._missing()
-needs_torch = pytest.mark.skipif(is_old, reason="compiled programs need a newer torch")
-needs_compiler = pytest.mark.skipif(
-    _compiling._missing() is not None, reason=str(_compiling._missing())
+needs_torch = pytest.mark.skipif(
+    is_old(), reason="compiled programs need a newer torch"
 )
-
-
-class Interpreted:
-    """Stands in for a compiled function: runs the graph that it is made of."""
-
-    def __init__(self, graph, example):
-        self._graph = graph
-        self._strides = [tensor.stride() for tensor in example]
-        self._shapes = [tensor.shape for tensor in example]
-
-    takes = _compiling.Compiled.takes
-
-    def last_strides(self, count):
-        return self._strides[len(self._strides) - count :]
-
-    def run(self, arguments):
-        for tensor, stride in zip(arguments, self._strides):
-            assert tensor.stride() == stride
-        with torch.no_grad():
-            return list(self._graph(*arguments))
 
 
 def interpret(monkeypatch):
     """Ask for machine code, and interpret it."""
 
-    def interpreted(name, function, example, folder, *, is_differentiated, is_random):
-        table = _compiling.kernel_table() if is_differentiated else {}
-        graph = _compiling._traced(function, example, table)
-        return Interpreted(graph, example)
-
-    monkeypatch.setattr(_compiled_program, "compile_function", interpreted)
+    monkeypatch.setattr(_compiled_program, "compile_function", Interpreted.of)
     monkeypatch.setattr(_compile_choice, "require_compiler", lambda: None)
     monkeypatch.setenv(COMPILE_VARIABLE, "compiled")
 
@@ -346,74 +320,3 @@ def test_random_programs_draw_from_the_device(interpreted):
         assert executor._code is not None
         results.append(executor(x))
     assert torch.equal(*results)
-
-
-# With a compiler ----------------------------------------------------------------
-
-
-@needs_compiler
-def test_a_whole_update(tmp_path, monkeypatch):
-    def options():
-        return poptorch.Options().enableExecutableCaching(str(tmp_path))
-
-    made = executors(monkeypatch, Network, OPTIMIZERS["adam"], options)
-    for _ in range(3):
-        call(monkeypatch, made, images(4))
-    assert made[1][0]._code.last is None
-    assert_same_state(made)
-    (eager, *_), (compiled, optimizer, _) = made
-    module = compiled.model
-    for executor in (eager, compiled):
-        executor.destroy()
-    # Another process finds it there.
-    monkeypatch.setattr(_compiling, "_compile", None)
-    again = poptorch.trainingModel(module, options(), optimizer=optimizer)
-    again(*images(4))
-    assert again._code is not None
-    again.destroy()
-    assert [path.suffix for path in tmp_path.iterdir()] == [".pt2"]
-
-
-class Recurrent(nn.Module):
-    """An LSTM, and dropout where it changes nothing."""
-
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(5, 4, batch_first=True)
-        self.loss = nn.CrossEntropyLoss()
-
-    def forward(self, x, y):
-        states, _ = self.lstm(x.unsqueeze(1).expand(-1, 3, -1))
-        scores = nn.functional.dropout(states[:, -1], 0.5)
-        return scores, self.loss(scores, y)
-
-
-@needs_compiler
-def test_updates_in_parts_that_draw_random_numbers(monkeypatch):
-    def options():
-        options = poptorch.Options().deviceIterations(2).randomSeed(1)
-        options.Training.gradientAccumulation(2)
-        return options.outputMode(poptorch.OutputMode.Sum)
-
-    made = executors(monkeypatch, Recurrent, OPTIMIZERS["clipped"], options)
-    for _ in range(2):
-        call(monkeypatch, made, vectors(8))
-    assert made[1][0]._code.last is not None
-    assert_same_state(made)
-    assert made[1][0].rng_state == made[0][0].rng_state
-    for executor, *_ in made:
-        executor.destroy()
-
-
-@needs_compiler
-def test_folded_inference(monkeypatch):
-    monkeypatch.setenv(FOLD_VARIABLE, "1")
-    options = poptorch.Options().deviceIterations(3)
-    options.outputMode(poptorch.OutputMode.Sum)
-    module, batch, results = Network().eval(), images(6), []
-    for mode in ("eager", "compiled"):
-        monkeypatch.setenv(COMPILE_VARIABLE, mode)
-        executor = poptorch.inferenceModel(module, options)
-        results.append(executor(*batch))
-    assert executor._code.passes.sums_over == 1
-    assert_close(results[1], results[0])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -251,11 +251,14 @@ def test_any_program_infers_alike(names, D, R, B, mode, mib):
 
 IN_PART = {"written through a view", "written after a view", "first sample written"}
 WHOLE = sorted(ROW_WISE.keys() - IN_PART)
+VIEW_OF_WRITTEN = ("written", "first sample")
+"""Where a sample of what was written to is looked at, writing is done for each."""
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(WHOLE), min_size=1, max_size=6), st.integers(2, 3))
 def test_what_has_rules_is_folded_as_a_whole(names, B):
+    assume(VIEW_OF_WRITTEN not in zip(names, names[1:]))
     with switched("1"):
         *_, folding = train(names, 1, 3, 1, B, OutputMode.All)
     split = folding._split
@@ -512,6 +515,7 @@ def test_nothing_is_folded_if_two_micro_batches_are_too_large():
 # The first call -------------------------------------------------------------------
 
 
+@pytest.mark.not_in_mode("compiled", reason="what changes a buffer isn't folded then")
 def test_a_wrong_pass_is_found_and_never_used(monkeypatch, caplog):
     run = _fold_passes.Pass.run
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
-from tests.emulator._models import ONE, Model, on_device, wrap
+from tests.emulator._models import ONE, Model, on_device, said, wrap
 
 NOT_COMPILED = "Model has not been compiled or has been destroyed"
 
@@ -30,7 +30,7 @@ def test_compiling_runs_nothing_and_attaches():
 def test_compiling_twice_is_ignored_with_a_warning(caplog):
     _, executor = wrap()
     executor.compile(ONE)
-    assert caplog.text == ""
+    assert said(caplog) == []
     executor.compile(torch.ones(7))
     assert "Call to compile() ignored" in caplog.text
     executor(ONE)

@@ -439,6 +439,7 @@ def test_large_means_leave_their_variance_to_group_norm(monkeypatch):
 
 
 def test_the_switch_turns_it_off(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_CHANNELS_LAST", "1")
     program = recorded(Classifier().eval(), DATA[:4])
     assert program.laid_out(program.graph) is not program.graph
     monkeypatch.setenv("IPUFIT_EMULATOR_CHANNELS_LAST", "0")

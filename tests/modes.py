@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways in which the emulator runs a program, for all tests at once.
+
+`pytest --emulator-mode looped --emulator-mode contiguous` runs whatever it is given as
+if the variables of the modes were set. Numbers must be the same in all of them.
+
+Compiling takes seconds for each program, so under `compiled` the graphs that a compiler
+would be given are interpreted: all of the emulator's own work is tested, which is to
+make one graph of a pass, or of an update, and to run it. What a compiler makes of such
+graphs is tested in `emulator/test_machine_code.py` and in `test_compiling.py` beside
+it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+VARIABLES = {
+    "folded": ("IPUFIT_EMULATOR_FOLD", "1"),
+    "looped": ("IPUFIT_EMULATOR_FOLD", "0"),
+    "contiguous": ("IPUFIT_EMULATOR_CHANNELS_LAST", "0"),
+    "compiled": ("IPUFIT_EMULATOR_COMPILE", "compiled"),
+}
+"""What each mode sets. Without a mode, programs fold and change layout if it pays."""
+
+
+def is_old():
+    """Whether this torch can't lower programs to graphs."""
+    from ipufit.emulator import _compiling
+
+    problem = _compiling._missing()
+    return problem is not None and "torch" in problem
+
+
+def enter(modes):
+    """Run all programs from now on in these modes."""
+    if {"folded", "looped"} <= set(modes):
+        raise ValueError("the modes `folded` and `looped` exclude each other")
+    for mode in modes:
+        name, value = VARIABLES[mode]
+        os.environ[name] = value
+    if "compiled" in modes:
+        from ipufit.emulator import _compile_choice, _compiled_program
+
+        if is_old():
+            raise ValueError(f"torch {torch.__version__} can't lower programs")
+        _compiled_program.compile_function = Interpreted.of
+        _compile_choice.require_compiler = lambda: None
+
+
+class Interpreted:
+    """Stands in for a compiled function: runs the graph that it is made of.
+
+    Attributes:
+        made: How many there have been.
+    """
+
+    made = 0
+
+    def __init__(self, graph, example):
+        Interpreted.made += 1
+        self._graph = graph
+        self._strides = [tensor.stride() for tensor in example]
+        self._shapes = [tensor.shape for tensor in example]
+
+    @classmethod
+    def of(cls, name, function, example, folder, *, is_differentiated, is_random):
+        """In place of `compile_function`."""
+        from ipufit.emulator import _compiling
+
+        table = _compiling.kernel_table() if is_differentiated else {}
+        return cls(_compiling._traced(function, example, table), example)
+
+    def takes(self, first):
+        known = zip(first, self._shapes, self._strides)
+        return all(t.shape == shape and t.stride() == s for t, shape, s in known)
+
+    def last_strides(self, count):
+        return self._strides[len(self._strides) - count :]
+
+    def run(self, arguments):
+        for tensor, stride in zip(arguments, self._strides):
+            assert tensor.stride() == stride
+        with torch.no_grad():
+            return list(self._graph(*arguments))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `pytest --emulator-mode` does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ipufit.emulator import _switches
+from tests import modes
+
+ROOT = Path(__file__).parent.parent
+
+READ = {
+    "folded": (_switches.folds, True),
+    "looped": (_switches.folds, False),
+    "contiguous": (_switches.uses_channels_last, False),
+    "compiled": (_switches.compiles, True),
+}
+
+
+@pytest.mark.parametrize("mode", modes.VARIABLES)
+def test_the_emulator_reads_what_a_mode_sets(mode, monkeypatch):
+    read, expected = READ[mode]
+    for name, _ in modes.VARIABLES.values():
+        monkeypatch.delenv(name, raising=False)
+    assert read() is not expected
+    monkeypatch.setenv(*modes.VARIABLES[mode])
+    assert read() is expected
+
+
+def test_what_excludes_each_other_is_refused():
+    with pytest.raises(ValueError, match="exclude each other"):
+        modes.enter(["contiguous", "folded", "looped"])
+
+
+SCRIPT = """
+import pytest
+import torch
+from ipufit.emulator import _switches, inferenceModel
+
+def test_here():
+    assert _switches.folds() is False
+    executor = inferenceModel(torch.nn.Linear(2, 2))
+    executor(torch.ones(1, 2))
+    assert (executor._code is not None) is COMPILED
+
+@pytest.mark.not_in_mode("folded", reason="no")
+def test_not_in_another():
+    pass
+
+@pytest.mark.not_in_mode("folded", "looped", reason="not two")
+def test_not_in_two():
+    raise AssertionError
+
+@pytest.mark.not_in_mode(reason="not in any")
+def test_not_in_any():
+    raise AssertionError
+"""
+
+
+def test_a_run_in_two_modes(tmp_path):
+    more = [] if modes.is_old() else ["--emulator-mode", "compiled"]
+    file = tmp_path / "test_some.py"
+    file.write_text(f"COMPILED = {bool(more)}\n{SCRIPT}")
+    options = ["-q", "-rs", "-p", "tests.conftest", "--emulator-mode", "looped", *more]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(file)],
+        cwd=str(tmp_path),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed, 2 skipped" in done.stdout
+    assert "not in this mode: not two" in done.stdout
+    assert ("graphs were interpreted" in done.stdout) is bool(more)
