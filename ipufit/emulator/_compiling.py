@@ -34,7 +34,9 @@ from .errors import createPoptorchError
 
 logger = logging.getLogger("poptorch::python")
 
-_LEAST_TORCH = "2.6"
+_LEAST_TORCH = "2.7"
+"""2.6 draws the numbers of dropout in another way than torch's own kernel."""
+
 HALF = "it computes in float16"
 _FORMAT = 1
 """Changes with what `_kernel_ops.py` does, and how functions are compiled."""
