@@ -7,29 +7,24 @@ are streams, whose own samplers, collate functions and workers are kept.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Sequence, Sized, cast
+from typing import Any, Mapping, Sequence, Sized, cast
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from ipufit._poptorch import poptorch
 from ipufit.errors import DataError
 
 from .cached import CachedDataset
-from .datasets import (
-    ArrayDataset,
-    FlatDataset,
-    IterableRows,
-    Parts,
+from .datasets import ArrayDataset, FlatDataset, IterableRows, Parts
+from .kinds import (
+    batch_size_of,
+    describe,
+    is_array_like,
     is_hugging_face,
+    is_indexed,
+    is_stream,
+    length_of,
 )
 from .layout import NOTHING, Layout
 from .source import IndexedSource, Source, StreamSource, same_rows
@@ -92,19 +87,19 @@ def as_source(
     if type(x) is CachedDataset:
         _refuse_beside(x, None if columns else y, sample_weight, name)
         return _from_cache(x, parts_of)
-    if _is_array_like(x):
+    if is_array_like(x):
         if columns is not None:
             where = f"`{name}`"
             frame, x = x, _columns_of(x)
             x, y = split_columns(x, columns, is_single, where)
             x = frame[list(x)] if is_frame(frame) else x
         return _from_arrays(x, y, sample_weight, name=name)
-    if _is_indexed(x) or _is_stream(x):
+    if is_indexed(x) or is_stream(x):
         _refuse_beside(x, None if columns else y, sample_weight, name)
-    if _is_indexed(x):
+    if is_indexed(x):
         return _from_dataset(x, parts_of, name)
     is_torchs = isinstance(x, IterableDataset)
-    if is_torchs or (is_hugging_face(x) and _is_stream(x)):
+    if is_torchs or (is_hugging_face(x) and is_stream(x)):
         loader = DataLoader(
             x if is_torchs else IterableRows(x),
             batch_size=_STREAM_ROWS,
@@ -112,14 +107,14 @@ def as_source(
             collate_fn=_Collate(parts_of, name),
         )
         return StreamSource(loader, _identity, name=name)
-    if _is_stream(x):
-        stream = StreamSource(x, parts_of, name=name, num_samples=_length(x))
-        stream.batch_size = _batch_size(x) or stream.rows_of_first
-        if stream.rows_of_first not in (_batch_size(x), stream.num_samples):
+    if is_stream(x):
+        stream = StreamSource(x, parts_of, name=name, num_samples=length_of(x))
+        stream.batch_size = batch_size_of(x) or stream.rows_of_first
+        if stream.rows_of_first not in (batch_size_of(x), stream.num_samples):
             stream.num_samples = None  # a collate function makes rows of its own
         return stream
     raise DataError(
-        f"`{name}` is {_describe(x)}. Pass tensors, NumPy arrays, pandas frames, a "
+        f"`{name}` is {describe(x)}. Pass tensors, NumPy arrays, pandas frames, a "
         "torch Dataset (with __getitem__ and __len__), an IterableDataset, a "
         "DataLoader, or a generator of batches."
     )
@@ -143,9 +138,9 @@ def as_batch(x: Any, y: Any = None, sample_weight: Any = None) -> StreamSource:
         >>> as_batch(torch.zeros(5, 2)).rows_of_first
         5
     """
-    if not _is_array_like(x):
+    if not is_array_like(x):
         raise DataError(
-            f"`x` is {_describe(x)}. Pass the arrays of one batch, or use fit, "
+            f"`x` is {describe(x)}. Pass the arrays of one batch, or use fit, "
             "evaluate and predict."
         )
     _from_arrays(x, y, sample_weight, name="x")
@@ -234,7 +229,7 @@ def split_validation(
         whole.dataset, ArrayDataset
     ):
         raise DataError(
-            f"validation_split={fraction} needs arrays, and `x` is {_describe(x)}. "
+            f"validation_split={fraction} needs arrays, and `x` is {describe(x)}. "
             "Split it with torch.utils.data.random_split and pass validation_data, or "
             "hold it in memory as ipufit.CachedDataset."
         )
@@ -357,56 +352,10 @@ def _columns_of(x: Any) -> Any:
     return {name: x[name] for name in x.columns} if is_frame(x) else x
 
 
-def _is_array_like(x: Any) -> bool:
-    return (
-        isinstance(x, (Tensor, np.ndarray))
-        or is_frame(x)
-        or (isinstance(x, (tuple, list, Mapping)) and len(x) > 0)
-    )
-
-
-def _is_indexed(x: Any) -> bool:
-    if isinstance(x, (IterableDataset, DataLoader)):
-        return False
-    is_dataset = isinstance(x, Dataset) or is_hugging_face(x)
-    return is_dataset and hasattr(x, "__len__") and hasattr(x, "__getitem__")
-
-
-def _is_stream(x: Any) -> bool:
-    return isinstance(x, Iterable) and not isinstance(
-        x, (str, bytes, set, frozenset, tuple, list, Mapping)
-    )
-
-
-def _batch_size(x: Any) -> int | None:
-    """What the user's loader calls a batch: the samples of one update."""
-    if isinstance(x, poptorch.DataLoader):
-        combined = x.combinedBatchSize
-        return None if combined is None else combined // x.options.device_iterations
-    size = getattr(x, "batch_size", None)
-    return size if isinstance(size, int) else None
-
-
-def _length(x: Any) -> int | None:
-    """The number of samples that a torch loader will give, if it tells."""
-    if not isinstance(x, DataLoader) or isinstance(x.dataset, IterableDataset):
-        return None
-    if x.batch_size is None or type(x.batch_sampler) is not BatchSampler:
-        return None  # a sampler of batches needn't give all of one size
-    if isinstance(x, poptorch.DataLoader) or not hasattr(x.sampler, "__len__"):
-        return None
-    count = len(cast(Sized, x.sampler))
-    return count - count % x.batch_size if x.drop_last else count
-
-
 def _refuse_beside(x: Any, y: Any, sample_weight: Any, name: str) -> None:
     for what, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise DataError(
-                f"`{what}` was given beside {_describe(x)}, whose samples contain it "
+                f"`{what}` was given beside {describe(x)}, whose samples contain it "
                 "themselves: pass arrays, or samples (input, target, weight)."
             )
-
-
-def _describe(x: Any) -> str:
-    return f"a {type(x).__module__}.{type(x).__qualname__}".replace("builtins.", "")

@@ -191,16 +191,6 @@ class IterableRows(IterableDataset):  # type: ignore[type-arg]
         return iter(self._rows)
 
 
-def is_hugging_face(x: Any) -> bool:
-    """Whether its samples are dicts of columns, as `datasets.Dataset` has them.
-
-    Example:
-        >>> is_hugging_face([{"a": 1}])
-        False
-    """
-    return hasattr(x, "column_names") and hasattr(x, "features")
-
-
 def table_row(row: Any) -> Any:
     """A row of a Hugging Face dataset, with arrays for lists of numbers.
 

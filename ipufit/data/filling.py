@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 from ipufit._tree import ConstantChangedError, Structure
 from ipufit.errors import DataError
 
-from .datasets import is_hugging_face, table_row
+from .datasets import table_row
 from .host_random import Moment, random_state, set_random_state
+from .kinds import is_hugging_face
 from .seeded import mixed, seed_all
 from .values import dense_tensor
 
