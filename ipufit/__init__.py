@@ -146,13 +146,15 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use."""
-    if name not in __all__:
-        raise AttributeError(f"module 'ipufit' has no attribute {name!r}")
-    home = importlib.import_module(f".{_HOME_OF.get(name, 'errors')}", __name__)
-    value = globals()[name] = getattr(home, name)
-    return value
+if not TYPE_CHECKING:  # who would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name at its first use."""
+        if name not in __all__:
+            raise AttributeError(f"module 'ipufit' has no attribute {name!r}")
+        home = importlib.import_module(f".{_HOME_OF.get(name, 'errors')}", __name__)
+        value = globals()[name] = getattr(home, name)
+        return value
 
 
 def __dir__() -> list[str]:
