@@ -71,6 +71,7 @@ try:
     written_by_one(fail)
 except (ValueError, ipufit.CheckpointError) as error:
     print(type(error).__name__, error)
+distributed.destroy_process_group()  # gloo's threads may abort a process that ends
 """
 
 
