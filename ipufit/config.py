@@ -191,7 +191,7 @@ class IPUConfig:
             device_iterations=(
                 self.device_iterations if own is None else own.device_iterations
             ),
-            stages=self.num_stages if own is None and self._is_pipelined() else 1,
+            stages=self._ipu_changes() if own is None and self._is_pipelined() else 1,
         )
 
     def inference_plan(self, batch_size: int) -> BatchPlan:
@@ -254,6 +254,14 @@ class IPUConfig:
         return tuple(_ipu_of(given, index) for index, given in enumerate(self.pipeline))
 
     @property
+    def first_block(self) -> str | None:
+        """The block that what comes before the module joins, if names tell it.
+
+        Without it PopTorch has that on IPU 0, and refuses a first stage elsewhere.
+        """
+        return self.stages[0][0] if self.stages else None
+
+    @property
     def last_block(self) -> str | None:
         """The block that the loss joins, if one has to be entered for it."""
         if self.loss_block is not None:
@@ -263,9 +271,16 @@ class IPUConfig:
     def _is_pipelined(self) -> bool:
         return self.execution == "pipelined"
 
+    def _ipu_changes(self) -> int:
+        """Forward stages as PopTorch counts them: from IPU 0 on, if that has none too.
+
+        (PopTorch, `CompilerImpl.cpp`.)
+        """
+        return self.num_stages + (self.stage_ipus[:1] not in ((), (0,)))
+
     def _least_inference_iterations(self) -> int:
         if self.stages:
-            return self.num_stages if self._is_pipelined() else 1
+            return self._ipu_changes() if self._is_pipelined() else 1
         if self.pipeline is not None and self.gradient_accumulation is not None:
             # A strategy doesn't tell its stages, but training with G micro-batches
             # per update allows at most (G + 1) / 2 of them.
@@ -349,7 +364,9 @@ class IPUConfig:
         self, own: poptorch.Options | None, plan: BatchPlan
     ) -> poptorch.Options:
         if own is not None:
-            return own.clone()
+            options = own.clone()
+            options.autoRoundNumIPUs(True)  # a device has a power of two of them
+            return options
         options = poptorch.Options()
         options.deviceIterations(plan.device_iterations)
         options.replicationFactor(plan.replicas)

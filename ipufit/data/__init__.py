@@ -9,7 +9,7 @@ from .calls import Call, Loading
 from .epochs import Epochs
 from .host_random import Moment, random_state, set_random_state
 from .inference import InferenceBatches
-from .layout import Known, Layout
+from .layout import NOTHING, Known, Layout
 from .orders import BEGINNING, Place
 from .passes import Replay
 from .rebatching import pad
@@ -18,6 +18,7 @@ from .training import TrainingBatches
 
 __all__ = [
     "BEGINNING",
+    "NOTHING",
     "CachedDataset",
     "Call",
     "Epochs",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from ipufit.errors import DataError
 from ipufit.types import Batch
 
 from .datasets import ArrayDataset
+from .error_report import ErrorReport, ReportedRows
 from .gathering import GatheredCalls
 from .layout import Layout
 from .orders import InOrder, Order
@@ -67,6 +69,7 @@ class Loading(NamedTuple):
         plan: BatchPlan,
         order: Order | InOrder,
         seed: int,
+        report: ErrorReport,
     ) -> Any:
         """PopTorch's loader of whole calls; samples in memory need none.
 
@@ -76,11 +79,16 @@ class Loading(NamedTuple):
             plan: The factors of a call.
             order: Of the samples.
             seed: Of what samples draw that other processes load.
+            report: Gets the error of PopTorch's process, if that loads.
         """
         if isinstance(dataset, ArrayDataset) and not self._is_elsewhere:
             return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
         if self.seeds(dataset):
             dataset = SeededRows(dataset, seed)
+        collating: Any = collate
+        if self.mode != "sync":
+            dataset = ReportedRows(dataset, report)
+            collating = functools.partial(report.calling, collate)
         # Making processes draws a seed for them. A run that is resumed makes them once
         # more than others do, and the numbers of this process mustn't tell.
         starts_here = self.num_workers > 0 and self.mode == "sync"
@@ -96,7 +104,7 @@ class Loading(NamedTuple):
             num_workers=self.num_workers,
             drop_last=True,
             mode=modes[self._mode_for(plan)],
-            collate_fn=collate,
+            collate_fn=collating,
             sampler=order,
             generator=torch.Generator() if starts_here else None,
         )
@@ -128,6 +136,7 @@ class CallBatches:
         self.layout = layout
         self._rows = plan.samples_per_call
         self._loader: Any = None
+        self._report = ErrorReport()
         self._on_begun: Callable[[], None] | None = None
 
     def close(self) -> None:
@@ -160,7 +169,9 @@ class CallBatches:
         except (AssertionError, poptorch.Error) as error:
             if "data fetcher" not in str(error) and "worker" not in str(error):
                 raise
-            raise DataError(f"Samples could not be loaded. {error}") from error
+            raise DataError(
+                f"Samples could not be loaded. {error}\n{self._report.take()}".rstrip()
+            ) from error
 
     def _begin(self) -> None:
         """Do what is to be done once, before the first batch is loaded.

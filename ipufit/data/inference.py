@@ -110,7 +110,7 @@ class InferenceBatches(CallBatches):
         ]
         order = InOrder(count, self._rows, singles)
         return self._loading.loader(
-            self._options, dataset, self._plan, order, self._seed
+            self._options, dataset, self._plan, order, self._seed, self._report
         )
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:

@@ -148,7 +148,12 @@ class TrainingBatches(CallBatches):
             tells_pass=self.is_seeded,
         )
         return self._loading.loader(
-            self._options, source.dataset, self._plan, order, self.seed
+            self._options,
+            source.dataset,
+            self._plan,
+            order,
+            self.seed,
+            self._report,
         )
 
     def example(self) -> Batch:

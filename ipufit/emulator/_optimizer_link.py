@@ -45,7 +45,6 @@ class OptimizerLink:
         self._optimizer = optimizer
         self.settings = self._reader.read(optimizer)
         self._device: DeviceOptimizer | None = None
-        self._kept_state: dict[str, StateTensors] | None = None
         self._grouped = GroupedState({})
 
     @property
@@ -112,7 +111,7 @@ class OptimizerLink:
         self._log_settings()
         if not isinstance(self._optimizer, PoptorchOptimizer):
             return
-        kept = self._kept_state or self._optimizer._kept_state()
+        kept = self._optimizer._kept_state()
         if kept is not None:
             self._load(kept)
             self._device.update(self.settings)  # values may have changed since
@@ -122,7 +121,6 @@ class OptimizerLink:
     def detach(self) -> None:
         """Save what can be saved; the device's optimiser is gone."""
         if isinstance(self._optimizer, PoptorchOptimizer):
-            self._kept_state = self._read_state()
             self._optimizer._unbind_device()
         self._device = None
 

@@ -18,9 +18,9 @@ from ipufit.state import RunState
 from ipufit.types import Logs
 
 from .coverage import check_rows, cut, returned_rows
+from .dtypes import widened_all
 from .executors import Executors
-from .figures import Figures
-from .step import widened_all
+from .figures import Figures, vector_of
 from .waiting import WaitingRows
 
 
@@ -159,8 +159,11 @@ class Evaluation:
     def _vector(self, outputs: Any, known: Known, num_rows: int) -> Tensor:
         outputs, known = widened_all(outputs, known)
         with torch.no_grad():
-            terms = self.figures.objective.loss_terms(outputs, known, num_rows)
-            return self.figures.vector(outputs, known, num_rows, terms, {})
+            objective = self.figures.objective
+            terms = objective.loss_terms(outputs, known, num_rows)
+            vector, entries = vector_of(objective, outputs, known, num_rows, terms, {})
+        self.figures.adopt(entries)
+        return vector
 
     def _add_scalars(self, scalars: Scalars, num_real: int) -> None:
         """Add means over micro-batches that have no padding.

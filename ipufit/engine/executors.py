@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two programs of a model: built when needed, attached by turns, kept in step.
+"""The programs of one module: built, attached, run, and their weights in step.
 
-The host's module holds the truth between runs: training brings its weights back when
-somebody wants them, and a program that is to run gets the host's. Nothing here relies
-on PopTorch noticing by itself, which depends on the order in which models are wrapped.
+The newest weights are in the host's module, or on the device of the training program;
+they are moved when somebody needs them elsewhere, and only if they differ.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
-from typing import Any, Callable, Collection, Iterator, List, MutableMapping, Tuple
+from typing import Any, Callable, Collection, MutableMapping
 
 import torch
 from torch import Tensor
@@ -23,25 +21,32 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, TrainingBatches
-from ipufit.optimizers import hyper_parameters
+from ipufit.optimizers import Updates
 from ipufit.scalars import Scalars
 from ipufit.types import Batch
 
 from .baked import BakedIn
-from .figures import Figures
-from .step import Results, Step, check_stage_names, mode, stage_blocks
+from .building import Builder
+from .figures import Entry
+from .fingerprint import fingerprint
+from .objective import Objective
+from .optimizer_link import bind_optimizer, send_changes
+from .packing import Packing
+from .programs import KeptPrograms, Program, TrainingProgram
+from .stages import check_stage_names
+from .wrapping import make_plain, weights_of
 
-_Classes = List[Tuple[Tensor, type]]
-_TRAINERS: MutableMapping[
-    torch.nn.Module, tuple[weakref.ReferenceType[Executors], _Classes]
-] = weakref.WeakKeyDictionary()
-"""Who trains a module, and the classes that its weights had before."""
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16}
+_TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Who trains a module: PopTorch wraps its weights for one program at a time."""
 
 
 class Executors:
-    """The training and the inference program of one module.
+    """The training and the inference programs of one module.
+
+    The programs used last are kept (`KEPT_PROGRAMS` of each kind), so that batches of
+    another size, or another evaluation in between, compile nothing again.
 
     Args:
         module: The user's.
@@ -50,26 +55,13 @@ class Executors:
 
     def __init__(self, module: torch.nn.Module, config: IPUConfig) -> None:
         check_stage_names(module, config.stages)
-        self._config = config
-        self._step = self._new_step(module)
-        self._training: poptorch.PoplarExecutor | None = None
-        self._inference: poptorch.PoplarExecutor | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._sent_values: tuple[object, ...] = ()
-        self._training_key: Any = None
-        self._inference_key: Any = None
+        self._builder = Builder(module, config)
+        self._trainings: KeptPrograms[TrainingProgram] = KeptPrograms()
+        self._inferences: KeptPrograms[Program] = KeptPrograms()
+        self._training: TrainingProgram | None = None
+        self._inference: Program | None = None
         self._takes_turns = _env.waits_for_ipus()
         self._is_host_stale = False
-        self._training_baked_in: BakedIn | None = None
-        self._inference_baked_in: BakedIn | None = None
-        self._training_results = self._results = Results()
-
-    def _new_step(self, module: torch.nn.Module) -> Step:
-        return Step(
-            module,
-            loss_block=self._config.last_block,
-            dtype=_DTYPES[self._config.precision],
-        )
 
     # Programs ---------------------------------------------------------------
 
@@ -78,95 +70,69 @@ class Executors:
         batches: TrainingBatches,
         plan: BatchPlan,
         options: poptorch.Options,
-        optimizer: torch.optim.Optimizer,
-        figures: Figures,
+        updates: Updates,
+        objective: Objective,
         anchors: Collection[str],
         display: ProgressDisplay,
-    ) -> None:
-        """Have the training program attached, with the host's weights.
+    ) -> tuple[Entry, ...]:
+        """Have the training program attached; its next call has the host's weights.
 
-        It is compiled if it wasn't, or for other data, another plan, another loss,
-        other trainable weights, other anchors or other numbers in the module.
+        It is compiled if none of those kept is for such data, this plan, loss,
+        optimizer and anchors, these trainable weights and numbers in the module.
 
         Args:
             batches: Show what a call looks like.
             plan: The factors of a call.
             options: Its options.
-            optimizer: Of `poptorch.optim`.
-            figures: What comes back; they know what is minimised.
-            anchors: What else does: the names that the options give these.
+            updates: The optimiser.
+            objective: What is minimised, and what is measured.
+            anchors: What else comes back: the names that the options give these.
             display: Hears of the compilation.
+
+        Returns:
+            The figures in the vectors that calls return.
         """
-        if _is_outdated(self._training_baked_in):
-            self.drop_training()
-        trainable = _trainable(self._step.module)
         example = batches.example()
-        signature = _signature(plan, example)
         key = (
-            signature,
+            _signature(plan, example),
             batches.layout,
-            trainable,
-            optimizer,
-            figures,
+            self._is_trainable(),
+            objective.program_key,
+            updates.program_key,
             sorted(anchors),
         )
-        if self._training is not None and key == self._training_key:
-            if not self._attach(self._training) and not self._is_host_stale:
-                self._training.copyWeightsToDevice()
-            self._send_changes(self._training)
-            return
-        self.drop_training()
-        self._optimizer, self._sent_values = optimizer, hyper_parameters(optimizer)
         self._take_over()
-        if optimizer.state_dict().get("ipu_param"):
-            # The device gets these, and rates may have changed since they were read.
-            self._sent_values = ()
-        self._step.describe_training(batches.layout, figures)
-        self._training_results = self._step.training_results
-        traced = mode(self._step, training=True, root=self._step.module)
-        with traced, self._undone_on_failure():
-            self._training = poptorch.trainingModel(
-                self._step, options=options, optimizer=optimizer
+        if self._training is not None and self._training.baked_in.is_outdated():
+            self._leave_training()
+        program = self._trainings.get(key)
+        if program is not self._training:
+            self._leave_training()
+        if program is None:
+            self._trainings.make_room()
+            self._defer_attaching(options)
+            program = self._builder.training(
+                batches.layout,
+                objective,
+                updates.optimizer,
+                options,
+                lambda executor: self._compile(executor, "training", example, display),
             )
-            display.compiling("training")
-            seconds = self._compile(self._training, example)
-        losses = figures.objective.modules
-        self._training_baked_in = BakedIn(self._step.module, losses)
-        self._training_key = key
-        display.compiled("training", seconds)
+            self._trainings.add(key, program)
+        self._training = program
+        bind_optimizer(program, updates.optimizer)
+        self._attach(program)
+        program.is_due = True
+        return program.findings.entries
 
     def _take_over(self) -> None:
-        """End the training program that another `Executors` has of this module.
-
-        PopTorch wraps a module for training once at a time. An owner that is gone has
-        fetched its weights, but left them with the classes that PopTorch gave them.
-        """
-        if self._step.module not in _TRAINERS:
-            return
-        owner, classes = _TRAINERS[self._step.module]
-        previous = owner()
-        if previous is None:
-            _restore(classes)
-        else:
-            previous.drop_training()
-
-    @contextlib.contextmanager
-    def _undone_on_failure(self) -> Iterator[None]:
-        """Leave the module unwrapped if its training program can't be compiled.
-
-        `destroy()` does nothing before the first compilation, so PopTorch would keep
-        the weights' classes and refuse to wrap the module once its fault is mended.
-        """
-        step = self._step
-        classes = [(t, type(t)) for t in (*step.parameters(), *step.buffers())]
-        _TRAINERS[step.module] = weakref.ref(self), classes
-        try:
-            yield
-        except BaseException:
-            self.drop_training()
-            _restore(classes)
-            self._step = self._new_step(step.module)
-            raise
+        """Have another model, that trains the same module, bring its weights back."""
+        reference = _TRAINERS.get(self.module)
+        owner = None if reference is None else reference()
+        if owner is not self:
+            if owner is not None:
+                owner._leave_training()
+            make_plain(weights_of(self.module))  # of an owner that is gone, too
+            _TRAINERS[self.module] = weakref.ref(self)
 
     def prepare_inference(
         self,
@@ -187,24 +153,22 @@ class Executors:
             owns_loss: Whether the module returns its own loss.
         """
         self.fetch_weights()
-        if _is_outdated(self._inference_baked_in):
-            self.drop_inference()
         example = batches.example()
         key = (_signature(plan, example), batches.layout.inputs, owns_loss)
-        if self._inference is not None and key == self._inference_key:
-            if not self._attach(self._inference):
-                self._inference.copyWeightsToDevice()
-            return
-        self.drop_inference()
-        self._step.describe_inference(batches.layout, owns_loss=owns_loss)
-        self._results = self._step.results
-        with mode(self._step, training=False):
-            self._inference = poptorch.inferenceModel(self._step, options=options)
-            display.compiling("inference")
-            seconds = self._compile(self._inference, example)
-        self._inference_baked_in = BakedIn(self._step.module)
-        self._inference_key = key
-        display.compiled("inference", seconds)
+        program = self._inferences.get(key)
+        if program is None:
+            self._inferences.make_room()
+            self._defer_attaching(options)
+            program = self._builder.inference(
+                batches.layout,
+                options,
+                lambda executor: self._compile(executor, "inference", example, display),
+                owns_loss=owns_loss,
+            )
+            self._inferences.add(key, program)
+        self._inference = program
+        self._attach(program)
+        program.is_due = True
 
     @property
     def inference_program(self) -> object:
@@ -214,19 +178,32 @@ class Executors:
     @property
     def gives_scalars(self) -> bool:
         """Whether the inference program gives scalars: an own loss, or logged ones."""
-        return self._results.has_scalars
+        return bool(_ready(self._inference).findings.packing.names)
 
-    def _compile(self, executor: poptorch.PoplarExecutor, example: Batch) -> float:
+    def _compile(
+        self,
+        executor: poptorch.PoplarExecutor,
+        what: str,
+        example: Batch,
+        display: ProgressDisplay,
+    ) -> None:
+        display.compiling(what)
         start = time.perf_counter()
         example = [tensor.contiguous() for tensor in example]
-        others = (self._training_baked_in, self._inference_baked_in)
-        before = BakedIn(self._step.module)
-        with stage_blocks(self._step.module, self._config.stages):
-            self._with_ipus(executor, lambda: executor.compile(*example))
-        for other in others:
-            if other is not None:
-                other.absorb(before)
-        return time.perf_counter() - start
+        before = BakedIn(self.module)
+        self._with_ipus(executor, lambda: executor.compile(*example))
+        for other in (*self._trainings, *self._inferences):
+            other.baked_in.absorb(before)
+        display.compiled(what, time.perf_counter() - start)
+
+    def _defer_attaching(self, options: poptorch.Options) -> None:
+        """Have a program compiled before it is attached, if another one is attached.
+
+        IPUs may be short then, and PopTorch would trace a second time.
+        """
+        is_default = options.connection_type == poptorch.ConnectionType.Always
+        if is_default and not self._takes_turns and self._attached():
+            options.connectionType(poptorch.ConnectionType.OnDemand)
 
     # Runs -------------------------------------------------------------------
 
@@ -242,16 +219,19 @@ class Executors:
         Raises:
             ConfigError: The module has a number that the program doesn't have.
         """
-        executor = _ready(self._training)
-        if self._training_baked_in is not None:
-            self._training_baked_in.check()
-        self._attach(executor)
-        self._send_changes(executor)
-        self._is_host_stale = True
-        returned = executor(*batch)
-        if isinstance(returned, Tensor):
-            return returned, None
-        return returned[0], self._training_results.unpack(returned[1:])[0]
+        program = _ready(self._training)
+        program.baked_in.check()
+        self._attach(program)
+        if program.is_due:
+            self._refresh(program)
+        send_changes(program)
+        if not self._is_host_stale:
+            program.wrappers.put_on()
+        self._is_host_stale, program.held = True, None
+        vector, _, *outputs = program.executor(*batch)
+        if not outputs:
+            return vector, None
+        return vector, program.findings.packing.unpack(outputs)[0]
 
     def anchored(self, name: str) -> Tensor:
         """What an anchor of the training program saw in the last call.
@@ -259,16 +239,8 @@ class Executors:
         Returns:
             One value after the other in dim 0, as the output mode returns them.
         """
-        value: Tensor = _ready(self._training).getAnchoredTensor(name)
+        value: Tensor = _ready(self._training).executor.getAnchoredTensor(name)
         return value
-
-    def _send_changes(self, executor: poptorch.PoplarExecutor) -> None:
-        if self._optimizer is None:
-            return
-        values = hyper_parameters(self._optimizer)
-        if values != self._sent_values:
-            executor.setOptimizer(self._optimizer)
-            self._sent_values = values
 
     def infer(self, batch: list[Tensor]) -> tuple[Any, Scalars]:
         """One call of the inference program.
@@ -279,96 +251,134 @@ class Executors:
         Raises:
             ConfigError: The module has a number that the program doesn't have.
         """
-        executor = _ready(self._inference)
-        if self._inference_baked_in is not None:
-            self._inference_baked_in.check()
-        self._attach(executor)
-        return self._results.unpack(executor(*batch))
+        program = _ready(self._inference)
+        program.baked_in.check()
+        self._attach(program)
+        if program.is_due:
+            self._refresh(program)
+        packing: Packing = program.findings.packing
+        return packing.unpack(program.executor(*batch))
 
     # Weights ----------------------------------------------------------------
 
     def fetch_weights(self) -> None:
         """Bring what training has learnt into the user's module."""
-        if self._is_host_stale and self._training is not None:
-            self._training.copyWeightsToHost()
+        if not self._is_host_stale:
+            return
         self._is_host_stale = False
+        program = _ready(self._training)
+        was_fetched = program.executor.copyWeightsToHostIfNeeded()
+        weights = weights_of(self.module)
+        make_plain(weights)
+        # Who has read a weight has fetched all of them, and may have changed some.
+        program.held = fingerprint(weights) if was_fetched else None
+
+    def send_weights(self) -> None:
+        """Have the next calls go on with the weights of the user's module."""
+        self._is_host_stale = False
+        make_plain(weights_of(self.module))
+        for program in (*self._trainings, *self._inferences):
+            program.is_due = True
+
+    def _refresh(self, program: Program) -> None:
+        """Upload the host's weights, if the device has others."""
+        program.is_due = False
+        if self._is_host_stale and program is self._training:
+            return
+        now = fingerprint(weights_of(self.module))
+        if program.held != now:
+            program.executor.copyWeightsToDevice()
+            program.held = now
+
+    def _is_trainable(self) -> list[bool]:
+        """Whether each parameter is trained.
+
+        PopTorch fetches all weights when somebody looks at a parameter that it trains:
+        not for this.
+        """
+        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+            return [
+                object.__getattribute__(parameter, "requires_grad")
+                for parameter in self.module.parameters()
+            ]
 
     @property
     def config(self) -> IPUConfig:
         """How the module is laid out."""
-        return self._config
+        return self._builder.config
 
     @property
     def module(self) -> torch.nn.Module:
         """The user's."""
-        return self._step.module
+        return self._builder.module
 
     def device_random_state(self) -> list[int] | None:
         """The random state of the training program's device; None if it has none."""
-        state = None if self._training is None else self._training.rng_state
+        program = self._training
+        state = None if program is None else program.executor.rng_state
         return None if state is None else list(state)
 
     def set_device_random_state(self, state: list[int]) -> None:
         """Have the training program's device go on from a random state."""
-        _ready(self._training).rng_state = state
-
-    def send_weights(self) -> None:
-        """Have the devices go on with the weights of the user's module."""
-        self._is_host_stale = False
-        for program in (self._training, self._inference):
-            if program is not None and program.isAttachedToDevice():
-                program.copyWeightsToDevice()
+        _ready(self._training).executor.rng_state = state
 
     # Devices ----------------------------------------------------------------
 
-    def _attach(self, executor: poptorch.PoplarExecutor) -> bool:
-        """Attach if it isn't, which uploads the host's weights; say whether."""
-        if executor.isAttachedToDevice():
-            return False
-        self._with_ipus(executor, executor.attachToDevice)
-        return True
+    def _attached(self) -> list[Program]:
+        """The programs that hold IPUs."""
+        programs = (*self._inferences, *self._trainings)
+        return [one for one in programs if one.executor.isAttachedToDevice()]
+
+    def _attach(self, program: Program) -> None:
+        """Attach a program if it isn't, which uploads the host's weights."""
+        if program.executor.isAttachedToDevice():
+            return
+        self._with_ipus(program.executor, program.executor.attachToDevice)
+        program.held = fingerprint(weights_of(self.module))
+        if isinstance(program, TrainingProgram):
+            program.sent = ()  # the optimiser's state brings the values of its time
 
     def _with_ipus(
         self, executor: poptorch.PoplarExecutor, action: Callable[[], Any]
     ) -> None:
-        """Do what needs IPUs, and make the other program give way if they are short."""
-        other = self._inference if executor is self._training else self._training
-        if self._takes_turns:
+        """Do what needs IPUs, and make other programs give way if they are short."""
+        others = [one for one in self._attached() if one.executor is not executor]
+        if not self._takes_turns:
+            try:
+                action()
+            except poptorch.Error as error:
+                if "acquire" not in str(error) or not others:
+                    raise
+                self._takes_turns = True
+            else:
+                return
+        for other in others:
             self._detach(other)
-        try:
-            action()
-        except poptorch.Error as error:
-            is_short = "acquire" in str(error)
-            if not is_short or other is None or not other.isAttachedToDevice():
-                raise
-            self._takes_turns = True
-            self._detach(other)
-            action()
+        action()
 
-    def _detach(self, executor: poptorch.PoplarExecutor | None) -> None:
-        if executor is None or not executor.isAttachedToDevice():
-            return
-        if executor is self._training:
+    def _detach(self, program: Program) -> None:
+        if program is self._training:
             self.fetch_weights()
-        executor.detachFromDevice()
+        program.executor.detachFromDevice()
+
+    def _leave_training(self) -> None:
+        """Have weights and the optimiser's state on the host, for another program."""
+        if self._training is not None:
+            self.fetch_weights()
+            if self._training.executor.isAttachedToDevice():
+                self._detach(self._training)
+            self._training = None
 
     def detach(self) -> None:
         """Give all IPUs back; the next run takes them again."""
-        self._detach(self._training)
-        self._detach(self._inference)
+        for program in self._attached():
+            self._detach(program)
 
     def drop_training(self) -> None:
-        """Forget the training program; its weights come back first."""
-        if self._training is not None:
-            self.fetch_weights()
-            self._training.destroy()
-        self._training = self._training_key = self._training_baked_in = None
-
-    def drop_inference(self) -> None:
-        """Forget the inference program."""
-        if self._inference is not None:
-            self._inference.destroy()
-        self._inference = self._inference_key = self._inference_baked_in = None
+        """Forget the training programs; the weights come back first."""
+        self._leave_training()
+        self._trainings.clear()
+        make_plain(weights_of(self.module))
 
 
 def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:
@@ -376,29 +386,7 @@ def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:
     return plan, [(tuple(tensor.shape), tensor.dtype) for tensor in example]
 
 
-def _trainable(module: torch.nn.Module) -> list[bool]:
-    """Whether each parameter is trained.
-
-    PopTorch fetches all weights when somebody looks at a parameter that it trains: not
-    for this.
-    """
-    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-        return [
-            object.__getattribute__(parameter, "requires_grad")
-            for parameter in module.parameters()
-        ]
-
-
-def _is_outdated(baked_in: BakedIn | None) -> bool:
-    return baked_in is not None and baked_in.is_outdated()
-
-
-def _restore(classes: _Classes) -> None:
-    for tensor, original in classes:
-        tensor.__class__ = original
-
-
-def _ready(executor: poptorch.PoplarExecutor | None) -> poptorch.PoplarExecutor:
-    if executor is None:
+def _ready(program: Any) -> Any:
+    if program is None:
         raise RuntimeError("the program was not prepared")
-    return executor
+    return program

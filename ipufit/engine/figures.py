@@ -15,7 +15,7 @@ from ipufit._tree import tree_map
 from ipufit.data import Known
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
-from ipufit.metrics import Metric, StreamedMetric, detached, flat, in_float32
+from ipufit.metrics import StreamedMetric, detached, flat, in_float32
 from ipufit.scalars import Scalars
 from ipufit.types import Logs
 
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
     Attributes:
         name: Its key in logs.
-        size: How many sums it has.
+        size: How many sums it has; 0 for a streamed metric, which has none.
         result: From them to the figure; None for a mean over samples.
         direction: `"max"` or `"min"` if more or less of it is better.
     """
@@ -36,6 +36,60 @@ class Entry(NamedTuple):
     size: int
     result: Callable[[Tensor], float] | None
     direction: str | None
+
+
+def vector_of(
+    objective: Objective,
+    outputs: Any,
+    known: Known,
+    rows: int,
+    terms: Mapping[str, tuple[LossTerms, float]],
+    scalars: Scalars,
+) -> tuple[Tensor, tuple[Entry, ...]]:
+    """The sums of a micro-batch, in a program or on the host; traceable.
+
+    Args:
+        objective: The losses and metrics.
+        outputs: The model's.
+        known: Targets, weights and shares.
+        rows: Samples in it, padding included.
+        terms: What each loss adds, and its weight.
+        scalars: Logged means over the samples, by name.
+
+    Returns:
+        1-d, float32, without gradients: the number of samples, then what each entry
+        adds; and the entries.
+    """
+    outputs = tree_map(_detached, outputs)
+    entries, sums = [], []
+    for term, _ in terms.values():
+        sums.append(torch.stack([term.total, term.divisor]))
+    if terms:
+        result = partial(_weighted_means, [weight for _, weight in terms.values()])
+        entries.append(Entry("loss", 2 * len(terms), result, "min"))
+    if len(terms) > 1:
+        for name, (term, _) in terms.items():
+            sums.append(torch.stack([term.total, term.divisor]))
+            entries.append(Entry(f"{name}_loss", 2, _mean, "min"))
+    for name, measure, part, weights in objective.measured(outputs, known):
+        metric = measure.metric
+        if isinstance(metric, StreamedMetric):
+            entries.append(Entry(name, 0, None, metric.direction))
+            continue
+        with said(f"The metric {name!r}", part):
+            added = metric.sums(part.output, part.target, weights)
+        sums.append(flat(added))
+        entries.append(Entry(name, added.numel(), metric.result, metric.direction))
+    if known.share is None:
+        device = next((term.total.device for term, _ in terms.values()), None)
+        count = torch.full((1,), float(rows), device=device)
+    else:
+        count = known.share.gt(0).to(torch.float32).sum().reshape(1)
+    for name, value in scalars.items():
+        sums.append(value.mul(count))
+        entries.append(Entry(name, 1, None, None))
+    _refuse_twins([entry.name for entry in entries])
+    return torch.cat([in_float32(detached(s)) for s in (count, *sums)]), tuple(entries)
 
 
 class Figures:
@@ -52,70 +106,25 @@ class Figures:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self._entries: list[Entry] = []
-        self._size = 1
-        self._names: list[str] = []
+        self._entries: tuple[Entry, ...] = ()
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
         self._extra: dict[str, list[float]] = {}
         self.reset()
 
-    # In the program, or on the host ------------------------------------------
+    def adopt(self, entries: tuple[Entry, ...]) -> None:
+        """Take over what the vectors to come hold.
 
-    def vector(
-        self,
-        outputs: Any,
-        known: Known,
-        rows: int,
-        terms: Mapping[str, tuple[LossTerms, float]],
-        scalars: Scalars,
-    ) -> Tensor:
-        """The sums of a micro-batch; traceable.
-
-        Args:
-            outputs: The model's.
-            known: Targets, weights and shares.
-            rows: Samples in it, padding included.
-            terms: What each loss adds, and its weight.
-            scalars: Logged means over the samples, by name.
-
-        Returns:
-            1-d, float32, without gradients.
+        Raises:
+            ConfigError: Two figures have the same name.
         """
-        outputs = tree_map(_detached, outputs)
-        entries, sums = [], []
-        for term, _ in terms.values():
-            sums.append(torch.stack([term.total, term.divisor]))
-        if terms:
-            result = partial(_weighted_means, [weight for _, weight in terms.values()])
-            entries.append(Entry("loss", 2 * len(terms), result, "min"))
-        if len(terms) > 1:
-            for name, (term, _) in terms.items():
-                sums.append(torch.stack([term.total, term.divisor]))
-                entries.append(Entry(f"{name}_loss", 2, _mean, "min"))
-        names = [entry.name for entry in entries]
-        for name, measure, part, weights in self.objective.measured(outputs, known):
-            names.append(name)
-            metric = measure.metric
-            if isinstance(metric, Metric):
-                with said(f"The metric {name!r}", part):
-                    added = metric.sums(part.output, part.target, weights)
-                sums.append(flat(added))
-                entry = Entry(name, added.numel(), metric.result, metric.direction)
-                entries.append(entry)
-        if known.share is None:
-            count = torch.full((1,), float(rows))
-        else:
-            count = known.share.gt(0).to(torch.float32).sum().reshape(1)
-        for name, value in scalars.items():
-            sums.append(value.mul(count))
-            entries.append(Entry(name, 1, None, None))
+        if self._extra:
+            _refuse_twins([*(entry.name for entry in entries), *self._extra])
         self._entries = entries
-        self._size = 1 + sum(entry.size for entry in entries)
-        self._names = _distinct([*names, *scalars, *self._extra])
-        return torch.cat([in_float32(detached(s)) for s in (count, *sums)])
 
-    # On the host ------------------------------------------------------------
+    @property
+    def _size(self) -> int:
+        return 1 + sum(entry.size for entry in self._entries)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed epoch needs to go on: plain values.
@@ -200,7 +209,7 @@ class Figures:
         """The figures in the order of `compile`: losses, metrics, what is logged."""
         streamed = {name: metric.result() for name, metric in self._streams.items()}
         values = {**self._summed(self._sums), **streamed}
-        order = ("loss", *self._names, *values)
+        order = ("loss", *(entry.name for entry in self._entries), *values)
         return {name: values[name] for name in order if name in values}
 
     @property
@@ -216,6 +225,8 @@ class Figures:
         if sums is not None:
             count, at = float(sums[0]), 1
             for entry in self._entries:
+                if not entry.size:
+                    continue
                 its = sums[at : at + entry.size]
                 at += entry.size
                 values[entry.name] = (
@@ -267,7 +278,7 @@ def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _distinct(names: list[str]) -> list[str]:
+def _refuse_twins(names: list[str]) -> None:
     """Refuse two figures of one name.
 
     Raises:
@@ -279,4 +290,3 @@ def _distinct(names: list[str]) -> list[str]:
             f"Two figures are called {twice[0]!r}: a metric or a loss has the name of "
             "another, or of something that forward() logs. Rename one."
         )
-    return names

@@ -19,6 +19,7 @@ from ipufit.losses import Loss, LossTerms
 from ipufit.metrics import FunctionMetric, Metric, StreamedMetric
 
 from .outputs import named_outputs, only, part_of
+from .watching import divisions_watched
 
 AnyMetric = Union[Metric, StreamedMetric]
 OutputKey = Union[str, int, None]
@@ -35,6 +36,8 @@ class Measure(NamedTuple):
         is_weighted: Whether sample weights count.
         place: Index and length of a list that isn't per output, for a metric that is
             about one; with several outputs such a list must have one for each.
+        given: What it was made from: a name, a metric, a function. Measures that are
+            made from the same make the same program.
     """
 
     output: OutputKey
@@ -42,6 +45,7 @@ class Measure(NamedTuple):
     metric: AnyMetric
     is_weighted: bool
     place: tuple[int, int] | None = None
+    given: object = None
 
     @property
     def full_name(self) -> str:
@@ -116,6 +120,21 @@ class Objective:
         return all(loss.each is not None for _, loss in self.losses) and all(
             isinstance(m.metric, Metric) and not isinstance(m.metric, FunctionMetric)
             for m in self.measures
+        )
+
+    @property
+    def program_key(self) -> tuple[object, ...]:
+        """What a program has compiled in of it; streamed metrics stay on the host."""
+        return (
+            [(key, loss.function, loss.is_sum) for key, loss in self.losses],
+            self.loss_weights,
+            self.num_listed,
+            [
+                (m.output, m.name, m.is_weighted, m.place, StreamedMetric)
+                if isinstance(m.metric, StreamedMetric)
+                else (m.output, m.name, m.is_weighted, m.place, m.given)
+                for m in self.measures
+            ],
         )
 
     def fresh(self) -> Objective:
@@ -297,9 +316,11 @@ def said(what: str, part: Part) -> Iterator[None]:
 
     Raises:
         DataError: It did.
+        ConfigError: It divides whole numbers in a program.
     """
     try:
-        yield
+        with divisions_watched(what):
+            yield
     except (IpufitError, poptorch.Error):
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

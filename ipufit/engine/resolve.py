@@ -57,7 +57,8 @@ def resolve_objective(
                 full = f"weighted_{name}" if is_weighted and name in taken else name
                 is_one = _is_per_output(items, position)
                 place = (position, len(resolved)) if is_one else None
-                measures.append(Measure(key, full, metric, is_weighted, place))
+                item = items[position] if isinstance(items, (list, tuple)) else items
+                measures.append(Measure(key, full, metric, is_weighted, place, item))
     num_listed = len(loss) if isinstance(loss, (list, tuple)) else None
     weights = _weights(loss_weights, losses)
     return Objective(losses, weights, tuple(measures), num_listed)

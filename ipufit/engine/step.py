@@ -1,182 +1,225 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module that PopTorch traces: the user's, with the loss and the figures."""
+"""The modules that PopTorch traces: the user's, with what ipufit adds to it."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from typing import Any, ContextManager, Iterator, Sequence
+from typing import Any, ContextManager, Sequence
 
 import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure, tree_map
+from ipufit.config import IPUConfig
 from ipufit.data import Known, Layout
-from ipufit.errors import ConfigError, DataError, UnknownNameError
+from ipufit.errors import ConfigError, DataError
 from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
 from ipufit.scalars import Scalars, collected
 
-from .figures import Figures
-from .objective import shapes_of
+from .dtypes import widened_all
+from .figures import Entry, vector_of
+from .objective import Objective, shapes_of
 from .outputs import split_own_loss
+from .packing import Packing
+from .stages import Blocks, last_block, started_blocks
+from .watching import LossWatch
 
-_WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
-class Results:
-    """How a program's flat outputs nest: found out when it is traced.
+class Findings:
+    """What the trace of a step finds out.
 
-    What a module returns that is no tensor is the same in every call.
+    PopTorch traces a shallow copy of the step, so this is shared and filled in.
+
+    Attributes:
+        packing: How the outputs nest that the program returns.
+        entries: The figures in the vector that a training program returns.
     """
 
     def __init__(self) -> None:
-        self._structure = Structure.of(None)
-        self._leaves: list[Any] = []
-        self._names: list[str] = []
-
-    def pack(self, outputs: Any, scalars: Scalars) -> tuple[Tensor, ...]:
-        """The tensors among the outputs, then the scalars; traceable."""
-        self._structure = Structure.of(outputs)
-        leaves = self._structure.flatten(outputs)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self._leaves = [None if isinstance(x, Tensor) else x for x in leaves]
-        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-        self._names = list(scalars)
-        return (*tensors, *(value.reshape(1) for value in scalars.values()))
-
-    def unpack(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars]:
-        """Outputs as the module returns them, and scalars, `[micro-batches]` each."""
-        count = len(tensors) - len(self._names)
-        given = iter(tensors[:count])
-        leaves = [
-            next(given) if is_tensor else leaf
-            for is_tensor, leaf in zip(self._is_tensor, self._leaves)
-        ]
-        scalars = dict(zip(self._names, tensors[count:]))
-        return self._structure.rebuild(leaves), scalars
-
-    @property
-    def has_scalars(self) -> bool:
-        """Whether a micro-batch gives scalars besides rows."""
-        return bool(self._names)
+        self.packing = Packing()
+        self.entries: tuple[Entry, ...] = ()
 
 
 class Step(torch.nn.Module):
-    """One micro-batch: from flat tensors to outputs, or to the figures' sums.
-
-    In training it returns the vector of `Figures`, and the outputs if some metric
-    needs them, and marks the loss. Else it returns the outputs, and the scalars that
-    the module gives: its own loss and what it logs. One module serves both programs,
-    as PopTorch wants it for weights to be shared.
+    """One micro-batch of the user's module: base of the two steps.
 
     Args:
         module: The user's.
-        loss_block: The block the loss joins; None if none has to be entered.
-        dtype: Of activations; inputs are cast to it. Figures stay in float32.
+        config: Its layout on IPUs.
+        layout: How the tensors of a batch nest. A dict of inputs becomes keyword
+            arguments of the module, a tuple or list positional ones.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, config: IPUConfig, layout: Layout
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.findings = Findings()
+        self._layout = layout
+        self._first_block = config.first_block
+        self._last_block = config.last_block
+        self._dtype = _DTYPES[config.precision]
+
+    def _called(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars, Blocks]:
+        """The module's outputs, what it logs, and the blocks that it has started."""
+        if self._first_block is not None:  # the casts belong to it
+            poptorch.Block.start(self._first_block)
+        given = [self._cast(tensor) for tensor in tensors[: self._layout.num_inputs]]
+        with collected() as scalars, started_blocks() as blocks:
+            outputs = call_module(self.module, self._layout.inputs.rebuild(given))
+        return outputs, scalars, blocks
+
+    def _in_last_block(self, blocks: Blocks) -> ContextManager[Any]:
+        return last_block(self._last_block, blocks)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        if self._dtype == torch.float32 or not tensor.is_floating_point():
+            return tensor
+        narrowed: Tensor = tensor.to(self._dtype)
+        return narrowed
+
+
+class TrainingStep(Step):
+    """One micro-batch of training: the loss, marked, and the sums of the figures.
+
+    Args:
+        module: The user's.
+        config: Its layout on IPUs.
+        layout: How the tensors of a batch nest.
+        objective: Losses and metrics.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
-        *,
-        loss_block: str | None = None,
-        dtype: torch.dtype = torch.float32,
+        config: IPUConfig,
+        layout: Layout,
+        objective: Objective,
     ) -> None:
-        super().__init__()
-        self.module = module
-        self.layout = Layout(Structure(tuple))
-        self.figures: Figures | None = None
-        self.owns_loss = False
-        self.loss_block = loss_block
-        self.dtype = dtype
-        self.training_results, self.results = Results(), Results()
+        super().__init__(module, config, layout)
+        self._objective = objective
+        self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
 
-    def describe_inference(self, layout: Layout, *, owns_loss: bool) -> None:
-        """Say how a batch nests, before the step is wrapped for inference.
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The figures' sums, the loss, and the outputs if some metric needs them.
 
-        A dict of inputs becomes keyword arguments of the module, a tuple or list
-        positional ones.
+        The loss is returned because PopTorch drops what no output depends on, before
+        it looks for the loss.
+
+        Args:
+            *tensors: Of the layout.
         """
-        self.layout = layout
-        self.owns_loss = owns_loss
-        self.results = Results()
-
-    def describe_training(self, layout: Layout, figures: Figures) -> None:
-        """Say what is trained, before the step is wrapped for it."""
-        self.layout = layout
-        self.figures = figures
-        self.owns_loss = figures.objective.owns_loss
-        self.training_results = Results()
-        # For the losses' buffers.
-        self.losses = torch.nn.ModuleList(figures.objective.modules)
-
-    def forward(self, *tensors: Tensor) -> Any:
-        """The tensors of the layout; for inference only the inputs."""
-        given = [self._cast(tensor) for tensor in tensors[: self.layout.num_inputs]]
-        with collected() as scalars:
-            outputs = call_module(self.module, self.layout.inputs.rebuild(given))
+        with LossWatch() as watch:
+            outputs, scalars, blocks = self._called(tensors)
         own: Tensor | None = None
-        if self.owns_loss:
-            own, outputs = split_own_loss(outputs)
-        if not self.training:
-            if own is not None:
-                if "loss" in scalars:
-                    raise ConfigError(
-                        "log('loss') was called, and the module returns its own loss, "
-                        "which is called so: log it under another name."
-                    )
-                scalars = {"loss": own.detach().to(torch.float32), **scalars}
-            return self.results.pack(outputs, scalars)
-        known = self.layout.known(tensors)
-        with self._loss_place():
-            vector = self._sums(outputs, known, rows_of(tensors[0]), own, scalars)
-        if self.figures is not None and self.figures.objective.is_streamed:
-            return (vector, *self.training_results.pack(outputs, {}))
-        return vector
-
-    def _sums(
-        self,
-        outputs: Any,
-        known: Known,
-        rows: int,
-        own: Tensor | None,
-        scalars: Scalars,
-    ) -> Tensor:
-        """Mark the loss, and add up the figures."""
-        if self.figures is None:
-            raise RuntimeError("a step without figures was traced for training")
-        outputs, known = widened_all(outputs, known)
-        if self.owns_loss:
-            if own is None:
-                raise ConfigError(
-                    "There is no loss: compile() got none, and the module returns "
-                    "none either. Pass loss='cross_entropy' or the like, or return a "
-                    "dict with 'loss', as transformers do when labels are among the "
-                    "inputs."
+        with self._in_last_block(blocks):
+            if self._objective.owns_loss:
+                own, outputs = split_own_loss(outputs)
+            rows, known = rows_of(tensors[0]), self._layout.known(tensors)
+            wide, known = widened_all(outputs, known)
+            terms = self._loss_terms(wide, known, rows, own)
+            with watch:
+                vector, entries = vector_of(
+                    self._objective, wide, known, rows, terms, scalars
                 )
-            wide: Tensor = own.to(torch.float32)
-            total = wide.detach().mul(rows)
-            count = torch.full_like(total, float(rows))
-            terms = {"": (LossTerms(wide, total, count), 1.0)}
-        else:
-            terms = self.figures.objective.loss_terms(outputs, known, rows)
-        values = [t.value if w == 1 else t.value.mul(w) for t, w in terms.values()]
-        value = values[0] if len(values) == 1 else torch.stack(values).sum()
-        poptorch.identity_loss(value, reduction="sum")
-        return self.figures.vector(outputs, known, rows, terms, scalars)
+            others: tuple[Tensor, ...] = ()
+            if self._objective.is_streamed:
+                others, self.findings.packing = Packing.of(outputs, {})
+            self.findings.entries = entries
+            value = total_loss(terms)
+            if watch.is_alarmed:
+                value = _with_other_losses(value, (vector, *others))
+            return (vector, poptorch.identity_loss(value, reduction="sum"), *others)
 
-    def _loss_place(self) -> ContextManager[Any]:
-        if self.loss_block is None:
-            return contextlib.nullcontext()
-        return poptorch.Block(self.loss_block)
+    def _loss_terms(
+        self, outputs: Any, known: Known, rows: int, own: Tensor | None
+    ) -> dict[str, tuple[LossTerms, float]]:
+        if not self._objective.owns_loss:
+            return self._objective.loss_terms(outputs, known, rows)
+        if own is None:
+            raise ConfigError(
+                "There is no loss: compile() got none, and the module returns "
+                "none either. Pass loss='cross_entropy' or the like, or return a "
+                "dict with 'loss', as transformers do when labels are among the "
+                "inputs."
+            )
+        value: Tensor = own.to(torch.float32)
+        total = value.detach().mul(rows)
+        count = torch.full_like(total, float(rows), device=total.device)
+        return {"": (LossTerms(value, total, count), 1.0)}
 
-    def _cast(self, tensor: Tensor) -> Tensor:
-        if self.dtype == torch.float32 or not tensor.is_floating_point():
-            return tensor
-        narrowed: Tensor = tensor.to(self.dtype)
-        return narrowed
+
+class InferenceStep(Step):
+    """One micro-batch of inference: the outputs, and the scalars that the module gives.
+
+    Args:
+        module: The user's.
+        config: Its layout on IPUs.
+        layout: How the tensors of a batch nest.
+        owns_loss: Whether the module returns its own loss.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        config: IPUConfig,
+        layout: Layout,
+        *,
+        owns_loss: bool,
+    ) -> None:
+        super().__init__(module, config, layout)
+        self._owns_loss = owns_loss
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, then the scalars: the own loss and what is logged.
+
+        Args:
+            *tensors: The inputs of the layout.
+        """
+        outputs, scalars, blocks = self._called(tensors)
+        with self._in_last_block(blocks):
+            if self._owns_loss:
+                own, outputs = split_own_loss(outputs)
+                if own is not None:
+                    scalars = _with_own_loss(own, scalars)
+            tensors, self.findings.packing = Packing.of(outputs, scalars)
+            return tensors
+
+
+def _with_own_loss(own: Tensor, scalars: Scalars) -> Scalars:
+    if "loss" in scalars:
+        raise ConfigError(
+            "log('loss') was called, and the module returns its own loss, which is "
+            "called so: log it under another name."
+        )
+    return {"loss": own.detach().to(torch.float32), **scalars}
+
+
+def total_loss(terms: dict[str, tuple[LossTerms, float]]) -> Tensor:
+    """What is minimised: the weighted sum of the losses, 0-d.
+
+    Args:
+        terms: What each loss adds, and its weight, by output.
+    """
+    values = [t.value if w == 1 else t.value.mul(w) for t, w in terms.values()]
+    return values[0] if len(values) == 1 else torch.stack(values).sum()
+
+
+def _with_other_losses(value: Tensor, returned: Sequence[Tensor]) -> Tensor:
+    """The loss, with everything else that is returned as a part of it that is 0.
+
+    Built-in loss functions that a metric, `log` or the module uses are markers too.
+    PopTorch takes those for a step on the way from which the final loss is reached.
+    """
+    nothing = [
+        tensor.detach().reshape(-1)[:1].to(torch.float32).mul(0.0)
+        for tensor in returned
+    ]
+    return torch.cat([value.reshape(1), *nothing])
 
 
 def call_module(module: torch.nn.Module, inputs: Any) -> Any:
@@ -221,120 +264,3 @@ def _check_arguments(
             f"are given ({given}): {error}. A dict of inputs gives arguments by name, "
             "a tuple or list by place."
         ) from None
-
-
-def widened(values: Any) -> Any:
-    """Nested tensors in the types that torch's losses and exact sums want.
-
-    Half precision becomes float32, and every whole-number type int64, as which class
-    indices leave a device but in 32 bits.
-
-    Example:
-        >>> widened((torch.zeros(1, dtype=torch.float16), 3))[0].dtype
-        torch.float32
-    """
-
-    def widen(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if leaf.dtype == torch.float16:
-            return leaf.to(torch.float32)
-        return leaf.to(torch.int64) if leaf.dtype in _WHOLE_NUMBERS else leaf
-
-    return tree_map(widen, values)
-
-
-def widened_all(outputs: Any, known: Known) -> tuple[Any, Known]:
-    """Outputs, targets and weights in the types that losses want."""
-    outputs, targets, weights = widened((outputs, known.targets, known.weights))
-    return outputs, known._replace(targets=targets, weights=weights)
-
-
-@contextlib.contextmanager
-def mode(
-    module: torch.nn.Module, *, training: bool, root: torch.nn.Module | None = None
-) -> Iterator[None]:
-    """Put `module` and its children in train or eval mode, and back.
-
-    PopTorch traces a module in the mode it is in, and calls neither `train` nor
-    `eval` itself. To be trained, submodules that are in eval mode stay so if the user's
-    module is in train mode: somebody has frozen them.
-
-    Args:
-        module: The one that is traced.
-        training: Which mode.
-        root: The user's, inside of it.
-
-    Example:
-        >>> module = torch.nn.Dropout()
-        >>> with mode(module, training=False):
-        ...     module.training
-        False
-        >>> module.training
-        True
-    """
-    before: dict[torch.nn.Module, bool] = {m: m.training for m in module.modules()}
-    module.train(training)
-    if training and before[module] and (root is None or before[root]):
-        for child, was_training in before.items():
-            if not was_training:  # frozen by the user, such as batch norm
-                child.training = False
-    try:
-        yield
-    finally:
-        for child, was_training in before.items():
-            child.training = was_training
-
-
-def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) -> None:
-    """Refuse a mistyped submodule among the names of stages.
-
-    The model's own blocks can't be known before it runs, but who names submodules
-    names no blocks beside them.
-
-    Args:
-        module: The user's.
-        stages: Names of each stage.
-
-    Raises:
-        UnknownNameError: Some names are submodules, and some are not.
-
-    Example:
-        >>> check_stage_names(torch.nn.Sequential(torch.nn.ReLU()), [["0"], ["1"]])
-        Traceback (most recent call last):
-        ipufit.errors.UnknownNameError: Unknown submodule in pipeline '1'. Known: 0.
-    """
-    submodules = {name for name, _ in module.named_modules() if name}
-    names = [name for stage in stages for name in stage]
-    strangers = [name for name in names if name not in submodules]
-    if strangers and len(strangers) < len(names):
-        raise UnknownNameError("submodule in pipeline", strangers[0], submodules)
-
-
-@contextlib.contextmanager
-def stage_blocks(
-    module: torch.nn.Module, stages: Sequence[Sequence[str]]
-) -> Iterator[None]:
-    """Begin a block where a submodule that `stages` names begins.
-
-    Names that are no submodule are blocks which the model makes itself. The hooks are
-    only there while a program is traced, so the user's module stays as it was.
-
-    Args:
-        module: The user's.
-        stages: Names of each stage.
-    """
-    submodules = dict(module.named_modules())
-    handles: list[Any] = []
-    for name in (name for stage in stages for name in stage):
-        if name in submodules:
-            handles.append(
-                submodules[name].register_forward_pre_hook(
-                    lambda _module, _inputs, name=name: poptorch.Block.start(name)
-                )
-            )
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -15,10 +15,10 @@ from ipufit.data import Call, Known, Layout, TrainingBatches
 from ipufit.optimizers import Updates, WeightAverage
 
 from .coverage import check_rows, cut, returned_rows
+from .dtypes import widened_all
 from .executors import Executors
 from .figures import Figures
 from .gradients import WatchedGradients
-from .step import widened_all
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,16 @@ class Training:
             batches: Show what a call looks like.
             display: Hears of the compilation.
         """
-        self.executors.prepare_training(
+        entries = self.executors.prepare_training(
             batches,
             self.plan,
             self.options,
-            self.updates.optimizer,
-            self.figures,
+            self.updates,
+            self.figures.objective,
             self.watched.anchors,
             display,
         )
+        self.figures.adopt(entries)
 
     def run(self, call: Call) -> None:
         """Train on one call, and add to the figures."""

@@ -95,26 +95,30 @@ class Loss:
             loss = self._checked(self.function(outputs, targets))
             if loss.dim():
                 loss = torch.sum(loss) if self.is_sum else torch.mean(loss)
+            else:  # PopTorch gives a loss inside the final one the shape [1]
+                loss = loss.reshape(())
             total = loss.detach()
             total = total if self.is_sum else total.mul(rows)
-            return LossTerms(loss, total, torch.full_like(total, float(rows)))
+            count = torch.full_like(total, float(rows), device=total.device)
+            return LossTerms(loss, total, count)
         values = self._values(outputs, targets, rows, weights).reshape(rows, -1)
         counts = torch.ones_like(values[:, 0])
+        whole: Tensor | float
         if self._ignores(outputs, targets):
             valid = targets.ne(self.ignore_index).reshape(rows, -1).to(values.dtype)
             counts = valid.sum(dim=1)
             each, whole = values.sum(dim=1), counts.sum().clamp(min=1)
         elif self.is_sum:
-            each, whole = values.sum(dim=1), torch.ones(())
+            each, whole = values.sum(dim=1), 1.0
         else:
-            each, whole = values.mean(dim=1), torch.tensor(float(rows))
+            each, whole = values.mean(dim=1), float(rows)
         if share is None:
             total = torch.sum(each)
-            value = total if self.is_sum else total / whole
+            value = total if self.is_sum else torch.div(total, whole)
             return LossTerms(value, total.detach(), counts.sum())
         is_real = share.gt(0).to(values.dtype)
         total = torch.sum(each.mul(is_real))
-        value = total if self.is_sum else torch.sum(each.mul(share)) / whole
+        value = total if self.is_sum else torch.div(torch.sum(each.mul(share)), whole)
         return LossTerms(value, total.detach(), torch.sum(counts.mul(is_real)))
 
     def _ignores(self, outputs: Any, targets: Any) -> bool:
@@ -134,7 +138,7 @@ class Loss:
         """The mean over targets that aren't ignored; 0 if all are."""
         if self.summed is None:
             raise RuntimeError("a loss that ignores targets has no sum")
-        total = self.summed(outputs, targets)
+        total = self.summed(outputs, targets).reshape(())
         count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
         return LossTerms(total / count.clamp(min=1), total.detach(), count)
 

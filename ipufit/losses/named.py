@@ -7,6 +7,7 @@ second, as torch has it, and the last for Keras's `..._crossentropy`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable
 
 import torch
@@ -179,8 +180,9 @@ _IGNORED = -100
 _IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
 
 
+@functools.lru_cache(maxsize=None)
 def named_loss(name: str) -> Loss:
-    """The loss of that name; capitals and underscores don't matter.
+    """The loss of that name, the same each time; capitals and underscores don't matter.
 
     Raises:
         UnknownNameError: There is none.

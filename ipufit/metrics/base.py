@@ -159,12 +159,29 @@ def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> T
     """
     values = in_float32(detached(values))
     if values.dim() == 0:
-        return torch.stack([values.mul(rows), torch.full_like(values, float(rows))])
+        # PopTorch gives a built-in loss that isn't the final one the shape [1].
+        return _with_count(values.reshape(()).mul(rows), rows)
     if weights is None:
-        total = values.sum()
-        return torch.stack([total, torch.full_like(total, float(values.numel()))])
+        return _with_count(values.sum(), values.numel())
     spread = spread_weights(weights, values)
     return torch.stack([weighed(values, spread).sum(), spread.sum()])
+
+
+def _with_count(total: Tensor, count: int) -> Tensor:
+    counted = torch.full_like(total, float(count), device=total.device)
+    return torch.stack([total, counted])
+
+
+def zeros_like(values: Tensor) -> Tensor:
+    """Zeros of the shape and on the device of `values`.
+
+    PopTorch warns of functions that make tensors if they aren't told a device.
+
+    Example:
+        >>> zeros_like(torch.ones(2))
+        tensor([0., 0.])
+    """
+    return torch.zeros_like(values, device=values.device)
 
 
 def detached(tensor: Tensor) -> Tensor:
@@ -196,7 +213,7 @@ def weighed(values: Tensor, weights: Tensor) -> Tensor:
         >>> weighed(torch.tensor([3.0, float("nan")]), torch.tensor([2.0, 0.0]))
         tensor([6., 0.])
     """
-    return torch.where(weights.eq(0), torch.zeros_like(values), values.mul(weights))
+    return torch.where(weights.eq(0), zeros_like(values), values.mul(weights))
 
 
 def spread_weights(weights: Tensor, values: Tensor) -> Tensor:

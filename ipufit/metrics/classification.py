@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError
 
-from .base import Metric, flat, in_float32, mean_sums, spread_weights
+from .base import Metric, flat, in_float32, mean_sums, spread_weights, zeros_like
 from .shapes import (
     IGNORED_INDEX,
     class_indices,
@@ -179,7 +179,7 @@ class TopKAccuracy(_Share):
     ) -> tuple[Tensor, Tensor | None]:
         scores, labels, counts = classified(outputs, targets, weights)
         is_own = one_hot(labels, scores.shape[-1])
-        own = torch.where(is_own, scores, torch.zeros_like(scores)).sum(-1, True)
+        own = torch.where(is_own, scores, zeros_like(scores)).sum(-1, True)
         is_earlier = is_own.to(torch.float32).cumsum(dim=-1).eq(0)
         ahead = scores.le(own).logical_not()
         ahead = ahead.logical_or(scores.eq(own).logical_and(is_earlier))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ipufit.errors import DataError
 
-from .base import in_float32, spread_weights, weighed
+from .base import in_float32, spread_weights, weighed, zeros_like
 
 IGNORED_INDEX = -100
 """The class index that doesn't count, as in torch's losses."""
@@ -145,8 +145,8 @@ def classified(
     spread = weights_like(labels, weights)
     return Classified(
         in_float32(outputs),
-        torch.where(counts, labels, torch.zeros_like(labels)),
-        torch.where(counts, spread, torch.zeros_like(spread)),
+        torch.where(counts, labels, zeros_like(labels)),
+        torch.where(counts, spread, zeros_like(spread)),
     )
 
 

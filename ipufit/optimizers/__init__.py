@@ -6,7 +6,12 @@ from __future__ import annotations
 from .averaging import WeightAverage
 from .loss_scaling import LossScaleRamp
 from .rates import ScheduleLike
-from .resolve import OptimizerLike, check_covers, hyper_parameters, resolve_optimizer
+from .resolve import (
+    OptimizerLike,
+    check_covers,
+    hyper_parameters,
+    resolve_optimizer,
+)
 from .schedules import Schedule
 from .spec import Optimizer
 from .updates import Updates, resolve_updates

@@ -161,6 +161,45 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
     return (*groups, getattr(optimizer, "loss_scaling", 1.0))
 
 
+def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
+    """What a program has compiled in of an optimiser: all but its variable values.
+
+    Args:
+        optimizer: Of `poptorch.optim`.
+
+    Returns:
+        Its class and plain attributes, and for each group and the defaults the values
+        that are constants and the parameters. One whose state doesn't begin with
+        zeros has itself in it.
+
+    Example:
+        >>> weights = [torch.nn.Parameter(torch.zeros(1))]
+        >>> one, other = (poptorch.optim.SGD(weights, lr=lr) for lr in (0.1, 0.2))
+        >>> program_key(one) == program_key(other)
+        True
+    """
+    is_constant = optimizer.variable_attrs.isConstant  # type: ignore[attr-defined]
+    known = optimizer.defaults
+    groups = [
+        (
+            tuple((n, group.get(n) if is_constant(n) else None) for n in known),
+            tuple(id(parameter) for parameter in group.get("params", ())),
+        )
+        for group in (*optimizer.param_groups, known)
+    ]
+    attributes = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if isinstance(value, (bool, int, float, str, torch.dtype))
+        and not name.startswith("_")
+        and not name.endswith("_is_dirty")
+        and (name != "loss_scaling" or is_constant(name))
+    }
+    # PopART begins with other values than 0 only there (`sgd1decompose.cpp`).
+    is_combined = getattr(optimizer, "use_combined_accum", False)
+    return type(optimizer), groups, attributes, id(optimizer) if is_combined else None
+
+
 def _rebuild(
     optimizer: torch.optim.Optimizer,
     poptorch_class: type[torch.optim.Optimizer],

@@ -12,7 +12,7 @@ from ipufit.errors import SharedRateWarning
 
 from .loss_scaling import LossScaleRamp
 from .rates import Rates, ScheduleLike, make_rates
-from .resolve import OptimizerLike, resolve_optimizer
+from .resolve import OptimizerLike, program_key, resolve_optimizer
 from .spec import Optimizer
 
 
@@ -52,6 +52,15 @@ class Updates:
         self._rates = rates
         ramp = spec.loss_scaling if spec else None
         self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
+
+    @property
+    def program_key(self) -> tuple[object, ...]:
+        """What a program has compiled in, so that another needs another program."""
+        return (
+            program_key(self.optimizer),
+            self.automatic_loss_scaling,
+            self.needs_running_mean,
+        )
 
     @property
     def has_schedule(self) -> bool:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ipufit import ConfigError
 from ipufit.data.layout import Known
 from ipufit.engine import Figures
+from ipufit.engine.figures import vector_of
 from ipufit.engine.resolve import resolve_objective
 from tests import reference
 
@@ -24,7 +25,11 @@ def figures(*arguments):
 def vector(mine, outputs, targets, scalars=None, **known):
     known = Known(targets, **known)
     terms = mine.objective.loss_terms(outputs, known, len(outputs))
-    return mine.vector(outputs, known, len(outputs), terms, scalars or {})
+    values, entries = vector_of(
+        mine.objective, outputs, known, len(outputs), terms, scalars or {}
+    )
+    mine.adopt(entries)
+    return values
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.booleans())

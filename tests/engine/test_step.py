@@ -17,7 +17,7 @@ from ipufit import (
     UnsupportedError,
     poptorch,
 )
-from ipufit.engine.step import check_stage_names
+from ipufit.engine.stages import check_stage_names
 from tests import reference
 
 X, Y = reference.samples(48)
@@ -105,14 +105,19 @@ def test_a_pipeline_really_takes_an_ipu_for_each_stage(monkeypatch, ipus):
     model.detach()
 
 
-def test_a_loss_outside_every_block_is_poptorchs_error():
+def test_the_loss_joins_the_last_block_by_itself():
+    """After the module's blocks none is active: an IPU refuses all operators."""
     settings = PIPELINES["strategy"][1]
-    model = IPUModel(
-        OwnBlocks(), IPUConfig(gradient_accumulation=3, pipeline=settings["pipeline"])
-    )
-    model.compile("sgd", "cross_entropy")
-    with pytest.raises(poptorch.Error, match="Block"):
-        model.fit(X, Y, batch_size=24, verbose=0)
+    losses = []
+    for block in (None, "late"):
+        config = IPUConfig(
+            gradient_accumulation=3, pipeline=settings["pipeline"], loss_block=block
+        )
+        torch.manual_seed(0)
+        model = IPUModel(OwnBlocks(), config)
+        model.compile("sgd", "cross_entropy")
+        losses.append(model.fit(X, Y, batch_size=24, verbose=0, shuffle=False).history)
+    assert losses[0] == losses[1]
 
 
 # Nested inputs, targets, outputs --------------------------------------------------

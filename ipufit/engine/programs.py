@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled programs, and how many of them a model keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Iterator, TypeVar
+
+import torch
+
+from ipufit._poptorch import poptorch
+
+from .baked import BakedIn
+from .fingerprint import Fingerprint
+from .step import Findings
+from .wrapping import Wrappers
+
+KEPT_PROGRAMS = 4
+"""How many programs of a kind a model keeps: those that were used last."""
+
+
+@dataclass(eq=False)
+class Program:
+    """A compiled program of the user's module.
+
+    Attributes:
+        executor: PopTorch's.
+        findings: What its trace has found out.
+        baked_in: The numbers of the module that it was compiled with.
+        held: The weights that its device has; None if that isn't known.
+        is_due: Whether the device's weights have to be compared with the host's
+            before the next call.
+    """
+
+    executor: poptorch.PoplarExecutor
+    findings: Findings
+    baked_in: BakedIn
+    held: Fingerprint | None
+    is_due: bool = field(default=True, init=False)
+
+
+@dataclass(eq=False)
+class TrainingProgram(Program):
+    """A compiled program that updates the weights.
+
+    Attributes:
+        wrappers: The classes that PopTorch has given to the weights.
+        optimizer: The one whose values and state the device has, or gets when it is
+            attached.
+        random_state: The device's when it was compiled; None if it has no seed.
+        sent: The values of the optimiser that were sent last; empty if the device may
+            have others.
+    """
+
+    wrappers: Wrappers
+    optimizer: torch.optim.Optimizer
+    random_state: list[int] | None
+    sent: tuple[object, ...]
+
+
+ProgramT = TypeVar("ProgramT", bound=Program)
+
+
+class KeptPrograms(Generic[ProgramT]):
+    """Programs by what they were compiled for; the one used last comes last."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Any, ProgramT]] = []
+
+    def __iter__(self) -> Iterator[ProgramT]:
+        """The programs, the one that was used longest ago first."""
+        return iter([program for _, program in self._kept])
+
+    def get(self, key: object) -> ProgramT | None:
+        """The program that was compiled for `key`, if there is one.
+
+        It counts as used now. One that was compiled with other numbers of the module
+        than it has now isn't found, and is destroyed.
+        """
+        for index, (own_key, program) in enumerate(self._kept):
+            if own_key == key:
+                del self._kept[index]
+                if program.baked_in.is_outdated():
+                    program.executor.destroy()
+                    return None
+                self._kept.append((key, program))
+                return program
+        return None
+
+    def make_room(self) -> None:
+        """Destroy the program that was used longest ago, if no other can be kept."""
+        while len(self._kept) >= KEPT_PROGRAMS:
+            self._kept.pop(0)[1].executor.destroy()
+
+    def add(self, key: object, program: ProgramT) -> None:
+        """Keep a program, by what it was compiled for."""
+        self._kept.append((key, program))
+
+    def clear(self) -> None:
+        """Destroy all programs."""
+        while self._kept:
+            self._kept.pop()[1].executor.destroy()

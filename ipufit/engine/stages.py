@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the blocks of a pipeline begin, and which one the loss joins."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+
+from ipufit._poptorch import poptorch
+from ipufit.errors import UnknownNameError
+
+Blocks = List[Tuple[Optional[str], Optional[int]]]
+"""Name and IPU of each block that was started, as they were given."""
+
+
+def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) -> None:
+    """Refuse a mistyped submodule among the names of stages.
+
+    The model's own blocks can't be known before it runs, but who names submodules
+    names no blocks beside them.
+
+    Args:
+        module: The user's.
+        stages: Names of each stage.
+
+    Raises:
+        UnknownNameError: Some names are submodules, and some are not.
+
+    Example:
+        >>> check_stage_names(torch.nn.Sequential(torch.nn.ReLU()), [["0"], ["1"]])
+        Traceback (most recent call last):
+        ipufit.errors.UnknownNameError: Unknown submodule in pipeline '1'. Known: 0.
+    """
+    submodules = {name for name, _ in module.named_modules() if name}
+    names = [name for stage in stages for name in stage]
+    strangers = [name for name in names if name not in submodules]
+    if strangers and len(strangers) < len(names):
+        raise UnknownNameError("submodule in pipeline", strangers[0], submodules)
+
+
+@contextlib.contextmanager
+def stage_blocks(
+    module: torch.nn.Module, stages: Sequence[Sequence[str]]
+) -> Iterator[None]:
+    """Begin a block where a submodule that `stages` names begins.
+
+    Names that are no submodule are blocks which the model makes itself. The hooks are
+    only there while a program is traced, so the user's module stays as it was.
+
+    Args:
+        module: The user's.
+        stages: Names of each stage.
+    """
+    submodules = dict(module.named_modules())
+    handles: list[Any] = []
+    for name in (name for stage in stages for name in stage):
+        if name in submodules:
+            handles.append(
+                submodules[name].register_forward_pre_hook(
+                    lambda _module, _inputs, name=name: poptorch.Block.start(name)
+                )
+            )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def started_blocks() -> Iterator[Blocks]:
+    """Note the blocks that a module starts, by `with Block(...)` or `Block.start`.
+
+    Those of `BeginBlock` aren't noted: they are never closed, so nothing has to enter
+    them again.
+
+    Yields:
+        The blocks so far, in order.
+
+    Example:
+        >>> with started_blocks() as blocks, poptorch.Block("head", ipu_id=1):
+        ...     pass
+        >>> blocks
+        [('head', 1)]
+    """
+    blocks: Blocks = []
+    start = poptorch.Block.start
+
+    def noted(user_id: str | None = None, ipu_id: int | None = None) -> None:
+        blocks.append((user_id, ipu_id))
+        start(user_id, ipu_id)
+
+    poptorch.Block.start = staticmethod(noted)  # type: ignore[method-assign,assignment]
+    try:
+        yield blocks
+    finally:
+        poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment]
+
+
+def last_block(name: str | None, started: Blocks) -> ContextManager[Any]:
+    """The block that what follows the module joins.
+
+    After a `with Block(...)` no block is active, and PopTorch refuses every operator
+    then. Entering the last one again makes no new stage.
+
+    Args:
+        name: Of the block, if the config tells it.
+        started: By the module; the last of them is taken otherwise.
+
+    Returns:
+        A context in which the block is open; without blocks one that does nothing.
+    """
+    if name is not None:
+        return poptorch.Block(name)
+    return poptorch.Block(*started[-1]) if started else contextlib.nullcontext()

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compiled and moved, and when: the table of `docs/calls.md`, counted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from ipufit import IPUConfig, IPUModel, Optimizer, SwapEMAWeights
+from ipufit.engine.programs import KEPT_PROGRAMS
+from tests import reference
+from tests.engine.counting import Moves
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "calls.md"
+X, Y = reference.samples(32)
+FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
+
+
+def network():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 4)
+    )
+
+
+def make(optimizer="adam"):
+    model = IPUModel(network(), IPUConfig(seed=1))
+    model.compile(optimizer, "cross_entropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    watching = Moves().watch(monkeypatch)
+    yield watching
+    watching.stop()
+
+
+def averaging():
+    return make(Optimizer("adam", ema_momentum=0.9))
+
+
+def looked(model, *sizes):
+    for size in sizes:
+        model.evaluate(X, Y, batch_size=size, verbose=0)
+
+
+def trained(model, *sizes):
+    for size in sizes:
+        model.fit(X, Y, **{**FIT, "batch_size": size})
+
+
+def fit(model, **more):
+    model.fit(X, Y, **FIT, **more)
+
+
+def compile_again(model):
+    model.compile("adam", "cross_entropy", metrics=["accuracy"])
+    fit(model)
+
+
+def predict_on_batches(model):
+    for _ in range(10):
+        model.predict_on_batch(X[:8])
+
+
+def in_turns(model):
+    model.train_on_batch(X[:8], Y[:8])
+    model.test_on_batch(X[:8], Y[:8])
+
+
+def fit_swapping(model):
+    fit(model, epochs=2, validation_data=(X, Y), callbacks=SwapEMAWeights())
+
+
+# The rows of the table: how the model is made ready, and what is counted.
+ROWS = {
+    "`fit`, 2 epochs of 4 calls": (make, lambda m: fit(m, epochs=2)),
+    "`fit` once more": (lambda: ready(fit), fit),
+    "`compile` with equal settings, `fit`": (lambda: ready(fit), compile_again),
+    "`fit` with 3 validations": (
+        make,
+        lambda m: fit(m, epochs=3, validation_data=(X, Y)),
+    ),
+    "`predict` after `fit`": (
+        lambda: ready(fit),
+        lambda m: m.predict(X, batch_size=8, verbose=0),
+    ),
+    "`predict` once more": (
+        lambda: ready(fit, lambda m: m.predict(X, batch_size=8, verbose=0)),
+        lambda m: m.predict(X, batch_size=8, verbose=0),
+    ),
+    "ten `predict_on_batch`": (
+        lambda: ready(lambda m: m.predict_on_batch(X[:8])),
+        predict_on_batches,
+    ),
+    "`evaluate` with batches of 4, 8, 4, 8": (make, lambda m: looked(m, 4, 8, 4, 8)),
+    "`fit` with batches of 4, 8, 4, 8": (make, lambda m: trained(m, 4, 8, 4, 8)),
+    "`train_on_batch`, then `test_on_batch`": (lambda: ready(in_turns), in_turns),
+    "`fit` with `ema_momentum`, 4 calls": (averaging, fit),
+    "`fit` with `SwapEMAWeights`, 2 validations": (
+        lambda: ready(fit_swapping, model=averaging()),
+        fit_swapping,
+    ),
+}
+
+
+def ready(*steps, model=None):
+    model = model or make()
+    for step in steps:
+        step(model)
+    return model
+
+
+def documented():
+    """Row -> the three counts of the page."""
+    rows = re.findall(
+        r"^\| (.+?) \| (\d+) \| (\d+) \| (\d+) \|$",
+        PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    return {row: tuple(map(int, counts)) for row, *counts in rows}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_moves_is_what_the_page_says(moves, row):
+    prepare, action = ROWS[row]
+    model = prepare()
+    moves.taken()
+    action(model)
+    assert tuple(moves.taken().values()) == documented()[row]
+
+
+def test_the_page_has_these_rows_and_no_others():
+    assert list(documented()) == list(ROWS)
+
+
+def test_a_program_that_is_kept_gives_the_same_as_one_that_is_compiled():
+    """Weights, optimiser and figures: sizes alternate, and compile() is called."""
+    sizes = (4, 8, 4, 16, 8, 4)
+    kept, fresh = make(), make()
+    for index, size in enumerate(sizes):
+        for model in (kept, fresh):
+            if index == 3:
+                model.compile("adam", "cross_entropy", metrics=["accuracy"])
+            history = model.fit(X, Y, **{**FIT, "batch_size": size}).history
+            figures = model.evaluate(X, Y, batch_size=size, verbose=0)
+            if model is kept:
+                expected = history, figures
+        fresh._executors.drop_training()  # compiles the next one anew
+        assert (history, figures) == expected
+    reference.assert_same_weights(kept.module, fresh.module, rtol=0, atol=0)
+
+
+def test_the_programs_used_last_are_kept(moves):
+    model = make()
+    sizes = [2, 4, 8, 16, 32][: KEPT_PROGRAMS + 1]
+    looked(model, *sizes)
+    moves.taken()
+    looked(model, *sizes[1:])
+    assert moves.taken()["compiled"] == 0
+    looked(model, sizes[0])  # was dropped
+    assert moves.taken()["compiled"] == 1
+
+
+def test_a_change_made_past_torchs_version_counter_is_uploaded():
+    """`weight.data` has a counter of its own, so torch can't tell of it."""
+    model, twin = make("sgd"), network()
+    fit(model)
+    model.evaluate(X, Y, verbose=0)
+    for name, weight in model.module.named_parameters():
+        weight.data.copy_(dict(twin.named_parameters())[name].data.flip(0))
+        twin.get_parameter(name).data.copy_(weight.data)
+    twin.load_state_dict(model.module.state_dict())
+    expected = reference.evaluate(twin.eval(), X, Y)
+    assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, rel=1e-5)
+    before = reference.weights(model.module)
+    model.optimizer.param_groups[0]["lr"] = 0.0
+    fit(model)
+    after = reference.weights(model.module)
+    assert all(torch.equal(before[n], after[n]) for n, _ in twin.named_parameters())
+
+
+def test_weights_that_a_callback_sets_count_from_the_next_call_on():
+    model, twin = make("sgd"), network()
+    new = [array * 0.5 for array in model.get_weights()]
+
+    class Set(reference.Recorder):
+        def on_train_batch_begin(self, batch, logs):
+            if batch == 2:
+                self.model.set_weights(new)
+
+    fit(model, callbacks=Set())
+    for parameter, value in zip(twin.state_dict().values(), new):
+        parameter.copy_(torch.as_tensor(value))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
+    reference.train(twin.train(), optimizer, X[16:], Y[16:], 8)
+    reference.assert_same_weights(model.module[0], twin[0], rtol=1e-5, atol=1e-6)
