@@ -10,8 +10,8 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
+from ._liveness import erase_dead
 from ._refusals import host_tensor_among
-from ._tensor_log import remove_unused_prints
 from .errors import createPoptorchError
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def _subgraph(
     }
     for node in nodes:
         copy_of[node] = graph.node_copy(node, copy_of.__getitem__)
-    graph.output([copy_of[node] for node in results])
-    remove_unused_prints(graph)
+    outputs = [copy_of[node] for node in results]
+    erase_dead(graph, outputs)
+    graph.output(outputs)
     return graph, captured

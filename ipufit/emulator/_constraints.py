@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from torch.fx.node import Node
-
 from ._layout import Layout
 from ._overlap import check_overlap
+from ._placement import check_stages
 from ._program import Program
 from ._target import Target
 from .enums import OutputMode
@@ -88,24 +87,8 @@ def _check_placement(program: Program, strategy: ExecutionStrategy) -> None:
                 f"IPUs and odd phases on odd IPUs: phase {block.phase}, block "
                 f"'{block.block_id}', is on IPU {block.ipu}."
             )
-    if is_pipelined(strategy) and program.num_ipus > 1:
-        _check_stage_order(program)
-
-
-def _check_stage_order(program: Program) -> None:
-    """Stages of a pipeline pass data on to later ones only."""
-    stages: dict[Node, int] = {}
-    for node in program.graph.graph.nodes:
-        latest = max((stages[source] for source in node.all_input_nodes), default=0)
-        block = node.meta.get("block")
-        stages[node] = latest if block is None else block.stage
-        if latest > stages[node]:
-            raise createPoptorchError(
-                f"Block '{block.block_id}' is in stage {block.stage} of the pipeline "
-                f"but needs results of stage {latest}: stages must increase along the "
-                "data. poptorch.AutoStage.AutoIncrement gives each block a stage of "
-                "its own, several on one IPU if need be."
-            )
+    if is_pipelined(strategy) and len(program.ipus) > 1:
+        check_stages(program.graph.graph)
 
 
 def _check_stages(forward: int, layout: Layout, *, is_training: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from types import TracebackType
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def nop(tensor: Tensor) -> Tensor:
         tensor([1.])
     """
     require_tensor(tensor, "nop must take a torch.tensor argument.")
-    return tensor
+    return _operator(nop, tensor)
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
@@ -61,7 +61,21 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
             raise ValueError(
                 f"All inputs must be tensors. Got {type(tensor).__name__}."
             )
-    return tensors[0] if len(tensors) == 1 else tensors
+    if len(tensors) == 1:
+        return _operator(recomputationCheckpoint, tensors[0])
+    return tuple(map(recomputationCheckpoint, tensors))
+
+
+def _operator(function: Callable[..., Any], tensor: Tensor) -> Tensor:
+    """Record an operator that gives its argument back where that is an error.
+
+    Outside all blocks none may be; elsewhere it makes no difference.
+    """
+    trace = current_trace()
+    if trace is None or trace.tracer.is_in_block():
+        return tensor
+    result: Tensor = trace.call(function, tensor)
+    return result
 
 
 def serializedMatMul(

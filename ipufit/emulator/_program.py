@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
@@ -23,15 +24,16 @@ from ._constant_nodes import constant_nodes
 from ._custom_args import flattenTensorStructure, reconstructTensorStructure
 from ._dtypes import device_tensor, host_tensor
 from ._graph_limits import check_graph
+from ._liveness import NORM_FUNCTIONS, changed_memory, erase_calls, erase_dead
 from ._losses import final_loss
 from ._memory_format import in_channels_last
+from ._placement import used_ipus
 from ._refusals import untraceable
 from ._strict import StrictTracer, refuse_unsupported_operators
 from ._switches import is_strict, uses_channels_last
 from ._tensor_devices import FACTORIES, RANDOM_FACTORIES
-from ._tensor_log import remove_unused_prints
 from ._trace_state import active_trace
-from ._tracing import NORM_FUNCTIONS, Tracer, named_weights
+from ._tracing import Tracer, named_weights
 from ._visibility import EscapeGuard, visible_indexing
 from .blocks import BlockPlacement, tracing_blocks
 from .errors import Error, createPoptorchError
@@ -208,23 +210,29 @@ def trace(
         torch.random.set_rng_state(rng_state)
         rebound = _restore_bindings(module, bindings)
     _refuse_rebound(rebound)
-    _refuse_homeless(tracer)
     flat = list(flattenTensorStructure(outputs))
     computed = {i: t for i, t in enumerate(flat) if tracer.is_on_device(t)}
     nodes = dict(zip(computed, tracer.finish(computed.values())))
     _refuse_rebound([f"{_kind(weights[n])} {n} is reassigned" for n in tracer.rebound])
     _warn_of_host_outputs(flat, computed)
+    graph = tracer.graph
+    weight_of = tracer.weight_memory()
+    _eliminate(tracer, list(nodes.values()), weights)
     constants = {i for i, node in nodes.items() if _is_constant(node)}
     results = [node for i, node in nodes.items() if i not in constants]
     if is_training:
-        results.append(final_loss(tracer.graph))
-    tracer.graph.output(tuple(results))
-    remove_unused_prints(tracer.graph)
-    _check_operators(tracer, weights)
+        results.append(final_loss(graph))
+    graph.output(tuple(results))
+    graphs = _with_bodies(graph, tracer.root)
+    compiled_in = _compiled_in(tracer, weights)
+    _check_operators(tracer, graphs, compiled_in)
+    ipus = used_ipus(graphs, compiled_in)
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
-    updated = frozenset(tracer.mutated)
+    changes = changed_memory(graphs)
+    updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
+    updated = frozenset(updates)
     return Program(
-        graph=GraphModule(tracer.root, tracer.graph),
+        graph=GraphModule(tracer.root, graph),
         weight_names=tuple(weights),
         weight_shapes=tuple(weight.shape for weight in weights.values()),
         output_structure=reconstructTensorStructure(
@@ -239,17 +247,31 @@ def trace(
         },
         has_loss=is_training,
         blocks=tuple(tracer.begun),
-        ipus=tuple(tracer.ipus()),
+        ipus=ipus,
         is_random=is_random,
         updated_weights=updated & floating,
         volatile_weights=updated - floating,
         unsynchronised_weights=frozenset(
-            name
-            for name in updated & floating
-            if not tracer.mutated[name] or tracer.mutated[name] - NORM_FUNCTIONS
+            name for name in updated & floating if updates[name] - NORM_FUNCTIONS
         ),
-        written_inputs=tuple(tracer.written_inputs),
+        written_inputs=tuple(
+            index for index, m in enumerate(tracer.input_memory()) if m in changes
+        ),
     )
+
+
+def _eliminate(tracer: Tracer, results: list[Node], weights: dict[str, Tensor]) -> None:
+    """Erase the dead calls of a trace; all if it gives nothing back."""
+    inputs = set(tracer.input_memory())
+    if not results and not inputs & changed_memory([tracer.graph]).keys():
+        erase_calls(tracer.graph)
+        return
+    variables = {
+        memory
+        for memory, name in tracer.weight_memory().items()
+        if weights[name].is_floating_point()
+    }
+    erase_dead(tracer.graph, results, variables | inputs)
 
 
 @contextlib.contextmanager
@@ -299,15 +321,29 @@ def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArgu
     return CallArguments(args, kwargs)
 
 
-def _check_operators(tracer: Tracer, weights: dict[str, Tensor]) -> None:
-    """Refuse combinations of calls, and in strict mode calls, that don't compile."""
-    bodies = (part for part in vars(tracer.root).values() if isinstance(part, Body))
-    graphs = [tracer.graph, *(body.graph for body in bodies)]
-    compiled_in = {
+def _with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
+    """A graph, and those of the loops and branches that it runs."""
+    graphs = [graph]
+    for node in graph.nodes:
+        part = getattr(root, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(part, Body):
+            graphs += _with_bodies(part.graph, root)
+    return graphs
+
+
+def _compiled_in(tracer: Tracer, weights: dict[str, Tensor]) -> set[str]:
+    """The graph's inputs that PopTorch makes constants of."""
+    return {
         tracer.weight_input(name)
         for name, weight in weights.items()
         if not weight.is_floating_point()
     }
+
+
+def _check_operators(
+    tracer: Tracer, graphs: list[Graph], compiled_in: set[str]
+) -> None:
+    """Refuse combinations of calls, and in strict mode calls, that don't compile."""
     for graph in graphs:
         check_graph(graph, constant_nodes(graph, compiled_in))
     if isinstance(tracer, StrictTracer):
@@ -386,12 +422,3 @@ def _refuse_rebound(problems: list[str]) -> None:
         f"{problems[0]}{joint} the model when calling the forward method.{hint} The "
         "device holds the weights it was compiled with."
     )
-
-
-def _refuse_homeless(tracer: Tracer) -> None:
-    if tracer.homeless_op is not None:
-        raise createPoptorchError(
-            "No active Block, all the ops must belong to a Block: "
-            f"`{tracer.homeless_op}` runs after a block was closed and before another "
-            "one begins. Put it inside `with poptorch.Block(...)`."
-        )

@@ -40,6 +40,10 @@ class BlockPlacement:
     phase: int
 
 
+BEFORE_BLOCKS = BlockPlacement("", stage=0, ipu=0, phase=0)
+"""Where a model runs until its first block begins (PopTorch, `CompilerImpl.hpp`)."""
+
+
 class Stage:
     """Blocks that run together on one IPU.
 

@@ -11,15 +11,14 @@ which are computed while the model is compiled, and results that nothing uses.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Collection, Iterator, NamedTuple
+from typing import Any, Callable, Collection, NamedTuple
 
 from torch import Tensor
 from torch.fx.graph import Graph
-from torch.fx.node import Node
 from torch.overrides import resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._constant_nodes import constant_nodes, is_in_place
+from ._constant_nodes import constant_nodes
 from ._operands import tensors_in
 from ._supported_ops import SUPPORTED_OPERATORS
 from ._switches import STRICT_VARIABLE
@@ -127,7 +126,7 @@ def refuse_unsupported_operators(
     """Refuse a program with operators that PopTorch doesn't compile.
 
     Args:
-        graphs: Recorded by a `StrictTracer`.
+        graphs: Recorded by a `StrictTracer`, without dead calls.
         constant_inputs: Names of inputs that are compiled in.
 
     Raises:
@@ -136,7 +135,7 @@ def refuse_unsupported_operators(
     unsupported: dict[str, set[str]] = {}
     for graph in graphs:
         constants = constant_nodes(graph, constant_inputs)
-        for node in _live_nodes(graph):
+        for node in graph.nodes:
             call = node.meta.get(_CALL)
             if call is not None and node not in constants:
                 operators = _unsupported(call)
@@ -167,16 +166,6 @@ def _unsupported(call: _Call) -> set[str]:
 def _advice(function: str) -> str:
     way = _ALTERNATIVES.get(_bare(function.rpartition(".")[2]))
     return f"{function} (try {way})" if way else function
-
-
-def _live_nodes(graph: Graph) -> Iterator[Node]:
-    """The nodes that results depend on, or that change a tensor in place."""
-    live: set[Node] = set()
-    for node in reversed(graph.nodes):
-        is_used = any(user in live for user in node.users)
-        if node.op == "output" or is_used or is_in_place(node):
-            live.add(node)
-            yield node
 
 
 def _bare(name: str) -> str:

@@ -7,7 +7,6 @@ import sys
 from typing import Any, Callable
 
 from torch import Tensor
-from torch.fx.graph import Graph
 
 from ._tensor_text import TensorText, first_character
 from ._trace_state import current_trace, is_tracing, require_tensor
@@ -87,13 +86,6 @@ def print_tensor(
         register: Callable[[Any], object] = result.register_hook
         register(lambda gradient: _write(f"{title}_gradient", text(gradient)))
     return result
-
-
-def remove_unused_prints(graph: Graph) -> None:
-    """Drop the prints whose result nothing uses, as a compiler does."""
-    for node in reversed(graph.nodes):
-        if node.target is print_tensor and not node.users:
-            graph.erase_node(node)
 
 
 def _write(title: str, text: str) -> None:

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from ._dtypes import device_tensor
 from ._half import in_float32
 from ._limits import refuse_unsupported
+from ._liveness import CallWatch, Effects, note_effects, storage_of
 from ._moving_slices import moving_sizes, moving_slices
 from ._operands import has_tensors, map_leaves, map_tensors, tensors_in
 from ._refusals import (
@@ -38,10 +39,7 @@ from ._refusals import (
 from ._scopes import Scopes
 from ._slices import constant_bounds
 from ._tensor_devices import FACTORIES, emulated_devices, is_host_device
-from .blocks import BlockPlacement
-
-NORM_FUNCTIONS = frozenset({"batch_norm", "instance_norm"})
-"""Functions that keep running statistics."""
+from .blocks import BEFORE_BLOCKS, BlockPlacement
 
 _INDEXING = ("__getitem__", "__setitem__")
 _MOVES = frozenset({"to", "type_as"})
@@ -85,10 +83,7 @@ class Tracer(TorchFunctionMode):
         root: Holds the graph's constants.
         scopes: Where in the model the calls are made; each node remembers it.
         begun: The blocks that began, in order.
-        homeless_op: The first call outside all blocks after one was closed.
-        mutated: The weights that were changed in place, each with the functions that
-            did it; none: through a view. Complete after `finish`.
-        written_inputs: Inputs, by index, that were changed in place. After `finish`.
+        results: What the call of each node returned while tracing.
         rebound: Weights that were given other memory, as by `weight.data = ...`.
             After `finish`.
     """
@@ -99,21 +94,16 @@ class Tracer(TorchFunctionMode):
         self.root = torch.nn.Module()
         self.scopes = Scopes()
         self.begun: list[BlockPlacement] = []
-        self.homeless_op: str | None = None
-        self.mutated: dict[str, set[str]] = {}
-        self.written_inputs: list[int] = []
+        self.results: dict[Node, Any] = {}
         self.rebound: list[str] = []
         self._inputs = inputs
         self._stand_ins: dict[str, Tensor] = {}
         self._stand_in_of: dict[int, Tensor] = {}
         self._host_of: dict[int, Tensor] = {}
-        self._weight_name: dict[int, str] = {}
         self._node_of: dict[int, Node] = {}
         self._kept_alive: list[Tensor] = []
         self._num_constants = 0
-        self._placement: BlockPlacement | None = None
-        self._is_block_closed = False
-        self._has_op_before_blocks = False
+        self._placement: BlockPlacement | None = BEFORE_BLOCKS
         self._was_grad_enabled = torch.is_grad_enabled()
         self._is_recording = False
         self._weight_inputs = {n: f"weight_{i}" for i, n in enumerate(weights)}
@@ -123,15 +113,12 @@ class Tracer(TorchFunctionMode):
             self._stand_ins[name] = copy
             self._stand_in_of[id(tensor)] = copy
             self._host_of[id(copy)] = tensor
-            self._weight_name[id(copy)] = name
             node = self.graph.placeholder(self.weight_input(name))
             self._bind(tensor, node)
             self._bind(copy, node)
         for index, tensor in enumerate(inputs):
             self._bind(tensor, self.graph.placeholder(f"input_{index}"))
         self._first_memory = {n: t.data_ptr() for n, t in self._stand_ins.items()}
-        self._first_versions = {n: t._version for n, t in self._stand_ins.items()}
-        self._first_input_versions = [tensor._version for tensor in inputs]
 
     def is_on_device(self, tensor: Tensor) -> bool:
         """Whether `tensor` is a weight, an input, or computed from one."""
@@ -165,44 +152,54 @@ class Tracer(TorchFunctionMode):
         """Place what follows on `placement`."""
         self.begun.append(placement)
         self._placement = placement
-        self._is_block_closed = False
 
     def end_block(self) -> None:
         """Leave the current block: no block is active until the next begins."""
         self._placement = None
-        self._is_block_closed = True
 
-    def ipus(self) -> list[int]:
-        """The IPUs that the traced calls live on, in the order of first use."""
-        first = [0] if self._has_op_before_blocks or not self.begun else []
-        return list(dict.fromkeys([*first, *(block.ipu for block in self.begun)]))
+    def is_in_block(self) -> bool:
+        """Whether a block is active, or none has begun yet."""
+        return self._placement is not None
+
+    # Memory -----------------------------------------------------------------
+
+    def weight_memory(self) -> dict[int, str]:
+        """The storages of the weights, and the weights' names."""
+        return {storage_of(copy): name for name, copy in self._stand_ins.items()}
+
+    def input_memory(self) -> list[int]:
+        """The storages of the inputs, in order."""
+        return [storage_of(tensor) for tensor in self._inputs]
 
     # Results ----------------------------------------------------------------
 
     def finish(self, outputs: Iterable[Tensor]) -> list[Node]:
         """Close the recording and name the nodes of `outputs`, tensors on the device.
 
-        An output that shares memory with a weight is copied: the weight may change
+        An output that is an input or a weight is copied by an operator of its own
+        (PopTorch, `JitDispatch.cpp`), and so is a view of a weight: that may change
         before the output is read.
         """
-        memory = {_storage(copy) for copy in self._stand_ins.values()}
+        memory = self.weight_memory()
         nodes = []
         for tensor in outputs:
             refuse_custom_backward(tensor)
             node = self._node_of[id(tensor)]
-            if _storage(self._device(tensor)) in memory:
+            device = self._device(tensor)
+            is_input = node.op == "placeholder"
+            if is_input or storage_of(device) in memory:
+                is_operator = is_input and not _is_constant_weight(node, device)
+                effects = Effects(
+                    reads=frozenset({storage_of(device)}), is_operator=is_operator
+                )
                 node = self.graph.call_function(torch.clone, (node,))
+                note_effects(node, effects)
+                node.meta["block"] = self._placement
+                self.results[node] = device
             nodes.append(node)
         for name, copy in self._stand_ins.items():
-            if copy._version != self._first_versions[name]:
-                self.mutated.setdefault(name, set())
             if copy.data_ptr() != self._first_memory[name]:
                 self.rebound.append(name)
-        self.written_inputs = [
-            index
-            for index, tensor in enumerate(self._inputs)
-            if tensor._version != self._first_input_versions[index]
-        ]
         return nodes
 
     # TorchFunctionMode ------------------------------------------------------
@@ -260,15 +257,17 @@ class Tracer(TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Any:
         touched = list(tensors_in((args, kwargs)))
-        before = self._weight_marks(name, touched)
+        watch = CallWatch(name, [self._device(tensor) for tensor in touched])
         result = func(
             *map_tensors(args, self._device), **map_tensors(kwargs, self._device)
         )
         if any(result is tensor for tensor in touched if not self.is_on_device(tensor)):
             result = result.clone()  # moved to the device it seems to be on already
-        self._note_mutations(name, before)
-        if has_tensors(result) or name in _RETURN_NOTHING:
-            self._record(func, name, args, kwargs, result)
+        effects = watch.effects(result)
+        if has_tensors(result) or name in _RETURN_NOTHING or effects.writes:
+            node = self._record(func, name, args, kwargs)
+            note_effects(node, effects)
+            self._bind_result(result, node)
         return result
 
     def _refuse_host_tensors(self, name: str, touched: list[Tensor]) -> None:
@@ -288,9 +287,9 @@ class Tracer(TorchFunctionMode):
         name: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        result: Any,
-    ) -> None:
+    ) -> Node:
         self._record_grad_mode()
+        node: Node
         node_args = map_leaves(args, self._argument)
         node_kwargs = map_leaves(kwargs, self._argument)
         if name in ("__get__", "__set__"):
@@ -306,8 +305,8 @@ class Tracer(TorchFunctionMode):
         else:
             node = self.graph.call_function(func, node_args, node_kwargs)
         node.meta["operator"] = (self.scopes.prefix, name)
-        self._place(node, args, kwargs, result)
-        self._bind_result(result, node)
+        node.meta["block"] = self._placement
+        return node
 
     def _record_grad_mode(self) -> None:
         enabled = torch.is_grad_enabled()
@@ -316,6 +315,7 @@ class Tracer(TorchFunctionMode):
             self._was_grad_enabled = enabled
 
     def _bind_result(self, result: Any, node: Node) -> None:
+        self.results[node] = result
         if isinstance(result, Tensor):
             self._bind(result, node)
         elif isinstance(result, (tuple, list)):
@@ -327,6 +327,7 @@ class Tracer(TorchFunctionMode):
 
     def _bind(self, tensor: Tensor, node: Node) -> None:
         self._node_of[id(tensor)] = node
+        self.results[node] = tensor
         self._kept_alive.append(tensor)  # an id is only unique while it lives
         host = self._host_of.get(id(tensor))
         if host is not None:  # changed in place: later uses depend on the change
@@ -347,6 +348,7 @@ class Tracer(TorchFunctionMode):
         """A tensor of the host, frozen; a copy each time, lest the model change it."""
         frozen = device_tensor(tensor.detach(), copy=True)
         node: Node = self.graph.call_function(torch.clone, (self._attribute(frozen),))
+        self.results[node] = frozen
         return node
 
     def _attribute(self, value: Any) -> Node:
@@ -357,6 +359,7 @@ class Tracer(TorchFunctionMode):
         else:
             setattr(self.root, name, value)
         node: Node = self.graph.get_attr(name)
+        self.results[node] = value
         return node
 
     def _device(self, tensor: Tensor) -> Tensor:
@@ -365,40 +368,7 @@ class Tracer(TorchFunctionMode):
     def _host(self, tensor: Tensor) -> Tensor:
         return self._host_of.get(id(tensor), tensor)
 
-    # Side effects -----------------------------------------------------------
 
-    def _weight_marks(self, name: str, touched: list[Tensor]) -> dict[str, Any]:
-        """What to compare later to see which weights a call changed."""
-        marks: dict[str, Any] = {}
-        for tensor in touched:
-            copy = self._device(tensor)
-            weight = self._weight_name.get(id(copy))
-            if weight is not None:
-                # Normalisation updates its statistics without telling the version
-                # counter.
-                is_norm = name in NORM_FUNCTIONS
-                value = copy.detach().clone() if is_norm else None
-                marks[weight] = (copy, copy._version, value)
-        return marks
-
-    def _note_mutations(self, name: str, marks: dict[str, Any]) -> None:
-        for weight, (copy, version, value) in marks.items():
-            is_changed = value is not None and not torch.equal(value, copy)
-            if copy._version != version or is_changed:
-                self.mutated.setdefault(weight, set()).add(name)
-
-    def _place(self, node: Node, args: Any, kwargs: Any, result: Any) -> None:
-        node.meta["block"] = self._placement
-        if self._placement is not None:
-            return
-        if not self.begun:
-            self._has_op_before_blocks = True
-        elif self._is_block_closed and self.homeless_op is None:
-            storages = {_storage(tensor) for tensor in tensors_in((args, kwargs))}
-            results = {_storage(tensor) for tensor in tensors_in(result)}
-            if storages and not results <= storages:  # views are folded away
-                self.homeless_op = str(node.target)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if not tensor.is_sparse else id(tensor)
+def _is_constant_weight(node: Node, tensor: Tensor) -> bool:
+    """Whether PopTorch compiles a weight in: it does if that is of whole numbers."""
+    return str(node.target).startswith("weight_") and not tensor.is_floating_point()

@@ -21,7 +21,7 @@ from typing import (
 import torch
 
 from ._checks import require
-from ._stages import BlockPlacement
+from ._stages import BEFORE_BLOCKS, BlockPlacement
 from .errors import createPoptorchError
 from .strategies import ExecutionStrategy
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = [
+    "BEFORE_BLOCKS",
     "BeginBlock",
     "Block",
     "BlockFunction",

@@ -180,19 +180,166 @@ def nested(x):
         return x * 2
 
 
-@pytest.mark.parametrize("forward", [after_a_block, nested])
+def view_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return x.view(-1)
+
+
+def row_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return x[0]
+
+
+def detached_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return x.detach()
+
+
+def cast_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return x.int()
+
+
+def eval_dropout_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return nn.functional.dropout(x, training=False)
+
+
+def input_returned(x):
+    with Block("a", ipu_id=0):
+        y = x + 1
+    return y, x
+
+
+def constant_between(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    ones = torch.ones(1, device="ipu")
+    with Block("b", ipu_id=0):
+        return x + ones
+
+
+def checkpoint_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return poptorch.recomputationCheckpoint(x)
+
+
+def nop_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return poptorch.nop(x)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        after_a_block,
+        cast_after,
+        checkpoint_after,
+        constant_between,
+        detached_after,
+        eval_dropout_after,
+        input_returned,
+        nested,
+        nop_after,
+        row_after,
+        view_after,
+    ],
+)
 def test_no_block_is_active_after_one_was_left(forward):
+    """PopTorch, `Compiler.cpp` `clearActiveIpu`, `CompilerImpl.cpp`
+    `setExecutionStrategyAttributes`, for each operator that is lowered; for a returned
+    input `JitDispatch.cpp` `addOutput`."""
     with pytest.raises(poptorch.Error, match="No active Block"):
         compile_inference(Layers(forward), make_options())
 
 
-def test_views_and_constants_need_no_block():
-    def forward(x):
-        with Block("a", ipu_id=0):
-            x = x + 1
-        return x.view(-1)[:1], torch.zeros(2)
+def nothing_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return x.float().contiguous(), nn.functional.dropout(x + 1, training=False).shape[0]
 
+
+def dead_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    torch.sin(x)
+    return x
+
+
+def constant_returned(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    return x, torch.zeros(2, device="ipu")
+
+
+def folded_between(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    ones = torch.ones(1, device="ipu")
+    with Block("b", ipu_id=0):
+        return x + (ones + 1)
+
+
+def before_the_first(x):
+    x = x + 1
+    with Block("a", ipu_id=0):
+        return x * 2
+
+
+def started_after(x):
+    with Block("a", ipu_id=0):
+        x = x + 1
+    Block.start("a", ipu_id=0)
+    return x.view(-1)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        before_the_first,
+        constant_returned,
+        dead_after,
+        folded_between,
+        nothing_after,
+        started_after,
+    ],
+)
+def test_what_is_no_operator_needs_no_block(forward):
+    """Constants that only the host returns (PopTorch, `CanonicaliseConstants.cpp`) or
+    that are computed while compiling aren't lowered, and neither is what is dead."""
     compile_inference(Layers(forward), make_options())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_allowed"),
+    [
+        (PipelinedExecution(Stage("a").ipu(1), Stage("b").ipu(0)), False),
+        (PipelinedExecution(Stage("a"), Stage("b")), True),
+        (PipelinedExecution(AutoStage.AutoIncrement), True),
+        (ShardedExecution(Stage("a").ipu(1), Stage("b").ipu(0)), True),
+    ],
+)
+def test_what_runs_before_the_first_block_is_on_ipu_0(strategy, is_allowed):
+    """In stage 0, which can't be on two IPUs (PopTorch, `CompilerImpl.hpp`; PopART,
+    `ir.cpp` `verifyPipelineSettings`)."""
+
+    def forward(x):
+        x = x + 1
+        with Block("a", ipu_id=0):
+            x = x * 2
+        with Block("b", ipu_id=1):
+            return x * 3
+
+    refusal = pytest.raises(poptorch.Error, match="same pipeline stage")
+    with contextlib.nullcontext() if is_allowed else refusal:
+        compile_inference(Layers(forward), make_options(D=4, strategy=strategy), 4)
 
 
 def test_a_block_must_be_in_the_strategy_and_have_an_ipu():

@@ -115,14 +115,34 @@ def test_what_follows_a_built_in_loss_does_not_train():
     torch.testing.assert_close(marked, 5 * gradient)
 
 
-def test_a_loss_need_not_be_returned():
-    def make_loss(y, x):
+def test_a_loss_that_no_output_depends_on_is_not_there():
+    """PopTorch, `LowerToPopartFactories.cpp`: dead code goes first."""
+
+    def unused(y, x):
         F.mse_loss(y, x)
         return y
 
-    out, gradient = train(make_loss)
-    assert out.shape == (2, 3)
-    torch.testing.assert_close(gradient, gradient_by_hand(F.mse_loss))
+    with pytest.raises(poptorch.Error, match="Couldn't find a loss"):
+        train(unused)
+
+
+def test_an_unused_loss_beside_the_final_one_changes_nothing():
+    def with_figure(y, x):
+        F.mse_loss(y, x)
+        return F.l1_loss(y, x)
+
+    _, gradient = train(with_figure)
+    torch.testing.assert_close(gradient, gradient_by_hand(F.l1_loss))
+
+
+def test_a_dropped_marker_leaves_the_loss_inside_with_its_own_reduction():
+    def dropped(y, x):
+        loss = F.mse_loss(y, x, reduction="sum")
+        identity_loss(loss / 6, "mean")
+        return loss
+
+    _, gradient = train(dropped)
+    torch.testing.assert_close(gradient, 6 * gradient_by_hand(F.mse_loss))
 
 
 @pytest.mark.parametrize(
