@@ -97,6 +97,22 @@ def _refuse_class_weights(
         )
 
 
+def _refuse_cross_entropy(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    _refuse_class_weights(name, args, kwargs)
+    given = _bound(functional.cross_entropy, args, kwargs)
+    is_of_classes = given["input"].shape != given["target"].shape
+    is_mean = given.get("reduction", "mean") == "mean"
+    if given.get("label_smoothing") and is_of_classes and is_mean:
+        raise createPoptorchError(
+            "F.cross_entropy with label_smoothing and reduction='mean' selects the "
+            "samples that aren't ignored (aten::masked_select), whose number depends "
+            "on values. Take the mean yourself: poptorch.identity_loss(F.cross_entropy("
+            "..., reduction='none'), reduction='mean')."
+        )
+
+
 def _refuse_ctc(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     given = _named(_CTC_ARGUMENTS, args, kwargs)
     if given.get("reduction") in _NO_REDUCTION:
@@ -281,7 +297,7 @@ def _named(
 
 
 _CHECKS: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = {
-    "cross_entropy": _refuse_class_weights,
+    "cross_entropy": _refuse_cross_entropy,
     "cross_entropy_loss": _refuse_class_weights,
     "nll_loss": _refuse_class_weights,
     "nll_loss_nd": _refuse_class_weights,

@@ -25,7 +25,7 @@ from ._custom_args import flattenTensorStructure, reconstructTensorStructure
 from ._dtypes import device_tensor, host_tensor
 from ._graph_limits import check_graph
 from ._liveness import NORM_FUNCTIONS, changed_memory, erase_calls, erase_dead
-from ._losses import final_loss
+from ._losses import add_final_loss
 from ._memory_format import in_channels_last
 from ._placement import used_ipus
 from ._refusals import untraceable
@@ -219,14 +219,13 @@ def trace(
     weight_of = tracer.weight_memory()
     _eliminate(tracer, list(nodes.values()), weights)
     constants = {i for i, node in nodes.items() if _is_constant(node)}
-    results = [node for i, node in nodes.items() if i not in constants]
-    if is_training:
-        results.append(final_loss(graph))
-    graph.output(tuple(results))
+    graph.output(tuple(node for i, node in nodes.items() if i not in constants))
     graphs = _with_bodies(graph, tracer.root)
     compiled_in = _compiled_in(tracer, weights)
     _check_operators(tracer, graphs, compiled_in)
     ipus = used_ipus(graphs, compiled_in)
+    if is_training:
+        add_final_loss(graph, tracer.results)
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
     changes = changed_memory(graphs)
     updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}

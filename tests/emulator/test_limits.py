@@ -32,6 +32,16 @@ def test_class_weights_are_refused(loss, name):
         run(loss(weight=torch.ones(6)), X, LABELS)
 
 
+def test_the_mean_with_label_smoothing_is_refused():
+    """torch 2.0.1 composes it with `masked_select`."""
+    for reduction in ("sum", "none"):
+        run(nn.CrossEntropyLoss(label_smoothing=0.1, reduction=reduction), X, LABELS)
+    run(nn.CrossEntropyLoss(label_smoothing=0.1), X, X.softmax(1))
+    run(nn.CrossEntropyLoss(label_smoothing=0.0), X, LABELS)
+    with pytest.raises(poptorch.Error, match=r"masked_select.*reduction='none'"):
+        run(nn.CrossEntropyLoss(label_smoothing=0.1), X, LABELS)
+
+
 def ctc(reduction, targets):
     def loss(x):
         probs = x.reshape(4, 2, 3).log_softmax(2)
