@@ -22,6 +22,7 @@ from ._bodies import Body
 from ._compile_hooks import call_pre_compile_hooks, post_compile_hooks
 from ._constant_nodes import constant_nodes
 from ._custom_args import flattenTensorStructure, reconstructTensorStructure
+from ._device_numbers import compute_as_device
 from ._dtypes import device_tensor, host_tensor
 from ._graph_limits import check_graph
 from ._liveness import NORM_FUNCTIONS, changed_memory, erase_calls, erase_dead
@@ -344,7 +345,9 @@ def _check_operators(
 ) -> None:
     """Refuse combinations of calls, and in strict mode calls, that don't compile."""
     for graph in graphs:
-        check_graph(graph, constant_nodes(graph, compiled_in))
+        constants = constant_nodes(graph, compiled_in)
+        check_graph(graph, constants)
+        compute_as_device(graph, constants)
     if isinstance(tracer, StrictTracer):
         refuse_unsupported_operators(graphs, compiled_in)
 

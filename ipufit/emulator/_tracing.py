@@ -22,6 +22,7 @@ from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
+from ._device_numbers import note_whole_numbers
 from ._dtypes import device_tensor
 from ._half import in_float32
 from ._limits import refuse_unsupported
@@ -306,6 +307,7 @@ class Tracer(TorchFunctionMode):
             node = self.graph.call_function(func, node_args, node_kwargs)
         node.meta["operator"] = (self.scopes.prefix, name)
         node.meta["block"] = self._placement
+        note_whole_numbers(node, (*args, *kwargs.values()))
         return node
 
     def _record_grad_mode(self) -> None:

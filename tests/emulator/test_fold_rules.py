@@ -532,7 +532,12 @@ CASES = {
             for loss in (
                 F.cross_entropy(x, y, reduction=reduction),
                 F.cross_entropy(x, y, ignore_index=1, reduction=reduction),
-                F.cross_entropy(x, y, label_smoothing=0.1, reduction=reduction),
+                F.cross_entropy(
+                    x,
+                    y,
+                    label_smoothing=0.0 if reduction == "mean" else 0.1,
+                    reduction=reduction,
+                ),
                 F.cross_entropy(x, x.softmax(1), reduction=reduction),
                 F.nll_loss(x, y, reduction=reduction),
             )
