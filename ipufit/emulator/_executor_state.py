@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import datetime
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from ._program import Program
 from ._replica_groups import GroupedParameters, ReplicaGroups
 from ._target import Target
 from ._timings import CallTimes
-from ._wrapping import Wrapping
 from .enums import MeanReductionStrategy, OutputMode
 from .errors import createPoptorchError
 from .options import Options
@@ -78,9 +78,7 @@ class ExecutorState(abc.ABC):
         if self._options.exists("random_seed"):
             self._rng_state = [self._options.random_seed]
         self._dirty_host_weights = False
-        self._host_weights_version = 0
-        self._trainer_version_seen: int | None = None
-        self._wrapping: Wrapping | None = None
+        self._host_weights_version: Any = 0  # None: of a trainer that is gone
         self._optimizer_link: OptimizerLink | None = None
         self._parser = ArgsParser(model.forward)
         self._resolve_output_mode()

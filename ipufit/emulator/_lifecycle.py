@@ -28,7 +28,8 @@ from ._replica_groups import one_element_each
 from ._rng_state import RngState
 from ._switches import compiles
 from ._tracing import named_weights
-from ._wrapping import Wrapping, is_wrapped
+from ._wrapper_registry import is_wrapped, seen_plain, unwrap_model, unwrapped
+from ._wrapping import wrap_module
 from .enums import ConnectionType
 from .errors import createPoptorchError
 from .optim import SGD
@@ -44,7 +45,7 @@ class Lifecycle(RngState, Observation):
             optimizer or SGD(self._user_model.parameters(), lr=0.01), self._options
         )
         self._use_running_mean_if_needed()
-        self._wrapping = Wrapping(self._user_model, self)
+        wrap_module(self._user_model, self)
 
     # Compile ------------------------------------------------------------------
 
@@ -86,6 +87,20 @@ class Lifecycle(RngState, Observation):
         with torch.inference_mode(False):
             example = micro_batch(arguments, layout.input_blocks, layout.describe())
             rows = example.with_tensors(tensor.clone() for tensor in example.tensors())
+        with unwrapped(self._model):
+            self._make_executable(arguments, example, layout)
+        self._compiled_arguments, self._compiled_rows = arguments.like_meta(), rows
+        try:
+            if self._options.connection_type == ConnectionType.Always:
+                self.attachToDevice()
+        except Exception:
+            self._forget_program()
+            raise
+        self._compilation_time = datetime.timedelta(seconds=time.perf_counter() - start)
+
+    def _make_executable(
+        self, arguments: CallArguments, example: CallArguments, layout: Layout
+    ) -> None:
         groups = self._grouped_parameters.resolve(self._model, layout.replicas)
         with one_element_each(self._model, groups):
             program = trace(
@@ -134,16 +149,6 @@ class Lifecycle(RngState, Observation):
         self._executable, self._target = program, target
         self._replica_groups = groups
         self._folding, self._code = folding, code
-        self._compiled_arguments, self._compiled_rows = arguments.like_meta(), rows
-        try:
-            if self._options.connection_type == ConnectionType.Always:
-                self.attachToDevice()
-        except Exception:
-            self._forget_program()
-            raise
-        if self._training and self._wrapping is None and not is_wrapped(self.model):
-            self._wrapping = Wrapping(self.model, self)  # destroyed before
-        self._compilation_time = datetime.timedelta(seconds=time.perf_counter() - start)
 
     # Devices ------------------------------------------------------------------
 
@@ -170,18 +175,19 @@ class Lifecycle(RngState, Observation):
             )
         if self.isAttachedToDevice():
             raise createPoptorchError("Device is already attached")
-        self._attachment = Attachment(
-            Lease(self, target.num_ipus, target.first_ipu),
-            program,
-            self._anchors,
-            self._options,
-            self._host_weights,
-            self._replica_groups,
-            self._folding,
-            self._code,
-            self._start_rng(),
-            self._optimizer_link,
-        )
+        with seen_plain(self._host_weights.values()):
+            self._attachment = Attachment(
+                Lease(self, target.num_ipus, target.first_ipu),
+                program,
+                self._anchors,
+                self._options,
+                self._host_weights,
+                self._replica_groups,
+                self._folding,
+                self._code,
+                self._start_rng(),
+                self._optimizer_link,
+            )
 
     def detachFromDevice(self) -> None:
         """Save weights, optimiser and random state, and release the IPUs.
@@ -232,9 +238,11 @@ class Lifecycle(RngState, Observation):
             return
         self._release_device()
         self._forget_program()
-        if self._wrapping is not None:
-            self._wrapping.undo()
-            self._wrapping = None
+        if not self._training:
+            return
+        if not is_wrapped(self._user_model):
+            raise createPoptorchError("model was never wrapped")
+        unwrap_model(self._user_model)
 
     def _forget_program(self) -> None:
         self._executable = self._compiled_arguments = self._compiled_rows = None

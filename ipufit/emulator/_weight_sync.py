@@ -12,7 +12,7 @@ from typing import Any
 
 from ._executor_state import ExecutorState
 from ._logging import logger
-from ._wrapping import is_wrapped
+from ._wrapper_registry import is_wrapped, seen_plain
 from .errors import createPoptorchError
 
 
@@ -46,7 +46,8 @@ class WeightSync(ExecutorState):
         self._require_compiled()
         self._dirty_host_weights = False
         if self._attachment is not None:
-            self._attachment.download()
+            with seen_plain(self._host_weights.values()):
+                self._attachment.download()
         self._host_weights_version += 1
 
     def copyWeightsToHostIfNeeded(self) -> bool:
@@ -90,7 +91,8 @@ class WeightSync(ExecutorState):
         self._require_compiled()
         self._dirty_host_weights = False
         if self._attachment is not None:
-            self._attachment.upload()
+            with seen_plain(self._host_weights.values()):
+                self._attachment.upload()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Upload the buffers that `Options.updatableNamedBuffers` names.
@@ -128,7 +130,8 @@ class WeightSync(ExecutorState):
             )
         self._dirty_host_weights = False
         if self._attachment is not None:
-            self._attachment.upload_named(names)
+            with seen_plain(self._host_weights.values()):
+                self._attachment.upload_named(names)
 
     def _updatable_buffers(self) -> list[str]:
         return list(self._options._Popart.options.get("updatableNamedBuffers", ()))
@@ -182,6 +185,6 @@ class WeightSync(ExecutorState):
             return
         trainer.copyWeightsToHostIfNeeded()
         version = trainer._host_weights_version
-        if version is not None and version != self._trainer_version_seen:
+        if version is not None and version != self._host_weights_version:
             self.copyWeightsToDevice()
-            self._trainer_version_seen = version
+            self._host_weights_version = version

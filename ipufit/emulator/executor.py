@@ -11,9 +11,9 @@ from torch import Tensor
 from ._args import CallArguments
 from ._executor_state import NOT_COMPILED
 from ._measurements import Measurements
+from ._parameter_view import ParameterView
 from ._printing import module_repr
 from ._saving import Saving
-from ._wrapping import ParameterView
 from .enums import ConnectionType
 from .errors import createPoptorchError
 

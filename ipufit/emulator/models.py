@@ -7,7 +7,7 @@ import copy
 
 import torch
 
-from ._wrapping import is_wrapped
+from ._wrapper_registry import is_wrapped
 from .executor import PoplarExecutor
 from .options import Options
 

@@ -9,6 +9,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
+from ipufit.emulator._wrapper_registry import is_wrapped
 from tests.emulator._models import ONE, Model, on_device, said, wrap
 
 NOT_COMPILED = "Model has not been compiled or has been destroyed"
@@ -132,17 +133,19 @@ def test_destroying_twice_is_harmless():
     executor.destroy()
 
 
-def test_a_destroyed_executor_compiles_again_and_holds_its_module_again():
+def test_a_destroyed_executor_compiles_again_and_holds_the_weights_only():
+    """PopTorch, `python/_poplar_executor.py`: only `__init__` wraps the module."""
     model, executor = wrap()
     executor(ONE)
     executor.destroy()
     assert type(model) is Model
     executor(torch.ones(2))
     assert model.weight.item() == -3
-    with pytest.raises(RuntimeError, match="already been wrapped"):
-        poptorch.trainingModel(model)
-    executor.destroy()
     assert type(model) is Model
+    assert is_wrapped(model.weight)
+    with pytest.raises(poptorch.Error, match="model was never wrapped"):
+        executor.destroy()
+    assert not executor.isCompiled()
 
 
 def test_a_destroyed_executor_leaves_the_module_to_the_next():
