@@ -179,12 +179,19 @@ class WeightSync(ExecutorState):
         return result
 
     def _fetch_from_trainer(self) -> None:
-        """Bring in what a training executor of the same module has learnt."""
+        """Bring in what a training executor of the same module has learnt.
+
+        Every copy to the host, of either executor, makes their versions differ, so the
+        next call of this one uploads. That includes the first call after attaching,
+        which has uploaded already, and a training executor that is gone has no version
+        at all (PopTorch, `_poplar_executor.py`, `__call__`).
+        """
         trainer: Any = self._user_model
         if not is_wrapped(trainer):
             return
         trainer.copyWeightsToHostIfNeeded()
         version = trainer._host_weights_version
-        if version is not None and version != self._host_weights_version:
+        if version != self._host_weights_version:
+            logger.debug("Implicit copyWeightsToDevice()")
             self.copyWeightsToDevice()
             self._host_weights_version = version

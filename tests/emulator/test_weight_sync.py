@@ -159,3 +159,61 @@ def test_double_precision_weights_come_back_in_double_precision():
     executor = poptorch.trainingModel(model)
     executor(torch.ones(1))
     assert model.weight.dtype == torch.float64
+
+
+# From a training executor to an inference executor of the same module ---------------
+# (PopTorch, `python/_poplar_executor.py`, `__call__`)
+
+
+def test_the_first_call_after_training_uploads_once_more(transfers):
+    model, training = wrap()
+    training(ONE)
+    assert model.weight.item() == -1
+    transfers.clear()
+    inference = poptorch.inferenceModel(model)
+    assert inference(ONE)[1].item() == -1  # attaching has uploaded already
+    assert transfers == ["upload"]
+    inference(ONE)
+    assert transfers == ["upload"]
+
+
+def test_the_first_call_without_training_uploads_nothing_more(transfers):
+    model, _ = wrap()
+    poptorch.inferenceModel(model)(ONE)
+    assert transfers == []
+
+
+def test_each_fetch_from_the_trainer_is_uploaded_once(transfers):
+    model, training = wrap()
+    inference = poptorch.inferenceModel(model)
+    inference(ONE)
+    for step in (1, 2):
+        training(ONE)
+        transfers.clear()
+        assert inference(ONE)[1].item() == -step
+        assert transfers == ["download", "upload"]
+        inference(ONE)
+        assert transfers == ["download", "upload"]
+
+
+def test_a_fetch_by_the_inference_executor_is_uploaded_again(transfers):
+    model, training = wrap()
+    inference = poptorch.inferenceModel(model)
+    inference(ONE)
+    inference.copyWeightsToHost()
+    inference(ONE)
+    inference(ONE)
+    assert transfers == ["download", "upload"]
+    assert training.model is model
+
+
+def test_a_trainer_that_is_gone_has_no_version(transfers):
+    model, training = wrap()
+    del training
+    gc.collect()
+    inference = poptorch.inferenceModel(model)
+    inference(ONE)
+    inference(ONE)
+    assert transfers == ["upload"]
+    with pytest.raises(TypeError):  # None + 1
+        inference.copyWeightsToHost()
