@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 
 from ._pod import MAX_IPUS_PER_PROCESS
-from ._switches import is_on, is_strict
+from ._switches import is_on
 from .enums import ConnectionType
 from .errors import createPoptorchError
 from .options import Options
@@ -45,8 +45,8 @@ class Target:
         """What `options` choose for a program of so many IPUs.
 
         Raises:
-            Error: These are too many IPUs, hardware has no group of so many (in
-                strict mode), or PopTorch can't combine the options.
+            Error: These are too many IPUs, hardware has no group of so many, or
+                PopTorch can't combine the options.
 
         Example:
             >>> Target.of(Options().autoRoundNumIPUs(True), num_ipus=3).num_ipus
@@ -130,14 +130,9 @@ def _check_model(is_offline: bool, is_cached: bool) -> None:
 
 
 def _reserved(num_ipus: int, *, rounds: bool) -> int:
-    """The smallest group of IPUs that holds `num_ipus`: a power of two on hardware.
-
-    Only strict mode insists on it: other numbers are of use on a laptop.
-    """
+    """The smallest group of IPUs that holds `num_ipus`: a power of two on hardware."""
     power = 1 << (num_ipus - 1).bit_length()
     if power == num_ipus:
-        return num_ipus
-    if not rounds and not is_strict():
         return num_ipus
     if not rounds:
         raise createPoptorchError(
@@ -148,9 +143,10 @@ def _reserved(num_ipus: int, *, rounds: bool) -> int:
             "poptorch.Options().autoRoundNumIPUs(True)."
         )
     logger.warning(
-        "The model uses %d IPUs, but %d are reserved for it: %d are idle.",
-        num_ipus,
+        "Reserving %d IPUs for a model that uses %d, because hardware has groups of "
+        "powers of two only: %d are idle.",
         power,
+        num_ipus,
         power - num_ipus,
     )
     return power

@@ -9,7 +9,6 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType, Options
-from ipufit.emulator._switches import STRICT_VARIABLE
 from ipufit.emulator._target import Target, uses_ipu_model
 from tests.emulator._models import said
 
@@ -135,9 +134,8 @@ def test_powers_of_two_are_taken_as_they_are(num_ipus):
 
 
 @pytest.mark.parametrize(("num_ipus", "reserved"), [(3, 4), (5, 8), (33, 64)])
-def test_hardware_has_groups_of_powers_of_two(num_ipus, reserved, caplog, monkeypatch):
-    assert Target.of(Options(), num_ipus).num_ipus == num_ipus
-    monkeypatch.setenv(STRICT_VARIABLE, "1")
+def test_hardware_has_groups_of_powers_of_two(num_ipus, reserved, caplog):
+    """In every mode (PopTorch, `CompilerImpl.cpp`)."""
     with pytest.raises(
         poptorch.Error, match=rf"use of {num_ipus} IPUs.*minimum of {reserved} in order"
     ):
@@ -157,8 +155,7 @@ def test_idle_ipus_are_held_all_the_same(monkeypatch):
     compiled(Options())
 
 
-def test_without_rounding_the_executor_is_not_compiled(monkeypatch):
-    monkeypatch.setenv(STRICT_VARIABLE, "1")
+def test_without_rounding_the_executor_is_not_compiled():
     options = Options().replicationFactor(3)
     executor = poptorch.inferenceModel(nn.Identity(), options)
     with pytest.raises(poptorch.Error, match=r"autoRoundNumIPUs\(True\)"):
@@ -169,3 +166,12 @@ def test_without_rounding_the_executor_is_not_compiled(monkeypatch):
 def test_the_ipus_asked_for_by_number_are_part_of_the_target():
     assert Target.of(Options().useIpuId(5), 2).first_ipu == 5
     assert Target.of(Options(), 2).first_ipu is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [Options().useIpuModel(True), Options().connectionType(ConnectionType.Never)],
+)
+def test_only_what_hardware_runs_has_to_be_a_power_of_two(options):
+    options.replicationFactor(3)
+    assert compiled(options).isCompiled()

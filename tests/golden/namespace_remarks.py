@@ -78,10 +78,6 @@ REMARKS = {
         APPROXIMATED,
         "counts the gradients that an update takes; ends at 2**15",
     ),
-    "Options.autoRoundNumIPUs": (
-        APPROXIMATED,
-        "without it other numbers are refused in strict mode only",
-    ),
     "Options.Precision.enableFloatingPointExceptions": (
         APPROXIMATED,
         "checked after each call of torch, and at the weights' gradients",
