@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import sys
-import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, Iterable, Iterator, NamedTuple, Union
@@ -74,9 +73,7 @@ class EpochEnd(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """From the process: it ends because of an exception."""
-
-    details: str
+    """From the process: it ends because of an exception, which it prints."""
 
 
 Request = Union[Begin, Release, Restart, Stop]
@@ -136,8 +133,9 @@ def run_worker(
             _Worker(link, setup).run()
         except _Stopped:
             raise
-        except Exception:  # noqa: BLE001 - the consumer raises it
-            link.send(Failed(traceback.format_exc()))
+        except Exception:
+            link.send(Failed())
+            raise  # multiprocessing prints it to this process's stderr
 
 
 _NOTHING = object()

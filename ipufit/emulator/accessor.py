@@ -131,7 +131,7 @@ class AsynchronousDataAccessor:
         self._has_consumed = False
         self._is_at_end = False
         self._is_idle = False
-        self._failure: str | None = None
+        self._has_failed = False
         setup = WorkerSetup(
             dataset=dataset,
             dataset_path=None,
@@ -166,10 +166,12 @@ class AsynchronousDataAccessor:
     def _attach(self, reply: Reply) -> None:
         """Map the slots that the process made for the first element."""
         if not isinstance(reply, Started):
-            details = reply.details if isinstance(reply, Failed) else str(reply)
             raise createPoptorchError(
                 "AsynchronousDataAccessor worker thread failed to start: its process "
-                f"could not read the first element of the dataset.\n{details}"
+                "could not read the first element of the dataset. "
+                f"{self._where_the_cause_is()} If it could not even start: scripts "
+                "need an `if __name__ == '__main__'` guard, and datasets must be "
+                "importable from there unless they are forked."
             )
         file_descriptor = reduction.recv_handle(self._connection)
         try:
@@ -219,11 +221,14 @@ class AsynchronousDataAccessor:
                 return reply
         except (EOFError, ConnectionError):
             pass
-        self._process.join(_LIVENESS_PERIOD_SECONDS)
-        return Failed(
-            f"The process ended unexpectedly (exit code {self._process.exitcode}). If "
-            "it could not start: scripts need an `if __name__ == '__main__'` guard, "
-            "and datasets must be importable from there unless they are forked."
+        return Failed()
+
+    def _where_the_cause_is(self) -> str:
+        """As in PopTorch, the process alone knows (`python/_dataloader.py`)."""
+        self._process.join(_LIVENESS_PERIOD_SECONDS)  # it prints, then ends
+        return (
+            "Look above for what it printed to its stderr (exit code "
+            f"{self._process.exitcode})."
         )
 
     # Iteration ----------------------------------------------------------------
@@ -274,11 +279,12 @@ class AsynchronousDataAccessor:
     def _next_of_generation(self) -> Ready | EpochEnd:
         """The next reply that isn't left over from before a restart."""
         while True:
-            reply = Failed(self._failure) if self._failure else self._receive()
+            reply = Failed() if self._has_failed else self._receive()
             if isinstance(reply, Failed):
-                self._failure = reply.details
+                self._has_failed = True
                 raise AssertionError(
-                    f"An error occurred in the data fetcher:\n{reply.details}"
+                    "An error occurred in the data fetcher, the process that reads the "
+                    f"dataset. {self._where_the_cause_is()}"
                 )
             if isinstance(reply, Started):
                 raise AssertionError("The data fetcher started twice.")
