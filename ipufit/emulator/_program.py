@@ -60,6 +60,7 @@ class Program:
         weight_shapes: Of these.
         output_structure: What `forward` returned, with the traced tensors in it.
         constant_outputs: Those outputs, by index, that no micro-batch changes.
+        host_outputs: Those, by index, that never were on the device.
         has_loss: Whether the last result is the final loss.
         blocks: Where the blocks run, in the order in which they begin.
         ipus: The IPUs of one replica that have something to do.
@@ -76,6 +77,7 @@ class Program:
     weight_shapes: tuple[torch.Size, ...]
     output_structure: Any
     constant_outputs: dict[int, Tensor]
+    host_outputs: dict[int, Tensor]
     has_loss: bool
     blocks: tuple[BlockPlacement, ...]
     ipus: tuple[int, ...]
@@ -143,19 +145,30 @@ class Program:
             last_ipu = block.ipu
         return switches + 1
 
-    def rebuild_outputs(self, tensors: list[Tensor]) -> Any:
-        """Put `tensors`, and the constants, where `forward` returned tensors."""
-        if self.output_structure is None:
-            return None
-        if self._is_flat and not self.constant_outputs:
-            return tuple(tensors)
-        count = len(tensors) + len(self.constant_outputs)
-        computed = iter(tensors)
-        values = [
+    def device_outputs(self, results: list[Tensor]) -> list[Tensor]:
+        """All outputs of the device: `results`, and the constants between them."""
+        if not self.constant_outputs:
+            return results
+        count = len(results) + len(self.constant_outputs) + len(self.host_outputs)
+        computed = iter(results)
+        return [
             self.constant_outputs[index].clone()
             if index in self.constant_outputs
             else next(computed)
             for index in range(count)
+            if index not in self.host_outputs
+        ]
+
+    def rebuild_outputs(self, tensors: list[Tensor]) -> Any:
+        """Put outputs of the device where `forward` returned tensors of the device."""
+        if self.output_structure is None:
+            return None
+        if self._is_flat and not self.host_outputs:
+            return tuple(tensors)
+        outputs = iter(tensors)
+        values = [
+            self.host_outputs[index] if index in self.host_outputs else next(outputs)
+            for index in range(len(tensors) + len(self.host_outputs))
         ]
         return reconstructTensorStructure(self.output_structure, values)
 
@@ -239,11 +252,10 @@ def trace(
             outputs, [tensor.detach() for tensor in flat]
         ),
         constant_outputs={
-            index: (host_tensor(tensor) if index in computed else tensor)
-            .detach()
-            .clone()
-            for index, tensor in enumerate(flat)
-            if index in constants or index not in computed
+            index: host_tensor(flat[index]).detach().clone() for index in constants
+        },
+        host_outputs={
+            index: tensor for index, tensor in enumerate(flat) if index not in computed
         },
         has_loss=is_training,
         blocks=tuple(tracer.begun),

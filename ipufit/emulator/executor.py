@@ -91,7 +91,8 @@ class PoplarExecutor(Saving, Measurements):
 
         Returns:
             What `forward` returned when it was traced, its tensors replaced by
-            the results that the output mode selects.
+            the results that the output mode selects. They can't be pickled themselves,
+            because they refuse `backward()`; their clones can.
 
         Raises:
             AssertionError: The connection type is `Never`, or a batch dimension is
@@ -130,10 +131,10 @@ class PoplarExecutor(Saving, Measurements):
             self._fetch_from_trainer()
         if tensors is None:
             tensors = self._checked_tensors(arguments)
-        outputs = self._run(tensors)
-        for tensor in outputs:
-            tensor.backward = _refuse_backward  # type: ignore[method-assign]
-        return self._require_compiled().rebuild_outputs(outputs)
+        program = self._require_compiled()
+        outputs = program.device_outputs(self._run(tensors))
+        _refuse_backward(outputs)
+        return program.rebuild_outputs(outputs)
 
     def _checked_tensors(self, arguments: CallArguments | None) -> list[Tensor]:
         """The tensors of a call, if it is like the one that was compiled."""
@@ -156,10 +157,20 @@ class PoplarExecutor(Saving, Measurements):
         return results.outputs
 
 
-def _refuse_backward(*args: Any, **kwargs: Any) -> None:
-    raise createPoptorchError(
-        "backward() cannot be called explicitly on outputs of a PopTorch model. If "
-        "you're using a trainingModel, the backwards pass is performed automatically "
-        "when invoking the model. If you're using an inferenceModel, you should use a "
-        "trainingModel instead."
-    )
+def _refuse_backward(outputs: list[Tensor]) -> None:
+    """Give each output a `backward` of its own.
+
+    Being defined in here it can't be pickled, and then neither can the outputs, as in
+    PopTorch: what is computed from them can, `output.clone()` for one.
+    """
+
+    def refuse() -> None:
+        raise createPoptorchError(
+            "backward() cannot be called explicitly on outputs of a PopTorch model. If "
+            "you're using a trainingModel, the backwards pass is performed "
+            "automatically when invoking the model. If you're using an "
+            "inferenceModel, you should use a trainingModel instead."
+        )
+
+    for tensor in outputs:
+        tensor.backward = refuse  # type: ignore[method-assign, assignment]

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
+import pickle
 import weakref
 
 import pytest
@@ -255,3 +258,56 @@ def test_what_forward_computed_while_tracing_is_not_kept():
     executor(ONE)
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+# What a call returns ----------------------------------------------------------------
+
+
+class Returns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.ones(2)
+
+    def forward(self, x):
+        made = torch.zeros(2)
+        return {"x": x, "nested": [x * 2, (x.sum(), None)], "made": made}, self.table
+
+
+def tensors_of_the_device(outputs):
+    outputs = outputs[0]
+    return [
+        outputs["x"],
+        outputs["nested"][0],
+        outputs["nested"][1][0],
+        outputs["made"],
+    ]
+
+
+@pytest.fixture
+def returned():
+    module = Returns()
+    executor = poptorch.inferenceModel(module)
+    with pytest.warns(UserWarning, match="expected to be on the IPU but is on cpu"):
+        outputs = executor(torch.ones(2))
+    return module, outputs
+
+
+def test_outputs_refuse_to_go_backward_and_to_be_pickled(returned):
+    """Each has a `backward` of its own (PopTorch, `_assign_backward_error`)."""
+    for tensor in tensors_of_the_device(returned[1]):
+        with pytest.raises(poptorch.Error, match=r"backward\(\) cannot be called"):
+            tensor.backward()
+        with pytest.raises(TypeError):  # it takes no arguments
+            tensor.backward(torch.ones(2))
+        with pytest.raises(
+            (AttributeError, pickle.PicklingError), match="local object"
+        ):
+            torch.save(tensor, io.BytesIO())
+        torch.save(tensor.clone(), io.BytesIO())
+        assert torch.equal(copy.deepcopy(tensor), tensor)
+
+
+def test_outputs_of_the_host_are_the_tensors_themselves(returned):
+    module, outputs = returned
+    assert outputs[1] is module.table
+    torch.save(outputs[1], io.BytesIO())
