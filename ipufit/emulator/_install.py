@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _EMULATOR = __name__.rpartition(".")[0]
 _POPTORCH_MODULES = (
+    "_impl",  # private in PopTorch; optimum-graphcore imports it and the next
+    "_poplar_executor",
     "enums",
     "ops",
     "optim",

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import ipufit.emulator
 from ipufit.emulator import Error, install, uninstall
@@ -94,6 +95,25 @@ def test_the_emulators_other_modules_have_no_such_name(name):
     with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'") as info:
         importlib.import_module(name)
     assert info.value.name == name
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_private_names_that_optimum_graphcore_imports_are_there():
+    names = {}
+    exec(
+        "from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary\n"
+        "from poptorch._poplar_executor import PoplarExecutor\n",
+        names,
+    )
+    assert names["PoplarExecutor"] is ipufit.emulator.PoplarExecutor
+    module = torch.nn.BatchNorm1d(2)
+    executor = ipufit.emulator.trainingModel(module)
+    names["unwrapModelIfNecessary"](module)
+    assert type(module) is torch.nn.BatchNorm1d
+    assert type(module.running_mean) is torch.Tensor
+    names["rewrapModelIfNecessary"](module)
+    assert type(module).__name__ == "PoptorchBatchNorm1d"
+    assert executor.model is module
 
 
 @pytest.mark.usefixtures("installed")
