@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator under PopTorch's name: `import poptorch` finds `ipufit.emulator`.
 
-In this process a finder on `sys.meta_path` makes `poptorch` and `popdist` other names
-of the emulator's own modules, so that there is one of each class. Processes that
-this one starts have no such finder: they find the folder `_shim`, whose two packages
+In this process a finder on `sys.meta_path` makes `poptorch`, `popdist` and `popart`
+other names of the emulator's own modules, so that there is one of each class. Processes
+that this one starts have no such finder: they find the folder `_shim`, whose packages
 call `install` there. `multiprocessing` hands `sys.path` to what it spawns, and
 `PYTHONPATH` reaches interpreters started in any other way.
 """
@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
+from ._popart import WHAT_IT_IS as WHAT_POPART_IS
 from ._switches import STRICT_VARIABLE
 from .errors import createPoptorchError
 
@@ -42,10 +43,12 @@ _TARGETS = {
     **{f"poptorch.{name}": f"{_EMULATOR}.{name}" for name in _POPTORCH_MODULES},
     "popdist": f"{_EMULATOR}._popdist",
     "popdist.poptorch": f"{_EMULATOR}._popdist.poptorch",
+    "popart": f"{_EMULATOR}._popart",
 }
 """The name that scripts import -> the module that they get."""
 
-_PACKAGES = ("poptorch", "popdist")
+_PACKAGES = ("poptorch", "popdist", "popart")
+_POPART_PREFIXES = ("popart.", f"{_EMULATOR}._popart.")
 _SHIM_FOLDER = str(Path(__file__).with_name("_shim"))
 _ROOT = Path(__file__).parents[2]  # the folder that `ipufit` is in
 _SITE_FOLDERS = ("site-packages", "dist-packages")
@@ -55,7 +58,7 @@ _PYTHON_PATH = "PYTHONPATH"
 class _AliasFinder(MetaPathFinder, Loader):
     """Makes the names of `_TARGETS` stand for the emulator's modules.
 
-    Other names inside the two packages don't exist: without the finder's refusal
+    Other names inside these packages don't exist: without the finder's refusal
     Python would look into the emulator's folder and load a second copy of a module.
     """
 
@@ -65,7 +68,12 @@ class _AliasFinder(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Claim PopTorch's and PopDist's modules."""
+        """Claim the modules of PopTorch, PopDist and PopART."""
+        for prefix in _POPART_PREFIXES:
+            if fullname.startswith(prefix):
+                name = f"popart.{fullname[len(prefix) :]}"
+                # With `name=`, `from popart import Builder` drops the explanation.
+                raise ModuleNotFoundError(f"No module named {name!r}: {WHAT_POPART_IS}")
         if fullname.partition(".")[0] not in _PACKAGES:
             return None
         if fullname not in _TARGETS or find_spec(_TARGETS[fullname]) is None:
@@ -118,7 +126,7 @@ _installation: _Installation | None = None
 
 
 def install(*, force: bool = False, strict: bool = False) -> None:
-    """Make `import poptorch` and `import popdist` find the emulator.
+    """Make `import poptorch`, `import popdist` and `import popart` find the emulator.
 
     It reaches the processes that this one starts too: the workers of data loaders,
     the one behind `AsynchronousDataAccessor`, and Python scripts. Calling it again
@@ -131,7 +139,7 @@ def install(*, force: bool = False, strict: bool = False) -> None:
             processes: sets `IPUFIT_EMULATOR_STRICT=1`.
 
     Raises:
-        Error: If a real PopTorch or PopDist is installed, or imported.
+        Error: If a real PopTorch, PopDist or PopART is installed, or imported.
 
     Example:
         >>> import ipufit.emulator
@@ -196,7 +204,7 @@ def _state_of_real(name: str) -> str | None:
 
 
 def _take_imported() -> dict[str, ModuleType]:
-    """Forget the modules imported as PopTorch's or PopDist's, and return them."""
+    """Forget the modules imported under these names, and return them."""
     names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
     return {name: sys.modules.pop(name) for name in names}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from . import _popart
 from ._logging import logger
 from .errors import Error
 
@@ -96,9 +97,31 @@ KNOWN_POPART_OPTIONS: Mapping[str, frozenset[str]] = {
 }
 """The keys the backend accepts, by the kind of Python value that carries them."""
 
-# PopART 3.4's own MeanReductionStrategy ends at Post. The other enumerations are
-# bounded too, but PopTorch doesn't say where: they are left to the hardware.
-_HIGHEST = {"meanAccumulationAndReplicationReductionStrategy": 1}
+ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
+    "accumulateOuterFragmentSettings.schedule": _popart.AccumulateOuterFragmentSchedule,
+    "accumulationAndReplicationReductionType": _popart.ReductionType,
+    "accumulation_and_replication_reduction_type": _popart.ReductionType,
+    "autoRecomputation": _popart.RecomputationType,
+    "autodiffSettings.stitchStrategy": _popart.AutodiffStitchStrategy,
+    "automaticLossScalingSettings.gradientTensorTrackingMethod": (
+        _popart.GradientTensorTrackingMethod
+    ),
+    "batchSerializationSettings.batchSchedule": _popart.BatchSerializationBatchSchedule,
+    "batchSerializationSettings.method": _popart.BatchSerializationMethod,
+    "batchSerializationSettings.transformContext": (
+        _popart.BatchSerializationTransformContext
+    ),
+    "connection_type": _popart.DeviceConnectionType,
+    "hardwareInstrumentations": _popart.Instrumentation,
+    "meanAccumulationAndReplicationReductionStrategy": _popart.MeanReductionStrategy,
+    "mergeVarUpdate": _popart.MergeVarUpdateType,
+    "subgraphCopyingStrategy": _popart.SubgraphCopyingStrategy,
+    "sync_pattern": _popart.SyncPattern,
+    "syntheticDataMode": _popart.SyntheticDataMode,
+    "virtualGraphMode": _popart.VirtualGraphMode,
+}
+"""The settings whose numbers are those of an enumeration of PopART's."""
+
 _NOT_PARSED = frozenset({"anchored_tensors", "patterns_level"})
 _PROGRESS_CALLBACK = "compilation_progress_bar_fn"
 _MEMORY_PROPORTION = "available_memory_proportion"
@@ -137,6 +160,8 @@ def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
             _check_elements(key, value)
             if value:
                 _check_known("list", key)
+            for element in value:
+                _check_range(key, element)
         else:
             _check_known(_kind(key, value), key)
             _check_range(key, value)
@@ -189,10 +214,15 @@ def _check_known(kind: str, key: str) -> None:
 
 
 def _check_range(key: str, value: Any) -> None:
-    highest = _HIGHEST.get(key)
-    if highest is not None and not 0 <= value <= highest:
+    enumeration = ENUMERATIONS.get(key)
+    if enumeration is None:
+        return
+    names = {str(int(member)): member.name for member in enumeration}
+    if _text(value) not in names:
+        known = ", ".join(f"{number} ({name})" for number, name in names.items())
         raise _backend_error(
-            f"Option {key} = {int(value)} is out of range: PopART knows 0 to {highest}."
+            f"Value for {enumeration.__name__} out of range: option {key} = "
+            f"{_text(value)}, and PopART knows {known}."
         )
 
 

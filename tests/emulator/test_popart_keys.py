@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.emulator._popart_keys import KNOWN_POPART_OPTIONS, validate_popart_options
+from ipufit.emulator._popart_keys import (
+    ENUMERATIONS,
+    KNOWN_POPART_OPTIONS,
+    validate_popart_options,
+)
 from ipufit.emulator.enums import MeanReductionStrategy, OutputMode
 from ipufit.emulator.errors import Error
 from ipufit.emulator.options import (
@@ -25,7 +29,7 @@ EXAMPLES = {
     "uint": 1,
     "float": 0.5,
     "str": "x",
-    "list": ["x"],
+    "list": ["1"],  # some lists are numbers of an enumeration's members
     "dict": {"x": "y"},
 }
 
@@ -119,6 +123,29 @@ def test_post_and_loss_is_out_of_popart_range():
     )
     with pytest.raises(Error, match="out of range"):
         validate_popart_options(options.toDict())
+
+
+@pytest.mark.parametrize("key", sorted(ENUMERATIONS))
+def test_numbers_of_enumerations_are_those_that_popart_knows(key):
+    """PopTorch, `SessionOptions.cpp`: `ADD_POPART_ENUM_OPTION` and its like."""
+    is_list = key in KNOWN_POPART_OPTIONS["list"]
+    known = {int(member) for member in ENUMERATIONS[key]}
+    for number in range(-1, max(known) + 2):
+        setting = {key: [number] if is_list else number}
+        if number in known:
+            validate_popart_options(setting)
+        else:
+            with pytest.raises(Error, match=f"out of range: option .* = {number}, and"):
+                validate_popart_options(setting)
+
+
+@pytest.mark.parametrize("key", sorted(ENUMERATIONS))
+def test_a_member_of_an_enumeration_must_be_turned_into_an_int(key):
+    """Those of PopART's compiled module aren't ints, so PopTorch knows no such type."""
+    member = next(iter(ENUMERATIONS[key]))
+    is_list = key in KNOWN_POPART_OPTIONS["list"]
+    with pytest.raises(Error, match="Unknown value type"):
+        validate_popart_options({key: [member] if is_list else member})
 
 
 def test_patterns_need_their_level():

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `import popart` finds: the enumerations that options of PopTorch take.
+
+Programs written for PopTorch use PopART for these alone, as in
+`options._Popart.set("autoRecomputation", int(popart.RecomputationType.Pipeline))`.
+Members and values are PopART 3.4's (graphcore/popart, `sessionoptions.hpp`,
+`devicemanager.hpp`, `op.hpp`, `patterns.hpp` and `popart.cpp` of its Python bindings).
+Like those of its compiled module, the members aren't ints.
+"""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = [
+    "AccumulateOuterFragmentSchedule",
+    "AutodiffStitchStrategy",
+    "BatchSerializationBatchSchedule",
+    "BatchSerializationMethod",
+    "BatchSerializationTransformContext",
+    "DeviceConnectionType",
+    "GradientTensorTrackingMethod",
+    "Instrumentation",
+    "MeanReductionStrategy",
+    "MergeVarUpdateType",
+    "PatternsLevel",
+    "RecomputationType",
+    "ReductionType",
+    "SubgraphCopyingStrategy",
+    "SyncPattern",
+    "SyntheticDataMode",
+    "VirtualGraphMode",
+]
+
+__path__: list[str] = []
+"""Python takes the module for a package, and asks `_install` about what is in it."""
+
+WHAT_IT_IS = (
+    "popart is Graphcore's graph compiler, which the emulator doesn't contain: there "
+    f"are only the enumerations that options of PopTorch take ({', '.join(__all__)}). "
+    "What else a program does with PopART needs the Poplar SDK."
+)
+
+
+class PopartEnum(enum.Enum):
+    """An enumeration of PopART's."""
+
+    _value_: int
+
+    def __int__(self) -> int:
+        return self._value_
+
+    __index__ = __int__
+
+
+class AccumulateOuterFragmentSchedule(PopartEnum):
+    """How operators of the weight update are scheduled across IPUs.
+
+    Example:
+        >>> int(AccumulateOuterFragmentSchedule.OverlapMemoryOptimized)
+        3
+    """
+
+    Scheduler = 0
+    Serial = 1
+    OverlapCycleOptimized = 2
+    OverlapMemoryOptimized = 3
+
+
+class AutodiffStitchStrategy(PopartEnum):
+    """Where the backward pass of a sub-graph gets values of the forward pass from."""
+
+    RecomputeMinimal = 0
+    RecomputeAllNonInputs = 1
+    AddFwdOutputs = 2
+    SafeAddFwdOutputs = 3
+
+
+class BatchSerializationBatchSchedule(PopartEnum):
+    """How the parts of a serialised batch are scheduled."""
+
+    Scheduler = 0
+    Isomorphic = 1
+    OverlapOnIo = 2
+    OverlapOnCompute = 3
+
+
+class BatchSerializationMethod(PopartEnum):
+    """How a batch is serialised."""
+
+    UnrollDynamic = 0
+    UnrollStatic = 1
+    Loop = 2
+
+
+class BatchSerializationTransformContext(PopartEnum):
+    """When a batch is serialised: before or after gradients are added."""
+
+    Fwd = 0
+    Bwd = 1
+    Forward = 0
+    Backward = 1
+
+
+class DeviceConnectionType(PopartEnum):
+    """When a session attaches to a device."""
+
+    Always = 0
+    OnDemand = 1
+    Never = 2
+
+
+class GradientTensorTrackingMethod(PopartEnum):
+    """Which gradients automatic loss scaling looks at."""
+
+    AllNonViewChangingGradientTensors = 0
+    ConvAndMatmulGradients = 1
+    GradientsOfUserSpecifiedTensors = 2
+
+
+class Instrumentation(PopartEnum):
+    """Which part of a program hardware cycles are counted in."""
+
+    Outer = 0
+    Inner = 1
+
+
+class MeanReductionStrategy(PopartEnum):
+    """When a mean over accumulated gradients is divided."""
+
+    Running = 0
+    Post = 1
+
+
+class MergeVarUpdateType(PopartEnum):
+    """Which updates of weights are merged."""
+
+    Off = 0
+    All = 1
+    AutoLoose = 2
+    AutoTight = 3
+
+
+class PatternsLevel(PopartEnum):
+    """The set of graph patterns that `_Popart.setPatterns` starts from."""
+
+    NoPatterns = 0
+    Minimal = 1
+    Default = 2
+    All = 3
+
+
+class RecomputationType(PopartEnum):
+    """Which activations are computed again in the backward pass."""
+
+    NoRecompute = 0
+    Standard = 1
+    NormOnly = 2
+    Pipeline = 3
+    RecomputeAll = 4
+
+
+class ReductionType(PopartEnum):
+    """How values are reduced."""
+
+    Sum = 0
+    Mean = 1
+    NoReduction = 2
+
+
+class SubgraphCopyingStrategy(PopartEnum):
+    """When inputs and outputs of sub-graphs are copied."""
+
+    OnEnterAndExit = 0
+    JustInTime = 1
+
+
+class SyncPattern(PopartEnum):
+    """Which IPUs wait for each other."""
+
+    Full = 0
+    SinglePipeline = 1
+    ReplicaAndLadder = 2
+
+
+class SyntheticDataMode(PopartEnum):
+    """What a device computes on when nothing is sent to it."""
+
+    Off = 0
+    Zeros = 1
+    RandomNormal = 2
+    RandomUniform = 3
+
+
+class VirtualGraphMode(PopartEnum):
+    """Who places operators on IPUs."""
+
+    Off = 0
+    Manual = 1
+    Auto = 2
+    ExecutionPhases = 3
+
+
+def __getattr__(name: str) -> object:
+    """Say what the module is, if there is no such name in it."""
+    raise AttributeError(f"module 'popart' has no attribute {name!r}: {WHAT_IT_IS}")
