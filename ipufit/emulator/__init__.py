@@ -32,6 +32,7 @@ from ._logging import logger, setLogLevel
 from ._logging import start_logging as _start_logging
 from ._printing import module_repr, print
 from ._tensor_ids import getIpuTensorId
+from ._torch_ops import provide_operators as _provide_operators
 from ._version import __version__
 from .blocks import (
     BeginBlock,
@@ -132,6 +133,7 @@ else:
 
 
 _start_logging()
+_provide_operators()
 
 __all__ = [
     "ATTR_PREFIX",

@@ -71,6 +71,26 @@ def custom_op(
     )
 
 
+def attributes_at(address: str) -> dict[str, Any] | None:
+    """The attributes that `torch.ops.poptorch.custom_operation` is told.
+
+    Args:
+        address: `ATTR_PREFIX` and the hexadecimal address of one of
+            `attributes_lists`, or of `None`.
+
+    Returns:
+        That dict; None if it is none of these.
+
+    Example:
+        >>> attributes_at(f"{ATTR_PREFIX}{hex(id(None))}") is None
+        True
+    """
+    for attributes in attributes_lists:
+        if address == f"{ATTR_PREFIX}{hex(id(attributes))}":
+            return attributes
+    return None
+
+
 def _elements(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 

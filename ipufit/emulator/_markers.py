@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import TracebackType
 from typing import Any, Callable
 
@@ -171,17 +170,26 @@ class NameScope:
     def __init__(self, name: str) -> None:
         require(isinstance(name, str), "Parameter to NameScope must be a string.")
         self.name = name
-        self._open: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> None:
-        stack = contextlib.ExitStack()
-        state = current_trace()
-        if state is not None:
-            stack.enter_context(state.tracer.scopes.inside(self.name))
-        self._open.append(stack)
+        push_name_scope(self.name)
 
     def __exit__(self, *exception: object) -> None:
-        self._open.pop().close()
+        pop_name_scope()
+
+
+def push_name_scope(name: str) -> None:
+    """Open a name scope in the trace under way, if any."""
+    trace = current_trace()
+    if trace is not None:
+        trace.tracer.scopes.push(name)
+
+
+def pop_name_scope() -> None:
+    """Close the innermost name scope of the trace under way, if any."""
+    trace = current_trace()
+    if trace is not None:
+        trace.tracer.scopes.pop()
 
 
 class Attribute(_Scope):

@@ -8,13 +8,11 @@ Each sub-module adds its name while its `forward` runs, and `NameScope` any othe
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+
+from .errors import createPoptorchError
 
 
 class Scopes:
@@ -22,11 +20,13 @@ class Scopes:
 
     Example:
         >>> scopes = Scopes()
-        >>> with scopes.inside("encoder"), scopes.inside("layer1"):
-        ...     scopes.prefix
-        'encoder/layer1/'
+        >>> scopes.push("encoder")
+        >>> scopes.push("layer1")
         >>> scopes.prefix
-        ''
+        'encoder/layer1/'
+        >>> scopes.pop()
+        >>> scopes.prefix
+        'encoder/'
     """
 
     def __init__(self) -> None:
@@ -37,48 +37,46 @@ class Scopes:
         """What goes before the name of an operator here."""
         return "".join(f"{name}/" for name in self._names)
 
-    @contextlib.contextmanager
-    def inside(self, name: str) -> Iterator[None]:
-        """Open a scope for a while."""
-        depth = len(self._names)
+    def push(self, name: str) -> None:
+        """Open a scope."""
         self._names.append(name)
-        try:
-            yield
-        finally:
-            del self._names[depth:]
+
+    def pop(self) -> None:
+        """Close the innermost scope.
+
+        Raises:
+            Error: None is open; PopART's behaviour is undefined then.
+        """
+        if not self._names:
+            raise createPoptorchError(
+                "A name scope is closed that was never opened: there are more calls "
+                "of torch.ops.poptorch.pop_name_scope than of push_name_scope."
+            )
+        self._names.pop()
 
     @contextlib.contextmanager
     def of_modules(self, root: torch.nn.Module) -> Iterator[None]:
         """Open a scope whenever a sub-module of `root` runs.
 
+        The scopes of a module that fails stay open, whoever catches the error
+        (PopTorch, `NameScopeHook` in `_impl.py`).
+
         Args:
             root: A module; it has no name itself.
         """
-        names = {
-            id(module): path.rpartition(".")[2]
-            for path, module in root.named_modules()
-            if path
-        }
-        open_modules: list[tuple[torch.nn.Module, int]] = []
 
-        def enter(module: torch.nn.Module, args: Any) -> None:
-            if id(module) in names:
-                open_modules.append((module, len(self._names)))
-                self._names.append(names[id(module)])
+        def opening(name: str) -> Callable[..., None]:
+            return lambda module, args: self.push(name)
 
-        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if id(module) not in names:
-                return
-            # More than one is open if an inner module raised what an outer one caught.
-            innermost, depth = open_modules.pop()
-            while innermost is not module:
-                innermost, depth = open_modules.pop()
-            del self._names[depth:]
+        def close(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self.pop()
 
-        handles = [
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave),
-        ]
+        handles = []
+        for path, module in root.named_modules():
+            if path:
+                enter = opening(path.rpartition(".")[2])
+                handles.append(module.register_forward_pre_hook(enter))
+                handles.append(module.register_forward_hook(close))
         try:
             yield
         finally:

@@ -78,24 +78,42 @@ def test_afterwards_modules_open_no_scopes(scopes):
     assert seen == [""]
 
 
-def test_scopes_of_failed_modules_end_with_the_one_that_caught(scopes):
+def test_scopes_of_failed_modules_stay_open(scopes):
+    """No forward hook closes them (PopTorch, `NameScopeHook` in `_impl.py`)."""
     seen = []
     robust = Robust(scopes, seen)
     root = nn.Sequential(robust, Recorder(scopes, seen))
     with scopes.of_modules(root):
         root(torch.ones(1))
-    assert seen[1] == "1/"
+    assert seen == ["0/inner/0/recorder/", "0/inner/1/"]
 
 
 def test_a_trace_that_fails_leaves_no_hooks(scopes):
-    from torch.nn.modules import module as internals
-
     root = nn.Sequential(Failing())
     with pytest.raises(ValueError, match=r"^$"), scopes.of_modules(root):
         root(torch.ones(1))
     assert scopes.prefix == ""
-    assert not internals._global_forward_hooks
-    assert not internals._global_forward_pre_hooks
+    for module in root.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_scopes_of_users_hooks_are_around_those_of_modules(scopes):
+    """PopTorch registers its hooks when it traces, after the user's."""
+    seen = []
+    root = nn.Sequential(Recorder(scopes, seen), Recorder(scopes, seen))
+    for module in root:
+        module.register_forward_pre_hook(lambda *_: scopes.push("mine"))
+        module.register_forward_hook(lambda *_: scopes.pop())
+    with scopes.of_modules(root):
+        root(torch.ones(1))
+        assert scopes.prefix == ""
+    assert seen == ["mine/0/", "mine/1/"]
+
+
+def test_closing_what_is_not_open_is_refused(scopes):
+    with pytest.raises(poptorch.Error, match="pop_name_scope than of push_name_scope"):
+        scopes.pop()
 
 
 def test_name_scopes_show_in_the_names_of_tensors():
