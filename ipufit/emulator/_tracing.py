@@ -301,7 +301,11 @@ class Tracer(TorchFunctionMode):
             node = self.graph.call_function(
                 accessor, (node_args[0], attribute, *values)
             )
-        elif is_tensor_method_or_property(func) or name in _INDEXING:
+        elif (
+            is_tensor_method_or_property(func)
+            or getattr(Tensor, name, None) is func  # torch 2.0 forgets `unflatten`
+            or name in _INDEXING
+        ):
             node = self.graph.call_method(name, node_args, node_kwargs)
         else:
             node = self.graph.call_function(func, node_args, node_kwargs)

@@ -87,6 +87,7 @@ FUNCTIONS = {
         x.reshape(2, -1),
         x.t().contiguous(),
         x.flatten(),
+        x.unflatten(1, (2, 3)),
     ),
     "data": lambda m, x: x.data * 2,
     "einsum": lambda m, x: (torch.einsum("ij,kj->ik", x, x), x @ x.T),
