@@ -99,16 +99,17 @@ def split_own_loss(outputs: Any) -> tuple[Tensor | None, Any]:
         rest = {key: value for key, value in outputs.items() if key != "loss"}
         return None if loss is None else checked_scalar(loss), rest
     if isinstance(outputs, Tensor):
-        return (outputs, ()) if outputs.dim() == 0 else (None, outputs)
+        is_loss = outputs.dim() == 0
+        return (checked_scalar(outputs), ()) if is_loss else (None, outputs)
     if isinstance(outputs, (tuple, list)) and outputs:
         first = outputs[0]
         if isinstance(first, Tensor) and first.dim() == 0:
-            return first, only(tuple(outputs[1:]))
+            return checked_scalar(first), only(tuple(outputs[1:]))
     return None, outputs
 
 
 def checked_scalar(loss: Tensor) -> Tensor:
-    """A loss of one element, 0-d.
+    """A loss of one element, 0-d: PopTorch gives one inside another the shape [1].
 
     Raises:
         ConfigError: It has several.
