@@ -5,9 +5,6 @@ A training program computes the sums of each micro-batch on the device and adds 
 up there, so that exact figures over all samples cost a few scalars per call. The same
 functions work on the host for `evaluate`. What is no function of sums is computed on
 the host from streamed outputs: a `StreamedMetric`.
-
-Metrics must not call torch's loss functions: PopTorch takes every one of them for a
-loss to minimise.
 """
 
 from __future__ import annotations

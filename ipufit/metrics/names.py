@@ -7,7 +7,6 @@ import functools
 import re
 from typing import Any, Callable, Sequence, Union
 
-import torch
 from torch import Tensor
 
 from ipufit.errors import ConfigError, UnknownNameError
@@ -111,14 +110,6 @@ def _key(name: str) -> str:
 _BY_KEY = {_key(name): factory for name, factory in _FACTORIES.items()}
 _TOP_K = re.compile(r"top_?(\d+)_?accuracy", re.IGNORECASE)
 
-# What torch calls a loss and what isn't called one; PopTorch minimises all of them.
-_UNNAMED_LOSSES = {
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cross_entropy",
-    "kl_div",
-}
-
 
 def metric_names() -> list[str]:
     """The names of metrics; besides them there is `top_<k>_accuracy` of any k.
@@ -146,7 +137,7 @@ def resolve_metric(item: Any) -> AnyMetric:
     Raises:
         UnknownNameError: The name is unknown.
         UnsupportedError: It's a collection of metrics.
-        ConfigError: It's something else, or a loss of torch.
+        ConfigError: It's something else.
 
     Example:
         >>> resolve_metric("AUC").name, resolve_metric("acc").direction
@@ -255,17 +246,4 @@ def _of_function(function: Callable[[Any, Any], Tensor]) -> FunctionMetric:
     while isinstance(named, functools.partial):
         named = named.func
     name = getattr(named, "__name__", type(named).__name__)
-    if _is_torch_loss(named, name):
-        raise ConfigError(
-            f"metrics contains torch's loss {name}, which PopTorch would minimise "
-            "besides the loss. Use a name, such as 'mse' or 'cross_entropy'."
-        )
     return FunctionMetric("lambda" if name == "<lambda>" else name, function)
-
-
-def _is_torch_loss(function: Any, name: str) -> bool:
-    if isinstance(function, torch.nn.Module):
-        return type(function).__module__ == "torch.nn.modules.loss"
-    if getattr(function, "__module__", None) != "torch.nn.functional":
-        return False
-    return name.endswith("_loss") or name in _UNNAMED_LOSSES

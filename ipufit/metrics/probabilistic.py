@@ -2,8 +2,9 @@
 """Cross-entropies and other distances of distributions.
 
 Outputs are logits, as torch's losses take them, unless `from_logits` is False. None of
-torch's loss functions is called: PopTorch would minimise it. The functions give one
-value per sample, position or output, the classes their mean.
+torch's loss functions is called: PopTorch would take it for a second loss, which costs
+operators to undo. The functions give one value per sample, position or output, the
+classes their mean.
 """
 
 from __future__ import annotations

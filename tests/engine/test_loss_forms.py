@@ -248,7 +248,7 @@ def test_built_in_losses_in_metrics_and_logs_are_not_minimised():
     model.compile(
         torch.optim.SGD(module.parameters(), RATE),
         "cross_entropy",
-        metrics=[own_distance],
+        metrics=[own_distance, F.cross_entropy],
     )
     untrained = copy.deepcopy(module)
     history = model.fit(X, Y, batch_size=ROWS, shuffle=False, verbose=0).history
@@ -258,6 +258,7 @@ def test_built_in_losses_in_metrics_and_logs_are_not_minimised():
     assert history["own_distance"] == [
         pytest.approx(own_distance(outputs, Y).item(), rel=1e-5)
     ]
+    assert history["cross_entropy"] == pytest.approx(history["loss"], rel=1e-5)
     expected = F.mse_loss(outputs, outputs * 0.5).item()
     assert history["distance"] == [pytest.approx(expected, rel=1e-5)]
 

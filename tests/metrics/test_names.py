@@ -182,15 +182,28 @@ def test_what_is_no_metric_is_refused(metrics):
         (Callable, r"Callable\(\.\.\.\)"),
         (Counted, r"Counted\(\.\.\.\)"),
         (OfKeras(), "Keras.*'auc'"),
-        (torch.nn.MSELoss(), "MSELoss, which PopTorch would minimise"),
-        (torch.nn.functional.mse_loss, "mse_loss, which PopTorch"),
-        (torch.nn.functional.cross_entropy, "cross_entropy, which PopTorch"),
-        (partial(torch.nn.functional.kl_div, log_target=True), "kl_div, which"),
     ],
 )
 def test_what_would_go_wrong_later_is_refused_with_the_way_out(item, hint):
     with pytest.raises(ConfigError, match=hint):
         resolve_metric(item)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.nn.MSELoss(),
+        torch.nn.functional.mse_loss,
+        partial(torch.nn.functional.kl_div, log_target=True, reduction="batchmean"),
+    ],
+)
+def test_a_loss_of_torch_is_a_metric_too(loss):
+    """The training step makes it no second loss (tests/engine/test_loss_forms.py)."""
+    outputs, targets = torch.rand(6, 2), torch.rand(6, 2)
+    metric = resolve_metric(loss)
+    sums = metric.sums(outputs, targets)
+    assert metric.result(sums) == pytest.approx(loss(outputs, targets).item())
+    assert "loss" in metric.name.lower() or metric.name == "kl_div"
 
 
 def test_an_object_with_a_state_is_not_taken_twice():
