@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from ._logging import logger
+from ._operands import has_tensors
+
 FACTORIES = frozenset(
     getattr(torch, name)
     for name in (
@@ -34,6 +37,35 @@ FACTORIES = frozenset(
 RANDOM_FACTORIES = frozenset(
     getattr(torch, name) for name in ("normal", "rand", "randint", "randn", "randperm")
 )
+
+
+def is_forced_to_device(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether a call creates a tensor on the IPU without being told to.
+
+    Each such call is warned of in the log, however often one is made (PopTorch,
+    `_poplar_executor.py`). `device=None` isn't replaced: torch then takes the host.
+
+    Args:
+        function: A function of torch.
+        args: Its arguments.
+        kwargs: The same by name.
+
+    Example:
+        >>> is_forced_to_device(torch.zeros, (2,), {"device": None})
+        False
+    """
+    if function not in FACTORIES or "device" in kwargs:
+        return False
+    if function is torch.normal and has_tensors((args, kwargs)):
+        return False
+    logger.warning(
+        "No device set in torch.%s(): forcing to IPU. Pass `device`, for example that "
+        "of an input.",
+        function.__name__,
+    )
+    return True
 
 
 def is_host_device(device: Any) -> bool:

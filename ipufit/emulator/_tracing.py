@@ -39,7 +39,11 @@ from ._refusals import (
 )
 from ._scopes import Scopes
 from ._slices import constant_bounds
-from ._tensor_devices import FACTORIES, emulated_devices, is_host_device
+from ._tensor_devices import (
+    emulated_devices,
+    is_forced_to_device,
+    is_host_device,
+)
 from .blocks import BEFORE_BLOCKS, BlockPlacement
 
 _INDEXING = ("__getitem__", "__setitem__")
@@ -226,7 +230,9 @@ class Tracer(TorchFunctionMode):
         touched = list(tensors_in((args, kwargs)))
         on_device = [tensor for tensor in touched if self.is_on_device(tensor)]
         is_creating = (
-            func in FACTORIES if device is None else not is_host_device(device)
+            is_forced_to_device(func, args, kwargs)
+            if device is None
+            else not is_host_device(device)
         )
         if not on_device and not is_creating:
             return func(*args, **kwargs)  # on the host, once

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function
+from tests.emulator._models import Function, said
 
 
 def test_a_tensor_that_is_no_buffer_is_not_on_the_ipu():
@@ -75,3 +75,32 @@ def test_values_of_the_hosts_tensors_can_be_read():
         lambda m, x: x * 2 if m.flag.item() else x, flag=torch.tensor(True)
     )
     assert poptorch.inferenceModel(module)(torch.ones(1)).item() == 2
+
+
+def test_factories_without_a_device_are_warned_of_each_time(caplog):
+    """PopTorch, `_poplar_executor.py` `_SetDefaultDeviceType`."""
+
+    def forward(m, x):
+        for _ in range(2):
+            x = x + torch.zeros(6)
+        return x + torch.zeros_like(x) + torch.ones(6, device=x.device)
+
+    with caplog.at_level("WARNING"):
+        poptorch.inferenceModel(Function(forward))(torch.ones(2, 6))
+    forced = [line for line in said(caplog) if "forcing to IPU" in line]
+    functions = [line.partition("torch.")[2].partition("(")[0] for line in forced]
+    assert functions == ["zeros", "zeros", "zeros_like"]
+
+
+def test_no_device_at_all_is_the_hosts():
+    """A `device` that is None is one that was given."""
+    module = Function(lambda m, x: x + torch.ones(6, device=None))
+    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+        poptorch.inferenceModel(module)(torch.ones(2, 6))
+
+
+def test_random_numbers_around_tensors_go_where_these_are(caplog):
+    module = Function(lambda m, x: torch.normal(x, 1.0) + torch.normal(0.0, 1.0, (6,)))
+    with caplog.at_level("WARNING"):
+        poptorch.inferenceModel(module)(torch.ones(2, 6))
+    assert sum("forcing to IPU" in line for line in said(caplog)) == 1
