@@ -8,7 +8,7 @@ import logging
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
 from ._args import CallArguments
+from ._bindings import bindings_of, refuse_rebound, restore_bindings
 from ._bodies import Body
 from ._compile_hooks import call_pre_compile_hooks, post_compile_hooks
 from ._constant_nodes import constant_nodes
@@ -37,16 +38,10 @@ from ._trace_state import active_trace
 from ._tracing import Tracer, named_weights
 from ._visibility import EscapeGuard, visible_indexing
 from .blocks import BlockPlacement, tracing_blocks
-from .errors import Error, createPoptorchError
+from .errors import Error
 from .strategies import ExecutionStrategy
 
 logger = logging.getLogger("poptorch::python")
-
-_BATCH_NORMS = (
-    torch.nn.BatchNorm1d,
-    torch.nn.BatchNorm2d,
-    torch.nn.BatchNorm3d,
-)
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ def trace(
     """
     _refuse_scripted(module)
     weights = named_weights(module)
-    bindings = _bindings(module)
+    bindings = bindings_of(module)
     rng_state = torch.random.get_rng_state()
     try:
         with torch.inference_mode(False), torch.set_grad_enabled(
@@ -218,16 +213,16 @@ def trace(
         is_random = not torch.equal(rng_state, torch.random.get_rng_state())
     except Error:
         # A weight that was replaced explains best why it can't be used.
-        _refuse_rebound(_restore_bindings(module, bindings))
+        refuse_rebound(restore_bindings(module, bindings))
         raise
     finally:
         torch.random.set_rng_state(rng_state)
-        rebound = _restore_bindings(module, bindings)
-    _refuse_rebound(rebound)
+        rebound = restore_bindings(module, bindings)
+    refuse_rebound(rebound)
     flat = list(flattenTensorStructure(outputs))
     computed = {i: t for i, t in enumerate(flat) if tracer.is_on_device(t)}
     nodes = dict(zip(computed, tracer.finish(computed.values())))
-    _refuse_rebound([f"{_kind(weights[n])} {n} is reassigned" for n in tracer.rebound])
+    refuse_rebound([f"{_kind(weights[n])} {n} is reassigned" for n in tracer.rebound])
     _warn_of_host_outputs(flat, computed)
     graph = tracer.graph
     weight_of = tracer.weight_memory()
@@ -380,37 +375,6 @@ def _warn_of_host_outputs(flat: list[Tensor], computed: dict[int, Tensor]) -> No
             )
 
 
-_Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
-
-
-def _bindings(module: torch.nn.Module) -> _Bindings:
-    return [
-        (owner, prefix, kind, dict(getattr(owner, kind)))
-        for prefix, owner in module.named_modules()
-        for kind in ("_parameters", "_buffers")
-    ]
-
-
-def _restore_bindings(module: torch.nn.Module, bindings: _Bindings) -> list[str]:
-    """Undo assignments to weights; describe those that are not allowed."""
-    problems = []
-    for owner, prefix, kind, before in bindings:
-        now = getattr(owner, kind)
-        for name in now.keys() - before.keys():
-            del now[name]
-        for name, tensor in before.items():
-            if now.get(name) is tensor:
-                continue
-            verb = "reassigned" if name in now else "removed"
-            if not isinstance(owner, _BATCH_NORMS):
-                what = "Parameter" if kind == "_parameters" else "Buffer"
-                full = f"{prefix}.{name}" if prefix else name
-                problems.append(f"{what} {full} is {verb}")
-            now[name] = tensor
-            owner.__dict__.pop(name, None)
-    return problems
-
-
 def _kind(weight: Tensor) -> str:
     return "Parameter" if isinstance(weight, torch.nn.Parameter) else "Buffer"
 
@@ -419,20 +383,3 @@ def _refuse_scripted(module: torch.nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):  # type: ignore[attr-defined,unused-ignore]
             raise untraceable(f"a torch.jit.ScriptModule: {type(part).__name__}")
-
-
-def _refuse_rebound(problems: list[str]) -> None:
-    if not problems:
-        return
-    hint = ""
-    if problems[0].endswith("reassigned"):
-        name = problems[0].split()[1]
-        hint = (
-            f" This is not supported. Consider using self.{name}.copy_(src) to copy "
-            "data from a source tensor, where src is the name of the source tensor."
-        )
-    joint = " within" if problems[0].endswith("reassigned") else " from"
-    raise createPoptorchError(
-        f"{problems[0]}{joint} the model when calling the forward method.{hint} The "
-        "device holds the weights it was compiled with."
-    )

@@ -11,8 +11,9 @@ of the device's business: they run there and then.
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, ContextManager, Iterable
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from ._device_numbers import note_whole_numbers
 from ._dtypes import device_tensor
 from ._half import in_float32
 from ._limits import refuse_unsupported
-from ._liveness import CallWatch, Effects, note_effects, storage_of
+from ._liveness import CallWatch, Effects, effects_of, note_effects, storage_of
 from ._moving_slices import moving_sizes, moving_slices
 from ._operands import has_tensors, map_leaves, map_tensors, tensors_in
 from ._refusals import (
@@ -197,7 +198,8 @@ class Tracer(TorchFunctionMode):
                 effects = Effects(
                     reads=frozenset({storage_of(device)}), is_operator=is_operator
                 )
-                node = self.graph.call_function(torch.clone, (node,))
+                with self._before_statistics_change(node, storage_of(device)):
+                    node = self.graph.call_function(torch.clone, (node,))
                 note_effects(node, effects)
                 node.meta["block"] = self._placement
                 self.results[node] = device
@@ -206,6 +208,21 @@ class Tracer(TorchFunctionMode):
             if copy.data_ptr() != self._first_memory[name]:
                 self.rebound.append(name)
         return nodes
+
+    def _before_statistics_change(
+        self, value: Node, memory: int
+    ) -> ContextManager[Any]:
+        """Insert where a normalisation layer hasn't updated its statistics yet.
+
+        Its operator doesn't say that it does, so who reads them in the same program
+        gets the values before (PopTorch, `NormalizationOps.cpp`).
+        """
+        nodes = self.graph.nodes if value.op == "placeholder" else ()
+        for node in nodes:
+            if memory in effects_of(node).statistics:
+                place: ContextManager[Any] = self.graph.inserting_before(node)
+                return place
+        return contextlib.nullcontext()
 
     # TorchFunctionMode ------------------------------------------------------
 

@@ -379,3 +379,27 @@ def test_no_warning_is_lost_or_added():
         warnings.simplefilter("always")
         poptorch.inferenceModel(nn.Linear(6, 2))(X)
     assert caught == []
+
+
+def test_statistics_are_returned_as_they_were_before_their_update():
+    """PopTorch's own `half_test.py::test_buffers`: to the device they are an input of
+    `batch_norm`, whose schema says nothing of an update."""
+
+    class Statistics(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2, momentum=1.0)
+            self.norm.running_mean.fill_(3.0)
+
+        def forward(self, x):
+            y = self.norm(x)
+            loss = poptorch.identity_loss(y, "mean")
+            return loss, self.norm.running_mean, self.norm.running_var
+
+    model = Statistics()
+    executor = poptorch.trainingModel(model)
+    x = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    _, *before = executor(x)
+    assert [t.tolist() for t in before] == [[3, 3], [1, 1]]
+    _, *after = executor(x)
+    assert [t.tolist() for t in after] == [[2, 4], [2, 8]]
