@@ -118,7 +118,7 @@ class Attachment:
             raise
 
     def end(self) -> None:
-        """Save the optimiser's state and give the IPUs back."""
+        """Keep the optimiser's state and give the IPUs back."""
         if self._link is not None:
             self._link.detach()
         self._lease.end()
@@ -192,10 +192,8 @@ class Attachment:
     def _train(
         self, link: OptimizerLink, inputs: Inputs, outputs: Outputs
     ) -> Watch | None:
-        link.upload_loaded_state()
         reduction = self._reduction_by(link.settings)
         watch = self._watch(reduction)
-        link.was_stepped()  # before the run: one that fails midway has stepped too
         with watch or contextlib.nullcontext():
             run_training(
                 self._device(inputs),

@@ -41,9 +41,9 @@ class Lifecycle(RngState, Observation):
     """What `PoplarExecutor` is, without its calls."""
 
     def _start_training(self, optimizer: torch.optim.Optimizer | None) -> None:
-        self._optimizer_link = OptimizerLink(
-            optimizer or SGD(self._user_model.parameters(), lr=0.01), self._options
-        )
+        optimizer = optimizer or SGD(self._user_model.parameters(), lr=0.01)
+        self._optimizer_link = OptimizerLink(optimizer, self._options)
+        self._follow(optimizer)
         self._use_running_mean_if_needed()
         wrap_module(self._user_model, self)
 
@@ -188,6 +188,12 @@ class Lifecycle(RngState, Observation):
                 self._start_rng(),
                 self._optimizer_link,
             )
+        try:
+            self._read_optimizer()
+            self._optimizer_was_attached()
+        except Exception:
+            self._release_device()
+            raise
 
     def detachFromDevice(self) -> None:
         """Save weights, optimiser and random state, and release the IPUs.
@@ -209,10 +215,11 @@ class Lifecycle(RngState, Observation):
         if self._attachment is None:
             raise createPoptorchError("Device is not attached")
         self._save_rng_state()
+        self.copyWeightsToHostIfNeeded()
+        self._read_optimizer_state()
         self._release_device()
 
     def _release_device(self) -> None:
-        self.copyWeightsToHostIfNeeded()
         if self._attachment is not None:
             self._attachment.end()
             self._attachment = None
@@ -236,6 +243,8 @@ class Lifecycle(RngState, Observation):
         """
         if not self.isCompiled():
             return
+        self.copyWeightsToHostIfNeeded()
+        self._read_optimizer()
         self._release_device()
         self._forget_program()
         if not self._training:
@@ -247,3 +256,5 @@ class Lifecycle(RngState, Observation):
     def _forget_program(self) -> None:
         self._executable = self._compiled_arguments = self._compiled_rows = None
         self._times = self._code = None
+        if self._optimizer_link is not None:
+            self._optimizer_link.forget()

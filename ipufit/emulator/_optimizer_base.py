@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, Mapping
 
 import torch
@@ -133,11 +134,13 @@ class Optimizer(torch.optim.Optimizer):
     _attribute_names: tuple[str, ...] = ()
 
     # Class values, so that subclasses needn't call a constructor of ours.
-    _ipu_state: StateTensors | None = None
-    _ipu_param: StateTensors | None = None
-    _upload_pending: bool = False
-    _read_device: Callable[[], Mapping[str, StateTensors]] | None = None
-    _device_is_newer: bool = False
+    _device_state: Mapping[str, Any] = MappingProxyType(
+        {"ipu_state": None, "ipu_param": None}
+    )
+    ipu_state_is_dirty: bool = False
+    """Whether the device has still to receive the state."""
+    host_state_is_dirty: bool = False
+    """Whether the device's state is newer, so that `state_dict` has to read it."""
 
     def has_state(self) -> bool:
         """Say whether a device state is held, loaded or read back.
@@ -150,10 +153,14 @@ class Optimizer(torch.optim.Optimizer):
             >>> optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1).has_state()
             False
         """
-        return self._ipu_state is not None
+        state = self._device_state
+        return state.get("ipu_state") is not None and state.get("ipu_param") is not None
 
     def state_dict(self) -> dict[str, Any]:
         """Give torch's state and the device's, read back if it's newer.
+
+        An executor puts a method of its own in this one's place, which reads the
+        device first. So whoever holds the optimiser holds the executor, too.
 
         Returns:
             Torch's `state` and `param_groups`, and `ipu_state` and `ipu_param`: names
@@ -165,25 +172,34 @@ class Optimizer(torch.optim.Optimizer):
             >>> print(optim.SGD(weights, lr=0.1).state_dict()["ipu_state"])
             None
         """
-        self._read_back()
-        return {
-            "ipu_state": self._ipu_state,
-            "ipu_param": self._ipu_param,
-            **super().state_dict(),
-        }
+        return self.get_state_dict()
+
+    def get_state_dict(self) -> dict[str, Any]:
+        """Give torch's state, and the device's as the host knows it.
+
+        Example:
+            >>> from ipufit.emulator import optim
+            >>> weights = [torch.nn.Parameter(torch.zeros(2))]
+            >>> sorted(optim.SGD(weights, lr=0.1).get_state_dict())
+            ['ipu_param', 'ipu_state', 'param_groups', 'state']
+        """
+        return {**self._device_state, **torch.optim.Optimizer.state_dict(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state made by `state_dict` of a PopTorch optimiser.
 
-        The device gets it with the executor's next call or attach. Learning rates
-        restored into `param_groups` need a `setOptimizer` besides.
+        The device gets it with the executor's next call or attach. Learning rates and
+        the like stay as they are there, until `setOptimizer`.
 
         Args:
-            state: With the entries of torch's and of the device's state.
+            state: With the entries of torch's and of the device's state. It isn't
+                copied.
 
         Raises:
-            RuntimeError: If it is empty, or has no `ipu_state` and `ipu_param`, as one
-                of a torch optimiser.
+            RuntimeError: If it has no `ipu_state` and `ipu_param`, as one of a torch
+                optimiser. Torch's part has been loaded then.
+            KeyError: If it has no `param_groups`.
+            ValueError: If its groups are others than this optimiser's.
 
         Example:
             >>> from ipufit.emulator import optim
@@ -194,6 +210,27 @@ class Optimizer(torch.optim.Optimizer):
             >>> optimizer.param_groups[0]["lr"]
             0.1
         """
+        names = ("state", "param_groups")
+        super().load_state_dict({name: state[name] for name in names if name in state})
+        self.set_state_dict(state)
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the device's part of a state, and leave torch's alone.
+
+        Args:
+            state: As for `load_state_dict`.
+
+        Raises:
+            RuntimeError: If it is empty, or has no `ipu_state` and `ipu_param`.
+
+        Example:
+            >>> from ipufit.emulator import optim
+            >>> weights = [torch.nn.Parameter(torch.zeros(2))]
+            >>> optimizer = optim.SGD(weights, lr=0.2)
+            >>> optimizer.set_state_dict({"ipu_state": {}, "ipu_param": {}})
+            >>> optimizer.has_state()
+            True
+        """
         if not state:
             raise RuntimeError(
                 "Cannot load optimizer state dictionary because it is empty."
@@ -203,59 +240,16 @@ class Optimizer(torch.optim.Optimizer):
                 "Only IPU optimizer states can be loaded onto the IPU. This one has "
                 f"{sorted(state)}, but not both 'ipu_state' and 'ipu_param'."
             )
-        super().load_state_dict(
-            {name: state[name] for name in ("state", "param_groups")}
-        )
-        self._ipu_state = _cloned(state["ipu_state"])
-        self._ipu_param = _cloned(state["ipu_param"])
-        self._upload_pending = self.has_state()
-        self._device_is_newer = False
+        self._device_state = state
+        self.ipu_state_is_dirty = True
+        self.host_state_is_dirty = False
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("defaults", "state", "param_groups", "variable_attrs", "loss_scaling")
         kept = {name: getattr(self, name) for name in names + self._attribute_names}
-        kept["_ipu_state"] = self._ipu_state
-        kept["_ipu_param"] = self._ipu_param
-        kept["_upload_pending"] = self.has_state()
+        kept["_device_state"] = dict(self._device_state)
+        kept["ipu_state_is_dirty"] = self.has_state()
         return kept
-
-    def _bind_device(self, read: Callable[[], Mapping[str, StateTensors]]) -> None:
-        """Follow a device: `read` gives its `ipu_state` and `ipu_param`."""
-        self._read_device = read
-        self._device_is_newer = True
-
-    def _unbind_device(self) -> None:
-        """Keep what the device holds now and stop following it."""
-        self._read_back()
-        self._read_device = None
-
-    def _mark_device_newer(self) -> None:
-        """Have the next `state_dict` read the device: it has made updates."""
-        self._device_is_newer = self._read_device is not None
-
-    def _take_pending_upload(self) -> dict[str, StateTensors] | None:
-        """Give the state the device has still to receive, once."""
-        if not self._upload_pending or self._ipu_state is None:
-            return None
-        self._upload_pending = False
-        return {"ipu_state": self._ipu_state, "ipu_param": self._ipu_param or {}}
-
-    def _kept_state(self) -> dict[str, StateTensors] | None:
-        """Give the state read back from a device that is gone, if there is one."""
-        if self._upload_pending or self._ipu_state is None:
-            return None
-        return {"ipu_state": self._ipu_state, "ipu_param": self._ipu_param or {}}
-
-    def _read_back(self) -> None:
-        if self._read_device is None or not self._device_is_newer:
-            if self.has_state():
-                logger.debug("Using cached optimiser state dict")
-            return
-        logger.info("Writing optimiser state tensors from IPU to host.")
-        state = self._read_device()
-        self._ipu_state = state["ipu_state"]
-        self._ipu_param = state["ipu_param"]
-        self._device_is_newer = False
 
     def _record(
         self,
@@ -328,9 +322,3 @@ def accumulation_type(dtype: torch.dtype | None) -> torch.dtype:
             f"not {dtype}."
         )
     return dtype
-
-
-def _cloned(tensors: Mapping[str, Tensor] | None) -> StateTensors | None:
-    if tensors is None:
-        return None
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}

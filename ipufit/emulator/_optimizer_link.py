@@ -21,11 +21,11 @@ from .options import Options
 
 
 class OptimizerLink:
-    """Reads the optimiser of a training executor and moves its state.
+    """The optimiser of a training executor: what it says, and its device counterpart.
 
     The state of PopTorch's optimisers survives detach and attach through the host.
     That of torch's optimisers does not: their device state begins anew, as PopTorch
-    has nowhere to keep it.
+    has nowhere to keep it. When it moves is decided in `_optimizer_sync`.
 
     Args:
         optimizer: The host's object.
@@ -42,17 +42,11 @@ class OptimizerLink:
             relax_attribute_checks=options._relax_optimizer_checks,
             automatic_loss_scaling=AutomaticLossScale.from_options(options) is not None,
         )
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self.settings = self._reader.read(optimizer)
         self._device: DeviceOptimizer | None = None
+        self._kept_state: dict[str, StateTensors] | None = None
         self._grouped = GroupedState({})
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The host's object, with the state that the device has now."""
-        if isinstance(self._optimizer, PoptorchOptimizer):
-            self._optimizer._read_back()
-        return self._optimizer
 
     @property
     def device_optimizer(self) -> DeviceOptimizer:
@@ -67,7 +61,7 @@ class OptimizerLink:
         Raises:
             KeyError: One of its parameters is not among `host_weights`.
         """
-        group_indices(self._optimizer, host_weights)
+        group_indices(self.optimizer, host_weights)
 
     def tensor_names(self, trained: list[str], host: dict[str, Tensor]) -> list[str]:
         """What the tensors of the device's optimiser are called.
@@ -90,7 +84,7 @@ class OptimizerLink:
             weights: What it updates.
             host: All weights by name.
         """
-        return self._make(weights, group_indices(self._optimizer, host))
+        return self._make(weights, group_indices(self.optimizer, host))
 
     def _make(
         self, weights: dict[str, Tensor], indices: dict[str, int | None]
@@ -104,42 +98,38 @@ class OptimizerLink:
         host: dict[str, Tensor],
         groups: Mapping[str, ReplicaGroups],
     ) -> None:
-        """Build the device's optimiser, with the state that the host has kept."""
+        """Build the device's optimiser, with the state that an earlier one had."""
         self._grouped = GroupedState(groups)
-        indices = group_indices(self._optimizer, host)
+        indices = group_indices(self.optimizer, host)
         self._device = self._make(trained, self._grouped.group_index(indices))
         self._log_settings()
-        if not isinstance(self._optimizer, PoptorchOptimizer):
-            return
-        kept = self._optimizer._kept_state()
-        if kept is not None:
-            self._load(kept)
-            self._device.update(self.settings)  # values may have changed since
-        self.upload_loaded_state()
-        self._optimizer._bind_device(self._read_state)
+        if self._kept_state is not None:
+            self._load(self._kept_state)
 
     def detach(self) -> None:
-        """Save what can be saved; the device's optimiser is gone."""
-        if isinstance(self._optimizer, PoptorchOptimizer):
-            self._optimizer._unbind_device()
+        """The device's optimiser is gone; what can be kept of it is."""
+        if isinstance(self.optimizer, PoptorchOptimizer):
+            self._kept_state = self._joined_state()
         self._device = None
+
+    def forget(self) -> None:
+        """The next device begins anew: the executable is gone."""
+        self._kept_state = None
 
     def weights_were_uploaded(self) -> None:
         """PopTorch uploads every variable with the weights, stale states included."""
-        if not isinstance(self._optimizer, PoptorchOptimizer):
+        if not isinstance(self.optimizer, PoptorchOptimizer):
             self.device_optimizer.reset_state()
 
-    def upload_loaded_state(self) -> None:
-        """Send a state that was loaded into the host's optimiser since."""
-        if isinstance(self._optimizer, PoptorchOptimizer):
-            pending = self._optimizer._take_pending_upload()
-            if pending is not None:
-                self._load(pending)
+    def read_state(self) -> dict[str, StateTensors]:
+        """The state on the device: `ipu_state` and `ipu_param`."""
+        logger.info("Writing optimiser state tensors from IPU to host.")
+        return self._joined_state()
 
-    def was_stepped(self) -> None:
-        """The device's state is newer than the host's now."""
-        if isinstance(self._optimizer, PoptorchOptimizer):
-            self._optimizer._mark_device_newer()
+    def write_state(self, state: Mapping[str, StateTensors]) -> None:
+        """Send what `read_state` gave; hyper-parameters stay as they are."""
+        logger.info("Writing optimiser state tensors from host to IPU memory.")
+        self._load(state)
 
     def set(self, optimizer: torch.optim.Optimizer, *, is_compiled: bool) -> None:
         """Take the values of `optimizer`, perhaps another object.
@@ -147,29 +137,23 @@ class OptimizerLink:
         Raises:
             Error: A constant, the type or the clip norm changed after compilation.
         """
+        self.optimizer = optimizer
         settings = self._reader.read(optimizer)
         is_changed = settings != self.settings
         if is_compiled:
             check_replaceable(self.settings, settings)
-        is_new = optimizer is not self._optimizer
-        if is_new and isinstance(self._optimizer, PoptorchOptimizer):
-            self._optimizer._unbind_device()
-        self._optimizer, self.settings = optimizer, settings
+        self.settings = settings
         if self._device is None:
             return
         self._device.update(settings)
         if is_changed:
             self._log_settings()
-        if is_new and isinstance(optimizer, PoptorchOptimizer):
-            self.upload_loaded_state()
-            optimizer._bind_device(self._read_state)
 
-    def _load(self, state: dict[str, StateTensors]) -> None:
-        logger.info("Writing optimiser state tensors from host to IPU memory.")
-        state = self._grouped.split(state)
+    def _load(self, state: Mapping[str, StateTensors]) -> None:
+        state = self._grouped.split(dict(state))
         self.device_optimizer.load_state(state["ipu_state"], state["ipu_param"])
 
-    def _read_state(self) -> dict[str, StateTensors]:
+    def _joined_state(self) -> dict[str, StateTensors]:
         return self._grouped.joined(self.device_optimizer.state_dict())
 
     def _log_settings(self) -> None:

@@ -205,6 +205,7 @@ class Saving(Lifecycle):
 
     def _model_to_save(self) -> dict[str, Any]:
         self.copyWeightsToHostIfNeeded()
+        self._read_optimizer()
         link = self._optimizer_link
         return {
             "options": self._options,

@@ -236,14 +236,16 @@ class DeviceOptimizer:
         ipu_state: Mapping[str, Tensor] | None,
         ipu_param: Mapping[str, Tensor] | None,
     ) -> None:
-        """Take over what `state_dict` gave.
+        """Take over the state that `state_dict` gave.
 
         Names that are missing are logged and skipped; names that the device doesn't
-        know are ignored. Hyper-parameters stay until the next `update`.
+        know are ignored. Hyper-parameters stay as they are: those that are loaded
+        never leave the host (PopTorch, `writeOptimizerState`; PopART streams them to
+        the device in `updateOptimizerFromHost` alone, from the optimiser).
 
         Args:
             ipu_state: State tensors by name.
-            ipu_param: Hyper-parameters by name.
+            ipu_param: Hyper-parameters by name, of no use but to be missed.
 
         Raises:
             Error: If a state tensor has another shape than the device's.
@@ -255,16 +257,13 @@ class DeviceOptimizer:
                 _load_tensor(f"{slot}___{name}", tensor, given_state)
             for scalar, variable in trained.scalars.items():
                 if not variable.is_const:
-                    key = trained.scalar_key(scalar, name)
-                    value = _loaded_value(key, variable.value, given_values)
-                    trained.scalars[scalar] = Variable(value, is_const=False)
+                    _warn_if_missing(trained.scalar_key(scalar, name), given_values)
         if not self._settings.scaling.is_const:
-            self._loss_scaling = _loaded_value(
-                _LOSS_SCALING, self._loss_scaling, given_values
-            )
+            _warn_if_missing(_LOSS_SCALING, given_values)
         if self._automatic is not None:
-            self._automatic.factor = _loaded_value(
-                UPDATE_FACTOR, self._automatic.factor, given_state
+            _warn_if_missing(UPDATE_FACTOR, given_state)
+            self._automatic.factor = float(
+                given_state.get(UPDATE_FACTOR, self._automatic.factor)
             )
 
     def reset_state(self) -> None:
@@ -420,11 +419,6 @@ def _load_tensor(key: str, tensor: Tensor, given: Mapping[str, Tensor]) -> None:
     tensor.copy_(given[key])
 
 
-def _loaded_value(key: str, current: float, given: Mapping[str, Tensor]) -> float:
+def _warn_if_missing(key: str, given: Mapping[str, Tensor]) -> None:
     if key not in given:
         logger.warning("writeOptimizerState: ignoring missing parameter %s", key)
-        return current
-    value = float(given[key])
-    # Saved values have 32 bits; one that is merely rounded changes nothing.
-    rounded = float(torch.tensor(current, dtype=torch.float32))
-    return current if value == rounded else value

@@ -8,22 +8,24 @@ request.
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, Iterator
 
-from ._executor_state import ExecutorState
+from ._attachment import Attachment
 from ._logging import logger
+from ._optimizer_sync import OptimizerSync
 from ._wrapper_registry import is_wrapped, seen_plain
 from .errors import createPoptorchError
 
 
-class WeightSync(ExecutorState):
+class WeightSync(OptimizerSync):
     """The copies of weights that a user may ask for."""
 
     def copyWeightsToHost(self) -> None:
         """Write the device's weights into the user's module.
 
         Raises:
-            Error: Not compiled.
+            Error: Not compiled, or not attached.
 
         Example:
             >>> import torch
@@ -45,10 +47,24 @@ class WeightSync(ExecutorState):
         """
         self._require_compiled()
         self._dirty_host_weights = False
-        if self._attachment is not None:
-            with seen_plain(self._host_weights.values()):
-                self._attachment.download()
+        with self._transfer("copyWeightsToHost") as attachment:
+            attachment.download()
         self._host_weights_version += 1
+
+    @contextlib.contextmanager
+    def _transfer(self, what: str) -> Iterator[Attachment]:
+        """Let weights move while the host's are seen without being fetched.
+
+        Raises:
+            Error: No IPU is held: an engine of Poplar's runs on a device only.
+        """
+        if self._attachment is None:
+            raise createPoptorchError(
+                f"{what}() needs a device, and this model holds none: call "
+                "attachToDevice() first."
+            )
+        with seen_plain(self._host_weights.values()):
+            yield self._attachment
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """`copyWeightsToHost()` if training made the host's copy stale.
@@ -72,7 +88,7 @@ class WeightSync(ExecutorState):
         """Upload the user's weights; what the device has learnt since is lost.
 
         Raises:
-            Error: Not compiled.
+            Error: Not compiled, or not attached.
 
         Example:
             >>> import torch
@@ -90,9 +106,9 @@ class WeightSync(ExecutorState):
         """
         self._require_compiled()
         self._dirty_host_weights = False
-        if self._attachment is not None:
-            with seen_plain(self._host_weights.values()):
-                self._attachment.upload()
+        self._read_optimizer()  # its state is uploaded with the weights
+        with self._transfer("copyWeightsToDevice") as attachment:
+            attachment.upload()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Upload the buffers that `Options.updatableNamedBuffers` names.
@@ -101,7 +117,7 @@ class WeightSync(ExecutorState):
         host saw it last isn't fetched any more, until the next call has changed it.
 
         Raises:
-            Error: Not compiled, or the options name no buffer.
+            Error: Not compiled, not attached, or the options name no buffer.
 
         Example:
             >>> import torch
@@ -125,13 +141,14 @@ class WeightSync(ExecutorState):
         names = self._updatable_buffers()
         if not names:
             raise createPoptorchError(
-                "No named buffers marked as updatable: name them when the model is "
-                'wrapped, `Options().updatableNamedBuffers(["offset"])`.'
+                "No named buffers marked as updatable via updatableNamedBuffers "
+                "option: name them when the model is wrapped, "
+                '`Options().updatableNamedBuffers(["offset"])`.'
             )
         self._dirty_host_weights = False
-        if self._attachment is not None:
-            with seen_plain(self._host_weights.values()):
-                self._attachment.upload_named(names)
+        self._read_optimizer()
+        with self._transfer("copyNamedBuffersToDevice") as attachment:
+            attachment.upload_named(names)
 
     def _updatable_buffers(self) -> list[str]:
         return list(self._options._Popart.options.get("updatableNamedBuffers", ()))

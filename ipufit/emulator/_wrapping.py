@@ -40,7 +40,7 @@ def wrap_module(module: torch.nn.Module, executor: Lifecycle) -> None:
         parameter.__class__ = parameter_class
     buffer_class = _buffer_class(reference)
     for buffer in module.buffers():
-        if type(buffer) is not Tensor:
+        if buffer.__class__ is not Tensor:  # of another executor: this fetches
             raise createPoptorchError(
                 "All buffers must be an instance of torch.Tensor (Got "
                 f"{type(buffer)}). A buffer keeps the class of a training model that "

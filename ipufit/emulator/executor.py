@@ -51,34 +51,6 @@ class PoplarExecutor(Saving, Measurements):
         """As the module, with the places where blocks begin."""
         return module_repr(self._user_model)
 
-    # Optimiser ----------------------------------------------------------------
-
-    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Send the values of `optimizer`; its state stays on the device.
-
-        Call it after every change to a learning rate or another value. A new
-        optimizer object without loaded state keeps the state that the device has.
-
-        Args:
-            optimizer: Of the type that the model was compiled with.
-
-        Raises:
-            Error: A constant, the type or the clip norm changed after compilation.
-            AttributeError: It is an inference model.
-
-        Example:
-            >>> from ipufit.emulator import optim, trainingModel
-            >>> module = torch.nn.Linear(2, 1)
-            >>> sgd = optim.SGD(module.parameters(), lr=0.1)
-            >>> training = trainingModel(module, optimizer=sgd)
-            >>> sgd.param_groups[0]["lr"] = 0.01
-            >>> training.setOptimizer(sgd)
-        """
-        if self._optimizer_link is None:
-            raise AttributeError("An inference model has no optimizer to set.")
-        self._optimizer_link.set(optimizer, is_compiled=self.isCompiled())
-        self._use_running_mean_if_needed()
-
     # Run ----------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,6 +103,7 @@ class PoplarExecutor(Saving, Measurements):
             self._fetch_from_trainer()
         if tensors is None:
             tensors = self._checked_tensors(arguments)
+        self._write_optimizer_state()
         program = self._require_compiled()
         outputs = program.device_outputs(self._run(tensors))
         _refuse_backward(outputs)
@@ -152,6 +125,7 @@ class PoplarExecutor(Saving, Measurements):
         self._is_rng_state_stale = True
         if self._training:
             self._dirty_host_weights = True
+            self._optimizer_was_stepped()
         results = attachment.run(tensors)
         self._anchored, self._times = results.anchored, results.times
         return results.outputs

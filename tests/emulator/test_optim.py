@@ -291,6 +291,10 @@ def test_copies_keep_poptorchs_attributes(name, duplicate):
     twin.step()
 
 
+def pickled(optimizer):
+    return pickle.loads(pickle.dumps(optimizer))
+
+
 def device_state(value):
     return {
         "ipu_state": {"Accl1___w": torch.tensor([value])},
@@ -306,78 +310,59 @@ def test_there_is_no_device_state_before_a_device(name):
     assert set(state) == {"ipu_state", "ipu_param", "state", "param_groups"}
 
 
-def test_the_device_is_read_once_after_each_change():
-    optimizer, reads = build("SGD"), []
-
-    def read():
-        reads.append(None)
-        return device_state(float(len(reads)))
-
-    optimizer._bind_device(read)
-    for _ in range(2):
-        assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 1.0
-    optimizer._mark_device_newer()
-    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 2.0
-    optimizer._mark_device_newer()
-    optimizer._unbind_device()
-    optimizer._mark_device_newer()
-    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 3.0
-    assert len(reads) == 3
+def loaded(value, **arguments):
+    optimizer = build("SGD", **arguments)
+    optimizer.load_state_dict({**optimizer.state_dict(), **device_state(value)})
+    return optimizer
 
 
 def test_a_loaded_state_waits_for_the_device():
-    source, target = build("SGD", lr=0.5), build("SGD", lr=0.1)
-    source._bind_device(lambda: device_state(4.0))
+    source, target = loaded(4.0, lr=0.5), build("SGD", lr=0.1)
     target.load_state_dict(source.state_dict())
     assert target.param_groups[0]["lr"] == 0.5
     assert target.state_dict()["ipu_state"]["Accl1___w"] == 4.0
-    assert target._take_pending_upload()["ipu_state"]["Accl1___w"] == 4.0
-    assert target._take_pending_upload() is None
+    assert target.has_state()
+    assert target.ipu_state_is_dirty
+    assert not target.host_state_is_dirty
 
 
-def test_loading_wins_over_what_the_device_holds():
-    optimizer = build("SGD")
-    optimizer._bind_device(lambda: device_state(1.0))
-    state = {**optimizer.state_dict(), **device_state(9.0)}
-    optimizer._mark_device_newer()
-    optimizer.load_state_dict(state)
-    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 9.0
-
-
-def test_a_loaded_state_is_a_copy():
+def test_a_loaded_state_is_not_copied():
     optimizer = build("SGD")
     state = {**optimizer.state_dict(), **device_state(1.0)}
     optimizer.load_state_dict(state)
     state["ipu_state"]["Accl1___w"].fill_(5.0)
-    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 1.0
+    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 5.0
 
 
-def test_a_state_from_before_the_device_has_nothing_to_upload():
+def test_a_state_from_before_the_device_is_none():
     optimizer = build("SGD")
     optimizer.load_state_dict(build("SGD").state_dict())
     assert not optimizer.has_state()
-    assert optimizer._take_pending_upload() is None
 
 
-def test_copies_carry_the_state_and_upload_it():
-    optimizer = build("SGD")
-    optimizer._bind_device(lambda: device_state(2.0))
-    optimizer.state_dict()
-    twin = pickle.loads(pickle.dumps(optimizer))
-    assert twin._take_pending_upload()["ipu_state"]["Accl1___w"] == 2.0
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, pickled])
+def test_copies_carry_the_state_and_upload_it(twin):
+    optimizer = loaded(2.0)
+    optimizer.ipu_state_is_dirty = False
+    other = twin(optimizer)
+    assert other.state_dict()["ipu_state"]["Accl1___w"] == 2.0
+    assert other.ipu_state_is_dirty
+    assert not twin(build("SGD")).ipu_state_is_dirty
 
 
 def test_an_empty_state_is_refused():
     with pytest.raises(RuntimeError, match="because it is empty"):
+        build("SGD").set_state_dict({})
+    with pytest.raises(KeyError, match="param_groups"):  # torch's part comes first
         build("SGD").load_state_dict({})
 
 
-def test_a_torch_state_is_refused_and_changes_nothing():
+def test_a_torch_state_is_refused_after_torch_has_loaded_it():
     optimizer = build("SGD", lr=0.1)
     state = torch.optim.SGD([parameter()], lr=0.7).state_dict()
     with pytest.raises(RuntimeError, match="Only IPU optimizer states can be loaded"):
         optimizer.load_state_dict(state)
-    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert optimizer.param_groups[0]["lr"] == 0.7
 
 
 def test_schedulers_take_them():

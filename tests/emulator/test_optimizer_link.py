@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import optim
+from ipufit.emulator._attachment import Attachment
+from ipufit.emulator._optimizer_link import OptimizerLink
 
 
 class Model(nn.Module):
@@ -327,6 +331,134 @@ def test_the_state_of_an_offline_model_stays_empty():
     assert optimizer.state_dict()["ipu_state"] is None
 
 
+# Whose state is newer (PopTorch, `optim.py` and `_poplar_executor.py`) -------------
+
+
+def flags(optimizer):
+    return optimizer.ipu_state_is_dirty, optimizer.host_state_is_dirty
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Every transfer of weights and of optimiser state, in order."""
+    seen = []
+    for owner, name in (
+        (Attachment, "upload"),
+        (Attachment, "download"),
+        (OptimizerLink, "read_state"),
+        (OptimizerLink, "write_state"),
+    ):
+        original = getattr(owner, name)
+
+        def spy(self, *arguments, name=name, original=original):
+            seen.append(name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(owner, name, spy)
+    return seen
+
+
+def test_flags_say_which_side_is_newer(moves):
+    _, optimizer, executor = make(with_momentum)
+    assert flags(optimizer) == (False, False)
+    executor.compile(torch.ones(1))
+    assert flags(optimizer) == (False, True)
+    state = optimizer.state_dict()
+    assert flags(optimizer) == (False, False)
+    executor(torch.ones(1))
+    assert flags(optimizer) == (False, True)
+    optimizer.load_state_dict(state)
+    assert flags(optimizer) == (True, False)
+    executor(torch.ones(1))
+    assert flags(optimizer) == (False, True)
+    assert moves == ["read_state", "download", "write_state"]
+
+
+@pytest.mark.parametrize(
+    "leave", ["copyWeightsToDevice", "detachFromDevice", "destroy"]
+)
+def test_a_stale_state_is_read_before_weights_are_uploaded_or_gone(leave, moves):
+    _, optimizer, executor = make(with_momentum)
+    executor(torch.ones(1))
+    executor.copyWeightsToHost()
+    moves.clear()
+    getattr(executor, leave)()
+    uploads = ["upload"] if leave == "copyWeightsToDevice" else []
+    assert moves == ["read_state", *uploads]
+    assert flags(optimizer) == (False, False)
+
+
+def test_a_state_of_torchs_optimizer_is_never_read(moves):
+    _, _, executor = make(torch_momentum)
+    executor(torch.ones(1))
+    executor.copyWeightsToHost()
+    executor.copyWeightsToDevice()
+    executor.detachFromDevice()
+    assert moves == ["download", "upload"]
+
+
+def test_what_the_host_knows_is_given_without_reading(moves):
+    _, optimizer, executor = make(with_momentum)
+    executor(torch.ones(1))
+    assert optimizer.get_state_dict()["ipu_state"] is None
+    assert moves == []
+    assert optimizer.state_dict()["ipu_state"] is not None
+
+
+def test_the_device_part_of_a_state_can_be_set_alone():
+    model, optimizer, executor = make(with_momentum)
+    move(executor, model)
+    saved = optimizer.state_dict()
+    for _ in range(3):
+        move(executor, model)
+    saved["param_groups"][0]["lr"] = 0.0
+    optimizer.set_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    assert move(executor, model) == 1.5
+
+
+def test_a_state_of_a_model_that_is_not_compiled_cannot_be_read():
+    model, optimizer, executor = make(with_momentum)
+    executor(torch.ones(1))
+    other = poptorch.trainingModel(Model(), optimizer=optimizer)
+    with pytest.raises(poptorch.Error, match="Model has not been compiled"):
+        optimizer.state_dict()
+    assert executor.model is model
+    assert other.isCompiled() is False
+
+
+def test_two_executors_cannot_both_have_the_newest_state():
+    model, _, executor = make(with_momentum)
+    executor(torch.ones(1))
+    _, other_optimizer, other = make(with_momentum)
+    other(torch.ones(1))
+    with pytest.raises(AssertionError, match="Both host and ipu states cannot be"):
+        executor.setOptimizer(other_optimizer)
+    assert executor.model is model
+
+
+def test_an_optimizer_keeps_its_executor():
+    """So its IPUs stay taken while somebody holds the optimizer."""
+    _, optimizer, executor = make(with_momentum)
+    executor(torch.ones(1))
+    reference = weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert reference() is not None
+    del optimizer
+    gc.collect()
+    assert reference() is None
+
+
+def test_saving_a_model_reads_a_stale_state(tmp_path, moves):
+    _, _, executor = make(with_momentum)
+    executor(torch.ones(1))
+    executor.copyWeightsToHost()
+    moves.clear()
+    executor.save(str(tmp_path / "model.poptorch"))
+    assert moves == ["read_state"]
+
+
 # What the log says --------------------------------------------------------------
 
 
@@ -340,16 +472,17 @@ def test_transfers_of_the_state_are_logged_and_the_lack_of_them(caplog):
     write = "Writing optimiser state tensors from host to IPU memory."
     caplog.set_level(logging.DEBUG, "poptorch::python")
     _, optimizer, executor = make(with_momentum)
+    cached = "Using cached optimiser state dict"
     executor.compile(torch.ones(1))
-    assert messages() == []
+    assert messages() == [cached]  # uploading the weights asks for the state
     state = optimizer.state_dict()
     optimizer.state_dict()
-    assert messages() == [read, "Using cached optimiser state dict"]
+    assert messages() == [read, cached]
     executor(torch.ones(1))
     assert messages() == []
     optimizer.load_state_dict(state)
     executor(torch.ones(1))
-    assert messages() == [write]
+    assert messages() == [cached, write]
     executor.detachFromDevice()
     executor.attachToDevice()
-    assert messages() == [read, write]
+    assert messages() == [read, cached, cached, write]

@@ -217,3 +217,15 @@ def test_a_trainer_that_is_gone_has_no_version(transfers):
     assert transfers == ["upload"]
     with pytest.raises(TypeError):  # None + 1
         inference.copyWeightsToHost()
+
+
+@pytest.mark.parametrize("method", ["copyWeightsToHost", "copyWeightsToDevice"])
+def test_a_detached_model_copies_nothing(method, transfers):
+    """A Poplar engine runs on a device only (PopART, `devicex.cpp`)."""
+    _, executor = wrap()
+    executor(ONE)
+    executor.detachFromDevice()
+    transfers.clear()
+    with pytest.raises(poptorch.Error, match=f"{method}.* needs a device"):
+        getattr(executor, method)()
+    assert transfers == []

@@ -9,11 +9,6 @@ MISSING = {
     "CPU.registerPersistentData": "its backend's buffers",
     "accessAttributes": "hands the attributes of custom operators to C++",
     **{
-        f"optim.{name}.{method}": "its executor hands states over"
-        for name in ("Adam", "AdamW", "LAMB", "Optimizer", "RMSprop", "SGD")
-        for method in ("get_state_dict", "set_state_dict")
-    },
-    **{
         f"{kind}Execution.{method}": "its executor calls it around a trace"
         for kind in ("ParallelPhased", "Pipelined", "SerialPhased", "Sharded")
         for method in ("onStartTracing", "onEndTracing")
