@@ -86,11 +86,16 @@ def refuse_value_reader(name: str, args: tuple[Any, ...], device: Any) -> None:
     if name == "__format__" and args[0].dim() == 0:
         what = "formatting (an f-string)"
     if what is not None:
-        raise createPoptorchError(
-            f"{what} needs the value of a tensor while the model is traced, but values "
-            "exist only when the compiled model runs. Compute with tensors "
-            "(torch.where, masks), or take the value from the output of the model."
-        )
+        raise value_needed(what)
+
+
+def value_needed(what: str) -> Error:
+    """The error for what can't be done without the value of a device's tensor."""
+    return createPoptorchError(
+        f"{what} needs the value of a tensor while the model is traced, but values "
+        "exist only when the compiled model runs. Compute with tensors "
+        "(torch.where, masks), or take the value from the output of the model."
+    )
 
 
 def tensors_are_equal() -> bool:

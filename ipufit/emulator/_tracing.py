@@ -39,6 +39,7 @@ from ._refusals import (
     untraceable,
 )
 from ._scopes import Scopes
+from ._sizes import with_plain_sizes
 from ._slices import constant_bounds
 from ._tensor_devices import (
     emulated_devices,
@@ -239,6 +240,7 @@ class Tracer(TorchFunctionMode):
         if name == "new" and isinstance(args[-1], torch.Size):
             # In a graph the size becomes a tuple, and `new` of a tuple takes values.
             func, name = Tensor.new_empty, "new_empty"
+        args, kwargs = with_plain_sizes(func, args, kwargs, self.is_on_device)
         if name in _INDEXING:
             args = (args[0], constant_bounds(args[1], self.is_on_device), *args[2:])
             sizes = moving_sizes(args[1], self._node_of)
