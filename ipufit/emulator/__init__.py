@@ -19,12 +19,14 @@ import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
 from . import _impl as _impl
 from . import enums, ops, optim, options, poptorch_core, profiling
+from ._attribute_access import accessAttributes
 from ._compile_hooks import registerPostCompileHook, registerPreCompileHook
 from ._custom_args import (
     ICustomArgParser,
     flattenTensorStructure,
     reconstructTensorStructure,
     registerCustomArgParser,
+    registerGeometricCustomArgParsers,
 )
 from ._environment import ipuHardwareIsAvailable, ipuHardwareVersion, isRunningOnIpu
 from ._install import install, uninstall
@@ -178,6 +180,7 @@ __all__ = [
     "UnrecoverableError",
     "VariableRetrievalMode",
     "__version__",
+    "accessAttributes",
     "attributes_lists",
     "cond",
     "createPoptorchError",
@@ -213,6 +216,7 @@ __all__ = [
     "recomputationCheckpoint",
     "reconstructTensorStructure",
     "registerCustomArgParser",
+    "registerGeometricCustomArgParsers",
     "registerPostCompileHook",
     "registerPreCompileHook",
     "removeBlocks",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Iterable, Iterator
@@ -92,6 +93,22 @@ def registerCustomArgParser(
             f"of ICustomArgParser, not {arg_parser!r}. To unregister a type pass None."
         )
     _parsers[arg_data_type] = arg_parser
+
+
+def registerGeometricCustomArgParsers() -> None:
+    """Have `poptorch_geometric` register its parsers, if it is installed.
+
+    PopTorch calls this when it is imported. The emulator leaves it to whoever has that
+    package, because importing it takes seconds.
+
+    Example:
+        >>> registerGeometricCustomArgParsers()
+    """
+    try:
+        types = importlib.import_module("poptorch_geometric.types")
+    except ImportError:
+        return
+    types.registerCustomArgParsers()
 
 
 def custom_arg_parser(value: object, *, exact: bool = False) -> ICustomArgParser | None:

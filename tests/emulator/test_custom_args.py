@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -18,6 +20,7 @@ from ipufit.emulator._custom_args import (
     reconstructTensorStructure,
     register_pickled_parsers,
     registerCustomArgParser,
+    registerGeometricCustomArgParsers,
 )
 from ipufit.emulator.errors import Error
 from tests.emulator._datasets import Pair, PairParser
@@ -205,3 +208,24 @@ def test_any_nesting_survives_flatten_and_rebuild(structure):
     assert numbers(rebuilt) == [2 * number for number in numbers(structure)]
     halved = reconstructTensorStructure(rebuilt, flattenTensorStructure(structure))
     assert repr(halved) == repr(structure)
+
+
+def test_parsers_of_poptorch_geometric_are_registered_if_it_is_there(
+    tmp_path, monkeypatch
+):
+    registerGeometricCustomArgParsers()  # it isn't: nothing happens
+    package = tmp_path / "poptorch_geometric"
+    package.mkdir()
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "types.py").write_text(
+        "calls = []\ndef registerCustomArgParsers():\n    calls.append(1)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        registerGeometricCustomArgParsers()
+        types = importlib.import_module("poptorch_geometric.types")
+        assert types.calls == [1]
+    finally:
+        for name in ("poptorch_geometric", "poptorch_geometric.types"):
+            sys.modules.pop(name, None)

@@ -40,9 +40,34 @@ def test_several_results_come_as_a_list():
     assert_same(poptorch.inferenceModel(Function(lambda _, x: cpu(x)))(X), [X, X + 1])
 
 
-@pytest.mark.parametrize("outputs", [lambda x: x, lambda x: (x,), lambda x: [x]])
-def test_one_result_is_a_tensor(outputs):
-    assert poptorch.CPU(outputs, "one")(X) is X
+def test_one_result_is_a_tensor():
+    assert poptorch.CPU(lambda x: x, "one")(X) is X
+
+
+@pytest.mark.parametrize("outputs", [lambda x: (x,), lambda x: [x]])
+def test_a_list_of_one_result_is_a_list(outputs):
+    """PopTorch, `ops.py`: only what the layer itself returned single is unpacked."""
+    cpu = poptorch.CPU(outputs, "one")
+    assert cpu(X)[0] is X
+    module = Function(lambda _, x: [y + 1 for y in cpu(x)])
+    assert_same(poptorch.inferenceModel(module)(X), [X + 1])
+
+
+@pytest.mark.parametrize("layer", [lambda x, y: x + y, lambda x, y: (x + y, x - y)])
+def test_the_backends_part_can_be_played_by_hand(layer):
+    cpu = poptorch.CPU(layer, "both")
+    for method in (cpu.execute, cpu.registerPersistentData):
+        with pytest.raises(TypeError):
+            method()
+    poptorch.inferenceModel(Function(lambda _, x, y: cpu(x, y)))(X, Y)
+    cpu.registerPersistentData()
+    assert [tensor.shape for tensor in cpu.inputs] == [X.shape, Y.shape]
+    assert not any(tensor.any() for tensor in [*cpu.inputs, *cpu.outputs])
+    for kept, given in zip(cpu.inputs, (X, Y)):
+        kept.copy_(given)
+    cpu.execute()
+    expected = layer(X, Y)
+    assert_same(cpu.outputs, expected if isinstance(expected, tuple) else [expected])
 
 
 def test_calls_may_follow_each_other():

@@ -5,16 +5,11 @@ from __future__ import annotations
 
 MISSING = {
     # PopTorch's own business, although the names have no underscore.
-    "CPU.execute": "its backend calls it",
-    "CPU.registerPersistentData": "its backend's buffers",
-    "accessAttributes": "hands the attributes of custom operators to C++",
     **{
         f"{kind}Execution.{method}": "its executor calls it around a trace"
         for kind in ("ParallelPhased", "Pipelined", "SerialPhased", "Sharded")
         for method in ("onStartTracing", "onEndTracing")
     },
-    # Not emulated.
-    "registerGeometricCustomArgParsers": "there is no poptorch_geometric",
     # Leaked imports.
     "profiling.logger": "it is `poptorch.logger`",
 }

@@ -74,6 +74,15 @@ REMARKS = {
     "Options.useIpuModel": (APPROXIMATED, "the same computation, without a pod"),
     "Options.useOfflineIpuTarget": (APPROXIMATED, "no version makes a difference"),
     "Options.Jit.traceModel": (NO_EFFECT, "in PopTorch too"),
+    "registerGeometricCustomArgParsers": (
+        APPROXIMATED,
+        "not called when the emulator is imported",
+    ),
+    "CPU.execute": (APPROXIMATED, "the emulator itself doesn't call it"),
+    "CPU.registerPersistentData": (
+        APPROXIMATED,
+        "the emulator itself doesn't call it",
+    ),
     "Options.Training.setAutomaticLossScaling": (
         APPROXIMATED,
         "counts the gradients that an update takes; ends at 2**15",
