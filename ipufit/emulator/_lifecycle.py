@@ -78,6 +78,8 @@ class Lifecycle(RngState, Observation):
             )
             return
         self._compile(arguments)
+        if self._options.connection_type == ConnectionType.OnDemand:
+            self.attachToDevice()
 
     def _compile(self, arguments: CallArguments) -> None:
         start = time.perf_counter()

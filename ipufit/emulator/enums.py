@@ -93,8 +93,8 @@ class OutputMode(enum.IntEnum):
 class ConnectionType(enum.IntEnum):
     """When a model attaches to its device.
 
-    - `Always`: when compiling.
-    - `OnDemand`: when first running.
+    - `Always`: before compiling.
+    - `OnDemand`: after compiling; if no IPU is free then, the model is compiled still.
     - `Never`: not at all; the model can be compiled only.
 
     Example:

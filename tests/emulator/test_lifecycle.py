@@ -46,14 +46,21 @@ def test_a_failed_compilation_leaves_nothing():
         executor.attachToDevice()
 
 
-def test_on_demand_attaches_with_the_first_call():
+def test_on_demand_attaches_when_compiled(monkeypatch):
+    """PopTorch, `_compile`: loading the engine attaches (PopART, `devicex.cpp`)."""
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")
     on_demand = poptorch.Options().connectionType(ConnectionType.OnDemand)
-    _, executor = wrap(options=on_demand)
-    executor.compile(ONE)
-    assert executor.isCompiled()
-    assert not executor.isAttachedToDevice()
-    executor(ONE)
-    assert executor.isAttachedToDevice()
+    _, first = wrap(options=on_demand)
+    first.compile(ONE)
+    assert first.isAttachedToDevice()
+    _, second = wrap(options=on_demand)
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        second.compile(ONE)
+    assert second.isCompiled()
+    assert not second.isAttachedToDevice()
+    first.detachFromDevice()
+    second(ONE)
+    assert second.isAttachedToDevice()
 
 
 def test_offline_models_only_compile():
