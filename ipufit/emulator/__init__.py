@@ -28,6 +28,7 @@ from ._custom_args import (
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
+from ._custom_ops import register_custom_op
 from ._environment import ipuHardwareIsAvailable, ipuHardwareVersion, isRunningOnIpu
 from ._install import install, uninstall
 from ._logging import logger, setLogLevel
@@ -219,6 +220,7 @@ __all__ = [
     "registerGeometricCustomArgParsers",
     "registerPostCompileHook",
     "registerPreCompileHook",
+    "register_custom_op",
     "removeBlocks",
     "serializedMatMul",
     "setLogLevel",

@@ -15,6 +15,7 @@ from torch import Tensor
 from ._compiled_program import CompiledInference, CompiledTraining
 from ._compiling import HALF, require_compiler
 from ._control_flow import run_branch, run_loop
+from ._custom_ops import run_custom_op
 from ._device import DeviceWeights, GradientReduction
 from ._executable_cache import cache_folder
 from ._floating_point import stops_at_exceptions
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .options import Options
 
 _EAGER_CALLS = {
+    run_custom_op: "it runs what stands in for a custom operation",
     call_on_host: "it calls the host (poptorch.CPU)",
     print_tensor: "it prints a tensor (poptorch.ipu_print_tensor)",
     run_branch: "it branches (poptorch.cond)",

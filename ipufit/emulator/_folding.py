@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._control_flow import run_branch, run_loop
+from ._custom_ops import run_custom_op
 from ._floating_point import stops_at_exceptions
 from ._fold_passes import Pass
 from ._fold_split import Split
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ._replica_groups import ReplicaGroups
     from .options import Options
 
-_SEEN_OUTSIDE = (call_on_host, print_tensor, run_branch, run_loop)
+_SEEN_OUTSIDE = (call_on_host, print_tensor, run_branch, run_custom_op, run_loop)
 """Calls that must be made as often as a device makes them, in the same order."""
 
 ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)

@@ -36,7 +36,8 @@ _KEEPS_VALUES = frozenset(
     select short size split split_with_sizes squeeze squeeze_ stride swapaxes swapdims
     t t_ tensor_split transpose transpose_ unbind unflatten unfold unsafe_chunk
     unsafe_split unsqueeze unsqueeze_ view view_as vsplit zero_
-    call_on_host overlapped_input overlapped_output print_tensor run_branch run_loop
+    call_on_host overlapped_input overlapped_output print_tensor run_branch
+    run_custom_op run_loop
     """.split()  # noqa: SIM905 - one per line would be two pages
 )
 """Calls that compute no new values, or whose parts are recorded by themselves."""

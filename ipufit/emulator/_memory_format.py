@@ -57,7 +57,9 @@ _FRESH = _EITHER_ORDER | frozenset(
 """Calls whose result has memory of its own, unless they write to an argument."""
 
 _NOT_WORTH_A_RULE = frozenset(
-    """_set_grad_enabled call_on_host run_branch run_loop set_ setattr""".split()  # noqa: SIM905
+    """
+    _set_grad_enabled call_on_host run_branch run_custom_op run_loop set_ setattr
+    """.split()  # noqa: SIM905 - as above
 )
 
 _LANES = 16

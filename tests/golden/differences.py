@@ -39,5 +39,5 @@ FUNCTION_DEFAULTS = {
 }
 """Functions with a parameter whose default is a function, which has no useful text."""
 
-ADDED = {"install", "uninstall"}
+ADDED = {"install", "register_custom_op", "uninstall"}
 """Public names that PopTorch hasn't got."""
