@@ -19,6 +19,7 @@ from tests.metrics.harness import (
     COUNT,
     Case,
     figure,
+    generator,
     labels,
     one_hot,
     probabilities,
@@ -115,16 +116,44 @@ def test_an_area_is_the_references(case, check):
     check(case)
 
 
-@given(seed=st.integers(0, 2**16), is_rounded=st.booleans())
-@settings(max_examples=25)
-def test_more_thresholds_come_closer_to_the_exact_area(seed, is_rounded):
-    generator = torch.Generator().manual_seed(seed)
-    given = torch.randn(COUNT, generator=generator)
-    given = given.round() if is_rounded else given
-    weights, true = sample_weights(), exact(given, TRUTHS, sample_weights())
+def not_told_apart(probability, truths, weights, num_thresholds):
+    """Share of pairs, a 1 and a 0, that may lie between the same two thresholds."""
+    probability, weights = probability.double(), weights.double()
+    gaps = (probability[truths, None] - probability[None, ~truths]).abs()
+    pairs = weights[truths, None] * weights[None, ~truths]
+    # A little wider, as thresholds are rounded. The area knows equal scores for equal.
+    is_close = gaps.gt(0) & gaps.le(1 / (num_thresholds - 1) + 1e-6)
+    return float(pairs[is_close].sum() / pairs.sum())
+
+
+@given(
+    seed=st.integers(0, 2**16),
+    is_rounded=st.booleans(),
+    num_thresholds=st.integers(2, 50) | st.integers(1000, 20001),
+)
+@settings(max_examples=50)
+def test_the_area_misses_the_exact_one_by_pairs_not_told_apart(
+    seed, is_rounded, num_thresholds
+):
+    """Such a pair counts 1/2 instead of 0 or 1, and every other pair as it should."""
+    given = torch.rand(COUNT, generator=generator(seed))
+    given = given.mul(8).round().div(8) if is_rounded else given
+    weights = sample_weights()
+    true = exact(given, TRUTHS, weights)
     assert figure(ExactAUC(), given, TRUTHS, weights) == pytest.approx(true)
-    close = figure(AUC(20001), given, TRUTHS, weights)
-    assert close == pytest.approx(true, abs=2e-3)
+    area = figure(AUC(num_thresholds, from_logits=False), given, TRUTHS, weights)
+    share = not_told_apart(given, TRUTHS, weights, num_thresholds)
+    assert abs(area - true) <= share / 2 + 1e-5
+
+
+def test_the_area_is_the_exact_one_where_thresholds_tell_all_pairs_apart():
+    given = torch.linspace(0.01, 0.99, COUNT)[
+        torch.randperm(COUNT, generator=generator(0))
+    ]
+    weights = sample_weights()
+    assert not_told_apart(given, TRUTHS, weights, 200) == 0
+    area = figure(AUC(200, from_logits=False), given, TRUTHS, weights)
+    assert area == pytest.approx(exact(given, TRUTHS, weights), rel=2e-6)
 
 
 @pytest.mark.parametrize(
