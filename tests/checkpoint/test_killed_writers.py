@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.killing import ENOUGH
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -21,7 +23,7 @@ def seen(tmp_path_factory):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -32,7 +34,7 @@ def test_a_writer_killed_at_random_moments_always_leaves_a_usable_checkpoint(see
     seen = seen["random"]
     numbers = seen["numbers"]
     assert numbers == sorted(numbers)  # nothing that was written is lost
-    assert numbers[-1] > 5  # and it did write
+    assert numbers[-1] > ENOUGH  # and it did write
     # two of the last, the best, one not yet deleted, and leftovers of one writer
     assert seen["most"] <= 6
     assert len(seen["left"]) <= 3
