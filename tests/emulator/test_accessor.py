@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from ipufit.emulator import accessor as accessor_module
 from ipufit.emulator._custom_args import registerCustomArgParser
 from ipufit.emulator._element import ElementStructure
 from ipufit.emulator._ring_buffer import RingBuffer, TensorSpec, shared_file
@@ -72,11 +71,13 @@ def read(iterable):
     return [element.tolist() for element in iterable]
 
 
-def drain(accessor):
-    """How many slots are ready before anything is taken; breaks the accessor."""
-    time.sleep(0.5)
+def drain(accessor, num_expected):
+    """How many slots are ready before anything is taken; breaks the accessor.
+
+    It waits long for those that are expected, and a little for more.
+    """
     num_ready = 0
-    while accessor._connection.poll(0):
+    while accessor._connection.poll(60 if num_ready < num_expected else 0.5):
         accessor._connection.recv()
         num_ready += 1
     return num_ready
@@ -120,7 +121,7 @@ def test_elements_that_are_kept_show_later_data(start):
     # As PopTorch does with two slots.
     accessor = start(steps(*range(8)), 2)
     kept = list(accessor)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while kept[0].item() != 0.0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [element.item() for element in kept] == [0.0, 7.0] * 4
@@ -169,18 +170,18 @@ def test_an_empty_later_epoch_ends_at_once(start):
 
 
 def test_the_ring_is_filled_early_only_if_asked_to(start):
-    assert drain(start(steps(*range(9)), 4)) == 1
-    assert drain(start(steps(*range(9)), 4, early_preload=True)) == 4
+    assert drain(start(steps(*range(9)), 4), 1) == 1
+    assert drain(start(steps(*range(9)), 4, early_preload=True), 4) == 4
 
 
 def test_the_next_epoch_is_read_ahead_only_if_asked_to(start):
-    def has_read_ahead(load_indefinitely):
+    def num_read_ahead(load_indefinitely, num_expected):
         accessor = start(steps(1, 2), load_indefinitely=load_indefinitely)
         assert len(read(accessor)) == 2
-        return drain(accessor) > 0
+        return drain(accessor, num_expected)
 
-    assert has_read_ahead(True)
-    assert not has_read_ahead(False)
+    assert num_read_ahead(True, 1) > 0
+    assert num_read_ahead(False, 0) == 0
 
 
 def test_no_sleep_time_spins_and_gives_the_same(start):
@@ -471,9 +472,9 @@ def is_running(pid):
     return True
 
 
-def test_terminating_ends_the_process_and_leaves_nothing(start):
+def test_terminating_ends_the_process_and_leaves_nothing(start, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others write into /tmp
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
-    files = set(os.listdir(tempfile.gettempdir()))
     accessor = start(steps(*range(5)))
     next(accessor)
     pid = accessor._process.pid
@@ -481,7 +482,7 @@ def test_terminating_ends_the_process_and_leaves_nothing(start):
     accessor.terminate()
     assert not is_running(pid)
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
-    assert set(os.listdir(tempfile.gettempdir())) <= files
+    assert os.listdir(tmp_path) == []
     with pytest.raises(AssertionError, match="was terminated"):
         iter(accessor)
     with pytest.raises(AssertionError, match="was terminated"):
@@ -512,19 +513,23 @@ def _heeded_interrupts():
 
 @pytest.mark.usefixtures("_heeded_interrupts")
 @pytest.mark.parametrize(
-    ("num_ignored", "patience_seconds", "signal_number"),
-    [(0, 3.0, 0), (9, 0.3, signal.SIGTERM)],  # to react takes time on a busy machine
+    ("num_ignored", "patience", "signal_number"),
+    # Long only where it reacts: that takes time on a busy machine.
+    [(0, [0.1, 60], 0), (9, [0.1, 0.1, 60], signal.SIGTERM)],
 )
 def test_a_process_that_does_not_react_is_made_to(
-    start, monkeypatch, num_ignored, patience_seconds, signal_number
+    start, monkeypatch, tmp_path, num_ignored, patience, signal_number
 ):
-    monkeypatch.setattr(accessor_module, "_PATIENCE_SECONDS", patience_seconds)
-    accessor = start(Stuck(num_ignored))
+    stuck = tmp_path / "stuck"
+    accessor = start(Stuck(num_ignored, stuck))
     next(accessor)  # so that it goes on to the second element
-    time.sleep(0.2)
-    exit_codes = []
+    deadline = time.monotonic() + 60
+    while not stuck.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    exit_codes, waits = [], iter(patience)
     process = accessor._process
-    close = process.close
+    join, close = process.join, process.close
+    monkeypatch.setattr(process, "join", lambda _: join(next(waits)))
     monkeypatch.setattr(
         process, "close", lambda: (exit_codes.append(process.exitcode), close())
     )
@@ -564,7 +569,7 @@ def test_no_process_outlives_the_script(tmp_path, ending, exit_code):
         check=False,
     )
     assert ended.returncode == exit_code
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while is_running(int(ended.stdout)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(int(ended.stdout))
