@@ -17,13 +17,30 @@ import torch
 from tests import modes
 
 SEED = 20230601
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 30.0
+
+
+class TorchRandom:
+    """torch's global generator in the words of `random`, for hypothesis."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+# Each example begins with the same random numbers, so that it fails alone as it failed
+# among others. Hypothesis keeps no reference of its own.
+_torch_random = TorchRandom()
+hypothesis.register_random(_torch_random)
 
 # No deadline: the first call of a test pays for torch's own start.
 hypothesis.settings.register_profile(
-    "ipufit", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True
+    "everyday", deadline=None, derandomize=True, print_blob=True
 )
-hypothesis.settings.load_profile("ipufit")
+hypothesis.settings.register_profile(
+    "thorough", deadline=None, derandomize=False, print_blob=True
+)
+hypothesis.settings.load_profile("everyday")
 
 
 def pytest_addoption(parser):
@@ -42,6 +59,10 @@ def pytest_configure(config):
         "not_in_mode(mode, ..., reason): skip the test in these modes of the "
         "emulator (tests/modes.py); if none is named, in all",
     )
+    has_seed = config.getoption("hypothesis_seed") is not None
+    if has_seed and not config.getoption("hypothesis_profile"):
+        # The everyday one would ignore the seed.
+        hypothesis.settings.load_profile("thorough")
     try:
         modes.enter(config.getoption("emulator_mode"))
     except ValueError as error:

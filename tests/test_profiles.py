@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples of properties: the same every day, others on request, each repeatable."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@pytest.fixture
+def is_thorough(request):
+    option = request.config.getoption
+    profile = option("hypothesis_profile")
+    return profile == "thorough" or (not profile and option("hypothesis_seed"))
+
+
+def test_examples_are_drawn_anew_only_on_request(is_thorough):
+    assert settings().derandomize is not bool(is_thorough)
+    assert settings().print_blob
+    assert settings().deadline is None
+
+
+@given(st.integers())
+def test_each_example_begins_with_the_same_random_numbers(number):
+    assert torch.initial_seed() == 0
+    torch.rand(3)
+    torch.manual_seed(number % 2**32)
