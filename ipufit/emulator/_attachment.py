@@ -112,7 +112,7 @@ class Attachment:
                     program, host, self._layout.replicas, groups
                 )
                 if link is not None:
-                    link.attach(self._weights.trained, host, groups)
+                    link.attach(self._weights.trained, groups)
         except Exception:
             self._lease.end()
             raise

@@ -28,7 +28,7 @@ from ._replica_groups import one_element_each
 from ._rng_state import RngState
 from ._switches import compiles
 from ._tracing import named_weights
-from ._wrapper_registry import is_wrapped, seen_plain, unwrap_model, unwrapped
+from ._wrapper_registry import is_wrapped, unwrap_model, unwrapped
 from ._wrapping import wrap_module
 from .enums import ConnectionType
 from .errors import createPoptorchError
@@ -177,7 +177,7 @@ class Lifecycle(RngState, Observation):
             )
         if self.isAttachedToDevice():
             raise createPoptorchError("Device is already attached")
-        with seen_plain(self._host_weights.values()):
+        with self._found_host_weights():
             self._attachment = Attachment(
                 Lease(self, target.num_ipus, target.first_ipu),
                 program,

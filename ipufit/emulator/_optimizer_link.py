@@ -45,6 +45,7 @@ class OptimizerLink:
         self.optimizer = optimizer
         self.settings = self._reader.read(optimizer)
         self._device: DeviceOptimizer | None = None
+        self._indices: dict[str, int | None] = {}
         self._kept_state: dict[str, StateTensors] | None = None
         self._grouped = GroupedState({})
 
@@ -56,12 +57,12 @@ class OptimizerLink:
         return self._device
 
     def check_groups(self, host_weights: dict[str, Tensor]) -> None:
-        """Refuse an optimiser of weights that the model doesn't have.
+        """Find the group of each weight: compiling settles it.
 
         Raises:
             KeyError: One of its parameters is not among `host_weights`.
         """
-        group_indices(self.optimizer, host_weights)
+        self._indices = group_indices(self.optimizer, host_weights)
 
     def tensor_names(self, trained: list[str], host: dict[str, Tensor]) -> list[str]:
         """What the tensors of the device's optimiser are called.
@@ -95,13 +96,12 @@ class OptimizerLink:
     def attach(
         self,
         trained: dict[str, Tensor],
-        host: dict[str, Tensor],
         groups: Mapping[str, ReplicaGroups],
     ) -> None:
         """Build the device's optimiser, with the state that an earlier one had."""
         self._grouped = GroupedState(groups)
-        indices = group_indices(self.optimizer, host)
-        self._device = self._make(trained, self._grouped.group_index(indices))
+        indices = self._grouped.group_index(self._indices)
+        self._device = self._make(trained, indices)
         self._log_settings()
         if self._kept_state is not None:
             self._load(self._kept_state)

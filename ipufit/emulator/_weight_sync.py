@@ -14,6 +14,7 @@ from typing import Any, Iterator
 from ._attachment import Attachment
 from ._logging import logger
 from ._optimizer_sync import OptimizerSync
+from ._tracing import named_weights
 from ._wrapper_registry import is_wrapped, seen_plain
 from .errors import createPoptorchError
 
@@ -63,8 +64,28 @@ class WeightSync(OptimizerSync):
                 f"{what}() needs a device, and this model holds none: call "
                 "attachToDevice() first."
             )
-        with seen_plain(self._host_weights.values()):
+        with self._found_host_weights():
             yield self._attachment
+
+    @contextlib.contextmanager
+    def _found_host_weights(self) -> Iterator[None]:
+        """Look weights up by name: the user may have put others in their places.
+
+        Raises:
+            Error: One has no successor.
+        """
+        now = named_weights(self._model)
+        missing = self._host_weights.keys() - now.keys()
+        if missing:
+            raise createPoptorchError(
+                f"The model was compiled with {', '.join(sorted(missing))}, which it "
+                "has no more: call destroy() to compile it again."
+            )
+        with seen_plain([*now.values(), *self._host_weights.values()]):
+            for name, weight in self._host_weights.items():
+                if weight.is_floating_point():  # others are compiled in
+                    self._host_weights[name] = now[name]
+            yield
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """`copyWeightsToHost()` if training made the host's copy stale.

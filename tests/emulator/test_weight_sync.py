@@ -229,3 +229,39 @@ def test_a_detached_model_copies_nothing(method, transfers):
     with pytest.raises(poptorch.Error, match=f"{method}.* needs a device"):
         getattr(executor, method)()
     assert transfers == []
+
+
+# Other tensors in the places of the weights -----------------------------------------
+# (PopTorch, `copyWeightsToDevice`: it names the module's parameters each time)
+
+
+def replaced(model, value):
+    model.weight = nn.Parameter(torch.full((1,), value))
+
+
+def test_weights_are_looked_up_by_name_at_each_copy():
+    model, executor = wrap()
+    executor(ONE)
+    replaced(model, 10.0)
+    assert on_device(executor) == -1
+    executor.copyWeightsToDevice()
+    assert on_device(executor) == 10
+    executor(ONE)
+    executor.copyWeightsToHost()
+    assert model.weight.item() == 9
+
+
+def test_they_are_looked_up_when_attaching_too():
+    model, executor = wrap()
+    executor(ONE)
+    executor.detachFromDevice()
+    replaced(model, 10.0)
+    assert on_device(executor) == 10
+
+
+def test_a_weight_that_is_gone_is_an_error():
+    model, executor = wrap()
+    executor(ONE)
+    del model.weight
+    with pytest.raises(poptorch.Error, match="compiled with weight, which"):
+        executor.copyWeightsToDevice()
