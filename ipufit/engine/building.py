@@ -75,7 +75,7 @@ class Builder:
             make_plain(weights)
         return TrainingProgram(
             executor,
-            step.findings,
+            step,
             BakedIn(self.module, step.losses),
             fingerprint(weights) if executor.isAttachedToDevice() else None,
             wrappers,
@@ -111,7 +111,7 @@ class Builder:
             make_plain(weights)  # PopTorch may have brought a class back
         return Program(
             executor,
-            step.findings,
+            step,
             BakedIn(self.module),
             fingerprint(weights) if executor.isAttachedToDevice() else None,
         )

@@ -268,7 +268,7 @@ class Executors:
         self._is_host_stale = False
         program = _ready(self._training)
         was_fetched = program.executor.copyWeightsToHostIfNeeded()
-        weights = weights_of(self.module)
+        weights = program.weights
         make_plain(weights)
         # Who has read a weight has fetched all of them, and may have changed some.
         program.held = fingerprint(weights) if was_fetched else None
@@ -276,8 +276,8 @@ class Executors:
     def send_weights(self) -> None:
         """Have the next calls go on with the weights of the user's module."""
         self._is_host_stale = False
-        make_plain(weights_of(self.module))
         for program in (*self._trainings, *self._inferences):
+            make_plain(program.weights)
             program.is_due = True
 
     def _refresh(self, program: Program) -> None:
@@ -285,7 +285,7 @@ class Executors:
         program.is_due = False
         if self._is_host_stale and program is self._training:
             return
-        now = fingerprint(weights_of(self.module))
+        now = fingerprint(program.weights)
         if program.held != now:
             program.executor.copyWeightsToDevice()
             program.held = now
@@ -334,7 +334,7 @@ class Executors:
         if program.executor.isAttachedToDevice():
             return
         self._with_ipus(program.executor, program.executor.attachToDevice)
-        program.held = fingerprint(weights_of(self.module))
+        program.held = fingerprint(program.weights)
         if isinstance(program, TrainingProgram):
             program.sent = ()  # the optimiser's state brings the values of its time
 
@@ -378,7 +378,6 @@ class Executors:
         """Forget the training programs; the weights come back first."""
         self._leave_training()
         self._trainings.clear()
-        make_plain(weights_of(self.module))
 
 
 def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:

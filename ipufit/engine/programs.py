@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Iterator, TypeVar
 
 import torch
+from torch import Tensor
 
 from ipufit._poptorch import poptorch
 
 from .baked import BakedIn
 from .fingerprint import Fingerprint
-from .step import Findings
-from .wrapping import Wrappers
+from .step import Findings, Step
+from .wrapping import Wrappers, weights_of
 
 KEPT_PROGRAMS = 4
 """How many programs of a kind a model keeps: those that were used last."""
@@ -25,7 +26,7 @@ class Program:
 
     Attributes:
         executor: PopTorch's.
-        findings: What its trace has found out.
+        step: What was traced.
         baked_in: The numbers of the module that it was compiled with.
         held: The weights that its device has; None if that isn't known.
         is_due: Whether the device's weights have to be compared with the host's
@@ -33,10 +34,20 @@ class Program:
     """
 
     executor: poptorch.PoplarExecutor
-    findings: Findings
+    step: Step
     baked_in: BakedIn
     held: Fingerprint | None
     is_due: bool = field(default=True, init=False)
+
+    @property
+    def findings(self) -> Findings:
+        """What its trace has found out."""
+        return self.step.findings
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The host's tensors that its device has copies of, those of losses too."""
+        return weights_of(self.step)
 
 
 @dataclass(eq=False)

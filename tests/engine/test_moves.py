@@ -199,3 +199,28 @@ def test_weights_that_a_callback_sets_count_from_the_next_call_on():
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
     reference.train(twin.train(), optimizer, X[16:], Y[16:], 8)
     reference.assert_same_weights(model.module[0], twin[0], rtol=1e-5, atol=1e-6)
+
+
+class Weighted(torch.nn.Module):
+    """A loss with a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(4))
+
+    def forward(self, outputs, targets):
+        each = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return (each * self.weight[targets]).mean()
+
+
+def test_a_buffer_of_a_loss_that_was_changed_is_uploaded():
+    loss, model = Weighted(), make("sgd")
+    model.compile("sgd", loss)
+    before = model.fit(X, Y, **FIT).history["loss"]
+    model.optimizer.param_groups[0]["lr"] = 0.0
+    same = model.fit(X, Y, **FIT).history["loss"]
+    loss.weight.mul_(2.0)
+    doubled = model.fit(X, Y, **FIT).history["loss"]
+    assert doubled == pytest.approx([2 * value for value in same], rel=1e-6)
+    assert same != before
+    assert type(loss.weight) is torch.Tensor
