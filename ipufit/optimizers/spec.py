@@ -135,8 +135,9 @@ class Optimizer:
         try:
             self._make([{"params": [torch.nn.Parameter(torch.zeros(1))]}], {})
         except (AssertionError, TypeError, ValueError) as error:
+            given = ", ".join(f"{n}={v!r}" for n, v in self.settings.items())
             raise ConfigError(
-                f"{self._who} can't have these settings: {error}"
+                f"{self._who} can't have these settings: {given}. {error}"
             ) from error
 
     # What it says -------------------------------------------------------------

@@ -29,7 +29,7 @@ class Echo(torch.nn.Module):
 def options_for(plan, mode, period):
     options = poptorch.Options()
     options.deviceIterations(plan.device_iterations)
-    options.replicationFactor(plan.replicas)
+    options.replicationFactor(plan.replicas).autoRoundNumIPUs(True)
     options.Training.gradientAccumulation(plan.gradient_accumulation)
     if mode == "EveryN":
         return options.outputMode(
