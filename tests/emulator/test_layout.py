@@ -59,8 +59,8 @@ class Rows(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
     def forward(self, x):
-        poptorch.identity_loss(self.weight * x.sum(), reduction="sum")
-        return x, x.mean()
+        loss = poptorch.identity_loss(self.weight * x.sum(), reduction="sum")
+        return x, x.mean() + 0 * loss  # what no output depends on is eliminated
 
 
 def make_options(D, G, R, mode=None, period=1):
