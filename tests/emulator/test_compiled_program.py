@@ -208,7 +208,7 @@ def test_layouts_modes_and_reductions(data):
         options.replicationFactor(replicas)
         is_periodic = mode is poptorch.OutputMode.EveryN
         options.outputMode(mode, iterations if is_periodic else None)
-        options.broadcastBuffers(False)
+        options.broadcastBuffers(False).autoRoundNumIPUs(True)
         training = options.Training
         training.gradientAccumulation(accumulation)
         training.accumulationAndReplicationReductionType(reduction)

@@ -192,11 +192,9 @@ def test_outside_a_trace_they_return_the_same(name):
 
 @pytest.mark.parametrize(("number", "text"), [(0, "sum"), (1, "mean"), (2, "none")])
 def test_losses_are_marked_with_a_number_for_the_reduction(number, text):
-    weight = nn.Parameter(torch.ones(()))
-
     def recorded_loss(mark, reduction):
         model = Function(lambda self, x: mark(self.weight * x[0, 0], reduction))
-        model.weight = weight
+        model.weight = nn.Parameter(torch.ones(()))
         sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
         return poptorch.trainingModel(model, None, sgd)(X)
 
