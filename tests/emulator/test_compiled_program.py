@@ -205,7 +205,7 @@ def test_layouts_modes_and_reductions(data):
 
     def options():
         options = poptorch.Options().deviceIterations(iterations)
-        options.replicationFactor(replicas)
+        options.replicationFactor(replicas).autoRoundNumIPUs(True)
         is_periodic = mode is poptorch.OutputMode.EveryN
         options.outputMode(mode, iterations if is_periodic else None)
         options.broadcastBuffers(False).autoRoundNumIPUs(True)
