@@ -191,15 +191,22 @@ class Executors:
         start = time.perf_counter()
         example = [tensor.contiguous() for tensor in example]
         before = BakedIn(self.module)
-        self._with_ipus(executor, lambda: executor.compile(*example))
+
+        def build() -> None:
+            if executor.isCompiled():  # and IPUs were short after it
+                executor.attachToDevice()
+            else:
+                executor.compile(*example)
+
+        self._with_ipus(executor, build)
         for other in (*self._trainings, *self._inferences):
             other.baked_in.absorb(before)
         display.compiled(what, time.perf_counter() - start)
 
     def _defer_attaching(self, options: poptorch.Options) -> None:
-        """Have a program compiled before it is attached, if another one is attached.
+        """Have a program compiled before it takes IPUs, if another one has some.
 
-        IPUs may be short then, and PopTorch would trace a second time.
+        They may be short then, and PopTorch would trace a second time.
         """
         is_default = options.connection_type == poptorch.ConnectionType.Always
         if is_default and not self._takes_turns and self._attached():
