@@ -208,7 +208,7 @@ def test_layouts_modes_and_reductions(data):
         options.replicationFactor(replicas).autoRoundNumIPUs(True)
         is_periodic = mode is poptorch.OutputMode.EveryN
         options.outputMode(mode, iterations if is_periodic else None)
-        options.broadcastBuffers(False).autoRoundNumIPUs(True)
+        options.broadcastBuffers(False)
         training = options.Training
         training.gradientAccumulation(accumulation)
         training.accumulationAndReplicationReductionType(reduction)
