@@ -55,6 +55,20 @@ def reduce_to_one_element(
             shapes.follow(node)
             if node in losses:
                 shapes.reshape(node)
+    for loss in losses:
+        _spare_reshapes(graph, loss)
+
+
+def _spare_reshapes(graph: Graph, loss: Node) -> None:
+    """Let those take the number itself that make a number of the row anyway."""
+    for row in list(loss.users):
+        if row.args[1:] == ((1,),):
+            for number in list(row.users):
+                if number.target == "reshape" and number.args[1:] == ((),):
+                    number.replace_all_uses_with(loss)
+                    graph.erase_node(number)
+            if not row.users:
+                graph.erase_node(row)
 
 
 class _Shapes:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.fx.graph import Graph
 
+import ipufit.emulator as poptorch
 from ipufit.emulator import Error
 from ipufit.emulator._loss_shapes import reduce_to_one_element
 
@@ -46,3 +47,28 @@ def test_without_removed_losses_nothing_changes():
     before = len(graph.nodes)
     reduce_to_one_element(graph, [], results)
     assert len(graph.nodes) == before
+
+
+def test_a_number_made_of_a_loss_costs_no_reshapes():
+    """`loss.reshape(())`, as PopTorch's shapes demand it, is the loss itself here."""
+
+    class Half(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            loss = torch.nn.functional.mse_loss(self.weight * x, x * 2)
+            number = loss.reshape(())
+            kept = torch.stack([number.detach(), number.detach() * 2])
+            return kept, poptorch.identity_loss(number * 0.5, reduction="sum")
+
+    model = Half()
+    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    training = poptorch.trainingModel(model, optimizer=sgd)
+    kept, half = training(torch.ones(3))
+    assert (kept.tolist(), half.item()) == ([1.0, 2.0], 0.5)
+    torch.testing.assert_close(model.weight.detach(), torch.full((3,), 4.0 / 3))
+    names = [str(node.target) for node in training._executable.graph.graph.nodes]
+    assert "identity_loss" in " ".join(names)
+    assert names.count("reshape") == 0
