@@ -23,8 +23,7 @@ from .errors import createPoptorchError
 _IS_WHOLE = "is_whole"
 _DIVISIONS = frozenset(
     """
-    __idiv__ __itruediv__ __rdiv__ __rtruediv__ __truediv__ div div_ divide divide_
-    reciprocal reciprocal_ true_divide true_divide_
+    __idiv__ __itruediv__ __truediv__ div div_ divide divide_ true_divide true_divide_
     """.split()  # noqa: SIM905 - one per line would be a page
 )
 _FLOOR_DIVISIONS = frozenset(

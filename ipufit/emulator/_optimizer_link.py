@@ -48,6 +48,7 @@ class OptimizerLink:
         self._indices: dict[str, int | None] = {}
         self._kept_state: dict[str, StateTensors] | None = None
         self._grouped = GroupedState({})
+        self._written_values: StateTensors = {}
 
     @property
     def device_optimizer(self) -> DeviceOptimizer:
@@ -114,7 +115,7 @@ class OptimizerLink:
 
     def forget(self) -> None:
         """The next device begins anew: the executable is gone."""
-        self._kept_state = None
+        self._kept_state, self._written_values = None, {}
 
     def weights_were_uploaded(self) -> None:
         """PopTorch uploads every variable with the weights, stale states included."""
@@ -122,14 +123,22 @@ class OptimizerLink:
             self.device_optimizer.reset_state()
 
     def read_state(self) -> dict[str, StateTensors]:
-        """The state on the device: `ipu_state` and `ipu_param`."""
+        """The state on the device: `ipu_state` and `ipu_param`.
+
+        Hyper-parameters that were written are read back, though the device has others:
+        both stay in the host's memory (PopTorch, `poptorch.cpp`).
+        """
         logger.info("Writing optimiser state tensors from IPU to host.")
-        return self._joined_state()
+        state = self._joined_state()
+        values = state["ipu_param"]
+        written = {n: v for n, v in self._written_values.items() if n in values}
+        return {**state, "ipu_param": {**values, **written}}
 
     def write_state(self, state: Mapping[str, StateTensors]) -> None:
         """Send what `read_state` gave; hyper-parameters stay as they are."""
         logger.info("Writing optimiser state tensors from host to IPU memory.")
         self._load(state)
+        self._written_values = dict(state["ipu_param"] or {})
 
     def set(self, optimizer: torch.optim.Optimizer, *, is_compiled: bool) -> None:
         """Take the values of `optimizer`, perhaps another object.
@@ -147,6 +156,7 @@ class OptimizerLink:
             return
         self._device.update(settings)
         if is_changed:
+            self._written_values = {}
             self._log_settings()
 
     def _load(self, state: Mapping[str, StateTensors]) -> None:

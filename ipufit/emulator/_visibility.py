@@ -37,7 +37,8 @@ def visible_indexing() -> Iterator[None]:
         @functools.wraps(original)
         def access(self: Tensor, *index: Any) -> Any:
             if has_torch_function((self,)):
-                return handle_torch_function(original, (self,), self, *index)
+                # Modes that call it in turn are shown it one after the other.
+                return handle_torch_function(access, (self,), self, *index)
             return original(self, *index)
 
         return access

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, ContextManager
+from typing import Any, Callable, ContextManager
 
 import torch
 
@@ -22,7 +22,7 @@ from .stages import stage_blocks
 from .step import InferenceStep, TrainingStep
 from .wrapping import Wrappers, make_plain, remember_classes, weights_of
 
-Compile = Callable[[poptorch.PoplarExecutor], None]
+Compile = Callable[[Any], None]
 """Compiles an executor for the data at hand."""
 
 
