@@ -58,6 +58,7 @@ class LossWatch(TorchFunctionMode):
         is_alarmed: Whether one was called.
 
     Example:
+        >>> import torch
         >>> with LossWatch() as watch:
         ...     _ = torch.nn.functional.mse_loss(torch.ones(2), torch.ones(2))
         >>> watch.is_alarmed
@@ -88,6 +89,7 @@ class DivisionWatch(TorchFunctionMode):
         what: Divides, for the message.
 
     Example:
+        >>> import torch
         >>> with DivisionWatch("The metric 'share'"):
         ...     torch.tensor([True, False]).sum() / 2
         Traceback (most recent call last):
