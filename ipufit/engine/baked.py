@@ -39,8 +39,8 @@ class BakedIn:
         self._values: dict[str, tuple[dict[str, Any], str, Any]] = {}
         for path, child in _modules(module, losses):
             attributes = vars(child)
-            for name, value in attributes.items():
-                if name not in _TORCHS and _is_plain(value):
+            for name, value in own_attributes(child).items():
+                if is_plain(value):
                     full = f"{path}.{name}" if path else name
                     self._values[full] = attributes, name, _copied(value)
         self._parts = _parts(module)
@@ -78,7 +78,7 @@ class BakedIn:
         """
         for full, (attributes, name, value) in before._values.items():
             now = attributes.get(name)
-            if now != value and full in self._values and _is_plain(now):
+            if now != value and full in self._values and is_plain(now):
                 self._values[full] = attributes, name, _copied(now)
 
     def check(self) -> None:
@@ -108,9 +108,25 @@ def _modules(
             yield f"{name}.{path}" if path else name, child
 
 
-def _is_plain(value: Any) -> bool:
+def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of a module that are the user's own: no weights, no submodules.
+
+    Example:
+        >>> own_attributes(torch.nn.Dropout(0.5))
+        {'p': 0.5, 'inplace': False}
+    """
+    return {n: value for n, value in vars(module).items() if n not in _TORCHS}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is looked at: a number, a string, a function, a list of such.
+
+    Example:
+        >>> is_plain([1, "a"]), is_plain({})
+        (True, False)
+    """
     if isinstance(value, (tuple, list)):
-        return all(_is_plain(element) for element in value)
+        return all(is_plain(element) for element in value)
     return isinstance(value, _PLAIN)
 
 

@@ -29,10 +29,12 @@ from .baked import BakedIn
 from .building import Builder
 from .figures import Entry
 from .fingerprint import fingerprint
+from .modes import trained_modes
 from .objective import Objective
 from .optimizer_link import bind_optimizer, send_changes
 from .packing import Packing
 from .programs import KeptPrograms, Program, TrainingProgram
+from .seen_code import is_all_seen
 from .stages import check_stage_names
 from .wrapping import make_plain, weights_of
 
@@ -78,7 +80,7 @@ class Executors:
         """Have the training program attached; its next call has the host's weights.
 
         It is compiled if none of those kept is for such data, this plan, loss,
-        optimizer and anchors, these trainable weights and numbers in the module.
+        optimizer and anchors, these trainable weights, modes and numbers in the module.
 
         Args:
             batches: Show what a call looks like.
@@ -97,8 +99,10 @@ class Executors:
             _signature(plan, example),
             batches.layout,
             self._is_trainable(),
+            trained_modes(self.module),
             objective.program_key,
             updates.program_key,
+            None if is_all_seen(self.module, objective) else updates,
             sorted(anchors),
         )
         self._take_over()
@@ -204,10 +208,7 @@ class Executors:
         display.compiled(what, time.perf_counter() - start)
 
     def _defer_attaching(self, options: poptorch.Options) -> None:
-        """Have a program compiled before it takes IPUs, if another one has some.
-
-        They may be short then, and PopTorch would trace a second time.
-        """
+        """Compile before taking IPUs if they may be short: none is traced twice."""
         is_default = options.connection_type == poptorch.ConnectionType.Always
         if is_default and not self._takes_turns and self._attached():
             options.connectionType(poptorch.ConnectionType.OnDemand)

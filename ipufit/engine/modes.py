@@ -43,3 +43,17 @@ def mode(
     finally:
         for child, was_training in before.items():
             child.training = was_training
+
+
+def trained_modes(module: torch.nn.Module) -> list[bool]:
+    """In which mode each part of a module is trained: in train mode if it isn't frozen.
+
+    Args:
+        module: The user's; its parts in eval mode are frozen if it is in train mode.
+
+    Example:
+        >>> module = torch.nn.Sequential(torch.nn.BatchNorm1d(2).eval())
+        >>> trained_modes(module), trained_modes(module.eval())
+        ([True, False], [True, True])
+    """
+    return [part.training or not module.training for part in module.modules()]

@@ -115,12 +115,12 @@ class FunctionMetric(Metric):
         direction: str | None = None,
     ) -> None:
         super().__init__(name)
-        self._function = function
+        self.function = function
         self.direction = direction
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Total and number of values, both weighted."""
-        values = self._function(outputs, targets)
+        values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
                 f"Metric {self.name!r} gives {values!r}, which is no tensor. A device "

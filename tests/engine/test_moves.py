@@ -224,3 +224,19 @@ def test_a_buffer_of_a_loss_that_was_changed_is_uploaded():
     assert doubled == pytest.approx([2 * value for value in same], rel=1e-6)
     assert same != before
     assert type(loss.weight) is torch.Tensor
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_layer_frozen_between_fits_is_frozen(compiles):
+    """A layer in eval mode keeps its statistics, in a program that was there or not."""
+    model = make("sgd")
+    fit(model)
+    model.module[1].eval()
+    if compiles:
+        model.compile("sgd", "cross_entropy")
+    before = model.module[1].running_mean.clone()
+    fit(model)
+    assert torch.equal(model.module[1].running_mean, before)
+    model.module[1].train()
+    fit(model)
+    assert not torch.equal(model.module[1].running_mean, before)
