@@ -32,12 +32,8 @@ def is_all_seen(module: torch.nn.Module, objective: Objective) -> bool:
 
     Example:
         >>> from ipufit.engine import resolve_objective
-        >>> weight = 0.5
-        >>> def halved(outputs, targets):
-        ...     return weight * (outputs - targets).abs().mean()
-        >>> module = torch.nn.Linear(2, 1)
-        >>> [is_all_seen(module, resolve_objective(loss)) for loss in ("mse", halved)]
-        [True, False]
+        >>> is_all_seen(torch.nn.Linear(2, 1), resolve_objective("mse"))
+        True
     """
     parts: list[Any] = [module, *(loss.function for _, loss in objective.losses)]
     for measure in objective.measures:
