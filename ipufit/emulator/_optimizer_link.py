@@ -155,8 +155,8 @@ class OptimizerLink:
         if self._device is None:
             return
         self._device.update(settings)
+        self._written_values = {}
         if is_changed:
-            self._written_values = {}
             self._log_settings()
 
     def _load(self, state: Mapping[str, StateTensors]) -> None:
