@@ -141,6 +141,7 @@ class CallBatches:
 
     def close(self) -> None:
         """End the processes that load, if there are any; the next epoch has others."""
+        self._report.take()  # nobody wants it any more
         loader, self._loader = self._loader, None
         if loader is None:
             return
