@@ -9,6 +9,8 @@ from ipufit.optimizers import hyper_parameters
 
 from .programs import TrainingProgram
 
+_LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
+
 
 def bind_optimizer(program: TrainingProgram, optimizer: torch.optim.Optimizer) -> None:
     """Have a program train with an optimiser of the kind that it was compiled with.
@@ -43,9 +45,10 @@ def send_changes(program: TrainingProgram) -> None:
 def _give_first_state(
     optimizer: torch.optim.Optimizer, previous: torch.optim.Optimizer
 ) -> None:
-    """Give an optimiser the state that a device's has when it is compiled: zeros.
+    """Give an optimiser the state that a device's has when it is compiled.
 
-    (PopART, `addStateTensor`; `program_key` leaves out the one that begins otherwise.)
+    That is zeros, and 1 for the factor of automatic loss scaling (PopART,
+    `addStateTensor`; `program_key` leaves out the optimiser that begins otherwise).
 
     Args:
         optimizer: Without a state.
@@ -54,14 +57,14 @@ def _give_first_state(
     state = previous.state_dict()
     if state["ipu_state"] is None:
         return
-    zeros = {
-        name: torch.zeros_like(torch.as_tensor(value))
+    first = {
+        name: torch.full_like(torch.as_tensor(value), float(name == _LOSS_SCALE_FACTOR))
         for name, value in state["ipu_state"].items()
     }
     optimizer.load_state_dict(
         {
             **optimizer.state_dict(),
-            "ipu_state": zeros,
+            "ipu_state": first,
             "ipu_param": state["ipu_param"],
         }
     )

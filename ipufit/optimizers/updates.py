@@ -56,11 +56,9 @@ class Updates:
     @property
     def program_key(self) -> tuple[object, ...]:
         """What a program has compiled in, so that another needs another program."""
-        return (
-            program_key(self.optimizer),
-            self.automatic_loss_scaling,
-            self.needs_running_mean,
-        )
+        # What a device has adapted the loss scaling to can't be taken back.
+        adapted = self.optimizer if self.automatic_loss_scaling else None
+        return program_key(self.optimizer), adapted, self.needs_running_mean
 
     @property
     def has_schedule(self) -> bool:

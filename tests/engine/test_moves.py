@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipufit import IPUConfig, IPUModel, Optimizer, SwapEMAWeights
+from ipufit import IPUConfig, IPUModel, Optimizer, SwapEMAWeights, poptorch
 from ipufit.engine.programs import KEPT_PROGRAMS
 from tests import reference
 from tests.engine.counting import Moves
@@ -240,3 +240,33 @@ def test_a_layer_frozen_between_fits_is_frozen(compiles):
     model.module[1].train()
     fit(model)
     assert not torch.equal(model.module[1].running_mean, before)
+
+
+def scaled_by_options():
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options.Training.setAutomaticLossScaling(True)
+    return IPUConfig(training_options=options)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "config"),
+    [
+        (Optimizer("adam", loss_scaling="auto"), IPUConfig()),
+        ("adam", scaled_by_options()),
+        (Optimizer("sgd", 0.1, momentum=0.9), IPUConfig()),
+        (Optimizer("lamb", 0.1), IPUConfig()),
+        (Optimizer("rmsprop", 0.01, momentum=0.5), IPUConfig()),
+    ],
+)
+def test_an_optimizer_begins_at_the_beginning_when_compile_is_called(optimizer, config):
+    histories = []
+    for is_again in (False, True):
+        model = IPUModel(network(), config)
+        start = model.get_weights()
+        for _ in range(1 + is_again):
+            model.compile(optimizer, "cross_entropy")
+            model.set_weights(start)
+            history = model.fit(X, Y, **FIT, epochs=3).history
+        histories.append(history)
+    assert histories[0] == histories[1]
+    assert histories[0]["loss"][2] != histories[0]["loss"][0]
