@@ -47,9 +47,9 @@ class IPUConfig:
             model on one IPU.
         execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one after
             the other.
-        loss_block: The block the loss joins. Only a ready strategy needs it, and only
-            if the model's blocks are closed (`with poptorch.Block(...)`); else it is
-            the last of `pipeline`.
+        loss_block: The block that the loss joins, and all else that ipufit adds. By
+            default the last of `pipeline`, or the last block that the model begins
+            with `poptorch.Block`.
         precision: `"float32"`, or `"float16"` for weights and activations; figures
             are summed in float32 all the same.
         offload_optimizer: Keep the optimiser's state off the chip.
