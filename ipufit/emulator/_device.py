@@ -53,6 +53,7 @@ class DeviceWeights:
         self._volatile = [name in program.volatile_weights for name in host]
         self._is_volatile = any(self._volatile)
         self._groups = groups
+        self._used = program.used_weights
         self._replicas: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
         self.trained: dict[str, Tensor] = {}
         self.groups_of_elements: dict[str, int] = {}
@@ -112,6 +113,8 @@ class DeviceWeights:
         """Write the values of the first replica, or group by group, to the host."""
         for name, tensor in self._replicas[0].items():
             target = host[name].detach()
+            if name not in self._used:
+                continue
             if name in self._groups:
                 for row, replica in enumerate(self._groups[name].returned):
                     target[row].copy_(self._replicas[replica][name])

@@ -88,6 +88,16 @@ class Program:
         forward: Callable[..., tuple[Tensor, ...]] = self.laid_out(self.graph).forward
         return forward
 
+    @cached_property
+    def used_weights(self) -> frozenset[str]:
+        """The weights that the device has; others were removed with what read them.
+
+        PopTorch neither uploads nor downloads those (`LowerToPopart.cpp`).
+        """
+        nodes = [node for node in self.graph.graph.nodes if node.op == "placeholder"]
+        named = zip(self.weight_names, nodes)
+        return frozenset(name for name, node in named if node.users)
+
     def laid_out(self, graph: GraphModule) -> GraphModule:
         """A graph of the same weights in the memory format that is fastest here.
 

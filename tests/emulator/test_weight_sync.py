@@ -265,3 +265,31 @@ def test_a_weight_that_is_gone_is_an_error():
     del model.weight
     with pytest.raises(poptorch.Error, match="compiled with weight, which"):
         executor.copyWeightsToDevice()
+
+
+def test_a_weight_that_no_operator_reads_is_never_fetched():
+    """PopTorch removes such parameters (`LowerToPopart.cpp`, `lowerParameters`)."""
+
+    class Partly(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+            self.register_buffer("unread", torch.zeros(1))
+            self.unused = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            _ = self.unread + 1.0
+            return poptorch.identity_loss(self.layer(x), reduction="mean")
+
+    module = Partly()
+    training = poptorch.trainingModel(
+        module, optimizer=poptorch.optim.SGD(module.parameters(), lr=0.1)
+    )
+    before = module.layer.weight.detach().clone()
+    training(torch.ones(1, 2))
+    module.unread.data.fill_(3.0)
+    module.unused.data.fill_(4.0)
+    training(torch.ones(1, 2))
+    training.copyWeightsToHost()
+    assert not torch.equal(module.layer.weight, before)
+    assert (module.unread.item(), module.unused.item()) == (3.0, 4.0)
