@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .config import IPUConfig
     from .data import CachedDataset
     from .errors import (
+        BakedInWarning,
         CheckpointError,
         CheckpointWarning,
         ConfigError,
@@ -63,6 +64,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "BackupAndRestore",
+    "BakedInWarning",
     "BatchPlan",
     "CSVLogger",
     "CachedDataset",

@@ -11,6 +11,7 @@
     └── UnsupportedError (TypeError)     something PopTorch or ipufit can't do
 
     IpufitWarning (UserWarning)
+    ├── BakedInWarning        forward changes a number that is fixed in its program
     ├── CheckpointWarning     a damaged checkpoint was passed over
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CoverageWarning       figures cover only a part of the samples
@@ -79,6 +80,10 @@ class UnsupportedError(IpufitError, TypeError):
 
 class IpufitWarning(UserWarning):
     """Base of ipufit's warnings."""
+
+
+class BakedInWarning(IpufitWarning):
+    """`forward` changes a number that it computes with, which a program can't."""
 
 
 class CheckpointWarning(IpufitWarning):

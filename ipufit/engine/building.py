@@ -3,27 +3,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Callable, ContextManager
+from dataclasses import dataclass, field
+from typing import Any, Callable, ContextManager, List
 
 import torch
+from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.config import IPUConfig
 from ipufit.data import Layout
 from ipufit.optimizers import hyper_parameters
 
-from .baked import BakedIn
+from .compiled_for import CompiledFor, own_numbers_said, roots_of
 from .fingerprint import fingerprint
+from .host_values import MovedOnDeviceError, Place, host_tensors, host_values_of
 from .modes import mode
 from .objective import Objective
-from .programs import Program, TrainingProgram
+from .programs import Program, ProgramT, TrainingProgram
 from .stages import stage_blocks
 from .step import InferenceStep, TrainingStep
 from .wrapping import Wrappers, make_plain, remember_classes, weights_of
 
-Compile = Callable[[Any], None]
-"""Compiles an executor for the data at hand."""
+Compile = Callable[[Any, List[Tensor]], None]
+"""Compiles an executor for the data at hand, and the host's values."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Builder:
 
     module: torch.nn.Module
     config: IPUConfig
+    _moved: list[Place] = field(default_factory=list, init=False)
 
     def training(
         self,
@@ -44,6 +47,7 @@ class Builder:
         objective: Objective,
         optimizer: torch.optim.Optimizer,
         options: poptorch.Options,
+        num_micro_batches: int,
         compile_it: Compile,
     ) -> TrainingProgram:
         """A program that trains.
@@ -53,22 +57,43 @@ class Builder:
             objective: What is minimised, and what is measured.
             optimizer: Of `poptorch.optim`.
             options: PopTorch's.
+            num_micro_batches: In a call, over all replicas.
             compile_it: Compiles the executor.
         """
-        step = TrainingStep(self.module, self.config, layout, objective)
+        return self._retried(
+            lambda: self._training(
+                layout, objective, optimizer, options, num_micro_batches, compile_it
+            )
+        )
+
+    def _training(
+        self,
+        layout: Layout,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        options: poptorch.Options,
+        num_micro_batches: int,
+        compile_it: Compile,
+    ) -> TrainingProgram:
+        modules = [self.module, *objective.modules]
+        values = host_values_of(modules, self._moved)
+        step = TrainingStep(self.module, self.config, layout, values, objective)
         # A state brings the values of its time to the device.
         has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
         sent = () if has_state else hyper_parameters(optimizer)
         weights = weights_of(step)
         make_plain(weights)
         remember_classes(weights)
+        given = host_tensors(values, num_micro_batches)
+        roots = roots_of(self.module, objective)
+        in_mode = mode(step, training=True, root=self.module)
         try:
-            with mode(step, training=True, root=self.module), self._stages():
+            with own_numbers_said(roots), in_mode, self._stages():
                 executor = poptorch.trainingModel(
                     step, options=options, optimizer=optimizer
                 )
-                compile_it(executor)
-            wrappers = Wrappers(weights)
+                compile_it(executor, given)
+            wrappers = Wrappers(step.weights)
         finally:
             # If it failed, too: `destroy()` does nothing before the first compilation,
             # so PopTorch would refuse to wrap them again once the fault is mended.
@@ -76,8 +101,9 @@ class Builder:
         return TrainingProgram(
             executor,
             step,
-            BakedIn(self.module, step.losses),
-            fingerprint(weights) if executor.isAttachedToDevice() else None,
+            num_micro_batches,
+            CompiledFor(roots),
+            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
             wrappers,
             optimizer,
             executor.rng_state,
@@ -88,6 +114,7 @@ class Builder:
         self,
         layout: Layout,
         options: poptorch.Options,
+        num_micro_batches: int,
         compile_it: Compile,
         *,
         owns_loss: bool,
@@ -97,24 +124,54 @@ class Builder:
         Args:
             layout: How the tensors of a batch nest.
             options: PopTorch's.
+            num_micro_batches: In a call, over all replicas.
             compile_it: Compiles the executor.
             owns_loss: Whether the module returns its own loss.
         """
-        step = InferenceStep(self.module, self.config, layout, owns_loss=owns_loss)
+        return self._retried(
+            lambda: self._inference(
+                layout, options, num_micro_batches, compile_it, owns_loss
+            )
+        )
+
+    def _inference(
+        self,
+        layout: Layout,
+        options: poptorch.Options,
+        num_micro_batches: int,
+        compile_it: Compile,
+        owns_loss: bool,
+    ) -> Program:
+        values = host_values_of([self.module], self._moved)
+        step = InferenceStep(
+            self.module, self.config, layout, values, owns_loss=owns_loss
+        )
         weights = weights_of(step)
         remember_classes(weights)
+        given = host_tensors(values, num_micro_batches)
+        roots = roots_of(self.module)
+        in_mode = mode(step, training=False)
         try:
-            with mode(step, training=False), self._stages():
+            with own_numbers_said(roots), in_mode, self._stages():
                 executor = poptorch.inferenceModel(step, options=options)
-                compile_it(executor)
+                compile_it(executor, given)
         finally:
             make_plain(weights)  # PopTorch may have brought a class back
         return Program(
             executor,
             step,
-            BakedIn(self.module),
-            fingerprint(weights) if executor.isAttachedToDevice() else None,
+            num_micro_batches,
+            CompiledFor(roots),
+            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
         )
+
+    def _retried(self, build: Callable[[], ProgramT]) -> ProgramT:
+        """Build a program; once more if its trace has shown that buffers move."""
+        while True:
+            try:
+                return build()
+            except MovedOnDeviceError as error:
+                self._moved.extend(error.places)
 
     def _stages(self) -> ContextManager[None]:
         return stage_blocks(self.module, self.config.stages)

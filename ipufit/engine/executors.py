@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Callable, Collection, MutableMapping
+from typing import Any, Callable, Collection, ContextManager, MutableMapping
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from ipufit.optimizers import Updates
 from ipufit.scalars import Scalars
 from ipufit.types import Batch
 
-from .baked import BakedIn
-from .building import Builder
+from .building import Builder, Compile
+from .compiled_for import others_kept
 from .figures import Entry
 from .fingerprint import fingerprint
 from .modes import trained_modes
@@ -34,7 +34,6 @@ from .objective import Objective
 from .optimizer_link import bind_optimizer, send_changes
 from .packing import Packing
 from .programs import KeptPrograms, Program, TrainingProgram
-from .seen_code import is_all_seen
 from .stages import check_stage_names
 from .wrapping import make_plain, weights_of
 
@@ -80,7 +79,8 @@ class Executors:
         """Have the training program attached; its next call has the host's weights.
 
         It is compiled if none of those kept is for such data, this plan, loss,
-        optimizer and anchors, these trainable weights, modes and numbers in the module.
+        optimizer and anchors, these trainable weights and modes, and the values that
+        the code reads now.
 
         Args:
             batches: Show what a call looks like.
@@ -102,11 +102,10 @@ class Executors:
             trained_modes(self.module),
             objective.program_key,
             updates.program_key,
-            None if is_all_seen(self.module, objective) else updates,
             sorted(anchors),
         )
         self._take_over()
-        if self._training is not None and self._training.baked_in.is_outdated():
+        if self._training is not None and self._training.compiled_for.changed():
             self._leave_training()
         program = self._trainings.get(key)
         if program is not self._training:
@@ -114,13 +113,15 @@ class Executors:
         if program is None:
             self._trainings.make_room()
             self._defer_attaching(options)
-            program = self._builder.training(
-                batches.layout,
-                objective,
-                updates.optimizer,
-                options,
-                lambda executor: self._compile(executor, "training", example, display),
-            )
+            with self._others_kept():
+                program = self._builder.training(
+                    batches.layout,
+                    objective,
+                    updates.optimizer,
+                    options,
+                    plan.micro_batches_per_call,
+                    self._compile("training", example, display),
+                )
             self._trainings.add(key, program)
         self._training = program
         bind_optimizer(program, updates.optimizer)
@@ -163,12 +164,14 @@ class Executors:
         if program is None:
             self._inferences.make_room()
             self._defer_attaching(options)
-            program = self._builder.inference(
-                batches.layout,
-                options,
-                lambda executor: self._compile(executor, "inference", example, display),
-                owns_loss=owns_loss,
-            )
+            with self._others_kept():
+                program = self._builder.inference(
+                    batches.layout,
+                    options,
+                    plan.micro_batches_per_call,
+                    self._compile("inference", example, display),
+                    owns_loss=owns_loss,
+                )
             self._inferences.add(key, program)
         self._inference = program
         self._attach(program)
@@ -184,28 +187,36 @@ class Executors:
         """Whether the inference program gives scalars: an own loss, or logged ones."""
         return bool(_ready(self._inference).findings.packing.names)
 
-    def _compile(
-        self,
-        executor: poptorch.PoplarExecutor,
-        what: str,
-        example: Batch,
-        display: ProgressDisplay,
-    ) -> None:
-        display.compiling(what)
-        start = time.perf_counter()
-        example = [tensor.contiguous() for tensor in example]
-        before = BakedIn(self.module)
+    def _compile(self, what: str, example: Batch, display: ProgressDisplay) -> Compile:
+        def compile_it(executor: poptorch.PoplarExecutor, values: list[Tensor]) -> None:
+            display.compiling(what)
+            start = time.perf_counter()
+            given = [tensor.contiguous() for tensor in (*example, *values)]
 
-        def build() -> None:
-            if executor.isCompiled():  # and IPUs were short after it
-                executor.attachToDevice()
-            else:
-                executor.compile(*example)
+            def build() -> None:
+                if executor.isCompiled():  # and IPUs were short after it
+                    executor.attachToDevice()
+                else:
+                    executor.compile(*given)
 
-        self._with_ipus(executor, build)
-        for other in (*self._trainings, *self._inferences):
-            other.baked_in.absorb(before)
-        display.compiled(what, time.perf_counter() - start)
+            self._with_ipus(executor, build)
+            display.compiled(what, time.perf_counter() - start)
+
+        return compile_it
+
+    def _others_kept(self) -> ContextManager[None]:
+        programs = (*self._trainings, *self._inferences)
+        return others_kept([program.compiled_for for program in programs])
+
+    def compile_anew(self) -> None:
+        """Forget the programs that may have values which nobody looks at.
+
+        Who has changed such a value calls `compile()` to have it count.
+        """
+        if self._training and not self._training.compiled_for.is_complete:
+            self._leave_training()
+        self._trainings.drop_unsure()
+        self._inferences.drop_unsure()
 
     def _defer_attaching(self, options: poptorch.Options) -> None:
         """Compile before taking IPUs if they may be short: none is traced twice."""
@@ -225,10 +236,10 @@ class Executors:
             The sums that came back, and the outputs if the program returns them.
 
         Raises:
-            ConfigError: The module has a number that the program doesn't have.
+            ConfigError: The code would read another value now than the program has.
         """
         program = _ready(self._training)
-        program.baked_in.check()
+        program.compiled_for.check()
         self._attach(program)
         if program.is_due:
             self._refresh(program)
@@ -236,7 +247,7 @@ class Executors:
         if not self._is_host_stale:
             program.wrappers.put_on()
         self._is_host_stale, program.held = True, None
-        vector, _, *outputs = program.executor(*batch)
+        vector, _, *outputs = program.run(batch)
         if not outputs:
             return vector, None
         return vector, program.findings.packing.unpack(outputs)[0]
@@ -257,15 +268,15 @@ class Executors:
             The model's outputs; and the scalars of every micro-batch, if it gives any.
 
         Raises:
-            ConfigError: The module has a number that the program doesn't have.
+            ConfigError: The code would read another value now than the program has.
         """
         program = _ready(self._inference)
-        program.baked_in.check()
+        program.compiled_for.check()
         self._attach(program)
         if program.is_due:
             self._refresh(program)
         packing: Packing = program.findings.packing
-        return packing.unpack(program.executor(*batch))
+        return packing.unpack(program.run(batch))
 
     # Weights ----------------------------------------------------------------
 

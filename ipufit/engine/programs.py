@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 
-from .baked import BakedIn
+from .compiled_for import CompiledFor
 from .fingerprint import Fingerprint
+from .host_values import host_tensors
 from .step import Findings, Step
-from .wrapping import Wrappers, weights_of
+from .wrapping import Wrappers
 
 KEPT_PROGRAMS = 4
 """How many programs of a kind a model keeps: those that were used last."""
@@ -27,7 +28,8 @@ class Program:
     Attributes:
         executor: PopTorch's.
         step: What was traced.
-        baked_in: The numbers of the module that it was compiled with.
+        num_micro_batches: In a call, over all replicas.
+        compiled_for: The values that its code has computed with.
         held: The weights that its device has; None if that isn't known.
         is_due: Whether the device's weights have to be compared with the host's
             before the next call.
@@ -35,7 +37,8 @@ class Program:
 
     executor: poptorch.PoplarExecutor
     step: Step
-    baked_in: BakedIn
+    num_micro_batches: int
+    compiled_for: CompiledFor
     held: Fingerprint | None
     is_due: bool = field(default=True, init=False)
 
@@ -47,7 +50,16 @@ class Program:
     @property
     def weights(self) -> list[Tensor]:
         """The host's tensors that its device has copies of, those of losses too."""
-        return weights_of(self.step)
+        return self.step.weights
+
+    def run(self, batch: list[Tensor]) -> Any:
+        """What one call returns.
+
+        Args:
+            batch: Its tensors; the host's values are added.
+        """
+        values = host_tensors(self.step.host_values, self.num_micro_batches)
+        return self.executor(*batch, *values)
 
 
 @dataclass(eq=False)
@@ -85,13 +97,13 @@ class KeptPrograms(Generic[ProgramT]):
     def get(self, key: object) -> ProgramT | None:
         """The program that was compiled for `key`, if there is one.
 
-        It counts as used now. One that was compiled with other numbers of the module
-        than it has now isn't found, and is destroyed.
+        It counts as used now. One whose code would compute with other values now
+        isn't found, and is destroyed.
         """
         for index, (own_key, program) in enumerate(self._kept):
             if own_key == key:
                 del self._kept[index]
-                if program.baked_in.is_outdated():
+                if program.compiled_for.changed() is not None:
                     program.executor.destroy()
                     return None
                 self._kept.append((key, program))
@@ -106,6 +118,12 @@ class KeptPrograms(Generic[ProgramT]):
     def add(self, key: object, program: ProgramT) -> None:
         """Keep a program, by what it was compiled for."""
         self._kept.append((key, program))
+
+    def drop_unsure(self) -> None:
+        """Destroy programs that may compute with values which nobody looks at."""
+        for entry in [e for e in self._kept if not e[1].compiled_for.is_complete]:
+            self._kept.remove(entry)
+            entry[1].executor.destroy()
 
     def clear(self) -> None:
         """Destroy all programs."""

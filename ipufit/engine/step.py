@@ -19,11 +19,13 @@ from ipufit.scalars import Scalars, collected
 
 from .dtypes import widened_all
 from .figures import Entry, vector_of
+from .host_values import Place, put_in
 from .objective import Objective, shapes_of
 from .outputs import split_own_loss
 from .packing import Packing
 from .stages import Blocks, last_block, started_blocks
 from .watching import LossWatch
+from .wrapping import weights_of
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -51,18 +53,37 @@ class Step(torch.nn.Module):
         config: Its layout on IPUs.
         layout: How the tensors of a batch nest. A dict of inputs becomes keyword
             arguments of the module, a tuple or list positional ones.
+        host_values: Buffers whose values follow the tensors of a batch.
     """
 
     def __init__(
-        self, module: torch.nn.Module, config: IPUConfig, layout: Layout
+        self,
+        module: torch.nn.Module,
+        config: IPUConfig,
+        layout: Layout,
+        host_values: Sequence[Place],
     ) -> None:
         super().__init__()
         self.module = module
         self.findings = Findings()
+        self.host_values = tuple(host_values)
         self._layout = layout
         self._first_block = config.first_block
         self._last_block = config.last_block
         self._dtype = _DTYPES[config.precision]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Parameters and buffers that its device has copies of."""
+        values = {id(owner._buffers[name]) for owner, name in self.host_values}
+        return [one for one in weights_of(self) if id(one) not in values]
+
+    def _without_values(
+        self, tensors: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], ContextManager[None]]:
+        """The tensors of the batch; and a context with the host's values in place."""
+        count = len(tensors) - len(self.host_values)
+        return tensors[:count], put_in(self.host_values, tensors[count:])
 
     def _called(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars, Blocks]:
         """The module's outputs, what it logs, and the blocks that it has started."""
@@ -90,6 +111,7 @@ class TrainingStep(Step):
         module: The user's.
         config: Its layout on IPUs.
         layout: How the tensors of a batch nest.
+        host_values: Buffers whose values follow the tensors of a batch.
         objective: Losses and metrics.
     """
 
@@ -98,9 +120,10 @@ class TrainingStep(Step):
         module: torch.nn.Module,
         config: IPUConfig,
         layout: Layout,
+        host_values: Sequence[Place],
         objective: Objective,
     ) -> None:
-        super().__init__(module, config, layout)
+        super().__init__(module, config, layout, host_values)
         self._objective = objective
         self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
 
@@ -111,8 +134,13 @@ class TrainingStep(Step):
         it looks for the loss.
 
         Args:
-            *tensors: Of the layout.
+            *tensors: Of the layout, then the host's values.
         """
+        of_batch, with_values = self._without_values(tensors)
+        with with_values:
+            return self._computed(of_batch)
+
+    def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with LossWatch() as watch:
             outputs, scalars, blocks = self._called(tensors)
         own: Tensor | None = None
@@ -160,6 +188,7 @@ class InferenceStep(Step):
         module: The user's.
         config: Its layout on IPUs.
         layout: How the tensors of a batch nest.
+        host_values: Buffers whose values follow the tensors of a batch.
         owns_loss: Whether the module returns its own loss.
     """
 
@@ -168,26 +197,29 @@ class InferenceStep(Step):
         module: torch.nn.Module,
         config: IPUConfig,
         layout: Layout,
+        host_values: Sequence[Place],
         *,
         owns_loss: bool,
     ) -> None:
-        super().__init__(module, config, layout)
+        super().__init__(module, config, layout, host_values)
         self._owns_loss = owns_loss
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The outputs, then the scalars: the own loss and what is logged.
 
         Args:
-            *tensors: The inputs of the layout.
+            *tensors: The inputs of the layout, then the host's values.
         """
-        outputs, scalars, blocks = self._called(tensors)
+        of_batch, with_values = self._without_values(tensors)
+        with with_values:
+            outputs, scalars, blocks = self._called(of_batch)
         with self._in_last_block(blocks):
             if self._owns_loss:
                 own, outputs = split_own_loss(outputs)
                 if own is not None:
                     scalars = _with_own_loss(own, scalars)
-            tensors, self.findings.packing = Packing.of(outputs, scalars)
-            return tensors
+            returned, self.findings.packing = Packing.of(outputs, scalars)
+            return returned
 
 
 def _with_own_loss(own: Tensor, scalars: Scalars) -> Scalars:

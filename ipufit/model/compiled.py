@@ -132,6 +132,7 @@ class CompiledModel:
             compiled_settings(objective, updates),
         )
         self.config = config
+        self._executors.compile_anew()
 
     def _with_steps(self, steps_per_execution: int | None) -> IPUConfig:
         config = self._given_config

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that code can reach: the values that Python computes with when it is traced.
+
+From a module, a loss or a metric the walk goes on to submodules, hooks, and the code of
+`forward`; from code to the globals, closure variables, defaults and attributes that it
+names, and from there into objects, containers, functions and classes. An attribute that
+no code names is left alone, so that a callback may count in a module what it likes.
+
+The code of installed packages isn't read. Of their modules and objects all public
+attributes count instead. The walk ends `DEPTH` steps away from where it began, and
+after `SIZE` values.
+"""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import enum
+import functools
+import sys
+import types
+import zlib
+from dataclasses import dataclass
+from typing import Any, Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .code_names import names_read
+from .homes import is_library, is_machinery
+
+DEPTH = 16
+SIZE = 20_000
+SMALL_BYTES = 1 << 16
+"""Arrays of numpy up to this size are looked at in every call."""
+LARGE_BYTES = 1 << 24
+"""Tensors and arrays beyond this size are told apart by identity only."""
+
+MISSING: Any = object()
+"""What a mapping gives that has no such key."""
+ENTRIES = frozenset({"forward", "sums"})
+"""Methods that ipufit and torch call."""
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(np.generic, np.dtype, enum.Enum),
+)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_TORCHS = {"training", *vars(torch.nn.Module())}
+"""What torch itself keeps in a module."""
+_NOT_IN_FORWARD = frozenset(
+    f"__{name}__"
+    for name in (
+        *("init", "new", "del", "repr", "str", "format", "dir", "copy", "deepcopy"),
+        *("init_subclass", "class_getitem", "subclasshook", "set_name"),
+        *("reduce", "reduce_ex", "getstate", "setstate"),
+    )
+)
+"""Methods of a class that its objects' users don't call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """A value that is only told from others."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.value is self.value
+
+    def __repr__(self) -> str:
+        text = repr(self.value)
+        return text if len(text) <= 60 else f"a {type(self.value).__name__}"
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """A value that was reached on another way."""
+
+    path: str
+
+    def __repr__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A constant tensor or array, or the kind of a container."""
+
+    kind: str
+    checksum: int = 0
+
+    def __repr__(self) -> str:
+        return self.kind
+
+
+NOTHING = Contents("missing")
+"""What isn't there."""
+
+
+class Walk:
+    """One walk, by names that are known so far.
+
+    Args:
+        names: Attributes that code reads.
+        is_open: Whether code may read others.
+
+    Attributes:
+        names: With those that were found on the way.
+        is_open: Also if code was found on the way.
+        values: What was found, by path.
+        items: Mappings, keys in them, and values.
+        attributes: Objects, names of attributes, and values.
+        contents: Containers that count as a whole, and what is in them.
+        versions: Constant tensors, and how often they have changed.
+        arrays: Small arrays, and checksums.
+        constants: Tensors and arrays of any size, and checksums.
+        is_complete: Whether no bound was met.
+    """
+
+    def __init__(self, names: frozenset[str], is_open: bool) -> None:
+        self.names = set(names)
+        self.is_open = is_open
+        self.values: dict[str, Any] = {}
+        self.items: list[tuple[Any, Any, Any]] = []
+        self.attributes: list[tuple[Any, str, Any]] = []
+        self.contents: list[tuple[Any, tuple[Any, ...]]] = []
+        self.versions: list[tuple[Tensor, int]] = []
+        self.arrays: list[tuple[Any, int]] = []
+        self.constants: list[tuple[Any, int]] = []
+        self.is_complete = True
+        self._seen: dict[int, tuple[str, Any]] = {}  # with the object: ids are reused
+        self._places: set[tuple[int, Any]] = set()
+        self._classes: set[type] = set()
+        self._weights: set[int] = set()
+
+    def go(self, roots: Mapping[str, Any]) -> None:
+        """Begin with each of the roots.
+
+        Args:
+            roots: Modules and functions, by what messages call them.
+        """
+        for root in roots.values():
+            if isinstance(root, torch.nn.Module):
+                self._weights.update(map(id, root.parameters()))
+                self._weights.update(id(b) for b in root.buffers() if b.dim())
+        for path, root in roots.items():
+            self._visit(path, root, 0)
+            is_own = is_machinery(type(root).__module__) and hasattr(root, "__dict__")
+            if is_own and not isinstance(root, torch.nn.Module):  # such as a metric
+                for name in _public(root):
+                    self._item(vars(root), name, f"{path}.{name}", 1)
+
+    # Steps ------------------------------------------------------------------
+
+    def _item(self, mapping: Any, key: Any, path: str, depth: int) -> None:
+        place = id(mapping), key
+        if place not in self._places:
+            self._places.add(place)
+            value = mapping.get(key, MISSING)
+            self.items.append((mapping, key, value))
+            if value is not MISSING:
+                self._visit(path, value, depth)
+
+    def _attribute(self, owner: Any, name: str, path: str, depth: int) -> None:
+        try:
+            value = getattr(owner, name)
+        except (AttributeError, ValueError):  # an empty slot, an empty cell
+            return
+        self.attributes.append((owner, name, value))
+        self._visit(path, value, depth)
+
+    def _whole(self, container: Iterable[Any]) -> None:
+        self.contents.append((container, tuple(container)))
+
+    def _visit(self, path: str, value: Any, depth: int) -> None:
+        while path in self.values:  # of another function
+            path += "'"
+        if isinstance(value, _PLAIN):
+            self.values[path] = value
+            return
+        before = self._seen.get(id(value))
+        if before is not None:
+            self.values[path] = SameAs(before[0])
+            return
+        self._seen[id(value)] = path, value
+        self.values[path] = Identity(value)
+        if depth > DEPTH or len(self.values) > SIZE:
+            self.is_complete = False
+            return
+        for kind, step in _STEPS:
+            if isinstance(value, kind):
+                step(self, path, value, depth + 1)
+                return
+        if not is_machinery(type(value).__module__):
+            self.values[path] = Contents(f"a {type(value).__name__}")
+            self._members(path, value, depth + 1)
+
+    # Kinds of values ---------------------------------------------------------
+
+    def _tensor(self, path: str, tensor: Tensor, _: int) -> None:
+        if id(tensor) in self._weights or isinstance(tensor, torch.nn.Parameter):
+            return  # its values move by themselves
+        is_plain = type(tensor) is Tensor and tensor.device.type == "cpu"
+        if not is_plain or tensor.layout != torch.strided or tensor.is_inference():
+            return
+        self.versions.append((tensor, tensor._version))
+        self._constant(path, tensor, tensor.numel() * tensor.element_size())
+
+    def _array(self, path: str, array: Any, _: int) -> None:
+        if array.dtype.hasobject:
+            return
+        if array.nbytes <= SMALL_BYTES:
+            self.arrays.append((array, checksum_of(array)))
+        self._constant(path, array, array.nbytes)
+
+    def _constant(self, path: str, value: Any, num_bytes: int) -> None:
+        if num_bytes > LARGE_BYTES:
+            self.is_complete = False
+            return
+        checksum = checksum_of(value)
+        self.constants.append((value, checksum))
+        kind = f"{type(value).__name__} of {value.dtype} {list(value.shape)}"
+        self.values[path] = Contents(kind, checksum)
+
+    def _module(self, path: str, module: torch.nn.Module, depth: int) -> None:
+        parts = vars(module)
+        self.values[path] = Contents(f"a {type(module).__name__}")
+        self._members(path, module, depth, _TORCHS)
+        for name in ("_modules", "_parameters", "_buffers"):
+            members = parts.get(name)
+            if not isinstance(members, dict):  # of a compiled script
+                continue
+            self._whole(members)
+            for key, member in members.items():
+                is_scalar = (
+                    name == "_buffers" and member is not None and not member.dim()
+                )
+                if not is_scalar:  # those go to the device with every call
+                    self._item(members, key, f"{path}.{key}", depth)
+        for name in _HOOKS:
+            hooks = parts.get(name, {})
+            self._whole(hooks)
+            for key in hooks:
+                self._item(hooks, key, f"{path}'s hook {key}", depth)
+
+    def _function(self, path: str, function: Any, depth: int) -> None:
+        variables = function.__code__.co_freevars
+        for name, cell in zip(variables, function.__closure__ or ()):
+            self._attribute(cell, "cell_contents", f"closure variable {name}", depth)
+        self.attributes.append((function, "__code__", function.__code__))
+        self.attributes.append((function, "__defaults__", function.__defaults__))
+        named = function.__code__.co_varnames[: function.__code__.co_argcount]
+        defaults = function.__defaults__ or ()
+        for name, value in zip(named[len(named) - len(defaults) :], defaults):
+            self._visit(f"{function.__name__}'s default {name}", value, depth)
+        for name in function.__kwdefaults__ or ():
+            default = f"{function.__name__}'s default {name}"
+            self._item(function.__kwdefaults__, name, default, depth)
+        home = function.__globals__.get("__name__", "__main__")
+        if is_library(home):
+            return
+        self.values[path] = Identity(function.__code__)
+        names = names_read(function.__code__)
+        self.names |= names.attributes
+        self.is_open |= names.is_open
+        for name in sorted(names.variables):
+            if name in function.__globals__:
+                self._item(function.__globals__, name, f"global {name}", depth)
+        for name in sorted(names.modules):
+            self._visit(name, sys.modules.get(name), depth)
+
+    def _method(self, path: str, method: types.MethodType, depth: int) -> None:
+        self.values[path] = Contents("a method")
+        self._visit(f"{path}.__self__", method.__self__, depth)
+        self._visit(f"{path}.__func__", method.__func__, depth)
+
+    def _partial(self, path: str, partial: Any, depth: int) -> None:
+        self.values[path] = Contents("a partial")
+        for name in ("func", "args", "keywords"):
+            self._visit(f"{path}.{name}", getattr(partial, name), depth)
+
+    def _python_module(self, path: str, module: Any, depth: int) -> None:
+        if not is_library(module.__name__):
+            for name in sorted(self.names & vars(module).keys()):
+                self._item(vars(module), name, f"{path}.{name}", depth)
+
+    def _class(self, path: str, cls: type, depth: int) -> None:
+        for base in cls.__mro__:
+            if is_library(base.__module__) or base in self._classes:
+                continue
+            self._classes.add(base)
+            for name, member in list(vars(base).items()):
+                is_special = name.startswith("__") and name.endswith("__")
+                is_code = isinstance(member, types.FunctionType)
+                if is_special:
+                    is_read = is_code and name not in _NOT_IN_FORWARD
+                else:
+                    is_read = name in self.names or self.is_open
+                if is_read:
+                    self._item(vars(base), name, f"{base.__name__}.{name}", depth)
+
+    def _descriptor(self, path: str, descriptor: Any, depth: int) -> None:
+        for name in ("fget", "func", "__func__"):
+            if hasattr(descriptor, name):
+                self._visit(path, getattr(descriptor, name), depth)
+
+    def _mapping(self, path: str, mapping: Any, depth: int) -> None:
+        self.values[path] = Contents(f"a {type(mapping).__name__}")
+        self._whole(mapping)
+        for key in list(mapping):
+            self._item(mapping, key, f"{path}[{key!r}]", depth)
+        self._members(path, mapping, depth)
+
+    def _sequence(self, path: str, elements: Any, depth: int) -> None:
+        self.values[path] = Contents(f"a {type(elements).__name__}")
+        self._whole(elements)
+        for index, element in enumerate(list(elements)):
+            self._visit(f"{path}[{index}]", element, depth)
+        self._members(path, elements, depth)
+
+    def _set(self, path: str, elements: Any, _: int) -> None:
+        self._whole(elements)
+        if all(isinstance(element, _PLAIN) for element in elements):
+            self.values[path] = frozenset(elements)
+
+    def _members(
+        self, path: str, value: Any, depth: int, torchs: Iterable[str] = ()
+    ) -> None:
+        """The attributes of an object, and of its class, that code may read."""
+        cls = type(value)
+        self._class(cls.__name__, cls, depth)
+        own = vars(value) if hasattr(value, "__dict__") else {}
+        read = {name for name in own if name in self.names}
+        if self.is_open or any(map(_has_values, cls.__mro__)):
+            read.update(_public(value))
+        for name in sorted(read - set(torchs)):
+            self._item(own, name, f"{path}.{name}", depth)
+        for base in cls.__mro__:
+            if own and not is_library(base.__module__):
+                for name in vars(base):  # what an object's own would hide
+                    if name in self.names and name not in own:
+                        self.items.append((own, name, MISSING))
+            for name in getattr(base, "__slots__", ()):
+                if name in self.names or self.is_open:
+                    self._attribute(value, name, f"{path}.{name}", depth)
+        if isinstance(value, torch.nn.Module) and "forward" not in own:
+            self.items.append((own, "forward", MISSING))
+
+
+_STEPS: tuple[tuple[Any, Any], ...] = (
+    (Tensor, Walk._tensor),
+    (np.ndarray, Walk._array),
+    (torch.nn.Module, Walk._module),
+    (types.FunctionType, Walk._function),
+    (types.MethodType, Walk._method),
+    (functools.partial, Walk._partial),
+    (types.ModuleType, Walk._python_module),
+    (type, Walk._class),
+    (
+        (property, staticmethod, classmethod, functools.cached_property),
+        Walk._descriptor,
+    ),
+    (collections.abc.Mapping, Walk._mapping),
+    ((list, tuple, collections.deque), Walk._sequence),
+    ((set, frozenset), Walk._set),
+)
+
+
+def _public(value: Any) -> list[str]:
+    return [name for name in vars(value) if not name.startswith("_")]
+
+
+def _has_values(base: type) -> bool:
+    """Whether attributes are read by code of a library, which isn't read itself."""
+    if base in (object, torch.nn.Module):
+        return False
+    if issubclass(base, torch.nn.Module):
+        return is_library(base.__module__)
+    return is_library(base.__module__) and not is_machinery(base.__module__)
+
+
+def checksum_of(value: Any) -> int:
+    """The CRC-32 of the values of a tensor or an array.
+
+    Example:
+        >>> checksum_of(np.zeros(2)) == checksum_of(np.ones(2))
+        False
+    """
+    if isinstance(value, Tensor):
+        value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    values: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return zlib.crc32(values)

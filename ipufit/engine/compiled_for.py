@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program was compiled for: the values that its code has computed with."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any, Iterable, Iterator, Mapping
+
+import torch
+
+from ipufit.errors import BakedInWarning, ConfigError
+from ipufit.metrics import StreamedMetric
+
+from .objective import Objective
+from .reach import Reach
+
+Roots = Mapping[str, Any]
+"""Modules and functions that are traced, by what messages call them."""
+
+
+def roots_of(module: torch.nn.Module, objective: Objective | None = None) -> Roots:
+    """What a program traces.
+
+    Args:
+        module: The user's.
+        objective: Losses and metrics of a training program. Streamed metrics aren't
+            traced.
+
+    Example:
+        >>> list(roots_of(torch.nn.Linear(2, 1)))
+        ['module']
+    """
+    roots: dict[str, Any] = {"module": module}
+    if objective is not None:
+        for _, loss in objective.losses:
+            roots[_name(loss.function)] = loss.function
+        for measure in objective.measures:
+            if not isinstance(measure.metric, StreamedMetric):
+                roots[f"metric {measure.name}"] = measure.metric
+    return roots
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+class CompiledFor:
+    """All values that the code of a program could reach when it was traced.
+
+    `forward`, losses and metrics run once in Python. What they read of numbers,
+    strings, containers and functions is a part of the program, which never sees a
+    change of them. `reach.py` says where they are looked for.
+
+    Args:
+        roots: What was traced.
+
+    Example:
+        >>> module = torch.nn.Dropout(0.5)
+        >>> compiled_for = CompiledFor({"module": module})
+        >>> module.p = 0.25
+        >>> compiled_for.check()
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: module.p was 0.5 when the model was compiled ...
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+        self._reach = Reach(roots)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all was looked at; else `compile()` compiles anew to be sure."""
+        return self._reach.is_complete
+
+    def changed(self, *, thoroughly: bool = True) -> tuple[str, Any, Any] | None:
+        """The first value that has changed: path, old and new; None if none has.
+
+        Args:
+            thoroughly: Whether to compare the contents of large constants, too.
+        """
+        if self._reach.is_unmoved(thoroughly=thoroughly):
+            return None
+        now = Reach(self._roots)
+        change = self._reach.difference(now)
+        if change is None:  # other objects of the same values
+            self._reach = now
+        return change
+
+    def check(self) -> None:
+        """Refuse to go on with a value that the program doesn't have.
+
+        Raises:
+            ConfigError: One has changed.
+        """
+        if self._reach.is_unmoved():
+            return
+        change = self.changed()
+        if change is not None:
+            path, old, new = change
+            raise ConfigError(
+                f"{path} was {old!r} when the model was compiled and is {new!r} "
+                "now: the compiled program has the old value baked in. Change it "
+                "between fits, pass it as an input, or make it a 0-d buffer "
+                "(register_buffer), which may change at any time."
+            )
+
+    def retake(self) -> None:
+        """Take the values as they are now."""
+        self._reach = Reach(self._roots)
+
+
+@contextlib.contextmanager
+def others_kept(others: Iterable[CompiledFor]) -> Iterator[None]:
+    """Have what a trace changes, such as a counter, be no change for other programs.
+
+    Args:
+        others: What programs were compiled for that aren't traced.
+    """
+    current = [one for one in others if one.changed() is None]
+    try:
+        yield
+    finally:
+        for one in current:
+            one.retake()
+
+
+@contextlib.contextmanager
+def own_numbers_said(roots: Roots) -> Iterator[None]:
+    """Say which numbers `forward` changes that it also reads, while it is traced.
+
+    Args:
+        roots: What is traced.
+
+    Warns:
+        BakedInWarning: There are any.
+    """
+    before = Reach(roots)
+    yield
+    for path, old, new in before.differences(Reach(roots)):
+        if {type(old), type(new)} <= {int, float}:
+            warnings.warn(
+                f"forward changes {path} (from {old} to {new}) and reads it. It runs "
+                "once, when the program is compiled: the value of that time is baked "
+                "in, and every batch is computed with it. Make it a 0-d buffer that a "
+                "callback changes, or pass it as an input.",
+                BakedInWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture of all that code can reach, to tell later whether it has changed."""
+
+from __future__ import annotations
+
+from operator import is_
+from typing import Any, Iterator, Mapping
+
+from .code_walk import ENTRIES, MISSING, NOTHING, Walk, checksum_of
+
+
+class Reach:
+    """A picture of all that code can reach.
+
+    Args:
+        roots: Modules and functions, by what messages call them.
+
+    Attributes:
+        is_complete: Whether the walk met none of its bounds.
+
+    Example:
+        >>> import torch
+        >>> module = torch.nn.Dropout(0.5)
+        >>> reach = Reach({"module": module})
+        >>> module.p = 0.25
+        >>> reach.is_unmoved(), reach.difference(Reach({"module": module}))
+        (False, ('module.p', 0.5, 0.25))
+    """
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        names, is_open = ENTRIES, False
+        while True:  # what is read decides where to look, and there is more code
+            walk = Walk(names, is_open)
+            walk.go(roots)
+            if walk.names == names and walk.is_open == is_open:
+                break
+            names, is_open = frozenset(walk.names), walk.is_open
+        self.is_complete = walk.is_complete
+        self._walk = walk
+
+    def is_unmoved(self, *, thoroughly: bool = False) -> bool:
+        """Whether every place holds the object that it held.
+
+        Args:
+            thoroughly: Whether to compare the contents of all constants, too.
+        """
+        walk = self._walk
+        for mapping, key, value in walk.items:
+            if mapping.get(key, MISSING) is not value:
+                return False
+        for owner, name, value in walk.attributes:
+            if getattr(owner, name, MISSING) is not value:
+                return False
+        for container, values in walk.contents:
+            if len(container) != len(values) or not all(map(is_, container, values)):
+                return False
+        return (
+            all(tensor._version == version for tensor, version in walk.versions)
+            and all(checksum_of(array) == before for array, before in walk.arrays)
+            and not (
+                thoroughly
+                and any(checksum_of(one) != before for one, before in walk.constants)
+            )
+        )
+
+    def difference(self, now: Reach) -> tuple[str, Any, Any] | None:
+        """The first value that differs: its path, what it was and is; None if none."""
+        return next(self.differences(now), None)
+
+    def differences(self, now: Reach) -> Iterator[tuple[str, Any, Any]]:
+        """All values that differ."""
+        before, after = self._walk.values, now._walk.values
+        for path in (*before, *(path for path in after if path not in before)):
+            was, new = before.get(path, NOTHING), after.get(path, NOTHING)
+            if was is not new and not (type(was) is type(new) and _equal(was, new)):
+                yield path, was, new
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(one == other) or (one != one and other != other)

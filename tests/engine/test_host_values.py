@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0-d buffers: values that may change at any time, without a compilation."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ipufit import Callback, IPUConfig, IPUModel
+from ipufit._poptorch import poptorch
+from tests import reference
+
+X, Y = reference.samples(32)
+SETTINGS = [
+    {},
+    {"device_iterations": 2},
+    {"gradient_accumulation": 2},
+    {"replicas": 2},
+]
+
+
+class Annealed(nn.Module):
+    """A network whose outputs are scaled by a 0-d buffer."""
+
+    def __init__(self, value=1.0, dtype=torch.float32):
+        super().__init__()
+        self.net = reference.network()
+        self.register_buffer("scale", torch.tensor(value, dtype=dtype))
+
+    def forward(self, x):
+        return self.net(x) * self.scale
+
+
+class Schedule(Callback):
+    """Sets a value before every call, in one of the ways that users do."""
+
+    def __init__(self, values, how="fill"):
+        self.values, self.how, self.module = iter(values), how, None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        module, value = self.module or self.model.module, next(self.values)
+        if self.how == "fill":
+            module.scale.fill_(value)
+        elif self.how == "data":
+            module.scale.data = torch.tensor(value)
+        else:
+            module.scale = torch.tensor(value)
+
+
+def trained(module, values, rows):
+    """A plain loop of SGD with a value for each update; all updates' losses."""
+    optimizer = torch.optim.SGD(module.net.parameters(), lr=0.1)
+    losses = []
+    for value, start in zip(values, range(0, len(X), rows)):
+        module.scale.fill_(value)
+        inputs, targets = X[start : start + rows], Y[start : start + rows]
+        loss = nn.functional.cross_entropy(module(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Names of what PopTorch was asked for."""
+    calls = []
+    for name in ("compile", "copyWeightsToDevice", "copyWeightsToHost"):
+        original = getattr(poptorch.PoplarExecutor, name)
+
+        def noted(self, *args, name=name, original=original):
+            calls.append(name)
+            return original(self, *args)
+
+        monkeypatch.setattr(poptorch.PoplarExecutor, name, noted)
+    return calls
+
+
+@pytest.mark.parametrize("how", ["fill", "data", "assigned"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_value_counts_from_the_next_call_on(settings, how, counted):
+    module = Annealed()
+    plain = copy.deepcopy(module)
+    model = IPUModel(module, IPUConfig(**settings))
+    model.compile(torch.optim.SGD(module.parameters(), lr=0.1), "cross_entropy")
+    values = [1.0, 0.25, 4.0, -2.0]
+    updates = settings.get("device_iterations", 1)
+    losses = trained(plain, values, 8) if updates == 1 else None
+    if losses is None:
+        values = values[:2]
+        losses = trained(plain, [values[0], values[0], values[1], values[1]], 8)
+    history = model.fit(
+        X, Y, batch_size=8, shuffle=False, verbose=0, callbacks=Schedule(values, how)
+    )
+    assert history.history["loss"] == [pytest.approx(sum(losses) / 4, rel=1e-5)]
+    for mine, theirs in zip(module.parameters(), plain.parameters()):
+        torch.testing.assert_close(mine.detach(), theirs.detach())
+    assert float(module.scale) == values[-1]
+    assert counted.count("compile") == 1
+    assert counted.count("copyWeightsToHost") == 1  # the end of the fit
+
+
+def test_evaluate_and_predict_have_the_value_of_now(counted):
+    model = IPUModel(Annealed())
+    model.compile("sgd", "cross_entropy")
+    for value in (1.0, 3.0):
+        model.module.scale.fill_(value)
+        with torch.no_grad():
+            torch.testing.assert_close(model.predict(X, verbose=0), model.module(X))
+    assert counted.count("compile") == 1
+    assert counted.count("copyWeightsToDevice") <= 1  # at the compilation
+
+
+def test_a_change_during_a_validation_reaches_the_next_call():
+    class Change(Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.module.scale.fill_(5.0)
+            assert self.model.module.net[0].weight.norm() > 0  # fetches all weights
+
+    module = Annealed()
+    model = IPUModel(module)
+    model.compile(torch.optim.SGD(module.parameters(), lr=0.0), "cross_entropy")
+    run = {"epochs": 2, "validation_data": (X, Y), "verbose": 0}
+    history = model.fit(X, Y, callbacks=Change(), **run).history
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(module(X), Y)
+    assert history["loss"][1] == pytest.approx(float(expected), rel=1e-5)
+    assert history["val_loss"][1] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_value_of_a_loss_module_counts():
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.tensor(1.0))
+
+        def forward(self, outputs, targets):
+            return self.scale * nn.functional.cross_entropy(outputs, targets)
+
+    loss = Weighted()
+    model = IPUModel(reference.network())
+    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), loss)
+    schedule = Schedule([1.0, 2.0, 3.0, 4.0])
+    schedule.module = loss
+    run = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": schedule}
+    with torch.no_grad():
+        parts = [
+            nn.functional.cross_entropy(model.module(X[i : i + 8]), Y[i : i + 8])
+            for i in range(0, 32, 8)
+        ]
+    expected = sum(value * float(part) for value, part in zip((1, 2, 3, 4), parts)) / 4
+    history = model.fit(X, Y, **run).history
+    assert history["loss"] == [pytest.approx(expected, rel=1e-5)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+def test_whole_numbers_count_too(dtype):
+    model = IPUModel(Annealed(1, dtype))
+    model.compile("sgd", "cross_entropy")
+    for value in (1, 0, 1):
+        model.module.scale.fill_(value)
+        with torch.no_grad():
+            torch.testing.assert_close(model.predict(X, verbose=0), model.module(X))
+
+
+class Moving(Annealed):
+    """Changes its buffer itself, whenever it runs."""
+
+    def forward(self, x):
+        self.scale.mul_(2.0)
+        return super().forward(x)
+
+
+def test_a_value_that_forward_changes_stays_on_the_device():
+    model = IPUModel(Moving(), IPUConfig())
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
+    model.compile(optimizer, "cross_entropy")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    assert float(model.module.scale) == 16.0
+
+
+def test_what_is_read_elsewhere_is_refused_in_mid_fit():
+    """A closure has the tensor itself, which is compiled in."""
+    module = Annealed()
+    scale = module.scale
+    model = IPUModel(reference.network())
+    model.compile("sgd", lambda o, t: nn.functional.cross_entropy(o, t) * scale.item())
+
+    class Change(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            scale.fill_(3.0)
+
+    with pytest.raises(ValueError, match="closure variable scale was"):
+        model.fit(X, Y, batch_size=8, callbacks=Change(), verbose=0)
