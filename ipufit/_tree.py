@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested tuples, lists and dicts of tensors: flatten, rebuild, map.
+"""Nested tuples, lists, dicts and objects of tensors: flatten, rebuild, map.
 
 Samples, inputs and outputs may nest; loaders and executors pass flat lists. What can
 be no tensor, None or a string, is no leaf but a part of the structure: a compiled
 model has it baked in, so it must not change.
+
+Outputs may nest in objects, too: data classes, classes of attrs, `SimpleNamespace` and
+subclasses of dict come back as what they are. What samples nest in becomes tuples,
+lists and dicts.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, is_dataclass
+from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 CONSTANT = "constant"
@@ -35,6 +42,8 @@ class Structure:
     kind: Any
     keys: tuple[Any, ...] = ()
     children: tuple[Structure, ...] = ()
+    attributes: tuple[str, ...] = ()  # their children follow those of the keys
+    template: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, value: Any) -> Structure:
@@ -42,14 +51,45 @@ class Structure:
 
         None and strings are constants of the structure. Mappings become dicts.
         """
+        return cls._of(value, cls.of)
+
+    @classmethod
+    def of_outputs(cls, value: Any) -> Structure:
+        """The same for what a module returns, which may nest in objects.
+
+        Example:
+            >>> from collections import OrderedDict
+            >>> outputs = SimpleNamespace(a=1, b=OrderedDict(c=2))
+            >>> structure = Structure.of_outputs(outputs)
+            >>> structure.paths("outputs")
+            ['outputs.a', "outputs.b['c']"]
+            >>> structure.rebuild([10, 20])
+            namespace(a=10, b=OrderedDict([('c', 20)]))
+        """
+        is_dict = isinstance(value, dict)
+        if not (is_dict and type(value) is not dict) and not _is_record(value):
+            return cls._of(value, cls.of_outputs)
+        items = value if is_dict else {}
+        names = [
+            name
+            for name in _attributes(value)
+            if not (name in items and items[name] is getattr(value, name))
+        ]
+        elements = [*items.values(), *(getattr(value, name) for name in names)]
+        children = tuple(cls.of_outputs(element) for element in elements)
+        bare = cls(type(value), tuple(items), children, tuple(names), value)
+        # With the leaves out of it the template keeps no tensors alive.
+        nothing: list[Any] = [None] * len(children)
+        return dataclasses.replace(bare, template=bare._refilled(nothing))
+
+    @classmethod
+    def _of(cls, value: Any, of: Callable[[Any], Structure]) -> Structure:
         if value is None or isinstance(value, (str, bytes)):
             return cls(CONSTANT, (value,))
         if isinstance(value, (tuple, list)):
-            children = tuple(cls.of(element) for element in value)
-            return cls(type(value), (), children)
+            return cls(type(value), (), tuple(of(element) for element in value))
         if isinstance(value, Mapping):
-            children = tuple(cls.of(element) for element in value.values())
-            return cls(dict, tuple(value), children)
+            return cls(dict, tuple(value), tuple(of(e) for e in value.values()))
         return _LEAF
 
     @property
@@ -71,12 +111,17 @@ class Structure:
         """
         if self.kind is None:
             return [path]
-        keys = self.keys or range(len(self.children))
         return [
             leaf
-            for key, child in zip(keys, self.children)
-            for leaf in child.paths(f"{path}[{key!r}]")
+            for step, child in zip(self._steps(), self.children)
+            for leaf in child.paths(path + step)
         ]
+
+    def _steps(self) -> list[str]:
+        """How each child is reached."""
+        names = [f".{name}" for name in self.attributes]
+        keys = self.keys or range(len(self.children) - len(names))
+        return [*(f"[{key!r}]" for key in keys), *names]
 
     def flatten(self, value: Any, path: str = "") -> list[Any]:
         """The leaves of `value` in the order of this structure.
@@ -96,12 +141,10 @@ class Structure:
             return []
         return [
             leaf
-            for key, child, element in zip(
-                self.keys or range(len(self.children)),
-                self.children,
-                self._elements(value),
+            for step, child, element in zip(
+                self._steps(), self.children, self._elements(value)
             )
-            for leaf in child.flatten(element, f"{path}[{key!r}]")
+            for leaf in child.flatten(element, path + step)
         ]
 
     def _check_constant(self, value: Any, path: str) -> None:
@@ -110,6 +153,11 @@ class Structure:
             raise ConstantChangedError(f"{path} was {expected!r} and is {value!r} now")
 
     def _elements(self, value: Any) -> Sequence[Any]:
+        if self.template is not None:
+            if type(value) is not self.kind:
+                raise TypeError(f"expected a {self.kind.__name__}, got {value!r}")
+            items = [value[key] for key in self.keys]
+            return [*items, *(getattr(value, name) for name in self.attributes)]
         if self.kind is dict:
             if not isinstance(value, Mapping) or value.keys() != set(self.keys):
                 raise TypeError(f"expected a dict with keys {self.keys}, got {value!r}")
@@ -128,22 +176,56 @@ class Structure:
         if self.kind == CONSTANT:
             return self.keys[0]
         elements = [child._rebuild(leaves) for child in self.children]
+        if self.template is not None:
+            return self._refilled(elements)
         if self.kind is dict:
             return dict(zip(self.keys, elements))
         if hasattr(self.kind, "_fields"):  # a namedtuple
             return self.kind(*elements)
         return self.kind(elements)
 
+    def _refilled(self, elements: Sequence[Any]) -> Any:
+        """An object like the template with other elements; none of its code runs."""
+        new = self.kind.__new__(self.kind)
+        own = dict(getattr(self.template, "__dict__", {}))
+        if isinstance(new, defaultdict):
+            new.default_factory = self.template.default_factory
+        base: Any = OrderedDict if isinstance(new, OrderedDict) else dict
+        for key, element in zip(self.keys, elements):
+            base.__setitem__(new, key, element)
+            if key in own:  # the same as an attribute
+                own[key] = element
+        own.update(zip(self.attributes, elements[len(self.keys) :]))
+        for name, element in own.items():
+            object.__setattr__(new, name, element)
+        return new
+
+
+def _is_record(value: Any) -> bool:
+    """Whether an object is made of its attributes, of whatever values."""
+    is_one = is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
+    return (is_one and not isinstance(value, type)) or type(value) is SimpleNamespace
+
+
+def _attributes(value: Any) -> list[str]:
+    names = list(getattr(value, "__dict__", ()))
+    for base in type(value).__mro__:
+        slots = getattr(base, "__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                names.append(name)
+    return names
+
 
 _LEAF = Structure(None)
 
 
 def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
-    """`value` with `function` applied to each leaf; constants stay.
+    """`value` with `function` applied to each leaf, as outputs nest; constants stay.
 
     Example:
         >>> tree_map(lambda x: x + 1, {"a": (1, 2)})
         {'a': (2, 3)}
     """
-    structure = Structure.of(value)
+    structure = Structure.of_outputs(value)
     return structure.rebuild(function(leaf) for leaf in structure.flatten(value))

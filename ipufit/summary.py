@@ -181,7 +181,7 @@ def _calls(module: torch.nn.Module, inputs: Any) -> tuple[list[str], dict[str, s
 
 
 def _describe(output: Any) -> str:
-    leaves = Structure.of(output).flatten(output)
+    leaves = Structure.of_outputs(output).flatten(output)
     shapes = [
         "(" + ", ".join(["N", *map(str, leaf.shape[1:])][: leaf.dim()]) + ")"
         for leaf in leaves

@@ -72,7 +72,7 @@ def check_rows(outputs: Any, num_rows: int) -> None:
     Example:
         >>> check_rows((torch.zeros(4, 3), None), num_rows=4)
     """
-    for leaf in Structure.of(outputs).flatten(outputs):
+    for leaf in Structure.of_outputs(outputs).flatten(outputs):
         if isinstance(leaf, Tensor) and (leaf.dim() == 0 or len(leaf) != num_rows):
             raise UnsupportedError(
                 f"The module returned a tensor of shape {tuple(leaf.shape)} for "
@@ -99,10 +99,10 @@ def joined(parts: Iterable[Any]) -> Any:
         >>> joined([(torch.zeros(2), None), (torch.ones(1), None)])
         (tensor([0., 0., 1.]), None)
     """
-    structure = Structure.of(None)
+    structure = Structure.of_outputs(None)
     leaves: list[list[Any]] = []
     for part in parts:
-        structure = Structure.of(part)
+        structure = Structure.of_outputs(part)
         leaves.append(structure.flatten(part))
     return structure.rebuild(_joined(leaf) for leaf in zip(*leaves))
 

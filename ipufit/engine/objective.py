@@ -339,7 +339,7 @@ def shapes_of(values: Any) -> str:
     """
     shapes = [
         f"{str(leaf.dtype).replace('torch.', '')} {list(leaf.shape)}"
-        for leaf in Structure.of(values).flatten(values)
+        for leaf in Structure.of_outputs(values).flatten(values)
         if isinstance(leaf, Tensor)
     ]
     return ", ".join(shapes) or "nothing"

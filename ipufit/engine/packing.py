@@ -12,6 +12,8 @@ from ipufit._tree import Structure
 from ipufit.data import NOTHING
 from ipufit.scalars import Scalars
 
+from .hidden_tensors import refuse_hidden
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -38,6 +40,9 @@ class Packing:
             outputs: As the module returns them.
             scalars: What it gives besides, 0-d.
 
+        Raises:
+            UnsupportedError: A tensor is hidden in an object.
+
         Returns:
             The tensors among the outputs, then the scalars, `[1]` each; and how to
             get from such tensors back to outputs and scalars.
@@ -48,8 +53,11 @@ class Packing:
             >>> packing.unpack(tensors)
             ({'a': tensor([1., 1.]), 'b': 'c'}, {})
         """
-        structure = Structure.of(outputs)
+        structure = Structure.of_outputs(outputs)
         leaves = structure.flatten(outputs)
+        for leaf, path in zip(leaves, structure.paths("outputs")):
+            if not isinstance(leaf, Tensor):
+                refuse_hidden(leaf, path)
         is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
         packing = cls(
             structure,

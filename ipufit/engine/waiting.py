@@ -70,7 +70,7 @@ class WaitingRows:
 
 
 def _num_bytes(values: Any) -> int:
-    leaves = Structure.of(values).flatten(values)
+    leaves = Structure.of_outputs(values).flatten(values)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

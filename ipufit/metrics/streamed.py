@@ -54,7 +54,7 @@ class StreamedFunction(StreamedMetric):
         """The function's, of all batches; NaN of none."""
         if not self._batches:
             return float("nan")
-        structure = Structure.of(self._batches[0])
+        structure = Structure.of_outputs(self._batches[0])
         columns = zip(*(structure.flatten(batch) for batch in self._batches))
         outputs, targets = structure.rebuild(
             torch.cat(list(column)).detach().numpy() for column in columns

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs in objects: they come back as what they are, or are refused."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import types
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from ipufit import Callback, IPUConfig, IPUModel, UnsupportedError
+from tests import reference
+
+X, Y = reference.samples(32)
+
+
+@dataclasses.dataclass
+class Data:
+    logits: Any
+    note: str = "a"
+    count: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    logits: Any
+    inner: Any
+
+
+class Named(NamedTuple):
+    logits: Any
+    rest: Any
+
+
+class Attrs:
+    """As the package attrs makes classes."""
+
+    __attrs_attrs__ = ()
+    __slots__ = ("logits",)
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+@dataclasses.dataclass
+class ModelOutput(collections.OrderedDict):
+    """As transformers have it: items and attributes at once, items that aren't None."""
+
+    logits: Any = None
+    hidden: Any = None
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                self[field.name] = getattr(self, field.name)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __reduce__(self):
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return type(self), tuple(values)
+
+
+class Tagged(dict):
+    """A dict with an attribute of its own."""
+
+    def __init__(self, logits):
+        super().__init__(logits=logits)
+        self.extra = logits * 2
+
+
+FORMS = {
+    "data class": (Data, lambda o: o.logits),
+    "frozen": (lambda t: Frozen(t, [Data(t)]), lambda o: o.inner[0].logits),
+    "named tuple": (lambda t: Named(t, {"a": t}), lambda o: o.rest["a"]),
+    "attrs": (Attrs, lambda o: o.logits),
+    "namespace": (lambda t: types.SimpleNamespace(a=t, b=None), lambda o: o.a),
+    "ordered": (lambda t: collections.OrderedDict(a=t), lambda o: o["a"]),
+    "model output": (ModelOutput, lambda o: o.logits),
+    "model output by item": (ModelOutput, lambda o: o["logits"]),
+    "default dict": (
+        lambda t: collections.defaultdict(list, a=t),
+        lambda o: o["a"],
+    ),
+    "tagged": (Tagged, lambda o: o.extra / 2),
+}
+
+
+class Returning(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.net = reference.network()
+        self.wrap = wrap
+
+    def forward(self, x):
+        return self.wrap(self.net(x))
+
+
+@pytest.mark.parametrize("settings", [{}, {"device_iterations": 2}], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_objects_come_back_as_what_they_are(form, settings):
+    wrap, logits = FORMS[form]
+
+    def loss(outputs, targets):
+        if isinstance(outputs, torch.Tensor):  # the only value of a dict
+            return nn.functional.cross_entropy(outputs, targets)
+        return nn.functional.cross_entropy(logits(outputs), targets)
+
+    module = Returning(wrap)
+    model = IPUModel(module, IPUConfig(**settings))
+    model.compile(torch.optim.SGD(module.parameters(), lr=0.5), loss)
+    seen = []
+
+    class Look(Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            with torch.no_grad():
+                seen.append(float(nn.functional.cross_entropy(module.net(X), Y)))
+
+    run = {"batch_size": 8, "verbose": 0}
+    history = model.fit(
+        X, Y, epochs=3, validation_data=(X, Y), callbacks=Look(), **run
+    ).history
+    assert history["val_loss"] == pytest.approx(seen, rel=1e-5)
+    assert len(set(seen)) == 3
+    returned = model.predict(X, batch_size=5, verbose=0)
+    with torch.no_grad():
+        expected = module(X)
+    assert type(returned) is type(expected)
+    torch.testing.assert_close(logits(returned), logits(expected))
+
+
+def test_what_is_no_tensor_in_an_object_stays():
+    model = IPUModel(Returning(Data))
+    returned = model.predict(X, verbose=0)
+    assert (returned.note, returned.count) == ("a", 3)
+
+
+def test_the_items_and_attributes_of_a_model_output_are_one():
+    returned = IPUModel(Returning(ModelOutput)).predict(X, verbose=0)
+    assert returned["logits"] is returned.logits
+    assert returned.hidden is None
+    assert list(returned) == ["logits"]
+
+
+class Own:
+    def __init__(self, logits):
+        self.parts = {"logits": [logits]}
+
+
+HIDDEN = {
+    "own": (Own, r"a Own, with a tensor at outputs\.parts\['logits'\]\[0\]"),
+    "in a list": (lambda t: [t, Own(t)], r"outputs\[1\]\.parts"),
+    "distribution": (
+        lambda t: torch.distributions.Categorical(logits=t, validate_args=False),
+        "a Categorical, with a tensor at outputs",
+    ),
+    "dict view": (lambda t: {"a": t}.values(), r"a dict_values, .* outputs\[0\]"),
+    "set": (lambda t: {t}, "a set, with a tensor"),
+    "deque": (lambda t: collections.deque([t]), "a deque, with a tensor"),
+    "generator": (lambda t: (part for part in [t]), "a generator"),
+    "closure": (lambda t: lambda: t, "closure variable t"),
+    "partial": (lambda t: functools.partial(print, t), r"outputs\.args\[0\]"),
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_a_tensor_in_any_other_object_is_refused(kind):
+    wrap, message = HIDDEN[kind]
+    model = IPUModel(Returning(wrap))
+    with pytest.raises(UnsupportedError, match=message):
+        model.predict(X, verbose=0)
+
+
+def test_training_on_such_an_object_is_right():
+    """The loss is computed while it is traced, from the tensors themselves."""
+    module = Returning(lambda t: torch.distributions.Categorical(logits=t))
+    model = IPUModel(module)
+    model.compile(
+        torch.optim.SGD(module.parameters(), lr=0.0),
+        lambda outputs, targets: -outputs.log_prob(targets),
+    )
+    (loss,) = model.fit(X, Y, batch_size=8, verbose=0).history["loss"]
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(module.net(X), Y)
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+    with pytest.raises(UnsupportedError, match="Categorical"):
+        model.evaluate(X, Y, verbose=0)
