@@ -8,8 +8,9 @@ import functools
 from dataclasses import dataclass
 from types import CodeType
 
+_BY_NAME = ("getattr", "hasattr")
 _COMPUTED = frozenset(
-    {"getattr", "hasattr", "vars", "eval", "exec", "globals", "locals", "__dict__"}
+    {"vars", "eval", "exec", "globals", "locals", "__dict__"}
     | {"attrgetter", "__getattribute__"}
 )
 """Who uses these may read attributes by names that aren't in the code."""
@@ -36,6 +37,9 @@ class CodeNames:
     is_open: bool
 
 
+_NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
+
+
 @functools.lru_cache(maxsize=4096)
 def names_read(code: CodeType) -> CodeNames:
     """The names that code reads.
@@ -54,11 +58,17 @@ def names_read(code: CodeType) -> CodeNames:
     variables: set[str] = set()
     modules: set[str] = set()
     attributes: set[str] = set()
+    is_open = False
     before = ""
-    for instruction in dis.get_instructions(code):
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _NO_STEPS]
+    for index, instruction in enumerate(instructions):
         kind, name = instruction.opname, instruction.argval
         if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
             variables.add(name)
+            if name in _BY_NAME:
+                given = _constant_name(instructions[index + 1 :])
+                is_open |= given is None
+                attributes.update(() if given is None else (given,))
         elif kind in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
             if before not in _DUPLICATES:
                 attributes.add(name)
@@ -71,7 +81,24 @@ def names_read(code: CodeType) -> CodeNames:
             variables |= inner.variables
             attributes |= inner.attributes
             modules |= inner.modules
-    is_open = bool(_COMPUTED & (variables | attributes))
+            is_open |= inner.is_open
+    is_open |= bool(_COMPUTED & (variables | attributes))
     return CodeNames(
         frozenset(variables), frozenset(attributes), frozenset(modules), is_open
     )
+
+
+def _constant_name(following: list[dis.Instruction]) -> str | None:
+    """The name in `getattr(x, "name")`, with a plain default or none; else None."""
+    place = next((i for i, one in enumerate(following) if _is_call(one)), None)
+    num_given = following[place].arg if place is not None else None
+    if place is None or num_given not in (2, 3):
+        return None
+    name, *default = following[place + 1 - num_given : place]
+    is_plain = name.opname == "LOAD_CONST" and isinstance(name.argval, str)
+    is_simple = all(one.opname.startswith("LOAD_") for one in default)
+    return name.argval if is_plain and is_simple else None
+
+
+def _is_call(instruction: dis.Instruction) -> bool:
+    return instruction.opname.startswith("CALL")

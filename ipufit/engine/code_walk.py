@@ -15,12 +15,9 @@ from __future__ import annotations
 
 import collections
 import collections.abc
-import enum
 import functools
 import sys
 import types
-import zlib
-from dataclasses import dataclass
 from typing import Any, Iterable, Mapping
 
 import numpy as np
@@ -29,11 +26,14 @@ from torch import Tensor
 
 from .code_names import names_read
 from .homes import is_library, is_machinery
+from .recorded import PLAIN, Contents, Elements, Identity, SameAs, checksum_of
 
 DEPTH = 16
 SIZE = 20_000
 SMALL_BYTES = 1 << 16
 """Arrays of numpy up to this size are looked at in every call."""
+LARGE = 256
+"""Elements of a container beyond which it is compared as a whole, between runs only."""
 LARGE_BYTES = 1 << 24
 """Tensors and arrays beyond this size are told apart by identity only."""
 
@@ -41,11 +41,6 @@ MISSING: Any = object()
 """What a mapping gives that has no such key."""
 ENTRIES = frozenset({"forward", "sums"})
 """Methods that ipufit and torch call."""
-_PLAIN = (
-    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-    *(np.generic, np.dtype, enum.Enum),
-)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _TORCHS = {"training", *vars(torch.nn.Module())}
 """What torch itself keeps in a module."""
@@ -58,45 +53,6 @@ _NOT_IN_FORWARD = frozenset(
     )
 )
 """Methods of a class that its objects' users don't call."""
-
-
-@dataclass(frozen=True, eq=False)
-class Identity:
-    """A value that is only told from others."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and other.value is self.value
-
-    def __repr__(self) -> str:
-        text = repr(self.value)
-        return text if len(text) <= 60 else f"a {type(self.value).__name__}"
-
-
-@dataclass(frozen=True)
-class SameAs:
-    """A value that was reached on another way."""
-
-    path: str
-
-    def __repr__(self) -> str:
-        return self.path
-
-
-@dataclass(frozen=True)
-class Contents:
-    """A constant tensor or array, or the kind of a container."""
-
-    kind: str
-    checksum: int = 0
-
-    def __repr__(self) -> str:
-        return self.kind
-
-
-NOTHING = Contents("missing")
-"""What isn't there."""
 
 
 class Walk:
@@ -116,6 +72,7 @@ class Walk:
         versions: Constant tensors, and how often they have changed.
         arrays: Small arrays, and checksums.
         constants: Tensors and arrays of any size, and checksums.
+        large: Containers that are compared as a whole, and what is in them.
         is_complete: Whether no bound was met.
     """
 
@@ -129,6 +86,7 @@ class Walk:
         self.versions: list[tuple[Tensor, int]] = []
         self.arrays: list[tuple[Any, int]] = []
         self.constants: list[tuple[Any, int]] = []
+        self.large: list[tuple[Any, Elements]] = []
         self.is_complete = True
         self._seen: dict[int, tuple[str, Any]] = {}  # with the object: ids are reused
         self._places: set[tuple[int, Any]] = set()
@@ -177,7 +135,7 @@ class Walk:
     def _visit(self, path: str, value: Any, depth: int) -> None:
         while path in self.values:  # of another function
             path += "'"
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN):
             self.values[path] = value
             return
         before = self._seen.get(id(value))
@@ -307,6 +265,8 @@ class Walk:
                 self._visit(path, getattr(descriptor, name), depth)
 
     def _mapping(self, path: str, mapping: Any, depth: int) -> None:
+        if self._is_large(path, mapping):
+            return
         self.values[path] = Contents(f"a {type(mapping).__name__}")
         self._whole(mapping)
         for key in list(mapping):
@@ -314,6 +274,8 @@ class Walk:
         self._members(path, mapping, depth)
 
     def _sequence(self, path: str, elements: Any, depth: int) -> None:
+        if self._is_large(path, elements):
+            return
         self.values[path] = Contents(f"a {type(elements).__name__}")
         self._whole(elements)
         for index, element in enumerate(list(elements)):
@@ -321,9 +283,20 @@ class Walk:
         self._members(path, elements, depth)
 
     def _set(self, path: str, elements: Any, _: int) -> None:
+        if self._is_large(path, elements):
+            return
         self._whole(elements)
-        if all(isinstance(element, _PLAIN) for element in elements):
+        if all(isinstance(element, PLAIN) for element in elements):
             self.values[path] = frozenset(elements)
+
+    def _is_large(self, path: str, container: Any) -> bool:
+        if len(container) <= LARGE:
+            return False
+        elements = Elements.of(container)
+        self.is_complete &= all(isinstance(value, PLAIN) for value in elements.values)
+        self.large.append((container, elements))
+        self.values[path] = elements
+        return True
 
     def _members(
         self, path: str, value: Any, depth: int, torchs: Iterable[str] = ()
@@ -369,7 +342,8 @@ _STEPS: tuple[tuple[Any, Any], ...] = (
 
 
 def _public(value: Any) -> list[str]:
-    return [name for name in vars(value) if not name.startswith("_")]
+    names: Iterable[str] = getattr(value, "__dict__", ())
+    return [name for name in names if not name.startswith("_")]
 
 
 def _has_values(base: type) -> bool:
@@ -379,16 +353,3 @@ def _has_values(base: type) -> bool:
     if issubclass(base, torch.nn.Module):
         return is_library(base.__module__)
     return is_library(base.__module__) and not is_machinery(base.__module__)
-
-
-def checksum_of(value: Any) -> int:
-    """The CRC-32 of the values of a tensor or an array.
-
-    Example:
-        >>> checksum_of(np.zeros(2)) == checksum_of(np.ones(2))
-        False
-    """
-    if isinstance(value, Tensor):
-        value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    values: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return zlib.crc32(values)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from operator import is_
 from typing import Any, Iterator, Mapping
 
-from .code_walk import ENTRIES, MISSING, NOTHING, Walk, checksum_of
+from .code_walk import ENTRIES, MISSING, Walk
+from .recorded import NOTHING, Elements, checksum_of
 
 
 class Reach:
@@ -42,7 +43,8 @@ class Reach:
         """Whether every place holds the object that it held.
 
         Args:
-            thoroughly: Whether to compare the contents of all constants, too.
+            thoroughly: Whether to compare the contents of constants and large
+                containers, too.
         """
         walk = self._walk
         for mapping, key, value in walk.items:
@@ -57,11 +59,14 @@ class Reach:
         return (
             all(tensor._version == version for tensor, version in walk.versions)
             and all(checksum_of(array) == before for array, before in walk.arrays)
-            and not (
-                thoroughly
-                and any(checksum_of(one) != before for one, before in walk.constants)
-            )
+            and not (thoroughly and self._has_other_contents())
         )
+
+    def _has_other_contents(self) -> bool:
+        walk = self._walk
+        return any(
+            checksum_of(constant) != before for constant, before in walk.constants
+        ) or any(Elements.of(container) != before for container, before in walk.large)
 
     def difference(self, now: Reach) -> tuple[str, Any, Any] | None:
         """The first value that differs: its path, what it was and is; None if none."""

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import functools
+import logging
+import random
+import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -485,6 +489,53 @@ def test_the_values_of_a_metric_count_too():
         assert model.fit(X, Y, verbose=0).history["scaled"] == [value]
 
 
+class OfAVocabulary(Of):
+    def __init__(self):
+        super().__init__()
+        self.numbers = {str(i): 1.0 for i in range(1000)}
+
+    def read(self):
+        return self.numbers["999"]
+
+
+def test_a_large_container_counts_between_runs():
+    model = still(OfAVocabulary())
+    for value in (1.0, 3.0):
+        model.module.numbers["999"] = value
+        assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+
+
+class Loose(Of):
+    """Holds what no number comes from, and changes it all the time."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock, self.random = threading.Lock(), random.Random(0)
+        self.itself, self.shapes = weakref.ref(self), {}
+        self.calls, self.owner = 0, None
+
+    def read(self):
+        self.calls += 1
+        logging.getLogger("tests").debug("read")
+        self.shapes[len(self.shapes)] = self.random.random()
+        with self.lock:
+            return 1.0
+
+    def forward(self, x):
+        self.last = self.itself().read()
+        return super().forward(x)
+
+
+def test_what_is_no_value_may_change_at_any_time(counted):
+    model = still(Loose())
+    model.module.owner = model
+    own = Callback()
+    own.on_train_batch_end = lambda *_: setattr(own, "seen", model.module.random)
+    for _ in range(2):
+        model.fit(X, Y, batch_size=8, validation_data=(X, Y), callbacks=own, verbose=0)
+    assert counted() == 2
+
+
 def test_what_no_code_reads_may_change_at_any_time():
     model = still(OfAnObject())
     change = Callback()
@@ -515,7 +566,7 @@ def test_a_number_that_forward_changes_and_reads_is_said():
 
 
 def test_beyond_the_bound_compile_makes_it_count(monkeypatch):
-    monkeypatch.setattr("ipufit.engine.reach.DEPTH", 1)
+    monkeypatch.setattr("ipufit.engine.code_walk.DEPTH", 1)
     model = still(OfADict())
     losses(model)
     model.module.change(3.0)

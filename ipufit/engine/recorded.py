@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a value is recorded that code can reach, to be compared later."""
+
+from __future__ import annotations
+
+import collections.abc
+import enum
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(np.generic, np.dtype, enum.Enum),
+)
+"""Values that are recorded as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """A value that is only told from others."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.value is self.value
+
+    def __repr__(self) -> str:
+        text = repr(self.value)
+        return text if len(text) <= 60 else f"a {type(self.value).__name__}"
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """A value that was reached on another way."""
+
+    path: str
+
+    def __repr__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A constant tensor or array, or the kind of a container."""
+
+    kind: str
+    checksum: int = 0
+
+    def __repr__(self) -> str:
+        return self.kind
+
+
+NOTHING = Contents("missing")
+"""What isn't there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Elements:
+    """What is in a large container."""
+
+    kind: type
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, container: Any) -> Elements:
+        """Those of a container; with the keys, if it has any.
+
+        Example:
+            >>> Elements.of([1, 2]) == Elements.of([1, 3])
+            False
+        """
+        is_mapping = isinstance(container, collections.abc.Mapping)
+        values = container.values() if is_mapping else ()
+        return cls(type(container), (*container, *values))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Elements) or len(other.values) != len(self.values):
+            return False
+        return all(
+            mine is its or (type(mine) is type(its) in PLAIN and mine == its)
+            for mine, its in zip(self.values, other.values)
+        )
+
+    def __repr__(self) -> str:
+        return f"a {self.kind.__name__} of {len(self.values)} values"
+
+
+def checksum_of(value: Any) -> int:
+    """The CRC-32 of the values of a tensor or an array.
+
+    Example:
+        >>> checksum_of(np.zeros(2)) == checksum_of(np.ones(2))
+        False
+    """
+    if isinstance(value, Tensor):
+        value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    values: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return zlib.crc32(values)
