@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .code_names import names_read
-from .homes import is_library, is_machinery
+from .homes import HOLDERS, is_library, is_machinery
 from .recorded import PLAIN, Contents, Elements, Identity, SameAs, checksum_of
 
 DEPTH = 16
@@ -352,4 +352,5 @@ def _has_values(base: type) -> bool:
         return False
     if issubclass(base, torch.nn.Module):
         return is_library(base.__module__)
-    return is_library(base.__module__) and not is_machinery(base.__module__)
+    home = base.__module__
+    return is_library(home) and not is_machinery(home) and home not in HOLDERS

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 _MACHINERY = ("torch", "ipufit", "poptorch", "numpy")
-_DATA = ("torch.distributions", "types", "argparse", "collections")
-"""Modules of Python and torch whose objects hold values of the user's."""
+HOLDERS = ("types", "argparse", "collections")
+"""Modules of Python with classes that hold values, and never read them themselves."""
+_DATA = ("torch.distributions", *HOLDERS)
 
 
 @functools.lru_cache(maxsize=None)
