@@ -21,6 +21,7 @@ from .coverage import check_rows, cut, returned_rows
 from .dtypes import widened_all
 from .executors import Executors
 from .figures import Figures, vector_of
+from .outputs import OWN_LOSS
 from .waiting import WaitingRows
 
 
@@ -63,9 +64,10 @@ class Evaluation:
         has_scalars = self._executors.gives_scalars
         if self.figures.objective.owns_loss and not has_scalars:
             raise ConfigError(
-                "There is no loss: compile() got none, and the module returns none "
-                "either. Pass loss='cross_entropy' or the like, or return a dict with "
-                "'loss'."
+                "There is no loss: compile() got none, and in eval mode the module "
+                f"returns none that would be understood ({OWN_LOSS}). Return it in "
+                "eval mode too, with `if labels is not None` in the place of `if "
+                "self.training`; or pass loss='cross_entropy' or the like to compile()."
             )
         self.batches.has_singles = has_scalars
         if has_scalars and self.options.output_mode != poptorch.OutputMode.All.value:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 from torch import Tensor
 
@@ -79,33 +79,87 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
     )
 
 
-def split_own_loss(outputs: Any) -> tuple[Tensor | None, Any]:
+OWN_LOSS = (
+    "'loss' in a dict, as transformers have it; the result of poptorch.identity_loss; "
+    "a scalar alone, or one that a tuple begins or ends with, such as (output, loss)"
+)
+"""What is understood as a module's own loss, for messages."""
+
+
+def split_own_loss(
+    outputs: Any, marked: Sequence[Tensor] = ()
+) -> tuple[Tensor | None, Any]:
     """The loss that a model returns itself, and the other outputs.
 
-    It is the element `"loss"` of a dict, as transformers return it; the first of a
-    tuple if it is a scalar; or all there is, if that is one.
+    It is the element `"loss"` of a dict, as transformers return it; else the result of
+    `identity_loss`; the first or the last of a tuple if it is a scalar; or all there
+    is, if that is one.
+
+    Args:
+        outputs: As the module returns them.
+        marked: Results of `identity_loss`, in the order of the calls. Of several that
+            are returned the last is taken, because it may be made of the others.
+
+    Raises:
+        ConfigError: There are two that might be it.
 
     Example:
         >>> import torch
         >>> split_own_loss({"loss": torch.tensor(2.0), "logits": 1})
         (tensor(2.), {'logits': 1})
+        >>> split_own_loss(("logits", torch.tensor(2.0)))
+        (tensor(2.), 'logits')
         >>> split_own_loss([5])
         (None, [5])
     """
-    if isinstance(outputs, dict):
-        loss = outputs.get("loss", outputs)
-        if loss is not None and not isinstance(loss, Tensor):
-            return None, outputs
-        rest = {key: value for key, value in outputs.items() if key != "loss"}
-        return None if loss is None else checked_scalar(loss), rest
     if isinstance(outputs, Tensor):
-        is_loss = outputs.dim() == 0
-        return (checked_scalar(outputs), ()) if is_loss else (None, outputs)
-    if isinstance(outputs, (tuple, list)) and outputs:
-        first = outputs[0]
-        if isinstance(first, Tensor) and first.dim() == 0:
-            return checked_scalar(first), only(tuple(outputs[1:]))
+        is_loss = outputs.dim() == 0 or _is_among(outputs, marked)
+        return (outputs, ()) if is_loss else (None, outputs)
+    if isinstance(outputs, dict):
+        if "loss" in outputs and not isinstance(outputs["loss"], (Tensor, type(None))):
+            return None, outputs
+        key = "loss" if "loss" in outputs else _marked_key(outputs, marked)
+        rest = {name: value for name, value in outputs.items() if name != key}
+        return outputs.get(key), rest
+    if isinstance(outputs, (tuple, list)):
+        place = _marked_key(dict(enumerate(outputs)), marked)
+        if place is None:
+            place = _scalar_place(outputs)
+        if place is not None:
+            return outputs[place], only((*outputs[:place], *outputs[place + 1 :]))
     return None, outputs
+
+
+def _is_among(value: Any, tensors: Sequence[Tensor]) -> bool:
+    return any(value is tensor for tensor in tensors)
+
+
+def _marked_key(outputs: dict[Any, Any], marked: Sequence[Tensor]) -> Any:
+    """The key of the scalar that was marked last; None for none."""
+    for tensor in reversed(marked):
+        for key, value in outputs.items():
+            if value is tensor and tensor.numel() == 1:
+                return key
+    return None
+
+
+def _scalar_place(outputs: Sequence[Any]) -> int | None:
+    """Which end of a tuple is a scalar; None if neither is."""
+    ends = sorted({0, len(outputs) - 1}) if outputs else []
+    places = [
+        place
+        for place in ends
+        if isinstance(outputs[place], Tensor)
+        and outputs[place].dim() == 0
+        and outputs[place].is_floating_point()
+    ]
+    if len(places) > 1:
+        raise ConfigError(
+            f"The module returns {len(outputs)} values, of which the first and the "
+            "last are scalars: either may be its loss. Return a dict with 'loss', or "
+            "mark the loss with poptorch.identity_loss(loss, reduction='none')."
+        )
+    return places[0] if places else None
 
 
 def checked_scalar(loss: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from typing import Any, ContextManager, Sequence
+from typing import Any, ContextManager, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from .dtypes import widened_all
 from .figures import Entry, vector_of
 from .host_values import Place, put_in
 from .objective import Objective, shapes_of
-from .outputs import split_own_loss
+from .outputs import OWN_LOSS, checked_scalar, split_own_loss
 from .packing import Packing
 from .stages import Blocks, last_block, started_blocks
 from .watching import LossWatch
@@ -141,13 +142,13 @@ class TrainingStep(Step):
             return self._computed(of_batch)
 
     def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        with LossWatch() as watch:
+        with LossWatch() as watch, self._hint_at_targets():
             outputs, scalars, blocks = self._called(tensors)
         own: Tensor | None = None
         with self._in_last_block(blocks):
-            if self._objective.owns_loss:
-                own, outputs = split_own_loss(outputs)
             rows, known = rows_of(tensors[0]), self._layout.known(tensors)
+            if self._objective.owns_loss:
+                own, outputs = _split(outputs, watch, rows)
             wide, known = widened_all(outputs, known)
             terms = self._loss_terms(wide, known, rows, own)
             with watch:
@@ -170,15 +171,39 @@ class TrainingStep(Step):
             return self._objective.loss_terms(outputs, known, rows)
         if own is None:
             raise ConfigError(
-                "There is no loss: compile() got none, and the module returns "
-                "none either. Pass loss='cross_entropy' or the like, or return a "
-                "dict with 'loss', as transformers do when labels are among the "
-                "inputs."
+                "There is no loss: compile() got none, and the module returns none "
+                f"that would be understood ({OWN_LOSS}); it returned "
+                f"{shapes_of(outputs)}. Return one, or pass loss='cross_entropy' or "
+                f"the like to compile().{self._targets_hint}"
             )
         value: Tensor = own.to(torch.float32)
         total = value.detach().mul(rows)
         count = torch.full_like(total, float(rows), device=total.device)
         return {"": (LossTerms(value, total, count), 1.0)}
+
+    @property
+    def _targets_hint(self) -> str:
+        """What to do with targets, which a module with its own loss doesn't get."""
+        if not (self._objective.owns_loss and self._layout.has_targets):
+            return ""
+        return (
+            " The module doesn't get the targets, which are for losses of compile() "
+            "and for metrics: what it computes its loss from must be among the inputs, "
+            "as in fit({'x': x, 'labels': y}) or samples of the form ((x, labels),)."
+        )
+
+    @contextlib.contextmanager
+    def _hint_at_targets(self) -> Iterator[None]:
+        """Say it if `forward` can't do without them: it has None in their place."""
+        try:
+            yield
+        except (TypeError, AttributeError) as error:
+            if not self._targets_hint:
+                raise
+            raise ConfigError(
+                f"compile() got no loss, and {type(self.module).__name__} failed: "
+                f"{error}.{self._targets_hint}"
+            ) from error
 
 
 class InferenceStep(Step):
@@ -211,15 +236,32 @@ class InferenceStep(Step):
             *tensors: The inputs of the layout, then the host's values.
         """
         of_batch, with_values = self._without_values(tensors)
-        with with_values:
+        with with_values, LossWatch() as watch:
             outputs, scalars, blocks = self._called(of_batch)
         with self._in_last_block(blocks):
             if self._owns_loss:
-                own, outputs = split_own_loss(outputs)
+                own, outputs = _split(outputs, watch, rows_of(of_batch[0]))
                 if own is not None:
                     scalars = _with_own_loss(own, scalars)
             returned, self.findings.packing = Packing.of(outputs, scalars)
             return returned
+
+
+def _split(outputs: Any, watch: LossWatch, rows: int) -> tuple[Tensor | None, Any]:
+    """The module's own loss, and the other outputs.
+
+    Raises:
+        ConfigError: It has several elements; or it is a sum over samples, so that it
+            means something else in a micro-batch of another size.
+    """
+    own, rest = split_own_loss(outputs, watch.marked)
+    if rows > 1 and any(own is added for added in watch.sums):
+        raise ConfigError(
+            f"The module's own loss is a sum over the {rows} samples of a micro-batch "
+            "(reduction='sum'), and has to be their mean: gradients and figures would "
+            "depend on how samples are split into micro-batches. Use reduction='mean'."
+        )
+    return None if own is None else checked_scalar(own), rest
 
 
 def _with_own_loss(own: Tensor, scalars: Scalars) -> Scalars:

@@ -49,13 +49,15 @@ _DIVISIONS = frozenset(
 
 
 class LossWatch(TorchFunctionMode):
-    """Notes whether a built-in loss function is called.
+    """Notes whether a built-in loss function is called, and what is marked as a loss.
 
     PopTorch marks the results of these as losses, whatever they are for. A marker that
     isn't a part of the final loss is an error ("Multiple independent losses").
 
     Attributes:
         is_alarmed: Whether one was called.
+        marked: What `identity_loss` has returned, in order.
+        sums: What these functions have added up.
 
     Example:
         >>> import torch
@@ -68,6 +70,8 @@ class LossWatch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.is_alarmed = False
+        self.marked: list[Tensor] = []
+        self.sums: list[Tensor] = []
 
     def __torch_function__(
         self,
@@ -77,9 +81,18 @@ class LossWatch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call `func`, and note it if it is a loss."""
-        if getattr(func, "__name__", "") in _LOSSES:
-            self.is_alarmed = True
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name not in _LOSSES:
+            return result
+        self.is_alarmed = True
+        is_marker = name == "identity_loss"
+        if is_marker:
+            self.marked.append(result)
+        settings = (*args[1:], *(kwargs or {}).values())
+        if any(_is_sum(value, is_marker=is_marker) for value in settings):
+            self.sums.append(result)
+        return result
 
 
 class DivisionWatch(TorchFunctionMode):
@@ -129,6 +142,13 @@ def divisions_watched(what: str) -> ContextManager[Any]:
     if poptorch.isRunningOnIpu():
         return DivisionWatch(what)
     return contextlib.nullcontext()
+
+
+def _is_sum(setting: Any, *, is_marker: bool) -> bool:
+    """Whether a setting asks for a sum; PopTorch's own marker has numbers for them."""
+    if isinstance(setting, str):
+        return setting == "sum"
+    return is_marker and isinstance(setting, int) and setting == 0
 
 
 def _is_whole(value: Any) -> bool:

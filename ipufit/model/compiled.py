@@ -100,8 +100,10 @@ class CompiledModel:
             loss: A name such as "cross_entropy" or "mse", a torch loss module, or a
                 function of outputs and targets. It is reported as the mean over
                 samples; one with `reduction="sum"` as the sum divided by them. None
-                if the module returns its own: as "loss" in a dict, as transformers
-                do, or as the first of a tuple.
+                if the module returns its own, the mean over a micro-batch: as "loss"
+                in a dict, as the result of `poptorch.identity_loss`, or as a scalar
+                that is all there is or that a tuple begins or ends with, as in
+                `(output, loss)`. What it computes it from must be among the inputs.
             loss_weights: What each output's loss counts in the total; 1 by default.
             metrics: Names such as "accuracy" or "AUC", `ipufit.Metric` objects, ones
                 of torchmetrics, or functions of outputs and targets with one value

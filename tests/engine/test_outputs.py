@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import ConfigError, DataError, IPUConfig, IPUModel, log
+from ipufit import ConfigError, DataError, IPUConfig, IPUModel, log, poptorch
 from ipufit.engine.outputs import (
     checked_scalar,
     named_outputs,
@@ -21,6 +21,7 @@ from ipufit.engine.outputs import (
 from tests import reference
 
 ONE, LOSS = torch.zeros(2, 3), torch.tensor(0.5)
+EARLIER, MARKED = torch.tensor(4.0), torch.tensor([5.0])
 
 
 @pytest.mark.parametrize(
@@ -73,12 +74,15 @@ def test_a_missing_part_is_said(values, message):
         ([LOSS, ONE, ONE], (ONE, ONE)),
         ({"logits": ONE, "loss": LOSS}, {"logits": ONE}),
         (OrderedDict(loss=LOSS.reshape(1), logits=ONE), {"logits": ONE}),
+        ((ONE, LOSS), ONE),
+        ([ONE, ONE, LOSS], (ONE, ONE)),
+        ((torch.tensor(3), ONE, LOSS), (torch.tensor(3), ONE)),  # a count is no loss
     ],
 )
 def test_a_loss_is_taken_out(returned, rest):
     loss, others = split_own_loss(returned)
-    assert loss == LOSS
-    assert loss.dim() == 0
+    assert checked_scalar(loss) == LOSS
+    assert checked_scalar(loss).dim() == 0
     assert type(others) is type(rest)
     assert str(others) == str(rest)
 
@@ -86,6 +90,36 @@ def test_a_loss_is_taken_out(returned, rest):
 @pytest.mark.parametrize("returned", [ONE, (ONE, ONE), {"logits": ONE}, [], None])
 def test_what_has_no_loss_stays(returned):
     assert split_own_loss(returned) == (None, returned)
+
+
+@pytest.mark.parametrize(
+    ("returned", "rest"),
+    [
+        (MARKED, ()),
+        ((ONE, MARKED, ONE), (ONE, ONE)),
+        ((LOSS, ONE, MARKED), (LOSS, ONE)),
+        ((EARLIER, ONE, MARKED), (EARLIER, ONE)),
+        ({"logits": ONE, "total": MARKED}, {"logits": ONE}),
+        ({"total": MARKED, "logits": ONE, "part": EARLIER}, {"logits": ONE}),
+    ],
+)
+def test_the_result_of_identity_loss_is_the_loss(returned, rest):
+    if isinstance(returned, dict) and "part" in returned:
+        rest = {**rest, "part": EARLIER}
+    loss, others = split_own_loss(returned, [EARLIER, MARKED])
+    assert loss is MARKED
+    assert str(others) == str(rest)
+
+
+def test_a_dict_may_mark_what_it_calls_otherwise():
+    """`"loss"` is what transformers mean, whatever else is marked."""
+    returned = {"loss": LOSS, "aux": MARKED}
+    assert split_own_loss(returned, [MARKED]) == (LOSS, {"aux": MARKED})
+
+
+def test_two_scalars_of_a_tuple_may_both_be_the_loss():
+    with pytest.raises(ConfigError, match="first and the last are scalars"):
+        split_own_loss((LOSS, ONE, LOSS))
 
 
 def test_a_loss_that_is_none_is_no_output():
@@ -105,14 +139,35 @@ class OwnLoss(nn.Module):
         self.net = reference.network()
         self._kind = kind
 
-    def forward(self, x, labels):
+    def forward(self, x, labels=None):
         logits = self.net(x)
+        if labels is None:
+            return logits
         loss = nn.functional.cross_entropy(logits, labels)
+        if self._kind.startswith("marked"):
+            loss = poptorch.identity_loss(loss, reduction="mean")
         return {
             "dict": {"loss": loss, "logits": logits},
             "tuple": (loss, logits),
             "alone": loss,
+            "tutorial": (logits, loss),
+            "marked tuple": (logits, loss),
+            "marked in the middle": (logits, loss, logits),
+            "marked dict": {"logits": logits, "total": loss},
+            "marked alone": loss,
         }[self._kind]
+
+
+KINDS = [
+    "dict",
+    "tuple",
+    "alone",
+    "tutorial",
+    "marked tuple",
+    "marked in the middle",
+    "marked dict",
+    "marked alone",
+]
 
 
 X, Y = reference.samples(48)
@@ -125,7 +180,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("kind", ["dict", "tuple", "alone"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_module_with_its_own_loss_trains_as_a_plain_loop(monkeypatch, config, kind):
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "8")
     module = OwnLoss(kind)
@@ -155,9 +210,10 @@ def test_a_module_with_its_own_loss_trains_as_a_plain_loop(monkeypatch, config, 
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_evaluate_is_exact_for_every_number_of_samples(monkeypatch, config):
+@pytest.mark.parametrize("kind", ["dict", "tutorial", "marked tuple"])
+def test_evaluate_is_exact_for_every_number_of_samples(monkeypatch, config, kind):
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "8")
-    model = IPUModel(OwnLoss("dict"), config)
+    model = IPUModel(OwnLoss(kind), config)
     model.compile("sgd", metrics=["accuracy"])
     rows = config.inference_plan(4).samples_per_call
     for count in range(1, 2 * rows + 2):
@@ -178,24 +234,78 @@ def test_a_stream_is_evaluated_exactly_too():
         assert figures == {"loss": pytest.approx(expected["loss"], rel=1e-4)}, count
 
 
-@pytest.mark.parametrize("kind", ["dict", "tuple"])
+@pytest.mark.parametrize("kind", ["dict", "tuple", "tutorial", "marked dict"])
 def test_predictions_are_without_the_loss(kind):
     model = IPUModel(OwnLoss(kind))
     model.compile("sgd")
     predicted = model.predict(INPUTS, batch_size=5, verbose=0)
-    logits = predicted["logits"] if kind == "dict" else predicted
+    logits = predicted["logits"] if "dict" in kind else predicted
     with torch.no_grad():
         torch.testing.assert_close(logits, model.module.net(X))
-    if kind == "dict":
+    if "dict" in kind:
         assert list(predicted) == ["logits"]
 
 
 def test_no_loss_anywhere_is_an_error():
     model = IPUModel(reference.network())
     model.compile("sgd")
+    understood = r"\(output, loss\).*compile\(\)"
     for run in (model.fit, model.evaluate):
-        with pytest.raises(ConfigError, match="There is no loss"):
+        with pytest.raises(ConfigError, match=f"There is no loss.*{understood}"):
             run(X[:32], verbose=0)
+
+
+class ByMode(OwnLoss):
+    """As PopTorch's tutorials have it: a loss while it trains."""
+
+    def forward(self, x, labels=None):
+        logits = self.net(x)
+        if self.training:
+            return logits, nn.functional.cross_entropy(logits, labels)
+        return logits
+
+
+def test_a_module_that_returns_its_loss_in_training_only_says_so():
+    model = IPUModel(ByMode("tutorial"))
+    model.compile("sgd")
+    model.fit(INPUTS, batch_size=12, verbose=0)
+    assert model.predict({"x": X}, verbose=0).shape == (48, 4)
+    with pytest.raises(ConfigError, match=r"in eval mode the module.*labels is not"):
+        model.evaluate(INPUTS, verbose=0)
+
+
+@pytest.mark.parametrize("make", [OwnLoss, ByMode])
+def test_targets_that_the_module_would_need_are_asked_for(make):
+    model = IPUModel(make("tutorial"))
+    model.compile("sgd")
+    with pytest.raises(ConfigError, match=r"doesn't get the targets.*'labels': y"):
+        model.fit(X, Y, batch_size=12, verbose=0)
+
+
+class Summed(OwnLoss):
+    """Its loss is a sum over samples, marked or built in."""
+
+    def forward(self, x, labels):
+        logits = self.net(x)
+        if self._kind == "marked":
+            each = nn.functional.cross_entropy(logits, labels, reduction="none")
+            return logits, poptorch.identity_loss(each, reduction="sum")
+        return logits, nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+
+@pytest.mark.parametrize("kind", ["marked", "built in"])
+def test_an_own_loss_that_is_a_sum_would_depend_on_the_micro_batch(kind):
+    model = IPUModel(Summed(kind))
+    model.compile("sgd")
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(ConfigError, match="reduction='mean'"):
+            run(INPUTS, batch_size=12, verbose=0)
+    alone = IPUModel(model.module, IPUConfig(micro_batch_size=1))
+    alone.compile("sgd")
+    expected = reference.evaluate(model.module.net, X, Y)["loss"]
+    assert alone.evaluate(INPUTS, batch_size=1, verbose=0)["loss"] == pytest.approx(
+        expected, rel=1e-4
+    )
 
 
 def test_metrics_of_a_module_with_its_own_loss_need_targets():
