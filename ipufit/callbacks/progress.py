@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import time
+from importlib.util import find_spec
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Callable
 
 from ipufit.errors import ConfigError
@@ -71,28 +73,54 @@ class ProgressDisplay(Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Start the clock."""
         self._start_clock()
+        self._begin(f"Epoch {epoch + 1}/{self.params['epochs']}")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Count its updates."""
-        self._steps_done = batch + 1
+        self._advance(batch + 1, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """The epoch's figures."""
+        self._end(logs)
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
         """Start the clock of an `evaluate`."""
         if not self._is_fit:
             self._start_clock()
+            self._begin("Evaluating")
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Count those of an `evaluate`."""
         if not self._is_fit:
-            self._steps_done = batch + 1
+            self._advance(batch + 1, logs)
+
+    def on_test_end(self, logs: dict[str, Any]) -> None:
+        """The figures of an `evaluate`; `fit` reports its own."""
+        if not self._is_fit:
+            self._end(logs)
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
         """Start the clock."""
         self._start_clock()
+        self._begin("Predicting")
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Count it."""
-        self._steps_done = batch + 1
+        self._advance(batch + 1, None)
+
+    def on_predict_end(self, logs: dict[str, Any]) -> None:
+        """How long it took."""
+        self._end({})
+
+    def _begin(self, title: str) -> None:
+        """Show that an epoch, an evaluation or a prediction begins."""
+
+    def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
+        """Count a call, and show its figures; None if there are none to show."""
+        self._steps_done = steps
+
+    def _end(self, logs: dict[str, Any]) -> None:
+        """Show the figures."""
 
     def _start_clock(self) -> None:
         self._start_seconds = self._clock()
@@ -114,26 +142,11 @@ class LineProgress(ProgressDisplay):
         """Say how long it took."""
         self._print(f"Compiled the {what} program in {seconds:.1f}s")
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Which of several epochs begins."""
-        super().on_epoch_begin(epoch, logs)
-        if self.params["epochs"] > 1:
-            self._print(f"Epoch {epoch + 1}/{self.params['epochs']}")
+    def _begin(self, title: str) -> None:
+        if self._is_fit and self.params["epochs"] > 1:
+            self._print(title)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """The epoch's figures."""
-        self._report(logs)
-
-    def on_test_end(self, logs: dict[str, Any]) -> None:
-        """The figures of an `evaluate`; `fit` reports its own."""
-        if not self._is_fit:
-            self._report(logs)
-
-    def on_predict_end(self, logs: dict[str, Any]) -> None:
-        """How long it took."""
-        self._report({})
-
-    def _report(self, logs: dict[str, Any]) -> None:
+    def _end(self, logs: dict[str, Any]) -> None:
         done = self._steps_done
         if not done:  # Keras says nothing of no steps
             return
@@ -146,11 +159,26 @@ class LineProgress(ProgressDisplay):
         )
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        """A line, as long as it is; one that a terminal would break is broken here."""
+        console, width = self._console, self._console.width
+        if console.is_dumb_terminal:  # which rich takes for one of 80 columns
+            width = get_terminal_size((width, 0)).columns
+        is_wrapped = console.is_terminal and len(line) > width
+        text = in_lines(line, width) if is_wrapped else line
+        console.print(
+            text,
+            highlight=False,
+            markup=False,
+            soft_wrap=not is_wrapped,
+            width=width if is_wrapped else None,
+        )
 
 
-class BarProgress(ProgressDisplay):
-    """`verbose=1`: the compile phases, then a bar per epoch."""
+class BarProgress(LineProgress):
+    """`verbose=1`: the compile phases, then a bar per epoch.
+
+    Where a bar can't be redrawn it shows lines.
+    """
 
     _bar: Progress | None = None
     _task: Any = 0
@@ -165,118 +193,64 @@ class BarProgress(ProgressDisplay):
 
     def compiling(self, what: str) -> None:
         """Show that compilation takes its time."""
-        self._console.print(f"Compiling the {what} program ...", style="dim")
-
-    def compiled(self, what: str, seconds: float) -> None:
-        """Say how long it took."""
-        self._console.print(f"Compiled the {what} program in {seconds:.1f}s")
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """A new bar."""
-        super().on_epoch_begin(epoch, logs)
-        self._start(f"Epoch {epoch + 1}/{self.params['epochs']}")
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """One call further; what is shown changes ten times a second at most."""
-        super().on_train_batch_end(batch, logs)
-        self._calls_done += 1
-        if logs and self.is_due:
-            self._show(f"{self._rate()} - {format_logs(logs)}")
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """The bar stays with the epoch's figures."""
-        self._finish(f"{self._rate()} - {format_logs(logs)}{self._coverage()}")
-
-    def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """A bar for an `evaluate`; a validation has none, as in Keras."""
-        super().on_test_begin(logs)
-        if not self._is_fit:
-            self._start("Evaluating")
-
-    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """One call further."""
-        super().on_test_batch_end(batch, logs)
-        if not self._is_fit:
-            self._calls_done += 1
-            if logs and self.is_due:
-                self._show(format_logs(logs))
-
-    def on_test_end(self, logs: dict[str, Any]) -> None:
-        """The bar stays with the figures."""
-        if not self._is_fit:
-            self._finish(f"{format_logs(logs)}{self._coverage()}")
-
-    def on_predict_begin(self, logs: dict[str, Any]) -> None:
-        """A bar."""
-        super().on_predict_begin(logs)
-        self._start("Predicting")
-
-    def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """One call further."""
-        super().on_predict_batch_end(batch, logs)
-        self._calls_done += 1
-        if self.is_due:
-            self._show("")
-
-    def on_predict_end(self, logs: dict[str, Any]) -> None:
-        """Done."""
-        self._finish("")
+        if can_redraw(self._console):
+            self._console.print(f"Compiling the {what} program ...", style="dim")
 
     def close(self) -> None:
         """Leave the terminal as it was, after an error too."""
         super().close()
-        self._finish()
+        self._stop()
 
-    def _rate(self) -> str:
-        """Samples per second of the epoch so far."""
-        samples = self.run.samples - self._samples_before
-        return f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
+    def _begin(self, title: str) -> None:
+        """A new bar."""
+        if not can_redraw(self._console):
+            super()._begin(title)
+            return
+        from .bars import figures_bar
 
-    def _start(self, title: str) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-        from rich.table import Column
-
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            # The only one to wrap if the terminal is narrow.
-            TextColumn("{task.fields[figures]}", table_column=Column(overflow="fold")),
-            console=self._console,
-            get_time=self._clock,
-            refresh_per_second=10,
-        )
-        self._bar.start()
         total = self.params.get("calls")  # None: a stream, whose end shows itself
+        self._bar = figures_bar(self._console, self._clock, title, total)
+        self._bar.start()
         self._task = self._bar.add_task(title, total=total, figures="")
         self._calls_done = self.run.calls if self._is_fit else 0
         self._shown_at = -math.inf
 
-    def _show(self, figures: str) -> None:
-        if self._bar is not None:
+    def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
+        """One call further; what is shown changes ten times a second at most."""
+        super()._advance(steps, logs)
+        self._calls_done += 1
+        if self._bar is not None and self.is_due and (logs or logs is None):
             self._shown_at = self._clock()
-            self._bar.update(self._task, completed=self._calls_done, figures=figures)
-
-    def _finish(self, figures: str | None = None) -> None:
-        if self._bar is None:
-            return
-        if figures is not None:
-            total = self._bar.tasks[0].total
             self._bar.update(
-                self._task,
-                completed=self._calls_done,
-                total=self._calls_done if total is None else total,
-                figures=figures,
+                self._task, completed=self._calls_done, figures=self._figures(logs)
             )
-        self._bar.stop()
-        self._bar = None
+
+    def _end(self, logs: dict[str, Any]) -> None:
+        """The bar stays with the figures."""
+        if self._bar is None:
+            super()._end(logs)
+            return
+        total = self._bar.tasks[0].total
+        self._bar.update(
+            self._task,
+            completed=self._calls_done,
+            total=self._calls_done if total is None else total,
+            figures=self._figures(logs) + (self._coverage() if logs else ""),
+        )
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _figures(self, logs: dict[str, Any] | None) -> str:
+        """Those of logs; for an epoch after its samples per second so far."""
+        if not self._is_fit:
+            return format_logs(logs or {})
+        samples = self.run.samples - self._samples_before
+        rate = f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
+        return f"{rate} - {format_logs(logs or {})}"
 
 
 def make_progress(
@@ -287,7 +261,8 @@ def make_progress(
     """The display that `verbose` asks for.
 
     Args:
-        verbose: 0 nothing, 1 bars, 2 lines; `"auto"` bars on a terminal, else lines.
+        verbose: 0 nothing, 1 bars where they can be redrawn, else lines, 2 lines;
+            `"auto"` 1 on a terminal, else 2.
         console: Where to; standard output by default.
         clock: Seconds.
 
@@ -310,10 +285,53 @@ def make_progress(
     return displays[verbose](console, clock)
 
 
+def can_redraw(console: Console) -> bool:
+    """Whether what is shown can be changed.
+
+    It can't in a pipe or a file, by a dumb terminal, and in a notebook without the
+    widgets that rich would take.
+
+    Args:
+        console: Where to.
+
+    Example:
+        >>> import io
+        >>> from rich.console import Console
+        >>> can_redraw(Console(file=io.StringIO(), force_jupyter=False))
+        False
+    """
+    if console.is_jupyter:
+        return find_spec("ipywidgets") is not None
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def _standard_output() -> Console:
     from rich.console import Console
 
-    return Console()
+    console = Console()
+    if console.is_jupyter and not can_redraw(console):
+        # Plain text, rather than a page per line. (Kernels ask for terminals' colours.)
+        return Console(force_jupyter=False, force_terminal=False)
+    return console
+
+
+def in_lines(figures: str, width: int) -> str:
+    """Figures on as many lines as they take; none is broken that fits on one.
+
+    Example:
+        >>> print(in_lines("2/2 - accuracy: 0.9877 - loss: 0.2500", 24))
+        2/2 - accuracy: 0.9877
+        loss: 0.2500
+    """
+    first, *others = figures.split(" - ")
+    lines = [first]
+    for figure in others:
+        longer = f"{lines[-1]} - {figure}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(figure)
+    return "\n".join(lines)
 
 
 def format_duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ from .progress import BarProgress
 
 
 class ProgressBar(BarProgress):
-    """Show what `verbose=1` shows, wherever it is wanted.
+    """Show what `verbose=1` shows, wherever it is wanted: lines if no bar can be.
 
     It takes the place of the display that `verbose` asks for, and shows what the
     callbacks before it left in the logs.

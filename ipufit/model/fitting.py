@@ -89,7 +89,9 @@ class Fitting(ModelBase):
                 leaves open is derived. By default a loader's own, unless the config
                 has a micro-batch size.
             epochs: Index of the last epoch, plus one.
-            verbose: 0 nothing, 1 bars, 2 lines; "auto" bars on a terminal, else lines.
+            verbose: 0 nothing; 1 bars, or lines where they can't be redrawn: in a pipe
+                or file, and in a notebook without ipywidgets; 2 lines; "auto" 1 on a
+                terminal, else 2.
             callbacks: `ipufit.Callback`s.
             validation_split: Share of the samples, at the end, to validate on.
             validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`.

@@ -8,16 +8,19 @@ import re
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
-from ipufit.callbacks import make_progress
+from ipufit.callbacks import make_progress, progress
 from ipufit.callbacks.progress import (
     BarProgress,
     LineProgress,
     ProgressDisplay,
     format_duration,
     format_logs,
+    in_lines,
 )
 from ipufit.state import RunState
 from tests.reference import AtEpochEnd
@@ -184,27 +187,86 @@ Epoch 1/2 {"━" * 20} 2/2 0:00:02 50 samples/s - {FIGURES}
 Epoch 2/2 {"━" * 20} 2/2 0:00:02 50 samples/s - {FIGURES}
 """
 
-# Narrow: the figures wrap, the rest keeps its place.
+# Narrow: the figures are below, and each of them is whole.
 NARROW_BARS = f"""
 Compiling the training program ...
 Compiled the training program in 1.2s
-Epoch 1/2 {"━" * 20} 2/2 0:00:02 50 samples/s - accuracy:
-{" " * 43}0.9877 - loss: 0.2500 -
-{" " * 43}val_loss: 1.0000e-04
-Epoch 2/2 {"━" * 20} 2/2 0:00:02 50 samples/s - accuracy:
-{" " * 43}0.9877 - loss: 0.2500 -
-{" " * 43}val_loss: 1.0000e-04
+Epoch 1/2 {"━" * 20} 2/2 0:00:02
+50 samples/s - accuracy: 0.9877 - loss: 0.2500 - val_loss: 1.0000e-04
+Epoch 2/2 {"━" * 20} 2/2 0:00:02
+50 samples/s - accuracy: 0.9877 - loss: 0.2500 - val_loss: 1.0000e-04
+"""
+
+TINY_BARS = """
+Compiling the training
+program ...
+Compiled the training
+program in 1.2s
+Epoch 1/2 2/2 0:00:02
+50 samples/s
+accuracy: 0.9877
+loss: 0.2500
+val_loss: 1.0000e-04
+Epoch 2/2 2/2 0:00:02
+50 samples/s
+accuracy: 0.9877
+loss: 0.2500
+val_loss: 1.0000e-04
 """
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-@pytest.mark.parametrize(("width", "expected"), [(120, BARS), (70, NARROW_BARS)])
-def test_bars_stay_with_the_figures_of_their_epoch(
-    console, clock, is_terminal, width, expected
-):
-    screen = console(is_terminal=is_terminal, width=width)
+@pytest.mark.parametrize(
+    ("width", "expected"), [(120, BARS), (70, NARROW_BARS), (24, TINY_BARS)]
+)
+def test_bars_stay_with_the_figures_of_their_epoch(console, clock, width, expected):
+    screen = console(is_terminal=True, width=width)
     play_fit(make_progress(1, screen, clock), clock)
     assert shown(screen) == expected.strip().splitlines()
+
+
+@pytest.mark.parametrize("width", [24, 120])
+def test_where_a_bar_cant_be_redrawn_there_are_lines(console, clock, width):
+    screens = [console(is_terminal=False, width=width) for _ in range(2)]
+    for verbose, screen in enumerate(screens, 1):
+        play_fit(make_progress(verbose, screen, clock), clock)
+    assert screens[0].file.getvalue() == screens[1].file.getvalue()
+    assert f"2/2 - 2s - 1s/step - {FIGURES}\n" in screens[0].file.getvalue()
+
+
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_in_a_notebook_bars_need_widgets(monkeypatch, has_widgets):
+    found = object() if has_widgets else None
+    monkeypatch.setattr(progress, "find_spec", lambda name: found)
+    notebook = Console(file=io.StringIO(), force_jupyter=True)
+    assert progress.can_redraw(notebook) is has_widgets
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown", "xterm"])
+def test_a_dumb_terminal_redraws_nothing(term):
+    screen = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": term})
+    assert progress.can_redraw(screen) is (term == "xterm")
+
+
+def test_lines_on_a_narrow_terminal_break_between_figures(console, clock):
+    screen = console(is_terminal=True, width=40)
+    play_fit(make_progress(2, screen, clock), clock, epochs=1)
+    assert shown(screen) == [
+        "Compiled the training program in 1.2s",
+        "2/2 - 2s - 1s/step - accuracy: 0.9877",
+        "loss: 0.2500 - val_loss: 1.0000e-04",
+    ]
+
+
+@given(
+    figures=st.lists(st.text("ab: ", min_size=1, max_size=9), min_size=1),
+    width=st.integers(1, 40),
+)
+def test_lines_have_all_figures_and_are_as_few_as_can_be(figures, width):
+    lines = in_lines(" - ".join(figures), width).split("\n")
+    assert " - ".join(lines) == " - ".join(figures)
+    for line, after in zip(lines, lines[1:]):
+        assert len(line) <= width or " - " not in line
+        assert len(f"{line} - {after.split(' - ')[0]}") > width
 
 
 def test_silence_is_silent(console, clock):
@@ -215,7 +277,7 @@ def test_silence_is_silent(console, clock):
 
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_figures_of_a_part_say_so(console, clock, verbose):
-    screen = console(is_terminal=False)
+    screen = console(is_terminal=True)
     coverage = "OutputMode.Final: 2 of every 6 samples"
     display = make_progress(verbose, screen, clock)
     play_fit(display, clock, coverage)
@@ -225,7 +287,7 @@ def test_figures_of_a_part_say_so(console, clock, verbose):
 
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_an_evaluation_shows_its_figures_and_what_they_cover(console, clock, verbose):
-    screen = console(is_terminal=False)
+    screen = console(is_terminal=True)
     display = make_progress(verbose, screen, clock)
     display.set_run(RunState(coverage="half of them", params={"calls": 1}))
     display.on_test_begin({})
@@ -244,7 +306,7 @@ def test_bars_of_unknown_length_end_full(console, clock):
 
 
 def test_a_bar_of_unknown_length_says_so_while_it_runs(console, clock):
-    screen = console(is_terminal=False)
+    screen = console(is_terminal=True)
     display = make_progress(1, screen, clock)
     display.set_run(RunState(params={"calls": None}))
     display.on_predict_begin({})
@@ -254,7 +316,7 @@ def test_a_bar_of_unknown_length_says_so_while_it_runs(console, clock):
 
 
 def test_a_prediction_has_a_bar(console, clock):
-    screen = console(is_terminal=False)
+    screen = console(is_terminal=True)
     display = make_progress(1, screen, clock)
     display.set_run(RunState(params={"calls": 2}))
     display.on_predict_begin({})

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `verbose=1` shows in a pipe, on terminals and in a notebook: golden files.
+
+`python -m tests.golden.screens.make` makes them anew.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.golden.screens import make
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d")
+
+
+def golden(name):
+    return (make.HERE / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", [n for n in make.SCREENS if n != "notebook.txt"])
+def test_a_screen_is_as_it_was(name):
+    assert make.SCREENS[name]() == golden(name)
+
+
+def test_a_real_notebook_shows_lines():
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    assert make.of_notebook() == golden("notebook.txt")
+
+
+def test_where_rich_sees_a_notebook_there_are_lines():
+    """The same, without a kernel; those ask for a terminal's colours, too."""
+    assert make.as_in_notebook() == golden("notebook.txt")
+
+
+def test_without_colours_a_screen_is_the_same():
+    plain = make.sent_to_terminal(40, NO_COLOR="1")
+    assert not COLOUR.search(plain)
+    assert make.screen(plain, 40) == golden("terminal-40.txt")
+    assert COLOUR.search("\x1b[32m2/2\x1b[0m")
+
+
+@pytest.mark.parametrize("name", ["terminal-40.txt", "dumb-40.txt"])
+def test_forty_columns_break_no_word(name):
+    screen, whole = golden(name), golden("pipe.txt")
+    assert max(map(len, screen.splitlines())) <= 40
+    words = set(re.findall(r"[a-z_]+:|\d+\.\d{4}", whole))
+    assert words <= set(re.findall(r"[a-z_]+:|\d+\.\d{4}", screen))
+
+
+def test_a_pipe_has_a_line_per_epoch():
+    lines = golden("pipe.txt").splitlines()
+    assert len([line for line in lines if line.startswith("4/4 - ")]) == 4
+    assert golden("notebook.txt") == golden("pipe.txt")

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the golden screens: what `program.py` shows, and where.
+
+Run `python -m tests.golden.screens.make` where ipykernel and nbclient are installed,
+and read what has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent.parent
+PROGRAM = HERE / "program.py"
+_ABOUT_TERMINALS = ("COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TERM")
+_TOKENS = re.compile(r"\x1b\[\??[\d;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+")
+
+
+def of_pipe():
+    """What a pipe gets."""
+    return _printed([str(PROGRAM)])
+
+
+def as_in_notebook():
+    """What a process prints in which rich takes itself for one of a notebook."""
+    code = (
+        "import rich.console, runpy\n"
+        "rich.console._is_jupyter = lambda: True\n"
+        f"runpy.run_path({str(PROGRAM)!r})"
+    )
+    return _printed(["-c", code], FORCE_COLOR="1")
+
+
+def _printed(arguments, **variables):
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=_environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stdout.decode())
+    return done.stdout.decode()
+
+
+def sent_to_terminal(columns, **variables):
+    """The characters that a terminal gets."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    child = subprocess.Popen(
+        [sys.executable, str(PROGRAM)],
+        env=_environment(**{"TERM": "xterm-256color", **variables}),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    sent = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not part:
+            break
+        sent += part
+    os.close(ours)
+    if child.wait():
+        raise RuntimeError(sent.decode())
+    return sent.decode()
+
+
+def of_notebook():
+    """What a notebook shows under the program, run by a kernel of its own."""
+    import nbclient
+    import nbformat
+
+    code = f"import os; os.environ.update({_environment()!r})\n" + PROGRAM.read_text(
+        "utf-8"
+    ).replace("from __future__ import annotations", "")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={}
+    ).execute(cwd=str(ROOT))
+    shown = []
+    for output in notebook.cells[0].outputs:
+        if output.output_type == "stream":
+            shown.append(output.text)
+        else:
+            shown.append(str(output.data.get("text/plain")))
+    return "".join(shown)
+
+
+def screen(sent, columns):
+    """What is on the screen of a terminal in the end.
+
+    Args:
+        sent: The characters that it got.
+        columns: After so many a line goes on in the next one.
+    """
+    rows, row, column = [""], 0, 0
+    for token in _TOKENS.findall(sent):
+        if token == "\n":
+            row += 1
+            rows.extend([""] * (row + 1 - len(rows)))
+        elif token == "\r":
+            column = 0
+        elif token == "\x1b[1A":
+            row -= 1
+        elif token == "\x1b[2K":
+            rows[row] = ""
+        elif not token.startswith("\x1b"):
+            for character in token:
+                if column == columns:
+                    row, column = row + 1, 0
+                    rows.extend([""] * (row + 1 - len(rows)))
+                rows[row] = rows[row][:column].ljust(column) + character
+                column += 1
+    return "".join(f"{line.rstrip()}\n" for line in rows).rstrip("\n") + "\n"
+
+
+def _environment(**variables):
+    kept = {k: v for k, v in os.environ.items() if k not in _ABOUT_TERMINALS}
+    return {
+        **kept,
+        "IPUFIT_BACKEND": "emulator",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONIOENCODING": "utf-8",
+        **variables,
+    }
+
+
+SCREENS = {
+    "pipe.txt": of_pipe,
+    "terminal-40.txt": lambda: screen(sent_to_terminal(40), 40),
+    "terminal-100.txt": lambda: screen(sent_to_terminal(100), 100),
+    "dumb-40.txt": lambda: screen(sent_to_terminal(40, TERM="dumb"), 40),
+    "notebook.txt": of_notebook,
+}
+"""How each screen is made, by its file."""
+
+
+if __name__ == "__main__":
+    for name, make in SCREENS.items():
+        (HERE / name).write_text(make(), "utf-8")
