@@ -186,7 +186,7 @@ class IPUConfig:
                 if own is None
                 else own.Training.gradient_accumulation
             ),
-            replicas=self.replicas if own is None else own.replication_factor,
+            replicas=self.num_replicas,
             processes=_num_processes(own),
             device_iterations=(
                 self.device_iterations if own is None else own.device_iterations
@@ -228,6 +228,25 @@ class IPUConfig:
     def num_stages(self) -> int:
         """Forward stages, as far as `pipeline` says."""
         return len(self.stages) if self.stages else 1
+
+    @property
+    def num_ipus(self) -> int:
+        """IPUs of all replicas, as far as `pipeline` names stages.
+
+        Blocks that the model begins with IPUs of their own may need more:
+        `IPUModel.summary(x).num_ipus` counts those too.
+
+        Example:
+            >>> IPUConfig(pipeline=["a", "b"], replicas=4).num_ipus
+            8
+        """
+        return (max(self.stage_ipus, default=0) + 1) * self.num_replicas
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas, of the own options if there are any."""
+        own = self.training_options
+        return self.replicas if own is None else int(own.replication_factor)
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
 from torch import Tensor
 
 from ._tree import Structure
+from .blocks import Begun, annotated_blocks, started_blocks
 from .config import IPUConfig
 
 if TYPE_CHECKING:
@@ -51,12 +53,18 @@ class Summary:
             they were made.
         total_parameters: Each counted once, however often it is used.
         trainable_parameters: Those of them that are trained.
+        num_ipus: What the model takes: the IPUs of a replica times replicas. None if
+            that can't be told: no inputs were there to see which blocks `forward`
+            begins, and `pipeline` doesn't name the stages.
+        was_run: Whether there were inputs.
     """
 
     title: str
     layers: tuple[Layer, ...]
     total_parameters: int
     trainable_parameters: int
+    num_ipus: int | None
+    was_run: bool
 
     def table(self) -> Table:
         """What is shown."""
@@ -71,6 +79,13 @@ class Summary:
             f"Parameters: {self.total_parameters:,}, trainable: "
             f"{self.trainable_parameters:,}"
         )
+        if self.num_ipus is not None:
+            table.caption += f"\nIPUs: {self.num_ipus}"
+        if not self.was_run:
+            table.caption += (
+                "\nsummary(x) runs a sample, to show shapes and the IPUs of blocks "
+                "that forward begins."
+            )
         for layer in self.layers:
             cells = [layer.name, layer.kind, layer.shape, f"{layer.parameters:,}"]
             if has_stages:
@@ -111,7 +126,7 @@ def summarize(
         >>> summary.total_parameters
         9
     """
-    called, shapes = _calls(module, inputs)
+    called, shapes = _calls(module, config, inputs)
     stages = _stages(called, config)
     children = dict(_layers(module))
     order = [name for name in shapes if name in children]
@@ -135,6 +150,8 @@ def summarize(
         layers=layers,
         total_parameters=_count(module.parameters()),
         trainable_parameters=_count(p for p in module.parameters() if p.requires_grad),
+        num_ipus=_num_ipus(called, config, was_run=inputs is not None),
+        was_run=inputs is not None,
     )
 
 
@@ -149,35 +166,53 @@ def _count(parameters: Any) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _calls(module: torch.nn.Module, inputs: Any) -> tuple[list[str], dict[str, str]]:
-    """Layers as their calls begin, and their outputs' shapes as the calls end.
+def _calls(
+    module: torch.nn.Module, config: IPUConfig, inputs: Any
+) -> tuple[dict[str, Begun | None], dict[str, str]]:
+    """Layers as their calls begin, with the block that each is in; and their shapes.
 
-    Without inputs the layers as they were made, and no shapes.
+    Without inputs the layers are as they were made, and there are no shapes.
     """
-    called: dict[str, None] = {}
+    annotated = annotated_blocks(module)
+    of_stages = {name: (name, None) for stage in config.stages for name in stage}
+    begins: dict[str, Begun] = {**annotated, **of_stages}
+    first = config.first_block
+    now: Begun | None = None if first is None else (first, None)
+    called: dict[str, Begun | None] = {}
     shapes: dict[str, str] = {}
     if inputs is None:
-        return [name for name, _ in module.named_modules()], shapes
+        names = [name for name, _ in module.named_modules()]
+        if not {*of_stages} <= {*names, *(name for name, _ in annotated.values())}:
+            begins, now = {}, None  # forward begins them, nobody knows where
+        for name in names:
+            now = begins.get(name, now)
+            called[name] = now
+        return called, shapes
     # In half precision many operations exist on devices only.
     twin = copy.deepcopy(module).float().eval()
-    for name, child in twin.named_modules():
+    with started_blocks() as blocks, torch.no_grad():
+        num_seen = 0
 
-        def begin(_module: Any, _inputs: Any, name: str = name) -> None:
-            called.setdefault(name)
+        def begin(_module: Any, _inputs: Any, name: str) -> None:
+            nonlocal now, num_seen
+            if len(blocks) > num_seen:
+                now, num_seen = blocks[-1], len(blocks)
+            now = begins.get(name, now)
+            called.setdefault(name, now)
 
-        def keep(_module: Any, _inputs: Any, output: Any, name: str = name) -> None:
+        def keep(_module: Any, _inputs: Any, output: Any, name: str) -> None:
             shapes.setdefault(name, _describe(output))
 
-        child.register_forward_pre_hook(begin)
-        child.register_forward_hook(keep)
-    with torch.no_grad():
+        for name, child in twin.named_modules():
+            child.register_forward_pre_hook(partial(begin, name=name))
+            child.register_forward_hook(partial(keep, name=name))
         if isinstance(inputs, dict):
             twin(**inputs)
         elif isinstance(inputs, (tuple, list)):
             twin(*inputs)
         else:
             twin(inputs)
-    return list(called), shapes
+    return called, shapes
 
 
 def _describe(output: Any) -> str:
@@ -190,25 +225,49 @@ def _describe(output: Any) -> str:
     return ", ".join(shapes) or "-"
 
 
-def _stages(called: list[str], config: IPUConfig) -> dict[str, tuple[int, int]]:
-    """Stage and IPU by layer, if the stages are named after submodules.
+def _stages(
+    called: dict[str, Begun | None], config: IPUConfig
+) -> dict[str, tuple[int | None, int | None]]:
+    """Stage and IPU by layer, if any block begins at all.
 
-    A stage begins with the submodule it names and lasts until the next one's.
+    What runs before the first block is on IPU 0.
     """
-    begins = {
-        name: (index, config.stage_ipus[index])
-        for index, names in enumerate(config.stages)
-        for name in names
+    if not any(called.values()):
+        return {}
+    return {
+        name: (0, 0) if block is None else _place(block, config)
+        for name, block in called.items()
+        if name
     }
-    found: dict[str, tuple[int, int]] = {}
-    if not any(name in begins for name in called):
-        return found
-    now = (0, config.stage_ipus[0])
-    for name in called:
-        now = begins.get(name, now)
-        if name:
-            found[name] = now
-    return found
+
+
+def _place(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:
+    """Stage and IPU of a block; None for what a strategy of PopTorch doesn't tell."""
+    name, ipu = block
+    for index, names in enumerate(config.stages):
+        if name in names:
+            given = config.pipeline[index]
+            if ipu is not None and getattr(given, "_ipu", 0) is None:
+                return index, ipu  # the stage leaves it to the block
+            return index, config.stage_ipus[index]
+    has_default = config.pipeline is None and config.training_options is None
+    return (ipu, ipu) if has_default else (None, ipu)
+
+
+def _num_ipus(
+    called: dict[str, Begun | None], config: IPUConfig, *, was_run: bool
+) -> int | None:
+    """IPUs of a replica, those below the highest too, times replicas."""
+    if not was_run and not config.stages:
+        return None
+    ipus: list[int] = [0, *config.stage_ipus]
+    for block in called.values():
+        ipu = 0 if block is None else _place(block, config)[1]
+        if ipu is None:
+            return None
+        ipus.append(ipu)
+    has_strategy = config.pipeline is not None and not config.stages
+    return None if has_strategy else (max(ipus) + 1) * config.num_replicas
 
 
 def _dash(value: int | None) -> str:

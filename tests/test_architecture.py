@@ -25,6 +25,7 @@ FLOORS = {
     "checkpoint": 3,
     "data": 3,
     "summary": 3,
+    "blocks": 2,
     "config": 2,
     "distributed": 2,
     "losses": 3,  # some are means of what metrics compute

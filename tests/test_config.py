@@ -215,3 +215,20 @@ def test_passes_per_call_can_be_others_than_updates():
     assert staged.inference_plan(4).device_iterations == 3
     with pytest.raises(ConfigError, match="inference_iterations=0"):
         IPUConfig(inference_iterations=0)
+
+
+# IPUs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 1),
+        ({"replicas": 4}, 4),
+        ({"pipeline": ("a", "b", "c"), "replicas": 2}, 6),
+        ({"pipeline": [poptorch.Stage("a").ipu(3), "b"]}, 4),
+        ({"training_options": poptorch.Options().replicationFactor(8)}, 8),
+    ],
+)
+def test_the_ipus_are_stages_times_replicas(settings, expected):
+    assert IPUConfig(**settings).num_ipus == expected

@@ -119,9 +119,116 @@ def test_stages_may_have_several_names_and_ipus_of_their_own():
     assert found["body.1"] == found["last"] == (1, 1)
 
 
-@pytest.mark.parametrize("pipeline", [None, ("mine", "yours")])
-def test_without_stages_of_submodules_there_is_no_column(pipeline):
-    assert set(stages(pipeline).values()) == {(None, None)}
+@pytest.mark.parametrize("inputs", [None, X])
+def test_without_stages_there_is_no_column(inputs):
+    assert set(stages(None, inputs).values()) == {(None, None)}
+
+
+class Blocks(nn.Module):
+    """Begins blocks itself, in one of PopTorch's ways."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.zero, self.one = nn.Linear(3, 3), nn.Linear(3, 4)
+        self.two = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.kind = kind
+        self.early_ipu, self.late_ipu = (None, None) if kind == "names" else (1, 3)
+        if kind == "annotated":
+            poptorch.BeginBlock(self.one, "early", ipu_id=1)
+            poptorch.BeginBlock(self.two, "late", ipu_id=3)
+
+    def forward(self, x):
+        if self.kind == "annotated":
+            return self.two(self.one(self.zero(x)))
+        if self.kind == "started":
+            x = self.zero(x)
+            poptorch.Block.start(ipu_id=1)
+            x = self.one(x)
+            poptorch.Block.start("late", ipu_id=3)
+            return self.two(x)
+        x = self.zero(x)
+        with poptorch.Block("early", ipu_id=self.early_ipu):
+            x = self.one(x)
+        with poptorch.Block("late", ipu_id=self.late_ipu):
+            return self.two(x)
+
+
+OWN = torch.zeros(1, 3)
+PLACES = {"zero": (0, 0), "one": (1, 1), "two.0": (3, 3), "two.1": (3, 3)}
+
+
+@pytest.mark.parametrize("kind", ["annotated", "started", "with"])
+def test_blocks_that_forward_begins_are_shown(kind):
+    assert stages(None, OWN, Blocks(kind)) == PLACES
+
+
+def test_annotations_are_seen_without_inputs():
+    assert stages(None, None, Blocks("annotated")) == PLACES
+    assert set(stages(None, None, Blocks("with")).values()) == {(None, None)}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "early", "late"),
+    [
+        (("early", "late"), (0, 0), (1, 1)),
+        ((("other", "early"), "late"), (0, 0), (1, 1)),
+        ([poptorch.Stage("early").ipu(2), "late"], (0, 2), (1, 1)),
+        ([poptorch.Stage("early"), poptorch.Stage("late")], (0, 1), (1, 3)),
+        (poptorch.PipelinedExecution("early", "late"), (None, 1), (None, 3)),
+    ],
+)
+def test_a_pipeline_places_the_blocks_it_names(pipeline, early, late):
+    found = stages(pipeline, OWN, Blocks("with"))
+    assert (found["one"], found["two.0"]) == (early, late)
+
+
+def test_names_that_only_a_run_finds_are_left_open_without_inputs():
+    module = Blocks("names")
+    assert set(stages(("early", "late"), None, module).values()) == {(None, None)}
+    assert stages(("early", "late"), OWN, module)["two.1"] == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "inputs", "expected"),
+    [
+        ({}, "with", OWN, 4),
+        ({"replicas": 2}, "with", OWN, 8),
+        ({}, "with", None, None),
+        ({"pipeline": ("early", "late"), "replicas": 3}, "names", None, 6),
+        ({"pipeline": ("early", "late"), "replicas": 3}, "names", OWN, 6),
+        ({"pipeline": poptorch.PipelinedExecution("early", "late")}, "with", OWN, None),
+        ({"training_options": poptorch.Options().replicationFactor(2)}, "with", OWN, 8),
+    ],
+)
+def test_the_ipus_are_counted_before_anything_is_compiled(
+    config, kind, inputs, expected
+):
+    summary = summarize(Blocks(kind), IPUConfig(**config), inputs)
+    assert summary.num_ipus == expected
+    assert (f"IPUs: {expected}" in printed(summary)) is (expected is not None)
+    assert ("summary(x) runs a sample" in printed(summary)) is (inputs is None)
+
+
+def test_one_ipu_is_enough_without_stages():
+    assert summarize(Crossed(), IPUConfig(replicas=2), X).num_ipus == 2
+
+
+@pytest.mark.parametrize("kind", ["annotated", "started", "with"])
+def test_the_ipus_of_a_program_are_those_of_the_summary(monkeypatch, capsys, kind):
+    """What forward begins trains with a loss of `compile`, which joins it."""
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
+    x, y = torch.randn(30, 3), torch.randint(0, 4, (30,))
+    model = IPUModel(
+        Blocks(kind), IPUConfig(gradient_accumulation=5, inference_iterations=3)
+    )
+    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+    model.fit(x, y, batch_size=10, verbose=0)
+    assert 0 <= model.evaluate(x, y, verbose=0)["accuracy"] <= 1
+    summary = model.summary()  # the inputs of the last run
+    assert {layer.name: (layer.stage, layer.ipu) for layer in summary.layers} == PLACES
+    assert summary.num_ipus == 4
+    capsys.readouterr()
+    model.detach()
 
 
 def printed(summary):

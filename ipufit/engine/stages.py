@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Iterator, Sequence
 
 import torch
 
 from ipufit._poptorch import poptorch
+from ipufit.blocks import Blocks
 from ipufit.errors import UnknownNameError
-
-Blocks = List[Tuple[Optional[str], Optional[int]]]
-"""Name and IPU of each block that was started, as they were given."""
 
 
 def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) -> None:
@@ -67,36 +65,6 @@ def stage_blocks(
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextlib.contextmanager
-def started_blocks() -> Iterator[Blocks]:
-    """Note the blocks that a module starts, by `with Block(...)` or `Block.start`.
-
-    Those of `BeginBlock` aren't noted: they are never closed, so nothing has to enter
-    them again.
-
-    Yields:
-        The blocks so far, in order.
-
-    Example:
-        >>> with started_blocks() as blocks, poptorch.Block("head", ipu_id=1):
-        ...     pass
-        >>> blocks
-        [('head', 1)]
-    """
-    blocks: Blocks = []
-    start = poptorch.Block.start
-
-    def noted(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        blocks.append((user_id, ipu_id))
-        start(user_id, ipu_id)
-
-    poptorch.Block.start = staticmethod(noted)  # type: ignore[method-assign,assignment]
-    try:
-        yield blocks
-    finally:
-        poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment]
 
 
 def last_block(name: str | None, started: Blocks) -> ContextManager[Any]:

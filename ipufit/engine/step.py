@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
+from ipufit.blocks import Blocks, started_blocks
 from ipufit.config import IPUConfig
 from ipufit.data import Known, Layout
 from ipufit.errors import ConfigError, DataError
@@ -24,7 +25,7 @@ from .host_values import Place, put_in
 from .objective import Objective, shapes_of
 from .outputs import OWN_LOSS, checked_scalar, split_own_loss
 from .packing import Packing
-from .stages import Blocks, last_block, started_blocks
+from .stages import last_block
 from .watching import LossWatch
 from .wrapping import weights_of
 

@@ -60,12 +60,24 @@ class ModelBase(CompiledModel):
     def summary(self, x: Any = None) -> Summary:
         """Show the layers: shapes, parameters, and the stage and IPU of each.
 
+        Nothing is compiled for it.
+
         Args:
-            x: Inputs to show shapes for; those of the last run by default. One sample
-                of them is run through the module on the host.
+            x: Inputs to show shapes for, and the blocks that `forward` begins itself;
+                those of the last run by default. One sample of them is run through
+                the module on the host.
 
         Returns:
-            What is shown, with `total_parameters`; a notebook prints it once more.
+            What is shown, with `total_parameters` and `num_ipus`, the IPUs of all
+            replicas; a notebook prints it once more.
+
+        Example:
+            >>> from ipufit import IPUConfig, IPUModel
+            >>> layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+            >>> model = IPUModel(layers, IPUConfig(pipeline=("0", "1"), replicas=2))
+            >>> model.summary(torch.zeros(1, 2)).num_ipus  # doctest: +ELLIPSIS
+                        Sequential...
+            4
         """
         inputs = None
         if x is not None:

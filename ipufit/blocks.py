@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks that a module begins itself."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Iterator, List, Optional, Tuple
+
+import torch
+
+from ._poptorch import poptorch
+
+Begun = Tuple[Optional[str], Optional[int]]
+"""Name and IPU of a block, as they were given."""
+
+Blocks = List[Begun]
+
+
+@contextlib.contextmanager
+def started_blocks() -> Iterator[Blocks]:
+    """Note the blocks that a module starts, by `with Block(...)` or `Block.start`.
+
+    Those of `BeginBlock` aren't noted: they are never closed, so nothing has to enter
+    them again.
+
+    Yields:
+        The blocks so far, in order.
+
+    Example:
+        >>> with started_blocks() as blocks, poptorch.Block("head", ipu_id=1):
+        ...     pass
+        >>> blocks
+        [('head', 1)]
+    """
+    blocks: Blocks = []
+    start = poptorch.Block.start
+
+    def noted(user_id: str | None = None, ipu_id: int | None = None) -> None:
+        blocks.append((user_id, ipu_id))
+        start(user_id, ipu_id)
+
+    poptorch.Block.start = staticmethod(noted)  # type: ignore[method-assign,assignment]
+    try:
+        yield blocks
+    finally:
+        poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment]
+
+
+def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
+    """The blocks of `BeginBlock`, by the names of the submodules that begin them.
+
+    Args:
+        module: The user's.
+
+    Example:
+        >>> module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+        >>> _ = poptorch.BeginBlock(module[1], "head", ipu_id=1)
+        >>> annotated_blocks(module)
+        {'1': ('head', 1)}
+    """
+    found: dict[str, Begun] = {}
+    for name, child in module.named_modules():
+        probe = torch.nn.Module()  # PopTorch tells its hooks by removing them
+        probe._forward_pre_hooks.update(child._forward_pre_hooks)
+        poptorch.removeBlocks(probe)
+        for key, hook in child._forward_pre_hooks.items():
+            if key not in probe._forward_pre_hooks:
+                found[name] = (
+                    getattr(hook, "_user_id", None),
+                    getattr(hook, "_ipu_id", None),
+                )
+    return found
