@@ -8,6 +8,7 @@ from .evaluation import Evaluation
 from .executors import Executors
 from .figures import Figures
 from .gradients import WatchedGradients
+from .lazy_modules import check_shapes, give_shapes
 from .learnt import Learnt, check_weights
 from .loop import predictions, train
 from .objective import Objective
@@ -27,10 +28,12 @@ __all__ = [
     "WatchedGradients",
     "check_has_run",
     "check_same_run",
+    "check_shapes",
     "check_weights",
     "compiled_settings",
     "describe_coverage",
     "described",
+    "give_shapes",
     "joined",
     "place_of",
     "predictions",

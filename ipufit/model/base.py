@@ -20,7 +20,9 @@ from ipufit.engine import (
     Figures,
     Objective,
     Snapshot,
+    check_shapes,
     describe_coverage,
+    give_shapes,
 )
 from ipufit.errors import (
     ConfigError,
@@ -87,7 +89,10 @@ class ModelBase(CompiledModel):
         source = inputs or self._seen
         self._executors.fetch_weights()
         example = None
-        if source is not None:
+        if source is None:
+            check_shapes(self.module)
+        else:
+            give_shapes(self.module, source)
             leaves = source.example(1, inputs_only=True)
             example = source.layout.inputs.rebuild(leaves)
         from ipufit.summary import summarize  # few processes ask for it
@@ -161,6 +166,7 @@ class ModelBase(CompiledModel):
     ) -> Evaluation:
         how = self._compiled()
         _require_targets(source, how.objective, name, purpose)
+        give_shapes(self.module, source)
         plan, options = self._inference(batch_size)
         if options.output_mode == poptorch.OutputMode.Sum.value:
             raise ConfigError(

@@ -29,6 +29,7 @@ from ipufit.engine import (
     check_has_run,
     check_same_run,
     described,
+    give_shapes,
     place_of,
     train,
 )
@@ -284,6 +285,7 @@ class Fitting(ModelBase):
         watched: Sequence[str] = (),
     ) -> tuple[Training, TrainingBatches]:
         how = self._compiled()
+        give_shapes(self.module, source)
         if watched and how.updates.automatic_loss_scaling:
             raise UnsupportedError(
                 "Gradients are watched, and the loss scaling is automatic: only the "

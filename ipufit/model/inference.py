@@ -8,7 +8,7 @@ from typing import Any, Iterator
 from ipufit._poptorch import poptorch
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import InferenceBatches, Source, as_source
-from ipufit.engine import joined, predictions
+from ipufit.engine import give_shapes, joined, predictions
 from ipufit.errors import ConfigError
 from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
@@ -94,6 +94,7 @@ class Inference(ModelBase):
             ConfigError: The own inference options don't return every row.
         """
         source = as_source(x, num_workers=self.config.num_workers, inputs_only=True)
+        give_shapes(self.module, source)
         plan, options = self._inference(batch_size)
         if options.output_mode != poptorch.OutputMode.All.value:
             raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 import torch
 
 from ipufit import checkpoint as files
-from ipufit.engine import Learnt
+from ipufit.engine import Learnt, check_shapes
 from ipufit.errors import DataError
 from ipufit.types import PathLike
 
@@ -28,8 +28,7 @@ class Weights(ModelBase):
             >>> [w.shape for w in IPUModel(torch.nn.Linear(2, 3)).get_weights()]
             [(3, 2), (3,)]
         """
-        self._executors.fetch_weights()
-        return [t.detach().numpy().copy() for t in self.module.state_dict().values()]
+        return [t.detach().numpy().copy() for t in self._fetched().values()]
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
         """Copies of the weights and buffers by name, in any dtype.
@@ -42,8 +41,7 @@ class Weights(ModelBase):
             >>> list(IPUModel(torch.nn.Linear(2, 3)).copied_weights())
             ['weight', 'bias']
         """
-        self._executors.fetch_weights()
-        return files.copied_tensors(self.module.state_dict())
+        return files.copied_tensors(self._fetched())
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set the weights and buffers, on the device too.
@@ -54,6 +52,7 @@ class Weights(ModelBase):
         Raises:
             DataError: Not arrays, not as many, or of other shapes.
         """
+        check_shapes(self.module)
         state = self.module.state_dict()
         if not isinstance(weights, (tuple, list)):
             raise DataError(
@@ -83,8 +82,7 @@ class Weights(ModelBase):
         Raises:
             ConfigError: It ends in something else.
         """
-        self._executors.fetch_weights()
-        weights = self.module.state_dict()
+        weights = self._fetched()
 
         def write() -> str:
             files.save_weights(weights, path)
@@ -103,6 +101,7 @@ class Weights(ModelBase):
             ConfigError: It ends in something else.
             DataError: The file is damaged, or has other weights.
         """
+        check_shapes(self.module)
         given, state = files.load_weights(path), self.module.state_dict()
         odd = [
             name
@@ -140,6 +139,7 @@ class Weights(ModelBase):
         if self._snapshot is not None:
             return self._snapshot.take()
         how = self._compiled()
+        check_shapes(self.module)
         return Learnt(self._executors, how.updates, how.average).take()
 
     def save(self, path: PathLike) -> None:
@@ -178,8 +178,16 @@ class Weights(ModelBase):
             ConfigError: It is of another module or optimizer.
         """
         how = self._compiled()
+        check_shapes(self.module)
         learnt = Learnt(self._executors, how.updates, how.average)
         learnt.put_back(files.read_checkpoint(path))
+
+    def _fetched(self) -> dict[str, torch.Tensor]:
+        """The weights and buffers of the module, with what training has learnt."""
+        check_shapes(self.module)
+        self._executors.fetch_weights()
+        state: dict[str, torch.Tensor] = self.module.state_dict()
+        return state
 
     def _set_state(self, given: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():

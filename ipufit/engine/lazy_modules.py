@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lazy modules, such as `torch.nn.LazyLinear`, whose weights get shapes from data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from ipufit.data import Source
+from ipufit.errors import ConfigError
+
+from .modes import mode
+from .step import call_module
+
+
+def give_shapes(module: torch.nn.Module, source: Source) -> None:
+    """Run a sample through a module whose weights have no shapes yet.
+
+    PopTorch can't take those. The sample is run on the host, in eval mode and without
+    gradients, so torch draws the first weights and nothing else. Other modules aren't
+    run.
+
+    Args:
+        module: The user's.
+        source: Of samples; its first one is taken.
+
+    Raises:
+        ConfigError: Some weights have no shapes still.
+        DataError: `forward` can't take such a sample.
+
+    Example:
+        >>> from ipufit.data import as_source
+        >>> module = torch.nn.LazyLinear(3)
+        >>> give_shapes(module, as_source(torch.zeros(4, 2)))
+        >>> module
+        Linear(in_features=2, out_features=3, bias=True)
+    """
+    if not _lazy_layers(module):
+        return
+    leaves = [_as_on_devices(leaf) for leaf in source.example(1, inputs_only=True)]
+    is_half = any(p.dtype == torch.float16 for p in module.parameters())
+    if is_half:  # in which many operations exist on devices only
+        module.float()
+    try:
+        with mode(module, training=False), torch.no_grad():
+            call_module(module, source.layout.inputs.rebuild(leaves))
+    finally:
+        if is_half:
+            module.half()
+    left = _lazy_layers(module)
+    if left:
+        raise ConfigError(
+            f"The weights of {', '.join(left)} have no shapes, after a sample was run "
+            "through the module: forward doesn't call these lazy layers. Call them, or "
+            "take them out."
+        )
+
+
+def check_shapes(module: torch.nn.Module) -> None:
+    """Refuse a module whose weights have no shapes yet.
+
+    Raises:
+        ConfigError: It has lazy layers that no sample has been through.
+
+    Example:
+        >>> check_shapes(torch.nn.LazyLinear(3))
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: The weights of LazyLinear have no shapes yet ...
+    """
+    lazy = _lazy_layers(module)
+    if lazy:
+        raise ConfigError(
+            f"The weights of {', '.join(lazy)} have no shapes yet: run a sample "
+            "through the module first, as model.summary(x), fit, evaluate and predict "
+            "do."
+        )
+
+
+def _lazy_layers(module: torch.nn.Module) -> list[str]:
+    """The layers that have weights without shapes, by name; the module by its class.
+
+    Weights are told by their types alone: PopTorch fetches all of them from the device
+    when somebody looks at one that it trains.
+    """
+    return [
+        name or type(module).__name__
+        for name, layer in module.named_modules()
+        if any(
+            issubclass(type(tensor), (UninitializedBuffer, UninitializedParameter))
+            for tensors in (layer._parameters, layer._buffers)
+            for tensor in tensors.values()
+        )
+    ]
+
+
+def _as_on_devices(leaf: Tensor) -> Tensor:
+    return leaf.to(torch.float32) if leaf.is_floating_point() else leaf
