@@ -8,7 +8,7 @@ Training and inference options are two results of it. Whoever wants more passes
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Mapping, Sequence
 
 import torch
@@ -140,6 +140,12 @@ class IPUConfig:
             if not isinstance(own, poptorch.Options):
                 raise ConfigError(f"{name}={own!r} is not a poptorch.Options.")
             object.__setattr__(self, name, own.clone())  # frozen, like all the rest
+
+    def __repr__(self) -> str:
+        """The fields that were set."""
+        given = [(field, getattr(self, field.name)) for field in fields(self)]
+        told = [f"{f.name}={value!r}" for f, value in given if value != f.default]
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def _check_pipeline(self) -> None:
         if isinstance(self.pipeline, str):

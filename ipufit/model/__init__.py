@@ -12,6 +12,11 @@ class IPUModel(SingleBatches, Weights):
 
     It runs on IPUs through PopTorch, and anywhere else on `ipufit.emulator`.
 
+    * `compile` says how to train and what to report.
+    * `fit` trains, and gives the figures of each epoch.
+    * `evaluate` gives loss and metrics over every sample.
+    * `predict` gives the outputs, one row per sample.
+
     Args:
         module: Any module. Its weights are the ones trained: after `fit` they are in
             it, whatever device they were on. With `precision="float16"` they become
@@ -34,6 +39,12 @@ class IPUModel(SingleBatches, Weights):
         >>> model.predict(x, verbose=0).shape
         torch.Size([64, 3])
     """
+
+    # They are made on floors of their own; help() begins with what is here.
+    compile = SingleBatches.compile
+    fit = SingleBatches.fit
+    evaluate = SingleBatches.evaluate
+    predict = SingleBatches.predict
 
 
 __all__ = ["IPUModel"]

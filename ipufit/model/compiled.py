@@ -72,6 +72,20 @@ class CompiledModel:
             module.half()
         self._how: Compiled | None = None
 
+    def __repr__(self) -> str:
+        """Module, layout, and what `compile` was told."""
+        how = "not compiled"
+        if self._how is not None:
+            objective = self._how.objective
+            losses = ", ".join(loss.name for _, loss in objective.losses)
+            metrics = ", ".join(measure.full_name for measure in objective.measures)
+            how = (
+                f"compiled with {type(self.optimizer).__name__}, "
+                f"loss {losses or 'of the module'}, metrics {metrics or 'none'}"
+            )
+        module = type(self.module).__name__
+        return f"<{type(self).__name__}: {module} on {self.config}, {how}>"
+
     def compile(
         self,
         optimizer: OptimizerLike = "rmsprop",

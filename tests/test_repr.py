@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `help()` and `repr()` say of a model."""
+
+from __future__ import annotations
+
+import pydoc
+import re
+
+from ipufit import IPUConfig, IPUModel
+from tests import reference
+
+
+def test_the_help_begins_with_the_four_methods():
+    text = pydoc.render_doc(IPUModel, renderer=pydoc.plaintext)
+    _, *methods = re.findall(r"^ \|  (\w+)\(", text, re.M)  # after the signature
+    assert methods[:4] == ["compile", "evaluate", "fit", "predict"]  # by the alphabet
+    listed = re.findall(r"^ \|  \* `(\w+)`", text, re.M)
+    assert listed == ["compile", "fit", "evaluate", "predict"]
+
+
+def test_a_model_says_its_module_its_layout_and_what_compile_was_told():
+    model = IPUModel(reference.network(), IPUConfig(replicas=2, pipeline=("0", "2")))
+    place = "<IPUModel: Sequential on IPUConfig(replicas=2, pipeline=('0', '2')), "
+    assert repr(model) == f"{place}not compiled>"
+    model.compile("adamw", "cross_entropy", metrics=["accuracy", "f1"])
+    assert repr(model) == (
+        f"{place}compiled with AdamW, loss cross_entropy, metrics accuracy, f1>"
+    )
+    model.compile("sgd", {"a": "mse", "b": "mae"}, metrics={"b": ["mae"]})
+    assert repr(model) == f"{place}compiled with SGD, loss mse, mae, metrics b_mae>"
+    model.compile("sgd")
+    assert repr(model) == (
+        f"{place}compiled with SGD, loss of the module, metrics none>"
+    )
+
+
+def test_saying_it_leaves_what_was_learnt_on_the_device():
+    x, y = reference.samples(8)
+    model = IPUModel(reference.network())
+    model.compile("sgd", "cross_entropy")
+    model.train_on_batch(x, y)
+    repr(model)
+    assert model._executors._is_host_stale
+
+
+def test_a_config_says_what_was_set_and_can_be_read_back():
+    assert repr(IPUConfig()) == "IPUConfig()"
+    config = IPUConfig(micro_batch_size=4, pipeline=("a", ("b", "c")), seed=0)
+    assert eval(repr(config)) == config
+    assert "replicas" not in repr(config)
