@@ -19,6 +19,7 @@ from .fingerprint import fingerprint
 from .host_values import MovedOnDeviceError, Place, host_tensors, host_values_of
 from .modes import mode
 from .objective import Objective
+from .optimizer_link import give_states
 from .programs import Program, ProgramT, TrainingProgram
 from .stages import stage_blocks
 from .step import InferenceStep, TrainingStep
@@ -78,6 +79,7 @@ class Builder:
         modules = [self.module, *objective.modules]
         values = host_values_of(modules, self._moved)
         step = TrainingStep(self.module, self.config, layout, values, objective)
+        give_states(optimizer, step)
         # A state brings the values of its time to the device.
         has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
         sent = () if has_state else hyper_parameters(optimizer)

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Mapping
+
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 from ipufit.optimizers import hyper_parameters
 
@@ -31,7 +34,53 @@ def bind_optimizer(program: TrainingProgram, optimizer: torch.optim.Optimizer) -
     if previous is not optimizer or not executor.isAttachedToDevice():
         # Another program may have had it meanwhile: `optimizer.state_dict()` reads from
         # the executor that it was set on last.
+        give_states(optimizer, program.step)
         executor.setOptimizer(optimizer)
+
+
+def give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None:
+    """Give an optimiser states for weights that it hasn't trained so far.
+
+    PopTorch gives a program the state that the optimiser has from another one, and
+    logs a line for each tensor of it that is missing: those of layers that were frozen
+    then. They begin with zeros, as on the device. (Values such as learning rates are
+    sent before the first call; what stands for them here doesn't count.)
+
+    Args:
+        optimizer: Of `poptorch.optim`.
+        step: What is to be compiled; its parameters have PopTorch's names.
+    """
+    if not optimizer.has_state():  # type: ignore[attr-defined]
+        return
+    state = optimizer.state_dict()
+    given = {n: state[n] for n in ("ipu_state", "ipu_param") if state.get(n)}
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        weights = {name: weight.shape for name, weight in step.named_parameters()}
+    full = {name: _completed(tensors, weights) for name, tensors in given.items()}
+    if any(len(full[name]) > len(given[name]) for name in given):
+        optimizer.load_state_dict({**state, **full})
+
+
+def _completed(
+    tensors: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Size]
+) -> dict[str, torch.Tensor]:
+    """The tensors of an optimiser's state, with those of weights that have none.
+
+    Their names are those of weights, with what they are in front.
+    """
+    kinds: dict[str, list[str]] = {}
+    for key in tensors:
+        start, mark, name = key.rpartition("___")
+        if name in weights:
+            kinds.setdefault(start + mark, []).append(name)
+    full = dict(tensors)
+    for kind, names in kinds.items():
+        has_shape = all(tensors[kind + name].shape == weights[name] for name in names)
+        like = torch.as_tensor(tensors[kind + names[0]])
+        for name, shape in weights.items():
+            if name not in names:
+                full[kind + name] = like.new_zeros(shape if has_shape else like.shape)
+    return full
 
 
 def send_changes(program: TrainingProgram) -> None:
