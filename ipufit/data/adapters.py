@@ -27,6 +27,7 @@ from .kinds import (
     length_of,
 )
 from .layout import NOTHING, Layout
+from .ranges import check_integers
 from .source import IndexedSource, Source, StreamSource, same_rows
 from .values import as_tensor, column_names, frame_values, is_frame, split_columns
 
@@ -83,10 +84,10 @@ def as_source(
     )
     if type(x) is TensorDataset and len(x.tensors) <= 3:  # a subclass may do more
         _refuse_beside(x, y, sample_weight, name)
-        return _from_arrays(*x.tensors, name=name)
+        return _from_arrays(*parts_of(x.tensors), name=name)
     if type(x) is CachedDataset:
         _refuse_beside(x, None if columns else y, sample_weight, name)
-        return _from_cache(x, parts_of)
+        return _from_cache(x, parts_of, name)
     if is_array_like(x):
         if columns is not None:
             where = f"`{name}`"
@@ -270,7 +271,12 @@ def _from_arrays(
     tensors = same_rows(leaves, f"`{name}`")
     if not len(tensors[0]):
         raise DataError(f"`{name}` has no samples.")
-    return IndexedSource(ArrayDataset(tensors), layout, len(tensors[0]))
+    return _in_memory(tensors, layout, name)
+
+
+def _in_memory(tensors: list[Tensor], layout: Layout, name: str) -> IndexedSource:
+    check_integers(tensors, layout, name)
+    return IndexedSource(ArrayDataset(tensors), layout, len(tensors[0]), name)
 
 
 def _check_lengths(layout: Layout, leaves: Sequence[Tensor], name: str) -> None:
@@ -292,14 +298,14 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> IndexedSource:
     layout = Layout.of(parts_of(dataset[0]))
     flat = FlatDataset(dataset, parts_of, layout, name)
     flat[0]  # bad samples are refused here, not in the middle of a run
-    return IndexedSource(flat, layout, num_samples)
+    return IndexedSource(flat, layout, num_samples, name)
 
 
-def _from_cache(dataset: CachedDataset, parts_of: Parts) -> IndexedSource:
+def _from_cache(dataset: CachedDataset, parts_of: Parts, name: str) -> IndexedSource:
     parts = parts_of(dataset.stacked)  # nests as a sample does
     layout = Layout.of(parts)
     leaves = [as_tensor(leaf, "A cached sample") for leaf in layout.flatten(parts)]
-    return IndexedSource(ArrayDataset(leaves), layout, len(dataset))
+    return _in_memory(leaves, layout, name)
 
 
 class _Collate:

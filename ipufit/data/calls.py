@@ -18,6 +18,7 @@ from .error_report import ErrorReport, ReportedRows
 from .gathering import GatheredCalls
 from .layout import Layout
 from .orders import InOrder, Order
+from .ranges import check_integers
 from .rebatching import collate
 from .seeded import SeededRows
 from .source import Source
@@ -138,6 +139,9 @@ class CallBatches:
         self._loader: Any = None
         self._report = ErrorReport()
         self._on_begun: Callable[[], None] | None = None
+        # Samples in memory are checked before a run, all at once.
+        dataset = getattr(source, "dataset", None)
+        self._is_checked = isinstance(dataset, ArrayDataset)
 
     def close(self) -> None:
         """End the processes that load, if there are any; the next epoch has others."""
@@ -173,6 +177,17 @@ class CallBatches:
             raise DataError(
                 f"Samples could not be loaded. {error}\n{self._report.take()}".rstrip()
             ) from error
+
+    def _check(self, batch: Batch, sample_of: Callable[[int], int]) -> None:
+        """Refuse numbers that an IPU can't hold.
+
+        Args:
+            batch: Of a call.
+            sample_of: The index of the sample that is in a row of it.
+        """
+        if not self._is_checked:
+            source = self.source
+            check_integers(batch, source.layout, source.name, sample_of)
 
     def _begin(self) -> None:
         """Do what is to be done once, before the first batch is loaded.

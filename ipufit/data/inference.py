@@ -94,8 +94,9 @@ class InferenceBatches(CallBatches):
         if isinstance(self.source, StreamSource):
             yield from self._streamed(self.source)
             return
-        remaining = self.num_samples or 0
+        remaining = count = self.num_samples or 0
         for batch in self._loaded():
+            self._check(batch, (count - remaining).__add__)
             num_real = min(remaining, self._rows)
             remaining -= num_real
             yield Call(batch, num_real)
@@ -117,6 +118,7 @@ class InferenceBatches(CallBatches):
         real: Batch = []
         total = 0
         for batch, num_real in rebatched(self._blocks(source), self._rows):
+            self._check(batch, total.__add__)
             total += num_real
             real = batch
             yield Call(pad(batch, self._rows), num_real)

@@ -27,19 +27,24 @@ class Source(abc.ABC):
     Args:
         layout: How a sample nests.
         num_samples: How many there are; None if nobody knows yet.
+        name: What messages call the data.
 
     Attributes:
         layout: As given.
         num_samples: As given.
+        name: As given.
         batch_size: What the user's own loader calls a batch; None if there is none.
         generators: Of random numbers, of the user's own loader.
     """
 
     generators: Sequence[torch.Generator] = ()
 
-    def __init__(self, layout: Layout, num_samples: int | None) -> None:
+    def __init__(
+        self, layout: Layout, num_samples: int | None, name: str = "x"
+    ) -> None:
         self.layout = layout
         self.num_samples = num_samples
+        self.name = name
         self.batch_size: int | None = None
 
     @abc.abstractmethod
@@ -86,6 +91,7 @@ class IndexedSource(Source):
         dataset: Items are flat tuples: the leaves of `layout`.
         layout: How they nest.
         num_samples: How many there are.
+        name: What messages call the data.
 
     Attributes:
         dataset: As given.
@@ -94,8 +100,10 @@ class IndexedSource(Source):
 
     num_samples: int
 
-    def __init__(self, dataset: Any, layout: Layout, num_samples: int) -> None:
-        super().__init__(layout, num_samples)
+    def __init__(
+        self, dataset: Any, layout: Layout, num_samples: int, name: str = "x"
+    ) -> None:
+        super().__init__(layout, num_samples, name)
         self.dataset = dataset
 
     def first(self) -> list[Tensor]:
@@ -133,7 +141,7 @@ class StreamSource(Source):
     ) -> None:
         self._iterable = blocks
         self._parts_of = parts_of
-        self._name = name
+        self.name = name
         self.generators = generators_of(blocks)
         begun = Pass(blocks, self._checked, self.generators)
         self._begun: Pass | None = begun
@@ -145,7 +153,7 @@ class StreamSource(Source):
             parts = parts_of(begun.draw())
         except StopIteration:
             raise DataError(f"`{name}` has no samples.") from None
-        super().__init__(Layout.of(parts), num_samples)
+        super().__init__(Layout.of(parts), num_samples, name)
         block = self._flatten(parts)
         if not len(block[0]):
             raise DataError(f"The first batch of `{name}` has no rows.")
@@ -201,22 +209,22 @@ class StreamSource(Source):
             leaves = self.layout.flatten(parts)
         except ConstantChangedError as error:
             raise DataError(
-                f"A batch of `{self._name}` has another constant: {error}. A compiled "
+                f"A batch of `{self.name}` has another constant: {error}. A compiled "
                 "model has it baked in. Pass numbers, which become tensors, or leave "
                 "it out."
             ) from None
         except TypeError as error:
             raise DataError(
-                f"A batch of `{self._name}` nests differently from the first: {error}."
+                f"A batch of `{self.name}` nests differently from the first: {error}."
             ) from None
-        return same_rows(leaves, f"A batch of `{self._name}`")
+        return same_rows(leaves, f"A batch of `{self.name}`")
 
     def _checked(self, batch: Any) -> Block:
         block = self._flatten(self._parts_of(batch))
         for leaf, first in zip(block, self._first):
             if leaf.shape[1:] != first.shape or leaf.dtype != first.dtype:
                 raise DataError(
-                    f"A batch of `{self._name}` has samples of {leaf.dtype} and shape "
+                    f"A batch of `{self.name}` has samples of {leaf.dtype} and shape "
                     f"{tuple(leaf.shape[1:])}, and the first had {first.dtype} and "
                     f"{tuple(first.shape)}. The shapes of a compiled model are fixed: "
                     "pad or crop samples to one shape."

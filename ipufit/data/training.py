@@ -135,26 +135,27 @@ class TrainingBatches(CallBatches):
     # Calls --------------------------------------------------------------------
 
     def _make_loader(self) -> Any:
-        source = cast(IndexedSource, self.source)
-        count = source.num_samples
-        length = (self.num_calls or 0) * self._rows if self._is_padding else count
-        seed = self.seed if self._shuffle else None
-        order = Order(
-            count,
-            length,
-            seed,
-            self.place,
-            self._rows,
-            tells_pass=self.is_seeded,
-        )
         return self._loading.loader(
             self._options,
-            source.dataset,
+            cast(IndexedSource, self.source).dataset,
             self._plan,
-            order,
+            self._order(tells_pass=self.is_seeded),
             self.seed,
             self._report,
         )
+
+    def _order(self, *, tells_pass: bool = False) -> Order:
+        """The order of samples that are taken by index, from this place on."""
+        count = cast(IndexedSource, self.source).num_samples
+        length = (self.num_calls or 0) * self._rows if self._is_padding else count
+        seed = self.seed if self._shuffle else None
+        return Order(count, length, seed, self.place, self._rows, tells_pass=tells_pass)
+
+    def _sample_of(self, row: int) -> int:
+        """The index of the sample that is in a row of the next call."""
+        if isinstance(self.source, StreamSource):
+            return self.place.calls * self._rows + row
+        return int(self._order().indices()[row])
 
     def example(self) -> Batch:
         """What the batch of a call looks like."""
@@ -176,6 +177,7 @@ class TrainingBatches(CallBatches):
             for batch in self._loaded():
                 num_real = min(remaining, self._rows)
                 remaining -= num_real
+                self._check(batch, self._sample_of)
                 self._count_call()
                 yield Call(self._completed(batch, num_real), num_real)
         self._is_exhausted = True
@@ -201,6 +203,7 @@ class TrainingBatches(CallBatches):
                     if calls == skipped:
                         self._begin()
                     continue
+                self._check(batch, self._sample_of)
                 self._count_call()
                 empty = (self._rows - num_real) // self._per_update
                 padded = pad(batch, self._rows)

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from ipufit.errors import DataError
 
+from .ranges import as_number, narrowed
+
 Columns = Sequence[str]
+
+_UNSIGNED = ("torch.uint16", "torch.uint32", "torch.uint64")
+"""Types of newer torch."""
 
 
 def as_tensor(value: Any, where: str) -> Tensor:
@@ -23,16 +28,15 @@ def as_tensor(value: Any, where: str) -> Tensor:
         where: What messages call it.
 
     Raises:
-        DataError: It is something else.
+        DataError: It is something else, or has a number that is too large.
 
     Example:
         >>> as_tensor(0.5, "`x`")
         tensor(0.5000)
     """
-    value = dense_tensor(value, where)
-    # An IPU has no 64-bit floats; PopTorch would convert them at every call.
-    wide = value.dtype == torch.float64
-    return torch.as_tensor(value, dtype=torch.float32 if wide else None)
+    tensor = dense_tensor(value, where)
+    # PopTorch would convert 64-bit floats at every call.
+    return narrowed(tensor, where) if tensor.dtype == torch.float64 else tensor
 
 
 def dense_tensor(value: Any, where: str) -> Tensor:
@@ -57,8 +61,13 @@ def dense_tensor(value: Any, where: str) -> Tensor:
                 f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
                 "arrays or numbers."
             )
-        value = torch.as_tensor(value)
+        value = as_number(value, where)
     tensor: Tensor = value
+    if str(tensor.dtype) in _UNSIGNED:
+        raise DataError(
+            f"{where} has a tensor of {tensor.dtype}, a type that PopTorch doesn't "
+            "have. Convert it to int64."
+        )
     if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta:
         raise DataError(
             f"{where} has a tensor of {tensor.dtype}, {tensor.layout} on "

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that 32 bits can't hold are refused, whatever form the data has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from ipufit import CachedDataset, DataError, IPUConfig, IPUModel
+from ipufit.data.layout import Layout
+from ipufit.data.ranges import check_integers, narrowed
+
+LARGE = 1_700_000_000_123
+AT = 11
+ROWS = 16
+
+
+def ids(value=LARGE, at=AT):
+    numbers = torch.arange(ROWS)
+    numbers[at] = value
+    return numbers.reshape(ROWS, 1)
+
+
+class Items(Dataset):
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+class Numbers(Items):
+    def __getitem__(self, index):
+        return tuple(tensor[index].item() for tensor in self.tensors)
+
+
+class Stream(IterableDataset):
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __iter__(self):
+        return iter(zip(*self.tensors))
+
+
+FORMS = {
+    "tensors": lambda *parts: parts,
+    "arrays": lambda *parts: tuple(part.numpy() for part in parts),
+    "tensor dataset": lambda *parts: (TensorDataset(*parts),),
+    "cached": lambda *parts: (CachedDataset(Items(*parts)),),
+    "dataset": lambda *parts: (Items(*parts),),
+    "numbers": lambda *parts: (Numbers(*parts),),
+    "stream": lambda *parts: (Stream(*parts),),
+    "loader": lambda *parts: (DataLoader(TensorDataset(*parts), batch_size=4),),
+    "generator": lambda *parts: (zip(*(part.split(3) for part in parts)),),
+}
+
+
+class Widened(torch.nn.Module):
+    """Takes integers, and has something to train."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.layer(x.reshape(-1, 1).to(torch.float32))
+
+
+def compiled(**settings):
+    model = IPUModel(Widened(), IPUConfig(device_iterations=2, **settings))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("part", ["inputs", "targets"])
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_what_does_not_fit_is_refused_with_its_place(form, part, method):
+    parts = (ids(), ids(0)) if part == "inputs" else (ids(0), ids(2**32 + 1))
+    given_form = FORMS[form]
+    model = compiled()
+    if method == "predict":
+        if part == "targets":
+            model.predict(*given_form(*parts)[:1], verbose=0)  # it takes no targets
+            return
+        data, kwargs = given_form(*parts)[:1], {}
+    else:
+        data, kwargs = given_form(*parts), {"batch_size": 4}
+    with pytest.raises(DataError, match=f"Sample {AT} of `x` has .* in its {part}: "):
+        getattr(model, method)(*data, verbose=0, **kwargs)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "async_rebatched"])
+def test_a_shuffled_sample_is_named_by_its_index(mode):
+    model = compiled(loader_mode=mode)
+    match = f"Sample {AT} of `x` has {LARGE} in its inputs: .* take -807049093 for it"
+    with pytest.raises(DataError, match=match):
+        model.fit(Items(ids(), ids(0)), batch_size=4, epochs=2, verbose=0)
+
+
+def test_validation_data_is_named():
+    data = Items(ids(0), ids(0))
+    with pytest.raises(DataError, match=f"Sample {AT} of `validation_data` has"):
+        compiled().fit(
+            data, validation_data=Items(ids(0), ids()), batch_size=4, verbose=0
+        )
+
+
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch"])
+def test_single_batches_are_checked(method):
+    with pytest.raises(DataError, match=f"Sample {AT} of `x` has 4294967296 in its ta"):
+        getattr(compiled(), method)(ids(0), ids(2**32))
+
+
+def test_a_batch_to_predict_is_checked():
+    with pytest.raises(DataError, match=f"Sample {AT} of `x` has -2147483649"):
+        compiled().predict_on_batch(ids(-(2**31) - 1))
+
+
+def test_the_input_is_named_by_its_key():
+    x = {"a": ids(0), "b": ids()}
+    with pytest.raises(DataError, match=r"has \d+ in its inputs\['b'\]: "):
+        compiled().predict(x, verbose=0)
+
+
+def test_the_limits_are_those_of_32_bits():
+    x = torch.tensor([-(2**31), 2**31 - 1]).reshape(2, 1)
+    model = IPUModel(torch.nn.Identity())
+    assert model.predict(x, verbose=0).tolist() == x.tolist()
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
+def test_exactly_what_int32_changes_is_refused(numbers):
+    tensor = torch.tensor(numbers)
+    changed = tensor.to(torch.int32).ne(tensor).nonzero()
+    if not len(changed):
+        check_integers([tensor], Layout.of([0]), "x")
+        return
+    with pytest.raises(DataError, match=f"^Sample {int(changed[0])} of `x` has "):
+        check_integers([tensor], Layout.of([0]), "x")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_floats_that_would_become_infinite_are_refused(form):
+    x = torch.zeros(ROWS, 1, dtype=torch.float64)
+    x[AT] = -1e300
+    y = torch.zeros(ROWS, 1)
+    with pytest.raises(DataError, match=r"has -1e\+300.* Scale the values"):
+        compiled().fit(*FORMS[form](x, y), batch_size=4, verbose=0)
+
+
+@given(st.lists(st.floats(width=64), min_size=1, max_size=4))
+def test_float64_is_rounded_or_refused(numbers):
+    wide = torch.tensor(numbers, dtype=torch.float64)
+    narrow = wide.to(torch.float32)
+    if bool((torch.isinf(narrow) != torch.isinf(wide)).any()):
+        with pytest.raises(DataError, match="`x` has "):
+            narrowed(wide, "`x`")
+    else:
+        assert torch.equal(narrowed(wide, "`x`").nan_to_num(7), narrow.nan_to_num(7))
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**70)])
+def test_a_number_beyond_int64_is_refused(value):
+    class Huge(Items):
+        def __getitem__(self, index):
+            return value, 0.0
+
+    with pytest.raises(DataError, match=f"has {value}: an IPU has integers of 32"):
+        compiled().fit(Huge(), batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_unsigned_types_that_poptorch_lacks_are_refused(dtype):
+    with pytest.raises(DataError, match=r"has an? .*uint\d+"):
+        compiled().predict(np.ones((4, 1), dtype=dtype), verbose=0)
+    if hasattr(torch, dtype.__name__):  # in newer torch
+        x = torch.ones(4, 1).to(getattr(torch, dtype.__name__))
+        with pytest.raises(DataError, match=r"uint\d+, a type .* Convert it to int64"):
+            compiled().predict(x, verbose=0)
