@@ -54,8 +54,10 @@ def dense_tensor(value: Any, where: str) -> Tensor:
         tensor(0.5000, dtype=torch.float64)
     """
     if isinstance(value, (np.ndarray, np.generic)):
-        value = _from_numpy(np.asarray(value, order="C"), where)
+        value = _from_numpy(np.asarray(_unmasked(value, where), order="C"), where)
     elif not isinstance(value, Tensor):
+        if value is not None and _is_missing(value):
+            raise _missing(f"{where} has {value!r}")
         if not isinstance(value, (bool, int, float)):
             raise DataError(
                 f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
@@ -79,6 +81,10 @@ def dense_tensor(value: Any, where: str) -> Tensor:
 
 def _from_numpy(array: Any, where: str) -> Tensor:
     """The same memory as a tensor; read-only memory too, because we only read it."""
+    if array.dtype.kind == "O":
+        for at, value in np.ndenumerate(array):
+            if _is_missing(value):
+                raise _missing(f"{where} has {value!r} at {list(at)}")
     try:
         if array.dtype.kind not in "biuf":
             raise TypeError("it holds no numbers")
@@ -90,6 +96,32 @@ def _from_numpy(array: Any, where: str) -> Tensor:
             f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
             "Convert it to float32 or int64."
         ) from None
+
+
+def _unmasked(array: Any, where: str) -> Any:
+    """The array, unless it is a masked one of NumPy's: torch sees no masks."""
+    masked: Any = np.ma  # whose functions have no types in old NumPy
+    if masked.is_masked(array):
+        at = np.argwhere(masked.getmaskarray(array))[0].tolist()
+        raise DataError(
+            f"{where} has a masked array ({masked.count_masked(array)} of {array.size} "
+            f"values, the first at {at}), and a tensor has no mask: what is under it "
+            "would be trained on. Fill it with .filled(value), or leave those rows "
+            "out; to have them count nothing in the loss give sample_weight 0."
+        )
+    return array
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it stands for a missing value: None, or pandas' NA or NaT."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _missing(what: str) -> DataError:
+    return DataError(
+        f"{what}, a missing value, which no tensor can hold. Fill it, as with pandas' "
+        "fillna(value), or leave the row out, as with dropna()."
+    )
 
 
 def is_frame(value: Any) -> bool:
@@ -106,8 +138,9 @@ def frame_values(frame: Any, where: str) -> Any:
     """The numbers of a frame, `[rows, columns]`, or of a series, `[rows]`.
 
     Raises:
-        DataError: Some columns hold no numbers.
+        DataError: Some columns hold no numbers, or lack some.
     """
+    _refuse_missing(frame, where)
     array = frame.to_numpy()
     if array.dtype.kind in "biuf":
         return array
@@ -119,7 +152,7 @@ def frame_values(frame: Any, where: str) -> Any:
             if frame[name].to_numpy().dtype.kind not in "biuf"
         ]
         if not bad:  # numbers and booleans together
-            return array.astype(np.float32)
+            return array.astype(np.float64)
         raise DataError(
             f"{where} has columns that hold no numbers: {', '.join(bad)}. Encode them "
             "as numbers, or leave them out."
@@ -128,6 +161,21 @@ def frame_values(frame: Any, where: str) -> Any:
         f"{where} is a series of {array.dtype}, which holds no numbers. Encode it as "
         "numbers."
     )
+
+
+def _refuse_missing(frame: Any, where: str) -> None:
+    """Refuse pandas' NA, which becomes NaN in some types, and nothing in others."""
+    columns = getattr(frame, "columns", None)
+    whole = {"": frame} if columns is None else {f" {n!r}": frame[n] for n in columns}
+    for name, column in whole.items():
+        # In the other types of NumPy's a missing number is NaN, which is a number.
+        may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
+        if not may_lack or not column.isna().any():
+            continue
+        if np.asarray(column.dropna().tolist()).dtype.kind in "biuf":
+            row = int(column.isna().to_numpy().argmax())
+            of = f" in its column{name}" if name else ""
+            raise _missing(f"{where} has NA{of} in row {row}")
 
 
 def column_names(y: Any) -> Columns | None:

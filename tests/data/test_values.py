@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from ipufit import DataError
-from ipufit.data.values import as_tensor, column_names, is_frame, split_columns
+from ipufit.data.values import (
+    as_tensor,
+    column_names,
+    frame_values,
+    is_frame,
+    split_columns,
+)
 
 
 @pytest.mark.parametrize(
@@ -97,3 +103,49 @@ def test_only_frames_are_frames():
     assert is_frame(pandas.Series([1]))
     for other in (np.zeros(2), torch.zeros(2), [1], {"a": 1}):
         assert not is_frame(other)
+
+
+MASKED = np.ma.masked_array(np.arange(6.0).reshape(3, 2), mask=[[0, 0], [0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("value", [MASKED, MASKED.astype(np.int64), MASKED[1]])
+def test_a_masked_array_is_refused_with_the_way_out(value):
+    match = r"masked array \(\d of \d values, the first at .*\), .* \.filled\(value\)"
+    with pytest.raises(DataError, match=match):
+        as_tensor(value, "`x`")
+    assert as_tensor(value.filled(0), "`x`").shape == value.shape
+
+
+def test_an_array_that_masks_nothing_is_one_like_others():
+    value = np.ma.masked_array(np.arange(3.0), mask=[0, 0, 0])
+    assert as_tensor(value, "`x`").tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        (lambda pd: pd.NA, "`x` has <NA>, a missing"),
+        (
+            lambda pd: np.array([1, pd.NA], dtype=object),
+            r"has <NA> at \[1\], a missing",
+        ),
+        (lambda pd: np.array([1, None], dtype=object), r"has None at \[1\], a missing"),
+    ],
+)
+def test_missing_values_are_called_so(values, place):
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(DataError, match=f"{place} value.* fillna"):
+        as_tensor(values(pandas), "`x`")
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float64", "boolean", object])
+def test_columns_that_lack_values_are_named(dtype):
+    pandas = pytest.importorskip("pandas")
+    column = pandas.Series([True, True, None], dtype=dtype)
+    frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "b": column})
+    with pytest.raises(DataError, match="`x` has NA in its column 'b' in row 2"):
+        frame_values(frame, "`x`")
+    with pytest.raises(DataError, match="`y` has NA in row 2"):
+        frame_values(frame["b"], "`y`")
+    if dtype is not object:
+        assert frame_values(frame[:2], "`x`").tolist() == [[1, 1], [2, 1]]
