@@ -35,6 +35,7 @@ from .optimizer_link import bind_optimizer, send_changes
 from .packing import Packing
 from .programs import KeptPrograms, Program, TrainingProgram
 from .stages import check_stage_names
+from .wide_weights import ExactWeights
 from .wrapping import make_plain, weights_of
 
 _TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
@@ -63,6 +64,7 @@ class Executors:
         self._inference: Program | None = None
         self._takes_turns = _env.waits_for_ipus()
         self._is_host_stale = False
+        self._exact = ExactWeights()
 
     # Programs ---------------------------------------------------------------
 
@@ -245,6 +247,7 @@ class Executors:
             self._refresh(program)
         send_changes(program)
         if not self._is_host_stale:
+            self._exact.remember(program.weights)
             program.wrappers.put_on()
         self._is_host_stale, program.held = True, None
         vector, _, *outputs = program.run(batch)
@@ -289,6 +292,7 @@ class Executors:
         was_fetched = program.executor.copyWeightsToHostIfNeeded()
         weights = program.weights
         make_plain(weights)
+        self._exact.restore()
         # Who has read a weight has fetched all of them, and may have changed some.
         program.held = fingerprint(weights) if was_fetched else None
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of 64 bits, of which an IPU has 32.
+
+PopTorch sends them as float32 or int32, and brings floats back so.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+import torch
+from torch import Tensor
+
+from ipufit.errors import UnsupportedError
+
+_LIMITS = torch.iinfo(torch.int32)
+
+
+class ExactWeights:
+    """The float64 values that a device got rounded.
+
+    Example:
+        >>> table = torch.tensor([0.1], dtype=torch.float64)
+        >>> exact = ExactWeights()
+        >>> exact.remember([table])
+        >>> _ = table.copy_(table.to(torch.float32))  # as a device brings it back
+        >>> exact.restore()
+        >>> table
+        tensor([0.1000], dtype=torch.float64)
+        >>> float(table)
+        0.1
+    """
+
+    def __init__(self) -> None:
+        self._values: list[tuple[Tensor, Tensor]] = []
+
+    def remember(self, weights: Iterable[Tensor]) -> None:
+        """Note the values that are on the host now; what was noted before is gone.
+
+        Args:
+            weights: Of any types.
+        """
+        self._values = [
+            (weight, weight.detach().clone())
+            for weight in weights
+            if weight.dtype == torch.float64
+        ]
+
+    def restore(self) -> None:
+        """Give their values back to weights that no program has changed."""
+        for weight, value in self._values:
+            plain = weight.detach()
+            rounded = value.to(torch.float32).to(torch.float64)
+            if torch.equal(plain.nan_to_num(), rounded.nan_to_num()):
+                plain.copy_(value)
+
+
+def check_integers(module: torch.nn.Module) -> None:
+    """Refuse integers in buffers that 32 bits can't hold.
+
+    Args:
+        module: The user's.
+
+    Raises:
+        UnsupportedError: There is one.
+
+    Example:
+        >>> module = torch.nn.Identity()
+        >>> module.register_buffer("start", torch.tensor([2**40]))
+        >>> check_integers(module)
+        Traceback (most recent call last):
+        ipufit.errors.UnsupportedError: The buffer start has 1099511627776: an IPU ...
+    """
+    for name, buffer in module.named_buffers():
+        if buffer.dtype != torch.int64:
+            continue
+        is_wrong = buffer.lt(_LIMITS.min).logical_or(buffer.gt(_LIMITS.max))
+        if is_wrong.any():
+            value = int(buffer[is_wrong][0])
+            raise UnsupportedError(
+                f"The buffer {name} has {value}: an IPU has integers of 32 bits, from "
+                f"{_LIMITS.min} to {_LIMITS.max}. Make it smaller, a float, or a plain "
+                "attribute that `forward` doesn't compute with."
+            )
