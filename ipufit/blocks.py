@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from ._poptorch import poptorch
+from .errors import UnknownNameError
 
 Begun = Tuple[Optional[str], Optional[int]]
 """Name and IPU of a block, as they were given."""
@@ -17,14 +18,20 @@ Blocks = List[Begun]
 
 
 @contextlib.contextmanager
-def started_blocks() -> Iterator[Blocks]:
+def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
     """Note the blocks that a module starts, by `with Block(...)` or `Block.start`.
 
     Those of `BeginBlock` aren't noted: they are never closed, so nothing has to enter
     them again.
 
+    Args:
+        stages: Names of each stage; none if they aren't known.
+
     Yields:
         The blocks so far, in order.
+
+    Raises:
+        UnknownNameError: A block that is started is in none of the stages.
 
     Example:
         >>> with started_blocks() as blocks, poptorch.Block("head", ipu_id=1):
@@ -34,8 +41,11 @@ def started_blocks() -> Iterator[Blocks]:
     """
     blocks: Blocks = []
     start = poptorch.Block.start
+    names = {name for stage in stages for name in stage}
 
     def noted(user_id: str | None = None, ipu_id: int | None = None) -> None:
+        if names and user_id is not None and user_id not in names:
+            raise UnknownNameError("stage of pipeline for the block", user_id, names)
         blocks.append((user_id, ipu_id))
         start(user_id, ipu_id)
 

@@ -9,8 +9,8 @@ from typing import Any, ContextManager, Iterator, Sequence
 import torch
 
 from ipufit._poptorch import poptorch
-from ipufit.blocks import Blocks
-from ipufit.errors import UnknownNameError
+from ipufit.blocks import Blocks, annotated_blocks
+from ipufit.errors import ConfigError, UnknownNameError
 
 
 def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) -> None:
@@ -36,6 +36,58 @@ def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) 
     strangers = [name for name in names if name not in submodules]
     if strangers and len(strangers) < len(names):
         raise UnknownNameError("submodule in pipeline", strangers[0], submodules)
+
+
+def check_stages_begin(
+    module: torch.nn.Module,
+    stages: Sequence[Sequence[str]],
+    started: Blocks,
+    *,
+    training: bool,
+) -> None:
+    """Refuse names of stages that nothing begins: PopTorch would pass over them.
+
+    The whole model would be on the first stage, or more of it than is meant.
+
+    Args:
+        module: The user's; its `forward` has been traced.
+        stages: Names of each stage.
+        started: The blocks that it has begun.
+        training: Whether the program trains. One that looks may leave parts out.
+
+    Raises:
+        UnknownNameError: A name is no submodule, and no block that was begun.
+        ConfigError: It is a submodule, and was never called.
+
+    Example:
+        >>> module = torch.nn.ModuleDict({"encoder": torch.nn.ReLU()})
+        >>> check_stages_begin(module, [["enc"]], [], training=True)
+        Traceback (most recent call last):
+        ipufit.errors.UnknownNameError: Unknown submodule or block in pipeline 'enc'...
+    """
+    submodules = dict(module.named_modules())
+    begun = {name for name, _ in started if name is not None}
+    begun.update(name for name, _ in annotated_blocks(module).values() if name)
+    is_counted = any(name is None for name, _ in started)  # their ids are numbers
+    names = [name for stage in stages for name in stage]
+    missing = [n for n in names if n not in begun and not (is_counted and n.isdigit())]
+    if not missing or (not training and len(missing) < len(names)):
+        return
+    for name in missing:
+        if name not in submodules:
+            known = begun.union(n for n in submodules if n)
+            raise UnknownNameError("submodule or block in pipeline", name, known)
+    inner = [n for n in submodules if n.startswith(f"{missing[0]}.")]
+    raise ConfigError(
+        f"pipeline names {missing[0]!r}, a {type(submodules[missing[0]]).__name__} "
+        "that `forward` never calls: a stage begins where its submodule is called. "
+        + (
+            f"Name the first that is called in it, such as {inner[0]!r}, or "
+            if inner
+            else "Name one that is called, or "
+        )
+        + f"begin a block there: with poptorch.Block({missing[0]!r})."
+    )
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from .host_values import Place, put_in
 from .objective import Objective, shapes_of
 from .outputs import OWN_LOSS, checked_scalar, split_own_loss
 from .packing import Packing
-from .stages import last_block
+from .stages import check_stages_begin, last_block
 from .watching import LossWatch
 from .wrapping import weights_of
 
@@ -58,6 +58,8 @@ class Step(torch.nn.Module):
         host_values: Buffers whose values follow the tensors of a batch.
     """
 
+    _is_training: bool
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -70,6 +72,7 @@ class Step(torch.nn.Module):
         self.findings = Findings()
         self.host_values = tuple(host_values)
         self._layout = layout
+        self._stages = config.stages
         self._first_block = config.first_block
         self._last_block = config.last_block
         self._dtype = _DTYPES[config.precision]
@@ -92,8 +95,11 @@ class Step(torch.nn.Module):
         if self._first_block is not None:  # the casts belong to it
             poptorch.Block.start(self._first_block)
         given = [self._cast(tensor) for tensor in tensors[: self._layout.num_inputs]]
-        with collected() as scalars, started_blocks() as blocks:
+        with collected() as scalars, started_blocks(self._stages) as blocks:
             outputs = call_module(self.module, self._layout.inputs.rebuild(given))
+        check_stages_begin(
+            self.module, self._stages, blocks, training=self._is_training
+        )
         return outputs, scalars, blocks
 
     def _in_last_block(self, blocks: Blocks) -> ContextManager[Any]:
@@ -116,6 +122,8 @@ class TrainingStep(Step):
         host_values: Buffers whose values follow the tensors of a batch.
         objective: Losses and metrics.
     """
+
+    _is_training = True
 
     def __init__(
         self,
@@ -217,6 +225,8 @@ class InferenceStep(Step):
         host_values: Buffers whose values follow the tensors of a batch.
         owns_loss: Whether the module returns its own loss.
     """
+
+    _is_training = False
 
     def __init__(
         self,

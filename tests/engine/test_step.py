@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from ipufit import (
+    ConfigError,
     IPUConfig,
     IPUModel,
     UnknownNameError,
@@ -305,3 +306,88 @@ def test_a_mistyped_submodule_beside_others_is_refused_before_anything_happens()
 def test_names_that_are_no_submodules_are_the_models_own_blocks():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     check_stage_names(module, [["first"], ["second"]])
+
+
+class Halves(nn.Module):
+    """An encoder and a decoder, and a list that nobody calls itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(3, 5)
+        self.layers = nn.ModuleList([nn.Linear(5, 5)])
+        self.decoder = nn.Linear(5, 4)
+
+    def forward(self, x):
+        h = self.encoder(x)
+        for layer in self.layers:
+            h = torch.tanh(layer(h))
+        return self.decoder(h)
+
+
+class HalfOwnBlocks(OwnBlocks):
+    """Its second block is there in training only."""
+
+    def forward(self, x):
+        if self.training:
+            return super().forward(x)
+        with poptorch.Block("early", ipu_id=0):
+            return self.second(torch.tanh(self.first(x)))
+
+
+UNBEGUN = {
+    "no submodules": (
+        Halves,
+        ("enc", "dec"),
+        UnknownNameError,
+        "block in pipeline 'enc'. Did you mean 'encoder'",
+    ),
+    "a mistyped block": (
+        OwnBlocks,
+        ("early", "lat"),
+        UnknownNameError,
+        "Unknown stage of pipeline for the block 'late'. Did you mean 'lat'",
+    ),
+    "one block of three": (
+        OwnBlocks,
+        ("early", "later", "late"),
+        UnknownNameError,
+        "block in pipeline 'later'. Did you mean 'late'",
+    ),
+    "a list": (
+        Halves,
+        ("encoder", "layers"),
+        ConfigError,
+        "'layers', a ModuleList .* never calls: .* such as 'layers.0'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNBEGUN)
+def test_a_stage_that_nothing_begins_is_refused_when_it_is_traced(case):
+    make, pipeline, error, message = UNBEGUN[case]
+    model = IPUModel(make(), IPUConfig(pipeline=pipeline))
+    model.compile("sgd", "cross_entropy")
+    with pytest.raises(error, match=message):
+        model.fit(X, Y, batch_size=24, verbose=0)
+    if case == "no submodules":
+        with pytest.raises(error, match=message):
+            model.predict(X, verbose=0)
+
+
+def test_a_program_that_looks_may_leave_a_stage_out():
+    model = IPUModel(HalfOwnBlocks(), IPUConfig(pipeline=("early", "late")))
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, batch_size=24, verbose=0)
+    with torch.no_grad():
+        expected = HalfOwnBlocks.forward(model.module.eval(), X)
+    torch.testing.assert_close(model.predict(X, verbose=0), expected)
+
+
+def test_blocks_of_annotated_layers_are_begun():
+    module = reference.network()
+    poptorch.BeginBlock(module[0], "early", ipu_id=0)
+    poptorch.BeginBlock(module[2], "late", ipu_id=1)
+    model = IPUModel(module, IPUConfig(pipeline=("early", "late")))
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, batch_size=24, verbose=0)
+    poptorch.removeBlocks(module)
