@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 
+from .call_errors import refuse_index
 from .compiled_for import CompiledFor
 from .fingerprint import Fingerprint
 from .host_values import host_tensors
@@ -57,9 +58,16 @@ class Program:
 
         Args:
             batch: Its tensors; the host's values are added.
+
+        Raises:
+            DataError: An index among them doesn't exist.
         """
         values = host_tensors(self.step.host_values, self.num_micro_batches)
-        return self.executor(*batch, *values)
+        try:
+            return self.executor(*batch, *values)
+        except (IndexError, RuntimeError) as error:
+            refuse_index(error, self.step.module, batch)
+            raise
 
 
 @dataclass(eq=False)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An index that isn't there is a DataError in whichever micro-batch it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ipufit import DataError, IPUConfig, IPUModel
+from ipufit.engine.call_errors import refuse_index
+
+ROWS = 16
+PLANS = {
+    "calls of one": IPUConfig(),
+    "calls of several": IPUConfig(device_iterations=2),
+    "accumulated": IPUConfig(gradient_accumulation=2, replicas=2),
+}
+
+
+def labels(at=None, value=9):
+    numbers = torch.zeros(ROWS, dtype=torch.int64)
+    if at is not None:
+        numbers[at] = value
+    return numbers
+
+
+def embedding(config):
+    model = IPUModel(
+        torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 4)), config
+    )
+    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+    return model
+
+
+METHODS = {
+    "fit": lambda m, x, y: m.fit(x, y, batch_size=4, shuffle=False, verbose=0),
+    "evaluate": lambda m, x, y: m.evaluate(x, y, batch_size=4, verbose=0),
+    "predict": lambda m, x, y: m.predict(x, batch_size=4, verbose=0),
+    "train_on_batch": lambda m, x, y: m.train_on_batch(x, y),
+    "test_on_batch": lambda m, x, y: m.test_on_batch(x, y),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("at", [0, 5, ROWS - 1])
+@pytest.mark.filterwarnings("ignore::ipufit.errors.EmptyUpdatesWarning")
+def test_an_index_out_of_range_is_a_data_error_wherever_it_is(plan, method, at):
+    run = METHODS[method]
+    for x, y in ((labels(at), labels()), (labels(), labels(at))):
+        if method == "predict" and not x.any():
+            continue
+        model = embedding(PLANS[plan])
+        with pytest.raises(DataError, match=r"index out of range|out of bounds"):
+            run(model, x, y)
+        run(model, labels(), labels())  # and the model works on
+
+
+def test_the_message_has_the_range_of_the_integers():
+    model = embedding(IPUConfig())
+    with pytest.raises(DataError, match=r"int64 \[4\] from 0 to 9, .* less than their"):
+        METHODS["fit"](model, labels(ROWS - 1), labels())
+
+
+def test_other_errors_stay_what_they_are():
+    refuse_index(RuntimeError("something else"), torch.nn.Identity(), [])
+    refuse_index(DataError("index out of range"), torch.nn.Identity(), [])
