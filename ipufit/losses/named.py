@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from ipufit.errors import DataError, UnknownNameError
+from ipufit.errors import ConfigError, DataError, UnknownNameError
 from ipufit.metrics.hinge import hinge, squared_hinge
 from ipufit.metrics.probabilistic import kl_divergence
 from ipufit.metrics.regression import (
@@ -31,11 +31,26 @@ ReducedLoss = Callable[[Any, Any, str], Tensor]
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.cross_entropy(_rows(outputs), targets, reduction=reduction)
+    classes = _classes(targets, outputs)
+    return F.cross_entropy(_rows(outputs), classes, reduction=reduction)
 
 
 def _nll(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.nll_loss(_rows(outputs), targets, reduction=reduction)
+    return F.nll_loss(_rows(outputs), _classes(targets, outputs), reduction=reduction)
+
+
+def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Class indices without a class axis of one element, `[N, 1]` as in Keras."""
+    has_axis = targets.dim() == outputs.dim() > 1 and targets.shape[1] == 1
+    if not has_axis or targets.is_floating_point():
+        return targets
+    if outputs.shape[1] == 1:
+        raise DataError(
+            f"outputs of shape {tuple(outputs.shape)} have one class, of which nothing "
+            "can be learnt. For two classes in one output use 'binary_cross_entropy'"
+        )
+    classes: Tensor = targets.squeeze(1)
+    return classes
 
 
 def _binary_cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -141,14 +156,26 @@ _NAMED: dict[str, ReducedLoss] = {
     "meansquarederror": _mse,
     "mse": _mse,
     "nll": _nll,
-    "nllloss": _nll,
     "poisson": _poisson,
     "smoothl1": _smooth_l1,
     "sparsecategoricalcrossentropy": _sparse,
 }
-"""By their names without underscores and capitals."""
+"""By their names without underscores, capitals and `loss` at the end."""
+
+_ALIASES = {
+    "bce": "binarycrossentropy",
+    "bcewithlogits": "binarycrossentropy",
+    "binarycrossentropywithlogits": "binarycrossentropy",
+    "ce": "crossentropy",
+    "kld": "kldivergence",
+    "kldiv": "kldivergence",
+    "kullbackleiblerdivergence": "kldivergence",
+    "poissonnll": "poisson",
+}
+"""What else Keras, torch and the metrics call them."""
 
 NAMES = (
+    "bce",
     "binary_cross_entropy",
     "binary_crossentropy",
     "categorical_crossentropy",
@@ -156,6 +183,7 @@ NAMES = (
     "cross_entropy",
     "hinge",
     "huber",
+    "kl_div",
     "kl_divergence",
     "l1",
     "log_cosh",
@@ -176,6 +204,23 @@ NAMES = (
 )
 """The names as people write them."""
 
+CTC_FUNCTION = (
+    "a function of the outputs [N, T, C], log-probabilities, and of a pair of targets "
+    "and their lengths: lambda x, y: torch.nn.functional.ctc_loss(x.transpose(0, 1), "
+    "y[0], lengths_of_x, y[1])"
+)
+
+_MEAN_OTHERWISE = {
+    "bceloss": "torch's BCELoss takes probabilities, and 'binary_cross_entropy' takes "
+    "logits, what comes before the sigmoid. Leave the sigmoid out and use that, or "
+    "pass torch.nn.BCELoss() itself.",
+    "kldivloss": "torch's KLDivLoss divides by classes too, and 'kl_divergence' by "
+    "samples only, of outputs that are logits or log-probabilities. Use that, or pass "
+    "torch.nn.KLDivLoss(reduction='batchmean') itself.",
+    **dict.fromkeys(("ctc", "ctcloss"), f"CTC needs lengths too. Pass {CTC_FUNCTION}."),
+}
+"""Names that are understood, but not as a loss of ours."""
+
 _IGNORED = -100
 _IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
 
@@ -185,14 +230,24 @@ def named_loss(name: str) -> Loss:
     """The loss of that name, the same each time; capitals and underscores don't matter.
 
     Raises:
+        ConfigError: It means something else elsewhere than a loss of ours.
         UnknownNameError: There is none.
 
     Example:
         >>> named_loss("MSE").terms(torch.ones(1, 1), torch.zeros(1, 1), 1).value
         tensor(1.)
     """
-    function = _NAMED.get(name.lower().replace("_", ""))
+    key = name.lower().replace("_", "")
+    if key in _MEAN_OTHERWISE:
+        raise ConfigError(f"loss={name!r}: {_MEAN_OTHERWISE[key]}")
+    short = key[: -len("loss")] if key.endswith("loss") else key
+    function = _NAMED.get(_ALIASES.get(short, short))
     if function is None:
+        if name.endswith("Loss") and hasattr(torch.nn, name):
+            raise ConfigError(
+                f"loss={name!r} is a class of torch without a name here: pass "
+                f"torch.nn.{name}() itself."
+            )
         raise UnknownNameError("loss", name, NAMES)
 
     def reduced(reduction: str) -> LossFunction:

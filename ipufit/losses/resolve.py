@@ -12,7 +12,7 @@ from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.types import LossFunction
 
 from .loss import Loss
-from .named import named_loss
+from .named import CTC_FUNCTION, named_loss
 
 LossLike = Union[str, torch.nn.Module, LossFunction]
 """A name, a loss module of torch, or a function of outputs and targets."""
@@ -24,7 +24,9 @@ def resolve_loss(loss: LossLike) -> Loss:
     Binary losses and those of errors take targets of the outputs' shape but for axes
     of size 1: `[N]` labels fit `[N, 1]` outputs. Names that mean a probability loss
     take logits, as torch's do. The class axis is the second, as torch has it, and the
-    last for Keras's `..._crossentropy`. Capitals and underscores don't matter.
+    last for Keras's `..._crossentropy`; it may have one element in targets of class
+    indices. Capitals, underscores and `loss` at the end don't matter, so the names of
+    torch's classes will do. One that means something else there is refused.
 
     Args:
         loss: A name, a torch loss module, or `loss(outputs, targets)`.
@@ -34,7 +36,7 @@ def resolve_loss(loss: LossLike) -> Loss:
 
     Raises:
         UnknownNameError: The name is unknown.
-        ConfigError: It can't be called.
+        ConfigError: It can't be called, or the name means something else elsewhere.
 
     Example:
         >>> resolve_loss(torch.nn.CrossEntropyLoss(reduction="sum")).is_sum
@@ -64,9 +66,8 @@ def resolve_loss(loss: LossLike) -> Loss:
 def _refuse_unsupported(loss: Any) -> None:
     if isinstance(loss, torch.nn.CTCLoss):
         raise UnsupportedError(
-            "torch.nn.CTCLoss takes four arguments, and with outputs [T, N, C]. Pass a "
-            "function of the outputs [N, T, C] and a pair of targets and lengths: "
-            "lambda x, y: F.ctc_loss(x.transpose(0, 1), y[0], lengths_of_x, y[1])."
+            "torch.nn.CTCLoss takes four arguments, and with outputs [T, N, C]. Pass "
+            f"{CTC_FUNCTION}."
         )
     if _is_torchs(loss) and getattr(loss, "weight", None) is not None:
         raise UnsupportedError(

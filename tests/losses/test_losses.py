@@ -68,7 +68,11 @@ BY_FORMULA = {
     ("log_cosh",): (NUMBERS, TRUTHS, lambda: (FLAT - FLOATS).cosh().log()),
     ("hinge",): (NUMBERS, TRUTHS, lambda: (1 - SIGNS * FLAT).relu()),
     ("squared_hinge",): (NUMBERS, TRUTHS, lambda: (1 - SIGNS * FLAT).relu() ** 2),
-    ("kl_divergence",): (LOGITS, ONE_HOT, lambda: -LOGITS.log_softmax(1).diagonal()),
+    ("kl_divergence", "kl_div"): (
+        LOGITS,
+        ONE_HOT,
+        lambda: -LOGITS.log_softmax(1).diagonal(),
+    ),
     ("cosine_similarity",): (
         LOGITS,
         ONE_HOT,
@@ -94,6 +98,7 @@ EXPECTED = {
             F.smooth_l1_loss: ("smooth_l1", "huber"),
             F.poisson_nll_loss: ("poisson",),
             F.binary_cross_entropy_with_logits: (
+                "bce",
                 "binary_cross_entropy",
                 "binary_crossentropy",
             ),
@@ -136,6 +141,100 @@ def test_capitals_and_underscores_do_not_matter():
     for name, same in (("MSE", "mse"), ("MeanSquaredError", "mse"), ("L1", "mae")):
         expected = resolve_loss(same).terms(NUMBERS, NUMBERS + 1, 3)
         assert resolve_loss(name).terms(NUMBERS, NUMBERS + 1, 3) == expected
+
+
+SYNONYMS = {
+    "BCE": "binary_cross_entropy",
+    "BCEWithLogitsLoss": "binary_cross_entropy",
+    "binary_cross_entropy_with_logits": "binary_cross_entropy",
+    "ce": "cross_entropy",
+    "CrossEntropyLoss": "cross_entropy",
+    "HuberLoss": "huber",
+    "kld": "kl_divergence",
+    "KullbackLeiblerDivergence": "kl_divergence",
+    "kullback_leibler_divergence": "kl_divergence",
+    "L1Loss": "mae",
+    "l1_loss": "mae",
+    "mse_loss": "mse",
+    "MSELoss": "mse",
+    "NLLLoss": "nll",
+    "poisson_nll_loss": "poisson",
+    "PoissonNLLLoss": "poisson",
+    "smooth_l1_loss": "smooth_l1",
+    "SmoothL1Loss": "smooth_l1",
+    "SparseCategoricalCrossentropy": "sparse_categorical_crossentropy",
+}
+
+
+@pytest.mark.parametrize("name", SYNONYMS)
+def test_other_words_for_a_loss_are_known(name):
+    outputs, targets, _ = EXPECTED[SYNONYMS[name]]
+    expected = resolve_loss(SYNONYMS[name]).terms(outputs, targets, 3)
+    assert resolve_loss(name).terms(outputs, targets, 3) == expected
+    torchs = getattr(torch.nn, name, None)
+    if torchs is not None:  # the class of torch means the same
+        like = targets if targets.dtype == CLASSES.dtype else targets.to(outputs.dtype)
+        if name not in ("CrossEntropyLoss", "NLLLoss"):
+            like = like.reshape(outputs.shape).to(outputs.dtype)
+        torch.testing.assert_close(expected.value, torchs()(outputs, like))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        (
+            "BCELoss",
+            r"'binary_cross_entropy' takes logits.*torch.nn.BCELoss\(\) itself",
+        ),
+        ("KLDivLoss", r"torch.nn.KLDivLoss\(reduction='batchmean'\) itself"),
+        ("ctc", "lengths too.*lambda x, y"),
+        ("CTCLoss", "lengths too.*lambda x, y"),
+        ("SoftMarginLoss", r"pass torch.nn.SoftMarginLoss\(\) itself"),
+    ],
+)
+def test_a_name_that_means_something_else_says_what_to_write(name, advice):
+    with pytest.raises(ConfigError, match=f"^loss='{name}'.*{advice}"):
+        resolve_loss(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["cross_entropy", "nll", "sparse_categorical_crossentropy"]
+)
+def test_classes_may_have_an_axis_of_one_element(name):
+    loss = resolve_loss(name)
+    column = CLASSES.reshape(3, 1)
+    for known in ({}, {"weights": torch.tensor([1.0, 0.0, 2.0])}):
+        expected = loss.terms(LOGITS, CLASSES, 3, **known)
+        assert loss.terms(LOGITS, column, 3, **known) == expected
+
+
+def test_so_may_those_of_positions():
+    outputs = torch.randn(2, 4, 5)  # rows, classes, positions
+    targets = torch.tensor([[0, 1, -100, 3, 2], [0, 0, 1, 2, -100]])
+    loss = resolve_loss("cross_entropy")
+    expected = loss.terms(outputs, targets, 2)
+    torch.testing.assert_close(
+        expected.value, F.cross_entropy(outputs, targets, ignore_index=-100)
+    )
+    assert loss.terms(outputs, targets[:, None], 2) == expected
+
+
+def test_one_class_is_no_choice():
+    with pytest.raises(DataError, match=r"one class, .* 'binary_cross_entropy'"):
+        resolve_loss("cross_entropy").terms(NUMBERS, TRUTHS[:, None], 3)
+
+
+def test_a_column_of_classes_trains_and_is_measured_as_a_row_of_them():
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(24, NUM_FEATURES, generator=generator)
+    y = torch.randint(0, NUM_CLASSES, (24,), generator=generator)
+    figures = []
+    for targets in (y, y[:, None]):
+        model = IPUModel(network(), IPUConfig(micro_batch_size=4))
+        model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+        history = model.fit(x, targets, batch_size=8, shuffle=False, verbose=0).history
+        figures.append((history, model.evaluate(x, targets, verbose=0)))
+    assert figures[0] == figures[1]
 
 
 def test_every_name_is_tested():
@@ -405,7 +504,7 @@ class Scaled(torch.nn.Module):
 @pytest.mark.parametrize(
     ("loss", "error", "message"),
     [
-        (torch.nn.CTCLoss(), UnsupportedError, "F.ctc_loss"),
+        (torch.nn.CTCLoss(), UnsupportedError, "functional.ctc_loss"),
         (
             torch.nn.CrossEntropyLoss(weight=torch.ones(4)),
             UnsupportedError,
