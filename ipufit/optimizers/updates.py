@@ -13,6 +13,7 @@ from ipufit.errors import SharedRateWarning
 from .loss_scaling import LossScaleRamp
 from .rates import Rates, ScheduleLike, make_rates
 from .resolve import OptimizerLike, program_key, resolve_optimizer
+from .settable import make_settable
 from .spec import Optimizer
 
 
@@ -164,5 +165,6 @@ def resolve_updates(
         optimizer = Optimizer(optimizer)
     resolved = resolve_optimizer(optimizer, module)
     rates = make_rates(lr_schedule, resolved, optimizer)
+    make_settable(resolved, rates.describe() if rates.is_scheduled else None)
     spec = optimizer if isinstance(optimizer, Optimizer) else None
     return Updates(resolved, rates, spec)
