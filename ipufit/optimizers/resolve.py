@@ -70,6 +70,12 @@ def resolve_optimizer(
         optimizer = Optimizer(optimizer)
     if isinstance(optimizer, Optimizer):
         return optimizer.bind(module)
+    if isinstance(optimizer, (tuple, list, dict)):
+        raise UnsupportedError(
+            f"optimizer has several optimizers ({len(optimizer)}), and a program has "
+            "one. Give parts of the module settings of their own as parameter groups: "
+            "torch.optim.AdamW([{'params': model.head.parameters(), 'lr': 1e-3}, ...])."
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UnsupportedError(
             f"optimizer={optimizer!r} is neither a name ({', '.join(NAMES)}) nor "

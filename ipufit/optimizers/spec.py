@@ -31,6 +31,16 @@ _CLASSES = {
 
 NAMES = tuple(_CLASSES)
 
+_ELSEWHERE = {
+    "lars": "'lamb' adapts the rate of each layer as LARS does, with Adam's momentum",
+    **dict.fromkeys(
+        ("adadelta", "adafactor", "adagrad", "ftrl", "lion", "muon", "rprop"),
+        f"there are {', '.join(NAMES)}",
+    ),
+    **dict.fromkeys(("adamax", "nadam", "radam"), "'adamw' or 'adam' is nearest"),
+}
+"""Names of optimizers that PopTorch doesn't have, and what it has instead."""
+
 _DECAY_BY_DEFAULT = ("adamw", "lamb")
 
 _OTHER_WORDS = {
@@ -44,7 +54,7 @@ _OTHER_WORDS = {
     "foreach": None,
     "fused": None,
     "loss_scale_factor": "loss_scaling",
-    "lr": "learning_rate",
+    "lr": "learning_rate, which was given, too",
     "max_grad_norm": "global_clipnorm",
     "maximize": None,
     "params": None,
@@ -60,7 +70,7 @@ class Optimizer:
 
     Args:
         name: "sgd", "adam", "adamw", "rmsprop" or "lamb".
-        learning_rate: 0.001 by default, 0.01 for SGD.
+        learning_rate: 0.001 by default, 0.01 for SGD. torch's `lr` will do.
         weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
         no_decay: Parameters that do not decay: "bias", "norm" (normalisation layers),
             or patterns of their names such as "embed*".
@@ -112,8 +122,14 @@ class Optimizer:
         **settings: Any,
     ) -> None:
         if not isinstance(name, str) or name.lower() not in _CLASSES:
+            if str(name).lower() in _ELSEWHERE:
+                raise UnsupportedError(
+                    f"PopTorch has no {name}: {_ELSEWHERE[str(name).lower()]}."
+                )
             raise UnknownNameError("optimizer", str(name), _CLASSES)
         name = name.lower()
+        if learning_rate is None:
+            learning_rate = settings.pop("lr", None)
         if learning_rate is None:
             learning_rate = _CLASSES[name][1]
         values = {

@@ -189,3 +189,11 @@ def test_the_loss_scaling_is_one_of_the_values_a_device_has(module):
     before = hyper_parameters(optimizer)
     optimizer.loss_scaling = 4.0
     assert hyper_parameters(optimizer) != before
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda two: dict(enumerate(two))])
+def test_several_optimizers_are_called_so(kind):
+    module = torch.nn.Linear(3, 2)
+    two = [torch.optim.SGD([p], lr=0.1) for p in module.parameters()]
+    with pytest.raises(UnsupportedError, match=r"several optimizers \(2\), .*'params'"):
+        resolve_optimizer(kind(two), module)

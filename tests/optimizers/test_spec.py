@@ -175,7 +175,7 @@ def test_it_is_a_value():
         ({"betas": 0.5}, "can't have these settings"),
         ({"eps": -1}, "can't have these settings: .*-1"),
         ({"accum_type": torch.float64}, "can't have these settings: .*float64"),
-        ({"lr": 0.1}, r"has lr\. Here it is learning_rate"),
+        ({"learning_rate": 0.1, "lr": 0.1}, r"has lr\. .* which was given, too"),
         ({"max_grad_norm": 0.1}, "Here it is global_clipnorm"),
         ({"beta_1": 0.1}, r"Here it is betas=\(beta_1, beta_2\)"),
         ({"epsilon": 0.1}, "Here it is eps"),
@@ -203,7 +203,20 @@ def test_nesterov_without_momentum_is_refused():
         Optimizer("sgd", nesterov=True)
 
 
-@pytest.mark.parametrize("name", ["adagrad", "adamm", None, 3])
+def test_the_rate_may_be_called_as_in_torch():
+    assert Optimizer("sgd", lr=0.25) == Optimizer("sgd", learning_rate=0.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("lars", "no lars: 'lamb' adapts"), ("Adagrad", "no Adagrad: there are adam, ad")],
+)
+def test_what_poptorch_lacks_is_said_with_what_it_has(name, advice):
+    with pytest.raises(UnsupportedError, match=f"^PopTorch has {advice}"):
+        Optimizer(name)
+
+
+@pytest.mark.parametrize("name", ["adammw", "adamm", None, 3])
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UnknownNameError, match=r"Unknown optimizer .*Known: adam, ada"):
         Optimizer(name)
