@@ -28,6 +28,10 @@ _STRATEGIES = (
 )
 
 
+MOST_IPUS = 64
+"""IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
+
+
 @dataclass(frozen=True)
 class IPUConfig:
     """How a model runs on IPUs; the same on the emulator.
@@ -123,6 +127,7 @@ class IPUConfig:
         ):
             raise ConfigError(f"profile_dir={self.profile_dir!r} is not a path.")
         self._check_pipeline()
+        self._check_num_ipus()
         for share in self._memory_proportions().values():
             if not 0 <= share <= 1:
                 raise ConfigError(
@@ -162,6 +167,22 @@ class IPUConfig:
             raise ConfigError(
                 f"pipeline={self.pipeline!r} is neither a sequence of stages nor a "
                 "strategy such as poptorch.PipelinedExecution."
+            )
+
+    def _check_num_ipus(self) -> None:
+        """Refuse more IPUs than one process can have, as far as is known now."""
+        has_own = self.training_options is not None
+        if has_own and self.inference_options is not None:
+            return  # replicas and stages are theirs
+        per_replica = len(set(self.stage_ipus)) or 1
+        total = self.replicas * per_replica
+        if total > MOST_IPUS:
+            each = f" with {per_replica} IPUs each, its stages" if self.stages else ""
+            raise ConfigError(
+                f"replicas={self.replicas}{each}, need {total} IPUs, and a process has "
+                f"{MOST_IPUS} at most. Use {MOST_IPUS // per_replica} replicas or "
+                "fewer, or fewer stages; gradient_accumulation makes batches larger "
+                "without more IPUs."
             )
 
     # Plans ------------------------------------------------------------------

@@ -42,6 +42,15 @@ def training_options(**settings):
         ({"available_memory_proportion": {"IPU0": 0.5}}, "one per IPU"),
         ({"seed": "lucky"}, "seed='lucky'"),
         ({"seed": 1.5}, r"seed=1\.5"),
+        (
+            {"replicas": 128},
+            "replicas=128, need 128 IPUs, and a process has 64 at most",
+        ),
+        (
+            {"replicas": 64, "pipeline": ("a", ("b", "c"))},
+            "replicas=64 with 2 IPUs each, its stages, need 128 .* Use 32 replicas",
+        ),
+        ({"pipeline": [str(i) for i in range(65)]}, "65 IPUs each, .* need 65"),
         ({"training_options": {}}, r"training_options=\{\}"),
         ({"inference_options": "fast"}, "inference_options='fast'"),
     ],
@@ -49,6 +58,13 @@ def training_options(**settings):
 def test_values_out_of_range_are_refused_when_they_are_given(settings, message):
     with pytest.raises(ConfigError, match=message):
         IPUConfig(**settings)
+
+
+def test_a_process_may_have_64_ipus():
+    assert IPUConfig(replicas=32, pipeline=("a", "b")).num_stages == 2
+    assert IPUConfig(replicas=64).replicas == 64
+    stages = [poptorch.Stage("a").ipu(0), poptorch.Stage("b").ipu(0)]
+    assert IPUConfig(replicas=64, pipeline=stages).num_stages == 2  # on one IPU
 
 
 def test_a_config_is_frozen_and_comparable():
