@@ -15,6 +15,7 @@ from .passes import Replay
 from .rebatching import pad
 from .source import IndexedSource, Source, StreamSource
 from .training import TrainingBatches
+from .values import column_names
 
 __all__ = [
     "BEGINNING",
@@ -35,6 +36,7 @@ __all__ = [
     "TrainingBatches",
     "as_batch",
     "as_source",
+    "column_names",
     "fit_sources",
     "pad",
     "random_state",

@@ -28,11 +28,21 @@ from .kinds import (
 )
 from .layout import NOTHING, Layout
 from .ranges import check_integers
-from .source import IndexedSource, Source, StreamSource, same_rows
-from .values import as_tensor, column_names, frame_values, is_frame, split_columns
+from .source import IndexedSource, Source, StreamSource, same_rows, short_list
+from .values import (
+    as_tensor,
+    column_names,
+    frame_values,
+    is_frame,
+    split_columns,
+    without_columns,
+)
 
 _STREAM_ROWS = 64
 """Samples that are stacked at a time when a dataset gives them one by one."""
+
+_MOST_PARTS = 8
+"""Arrays in a list that is taken for inputs or targets, and not for samples."""
 
 
 def as_source(
@@ -43,6 +53,7 @@ def as_source(
     name: str = "x",
     num_workers: int = 0,
     inputs_only: bool = False,
+    left_out: Sequence[str] = (),
 ) -> Source:
     """Take samples in any of the forms that users have them.
 
@@ -59,6 +70,7 @@ def as_source(
         num_workers: Processes that load an `IterableDataset`.
         inputs_only: Whether the targets and weights in samples are left alone,
             whatever they are.
+        left_out: Columns that count as not there, if samples have columns.
 
     Returns:
         The samples.
@@ -81,6 +93,7 @@ def as_source(
         name,
         has_lists=is_hugging_face(x),
         inputs_only=inputs_only,
+        left_out=left_out,
     )
     if type(x) is TensorDataset and len(x.tensors) <= 3:  # a subclass may do more
         _refuse_beside(x, y, sample_weight, name)
@@ -89,12 +102,13 @@ def as_source(
         _refuse_beside(x, None if columns else y, sample_weight, name)
         return _from_cache(x, parts_of, name)
     if is_array_like(x):
+        x = without_columns(x, left_out)
         if columns is not None:
             where = f"`{name}`"
             frame, x = x, _columns_of(x)
             x, y = split_columns(x, columns, is_single, where)
             x = frame[list(x)] if is_frame(frame) else x
-        return _from_arrays(x, y, sample_weight, name=name)
+        return _from_arrays(x, None if inputs_only else y, sample_weight, name=name)
     if is_indexed(x) or is_stream(x):
         _refuse_beside(x, None if columns else y, sample_weight, name)
     if is_indexed(x):
@@ -121,13 +135,16 @@ def as_source(
     )
 
 
-def as_batch(x: Any, y: Any = None, sample_weight: Any = None) -> StreamSource:
+def as_batch(
+    x: Any, y: Any = None, sample_weight: Any = None, *, left_out: Sequence[str] = ()
+) -> StreamSource:
     """Take one batch of arrays, as it is.
 
     Args:
         x: Arrays of inputs, nested.
         y: Arrays of targets.
         sample_weight: Arrays of weights.
+        left_out: Columns that count as not there, if `x` has columns.
 
     Returns:
         A stream of one block.
@@ -144,6 +161,7 @@ def as_batch(x: Any, y: Any = None, sample_weight: Any = None) -> StreamSource:
             f"`x` is {describe(x)}. Pass the arrays of one batch, or use fit, "
             "evaluate and predict."
         )
+    x = without_columns(x, left_out)
     _from_arrays(x, y, sample_weight, name="x")
     parts = [_plain(part, "`x`") for part in (x, y, sample_weight)]
     return StreamSource([parts], _identity, name="x")
@@ -283,11 +301,24 @@ def _check_lengths(layout: Layout, leaves: Sequence[Tensor], name: str) -> None:
     lengths = [len(leaf) for leaf in leaves if leaf.dim()]
     if len(set(lengths)) > 1:
         inputs, targets = layout.num_inputs, layout.targets.num_leaves
+        parts = {
+            "inputs": lengths[:inputs],
+            "targets": lengths[inputs : inputs + targets],
+            "weights": lengths[inputs + targets :],
+        }
+        advice = ""
+        if any(
+            layout_part.kind is list and layout_part.num_leaves > _MOST_PARTS
+            for layout_part in layout.parts
+        ):
+            advice = (
+                " A list has one array for each input or target; make rows of samples "
+                "one array, as with numpy.stack or torch.stack."
+            )
+        told = [f"{n} {short_list(some)}" for n, some in parts.items() if some]
         raise DataError(
-            f"The arrays of `{name}` have different numbers of samples: inputs "
-            f"{lengths[:inputs]}, targets {lengths[inputs : inputs + targets]}"
-            + (f", weights {rest}" if (rest := lengths[inputs + targets :]) else "")
-            + ". Dim 0 must be the same for all."
+            f"The arrays of `{name}` have different numbers of samples: "
+            f"{', '.join(told)}. Dim 0 must be the same for all.{advice}"
         )
 
 

@@ -14,7 +14,7 @@ from ipufit._tree import ConstantChangedError
 from ipufit.errors import DataError
 
 from .layout import Layout
-from .values import as_tensor, split_columns
+from .values import as_tensor, split_columns, without_columns
 
 
 class StackedRows(tuple):  # type: ignore[type-arg]
@@ -127,6 +127,7 @@ class Parts:
         has_lists: Whether lists of numbers are arrays, as in rows of Hugging Face's
             datasets.
         inputs_only: Whether targets and weights are left alone, whatever they are.
+        left_out: Columns that count as not there.
 
     Example:
         >>> Parts()((1, 2)), Parts(["b"], True)({"a": 1, "b": 2})
@@ -141,7 +142,9 @@ class Parts:
         *,
         has_lists: bool = False,
         inputs_only: bool = False,
+        left_out: Sequence[str] = (),
     ) -> None:
+        self._left_out = left_out
         self._columns = columns
         self._is_single = is_single
         self._name = name
@@ -160,6 +163,7 @@ class Parts:
     def _parts(self, sample: Any) -> Sequence[Any]:
         if isinstance(sample, Mapping) and not isinstance(sample, dict):
             sample = dict(sample)  # as transformers' tokenizers give
+        sample = without_columns(sample, self._left_out)
         if self._has_lists:
             sample = table_row(sample)
         if self._columns is not None:

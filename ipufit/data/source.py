@@ -260,8 +260,20 @@ def same_rows(leaves: Sequence[Any], where: str) -> Block:
         raise DataError(f"{where} holds a single number: dim 0 counts samples.")
     if len(set(lengths)) > 1:
         raise DataError(
-            f"{where} has arrays of different numbers of samples: {lengths}. Dim 0 "
-            "must be the same for all."
+            f"{where} has arrays of different numbers of samples: "
+            f"{short_list(lengths)}. Dim 0 must be the same for all."
         )
     rows = lengths[0]
     return [t if t.dim() else t.expand(rows).clone() for t in tensors]
+
+
+def short_list(numbers: Sequence[int]) -> str:
+    """A list for messages, cut after its first numbers.
+
+    Example:
+        >>> short_list([4, 5]), short_list([3] * 32)
+        ('[4, 5]', '[3, 3, 3, ... 32 in all]')
+    """
+    if len(numbers) <= 6:
+        return str(list(numbers))
+    return f"[{', '.join(map(str, numbers[:3]))}, ... {len(numbers)} in all]"

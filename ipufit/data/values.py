@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -225,3 +225,23 @@ def split_columns(
             f"y={list(names)} names all columns of {where}: none is left for inputs."
         )
     return inputs, row[names[0]] if is_single else {name: row[name] for name in names}
+
+
+def without_columns(value: Any, names: Columns) -> Any:
+    """A dict or a frame without some of its columns; anything else as it is.
+
+    Args:
+        value: A sample, or something that holds many.
+        names: Columns, which needn't be there.
+
+    Example:
+        >>> without_columns({"a": 1, "label": 2}, ["label", "weight"])
+        {'a': 1}
+    """
+    if not names:
+        return value
+    if isinstance(value, Mapping):
+        return {key: value[key] for key in value if key not in names}
+    if is_frame(value) and hasattr(value, "columns"):
+        return value[[name for name in value.columns if name not in names]]
+    return value

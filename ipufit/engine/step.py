@@ -344,8 +344,25 @@ def _check_arguments(
         signature.bind(*by_place, **by_name)
     except TypeError as error:
         given = ", ".join(map(repr, by_name)) or f"{len(by_place)} by place"
+        strangers = _strangers(signature, by_name)
+        if strangers:
+            name = strangers[0]
+            raise DataError(
+                f"{type(module).__name__}.forward{signature} has no argument {name!r}, "
+                f"and samples have {given}. A dict of inputs gives arguments by name. "
+                f"If it is a target, name it, y={name!r}, in predict() too; else take "
+                "it out of the samples."
+            ) from None
         raise DataError(
             f"{type(module).__name__}.forward{signature} doesn't take the inputs that "
             f"are given ({given}): {error}. A dict of inputs gives arguments by name, "
             "a tuple or list by place."
         ) from None
+
+
+def _strangers(signature: inspect.Signature, by_name: dict[str, Any]) -> list[str]:
+    """The names that are no arguments."""
+    known = signature.parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
+        return []
+    return [name for name in by_name if name not in known]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 import torch
 
@@ -53,6 +53,7 @@ class ModelBase(CompiledModel):
         self._hooks: CallbackList | None = None  # of the run under way
         self._micro_batch_size = self.config.micro_batch_size
         self._seen: Source | None = None
+        self._target_columns: Sequence[str] = ()  # as fit or evaluate named them last
         self._stepped: Updates | None = None
         self._snapshot: Snapshot | None = None
         self._passes = 0  # over training data, so that no fit repeats an order

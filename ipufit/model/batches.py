@@ -131,4 +131,4 @@ class SingleBatches(Fitting, Inference):
         Raises:
             DataError: Data that can't be used.
         """
-        return self.predict(as_batch(x), verbose=0)
+        return self.predict(as_batch(x, left_out=self._target_columns), verbose=0)

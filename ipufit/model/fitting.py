@@ -19,6 +19,7 @@ from ipufit.data import (
     Source,
     StreamSource,
     TrainingBatches,
+    column_names,
     fit_sources,
 )
 from ipufit.engine import (
@@ -145,6 +146,7 @@ class Fitting(ModelBase):
             validation_data,
             num_workers=self.config.num_workers,
         )
+        self._target_columns = column_names(y) or ()
         _require_targets(source, how.objective, "x", "train")
         _check_weighting(how.objective, class_weight, drop_last)
         if not isinstance(shuffle, bool):

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 from ipufit._poptorch import poptorch
 from ipufit.callbacks.base import CallbackLike
-from ipufit.data import InferenceBatches, Source, as_source
+from ipufit.data import InferenceBatches, Source, as_source, column_names
 from ipufit.engine import give_shapes, joined, predictions
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
 
@@ -53,6 +53,7 @@ class Inference(ModelBase):
         """
         self._compiled()
         source = as_source(x, y, sample_weight, num_workers=self.config.num_workers)
+        self._target_columns = column_names(y) or ()
         test = self._evaluation(source, batch_size, steps)
         run = RunState(params=_params(verbose, test.batches))
         run.coverage = warn_of_coverage(test.options, test.plan, "evaluate", 3)
@@ -73,16 +74,19 @@ class Inference(ModelBase):
         steps: int | None = None,
         callbacks: CallbackLike = None,
         *,
+        y: str | Sequence[str] | None = None,
         stream: bool = False,
     ) -> Any:
         """The module's outputs, one row per sample, in order.
 
         Args:
-            x: Inputs, or samples; their targets, if any, are left alone.
+            x: Inputs, or samples; their targets, if any, are left alone. So are
+                columns that the last `fit` or `evaluate` had as targets.
             batch_size: As for `evaluate`.
             verbose: As for `fit`.
             steps: Batches to predict, from the beginning; None for all.
             callbacks: As for `fit`.
+            y: The names of other columns to leave alone, if `x` has columns.
             stream: Give an iterator over the outputs of each call, in constant
                 memory, instead of all at once.
 
@@ -93,7 +97,18 @@ class Inference(ModelBase):
             DataError: Data that can't be used.
             ConfigError: The own inference options don't return every row.
         """
-        source = as_source(x, num_workers=self.config.num_workers, inputs_only=True)
+        columns = column_names(y)
+        if y is not None and columns is None:
+            raise DataError(
+                f"y={y!r:.80} names no columns: predict() needs no targets, only the "
+                "names of columns that it is to leave alone."
+            )
+        source = as_source(
+            x,
+            num_workers=self.config.num_workers,
+            inputs_only=True,
+            left_out=(*self._target_columns, *(columns or ())),
+        )
         give_shapes(self.module, source)
         plan, options = self._inference(batch_size)
         if options.output_mode != poptorch.OutputMode.All.value:

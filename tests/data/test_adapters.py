@@ -340,3 +340,12 @@ def test_a_frame_is_a_matrix_and_a_series_a_vector():
         as_source(frame.assign(d=["x", "y"]))
     with pytest.raises(DataError, match="`y` is a series of"):
         as_source(X[:2], pandas.Series(["x", "y"]))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_list_of_rows_is_told_from_a_list_of_inputs(place):
+    parts = [torch.zeros(32, 3), torch.zeros(32)]
+    parts[place] = [np.zeros(3) for _ in range(32)]
+    match = r"\[3, 3, 3, \.\.\. 32 in all\].* one array, as with numpy\.stack"
+    with pytest.raises(DataError, match=match):
+        as_source(*parts)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`predict` leaves columns alone that are targets, whatever form the data has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ipufit import CachedDataset, DataError, IPUModel
+from tests import reference
+
+X, Y = reference.samples(24)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return {"x": X[index], "label": Y[index]}
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (Rows()[index] for index in range(len(X)))
+
+
+class Named(torch.nn.Module):
+    """Takes its input by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = reference.network()
+
+    def forward(self, x):
+        return self.network(x)
+
+
+FORMS = {
+    "arrays": lambda: {"x": X, "label": Y},
+    "dataset": Rows,
+    "cached": lambda: CachedDataset(Rows()),
+    "stream": Stream,
+    "loader": lambda: DataLoader(Rows(), batch_size=5),
+    "generator": lambda: ({"x": X[i : i + 4], "label": Y[i : i + 4]} for i in (0, 4)),
+}
+
+
+def make():
+    model = IPUModel(Named())
+    model.compile("sgd", "cross_entropy")
+    return model
+
+
+def expected(model, rows):
+    with torch.no_grad():
+        return model.module.eval()(X[:rows])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+@pytest.mark.parametrize("names", ["label", ["label"]])
+def test_a_column_that_was_a_target_is_left_alone(form, method, names):
+    model = make()
+    if method == "fit":
+        model.fit(FORMS["dataset"](), names, batch_size=4, verbose=0)
+    else:
+        model.evaluate(FORMS["dataset"](), names, verbose=0)
+    predicted = model.predict(FORMS[form](), verbose=0)
+    torch.testing.assert_close(predicted, expected(model, len(predicted)))
+    if form == "arrays":
+        assert torch.equal(model.predict_on_batch(FORMS[form]()), predicted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_can_be_named(form):
+    model = make()
+    predicted = model.predict(FORMS[form](), y="label", verbose=0)
+    torch.testing.assert_close(predicted, expected(model, len(predicted)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_that_forward_does_not_take_is_named(form):
+    with pytest.raises(
+        DataError, match=r"forward\(x\) has no argument 'label', .*'x', 'label'.*y='la"
+    ):
+        make().predict(FORMS[form](), verbose=0)
+
+
+def test_targets_themselves_are_refused():
+    with pytest.raises(DataError, match=r"y=tensor.* names no columns"):
+        make().predict({"x": X}, y=Y, verbose=0)
+
+
+def test_columns_of_frames_are_left_alone():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
+    frame["label"] = Y.numpy()
+    model = IPUModel(reference.network())
+    model.compile("sgd", "cross_entropy")
+    model.fit(frame, "label", batch_size=4, verbose=0)
+    with torch.no_grad():
+        outputs = model.module.eval()(X)
+    torch.testing.assert_close(model.predict(frame, verbose=0), outputs)
