@@ -23,7 +23,7 @@ from .optimizer_link import give_states
 from .programs import Program, ProgramT, TrainingProgram
 from .stages import stage_blocks
 from .step import InferenceStep, TrainingStep
-from .wide_weights import check_integers
+from .wide_weights import check_values
 from .wrapping import Wrappers, make_plain, remember_classes, weights_of
 
 Compile = Callable[[Any, List[Tensor]], None]
@@ -84,7 +84,7 @@ class Builder:
         # A state brings the values of its time to the device.
         has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
         sent = () if has_state else hyper_parameters(optimizer)
-        check_integers(self.module)
+        check_values(self.module)
         weights = weights_of(step)
         make_plain(weights)
         remember_classes(weights)
@@ -150,7 +150,7 @@ class Builder:
         step = InferenceStep(
             self.module, self.config, layout, values, owns_loss=owns_loss
         )
-        check_integers(self.module)
+        check_values(self.module)
         weights = weights_of(step)
         remember_classes(weights)
         given = host_tensors(values, num_micro_batches)

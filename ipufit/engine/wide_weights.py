@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of 64 bits, of which an IPU has 32.
+"""Weights of types that an IPU doesn't have.
 
-PopTorch sends them as float32 or int32, and brings floats back so.
+PopTorch sends those of 64 bits as float32 or int32, and brings floats back so.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class ExactWeights:
                 plain.copy_(value)
 
 
-def check_integers(module: torch.nn.Module) -> None:
-    """Refuse integers in buffers that 32 bits can't hold.
+def check_values(module: torch.nn.Module) -> None:
+    """Refuse weights that an IPU can't hold: complex ones, and too large integers.
 
     Args:
         module: The user's.
@@ -67,18 +67,31 @@ def check_integers(module: torch.nn.Module) -> None:
     Example:
         >>> module = torch.nn.Identity()
         >>> module.register_buffer("start", torch.tensor([2**40]))
-        >>> check_integers(module)
+        >>> check_values(module)
         Traceback (most recent call last):
         ipufit.errors.UnsupportedError: The buffer start has 1099511627776: an IPU ...
     """
-    for name, buffer in module.named_buffers():
-        if buffer.dtype != torch.int64:
-            continue
-        is_wrong = buffer.lt(_LIMITS.min).logical_or(buffer.gt(_LIMITS.max))
-        if is_wrong.any():
-            value = int(buffer[is_wrong][0])
-            raise UnsupportedError(
-                f"The buffer {name} has {value}: an IPU has integers of 32 bits, from "
-                f"{_LIMITS.min} to {_LIMITS.max}. Make it smaller, a float, or a plain "
-                "attribute that `forward` doesn't compute with."
-            )
+    for kind, named in (
+        ("parameter", module.named_parameters()),
+        ("buffer", module.named_buffers()),
+    ):
+        for name, weight in named:
+            if weight.is_complex():
+                raise UnsupportedError(
+                    f"The {kind} {name} is of {weight.dtype}, and an IPU has no "
+                    "complex numbers. Keep the real and the imaginary part as real "
+                    "numbers, as torch.view_as_real gives them, and compute with those."
+                )
+            if weight.dtype == torch.int64:
+                _check_integers(name, weight)
+
+
+def _check_integers(name: str, buffer: Tensor) -> None:
+    is_wrong = buffer.lt(_LIMITS.min).logical_or(buffer.gt(_LIMITS.max))
+    if is_wrong.any():
+        value = int(buffer[is_wrong][0])
+        raise UnsupportedError(
+            f"The buffer {name} has {value}: an IPU has integers of 32 bits, from "
+            f"{_LIMITS.min} to {_LIMITS.max}. Make it smaller, a float, or a plain "
+            "attribute that `forward` doesn't compute with."
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""float64 weights keep the values that no program changes; int64 ones must fit."""
+"""float64 weights keep their digits, int64 ones must fit, and none is complex."""
 
 from __future__ import annotations
 
@@ -85,3 +85,20 @@ def test_integers_that_do_not_fit_are_refused(value):
             run()
     model.module.number.fill_(2**31 - 1)
     model.fit(X, Y, **FIT)
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+@pytest.mark.parametrize(
+    "run", [lambda m: m.fit(X, Y, **FIT), lambda m: m.predict(X, verbose=0)]
+)
+def test_complex_weights_are_refused(kind, run):
+    module, weight = Net(), torch.zeros(3, dtype=torch.complex64)
+    if kind == "parameter":
+        module.register_parameter("phase", torch.nn.Parameter(weight))
+    else:
+        module.register_buffer("phase", weight)
+    model = IPUModel(module)
+    model.compile("sgd", "cross_entropy")
+    match = f"The {kind} phase is of torch.complex64, .*torch.view_as_real"
+    with pytest.raises(UnsupportedError, match=match):
+        run(model)
