@@ -189,6 +189,12 @@ class Executors:
         """Whether the inference program gives scalars: an own loss, or logged ones."""
         return bool(_ready(self._inference).findings.packing.names)
 
+    @property
+    def squashed(self) -> dict[str, str]:
+        """The outputs of the inference program that are probabilities."""
+        squashed: dict[str, str] = _ready(self._inference).findings.squashed
+        return squashed
+
     def _compile(self, what: str, example: Batch, display: ProgressDisplay) -> Compile:
         def compile_it(executor: poptorch.PoplarExecutor, values: list[Tensor]) -> None:
             display.compiling(what)

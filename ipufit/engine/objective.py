@@ -19,6 +19,7 @@ from ipufit.losses import Loss, LossTerms
 from ipufit.metrics import FunctionMetric, Metric, StreamedMetric
 
 from .outputs import named_outputs, only, part_of
+from .squashed import check_logits
 from .watching import divisions_watched
 
 AnyMetric = Union[Metric, StreamedMetric]
@@ -174,6 +175,23 @@ class Objective:
                     )
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
+
+    def check_logits(
+        self, outputs: Any, known: Known, squashed: dict[str, str]
+    ) -> None:
+        """Refuse losses of logits for outputs that are probabilities.
+
+        Args:
+            outputs: The model's.
+            known: Targets and weights.
+            squashed: What `SquashWatch.squashed` gave.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        for key, loss in self.losses if squashed else ():
+            for part in self._parts(key, loss.is_per_output, outputs, known):
+                check_logits(loss, part.name, squashed)
 
     def _check_length(self, outputs: Any) -> None:
         several = named_outputs(outputs)

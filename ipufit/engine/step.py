@@ -25,6 +25,7 @@ from .host_values import Place, put_in
 from .objective import Objective, shapes_of
 from .outputs import OWN_LOSS, checked_scalar, split_own_loss
 from .packing import Packing
+from .squashed import SquashWatch
 from .stages import check_stages_begin, last_block
 from .watching import LossWatch
 from .wrapping import weights_of
@@ -40,11 +41,13 @@ class Findings:
     Attributes:
         packing: How the outputs nest that the program returns.
         entries: The figures in the vector that a training program returns.
+        squashed: The outputs that are probabilities, as `SquashWatch` tells them.
     """
 
     def __init__(self) -> None:
         self.packing = Packing()
         self.entries: tuple[Entry, ...] = ()
+        self.squashed: dict[str, str] = {}
 
 
 class Step(torch.nn.Module):
@@ -95,8 +98,10 @@ class Step(torch.nn.Module):
         if self._first_block is not None:  # the casts belong to it
             poptorch.Block.start(self._first_block)
         given = [self._cast(tensor) for tensor in tensors[: self._layout.num_inputs]]
-        with collected() as scalars, started_blocks(self._stages) as blocks:
-            outputs = call_module(self.module, self._layout.inputs.rebuild(given))
+        inputs, watch = self._layout.inputs.rebuild(given), SquashWatch()
+        with collected() as scalars, started_blocks(self._stages) as blocks, watch:
+            outputs = call_module(self.module, inputs)
+        self.findings.squashed = watch.squashed(outputs)
         check_stages_begin(
             self.module, self._stages, blocks, training=self._is_training
         )
@@ -177,6 +182,7 @@ class TrainingStep(Step):
         self, outputs: Any, known: Known, rows: int, own: Tensor | None
     ) -> dict[str, tuple[LossTerms, float]]:
         if not self._objective.owns_loss:
+            self._objective.check_logits(outputs, known, self.findings.squashed)
             return self._objective.loss_terms(outputs, known, rows)
         if own is None:
             raise ConfigError(

@@ -44,6 +44,7 @@ class Loss:
             each. A function of the user's gets all outputs and targets as they nest.
         ignore_index: The class index of targets that don't count; None for none.
         summed: The same added up, for a loss that ignores some.
+        takes_logits: Whether its name means probabilities elsewhere, and logits here.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Loss:
     is_per_output: bool = False
     ignore_index: int | None = None
     summed: LossFunction | None = None
+    takes_logits: bool = False
 
     def terms(
         self,

@@ -221,6 +221,17 @@ _MEAN_OTHERWISE = {
 }
 """Names that are understood, but not as a loss of ours."""
 
+_LOGITS = (
+    "bce",
+    "binarycrossentropy",
+    "categoricalcrossentropy",
+    "kld",
+    "kldivergence",
+    "kullbackleiblerdivergence",
+    "sparsecategoricalcrossentropy",
+)
+"""Names of which Keras or torch has a loss of probabilities."""
+
 _IGNORED = -100
 _IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
 
@@ -260,4 +271,5 @@ def named_loss(name: str) -> Loss:
         is_per_output=True,
         ignore_index=_IGNORED if function in _IGNORING else None,
         summed=reduced("sum"),
+        takes_logits=short in _LOGITS,
     )
