@@ -21,6 +21,7 @@ from .modes import mode
 from .objective import Objective
 from .optimizer_link import give_states
 from .programs import Program, ProgramT, TrainingProgram
+from .silent import require_trained_weights
 from .stages import stage_blocks
 from .step import InferenceStep, TrainingStep
 from .wide_weights import check_values
@@ -81,6 +82,7 @@ class Builder:
         values = host_values_of(modules, self._moved)
         step = TrainingStep(self.module, self.config, layout, values, objective)
         give_states(optimizer, step)
+        require_trained_weights(step)
         # A state brings the values of its time to the device.
         has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
         sent = () if has_state else hyper_parameters(optimizer)
@@ -92,7 +94,8 @@ class Builder:
         roots = roots_of(self.module, objective)
         in_mode = mode(step, training=True, root=self.module)
         try:
-            with own_numbers_said(roots), in_mode, self._stages():
+            # PopTorch traces in the grad mode that it finds.
+            with own_numbers_said(roots), in_mode, self._stages(), torch.enable_grad():
                 executor = poptorch.trainingModel(
                     step, options=options, optimizer=optimizer
                 )

@@ -34,6 +34,7 @@ from .objective import Objective
 from .optimizer_link import bind_optimizer, send_changes
 from .packing import Packing
 from .programs import KeptPrograms, Program, TrainingProgram
+from .silent import refuse_gradient_hooks, refuse_synchronised_norms
 from .stages import check_stage_names
 from .wide_weights import ExactWeights
 from .wrapping import make_plain, weights_of
@@ -96,6 +97,8 @@ class Executors:
         Returns:
             The figures in the vectors that calls return.
         """
+        refuse_gradient_hooks([self.module, *objective.modules])
+        refuse_synchronised_norms(self.module, plan)
         example = batches.example()
         key = (
             _signature(plan, example),

@@ -25,6 +25,7 @@ from .host_values import Place, put_in
 from .objective import Objective, shapes_of
 from .outputs import OWN_LOSS, checked_scalar, split_own_loss
 from .packing import Packing
+from .silent import SilenceWatch, require_gradient
 from .squashed import SquashWatch
 from .stages import check_stages_begin, last_block
 from .watching import LossWatch
@@ -86,12 +87,28 @@ class Step(torch.nn.Module):
         values = {id(owner._buffers[name]) for owner, name in self.host_values}
         return [one for one in weights_of(self) if id(one) not in values]
 
-    def _without_values(
-        self, tensors: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], ContextManager[None]]:
-        """The tensors of the batch; and a context with the host's values in place."""
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What the program returns.
+
+        Args:
+            *tensors: Of the layout, then the host's values.
+
+        Raises:
+            UnsupportedError: PopTorch would pass over something.
+        """
         count = len(tensors) - len(self.host_values)
-        return tensors[:count], put_in(self.host_values, tensors[count:])
+        values = put_in(self.host_values, tensors[count:])
+        silence = SilenceWatch(is_training=self._is_training)
+        try:
+            with values, silence:
+                return self._computed(tensors[:count])
+        except TypeError:
+            if silence.problem is None:
+                raise
+            raise silence.problem from None  # Python's operators raise one of their own
+
+    def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        raise NotImplementedError
 
     def _called(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars, Blocks]:
         """The module's outputs, what it logs, and the blocks that it has started."""
@@ -142,20 +159,12 @@ class TrainingStep(Step):
         self._objective = objective
         self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The figures' sums, the loss, and the outputs if some metric needs them.
 
         The loss is returned because PopTorch drops what no output depends on, before
         it looks for the loss.
-
-        Args:
-            *tensors: Of the layout, then the host's values.
         """
-        of_batch, with_values = self._without_values(tensors)
-        with with_values:
-            return self._computed(of_batch)
-
-    def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with LossWatch() as watch, self._hint_at_targets():
             outputs, scalars, blocks = self._called(tensors)
         own: Tensor | None = None
@@ -174,6 +183,7 @@ class TrainingStep(Step):
                 others, self.findings.packing = Packing.of(outputs, {})
             self.findings.entries = entries
             value = total_loss(terms)
+            require_gradient(value)
             if watch.is_alarmed:
                 value = _with_other_losses(value, (vector, *others))
             return (vector, poptorch.identity_loss(value, reduction="sum"), *others)
@@ -246,18 +256,13 @@ class InferenceStep(Step):
         super().__init__(module, config, layout, host_values)
         self._owns_loss = owns_loss
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The outputs, then the scalars: the own loss and what is logged.
-
-        Args:
-            *tensors: The inputs of the layout, then the host's values.
-        """
-        of_batch, with_values = self._without_values(tensors)
-        with with_values, LossWatch() as watch:
-            outputs, scalars, blocks = self._called(of_batch)
+    def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs, then the scalars: the own loss and what is logged."""
+        with LossWatch() as watch:
+            outputs, scalars, blocks = self._called(tensors)
         with self._in_last_block(blocks):
             if self._owns_loss:
-                own, outputs = _split(outputs, watch, rows_of(of_batch[0]))
+                own, outputs = _split(outputs, watch, rows_of(tensors[0]))
                 if own is not None:
                     scalars = _with_own_loss(own, scalars)
             returned, self.findings.packing = Packing.of(outputs, scalars)

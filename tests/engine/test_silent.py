@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What PopTorch passes over without a word is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ipufit import ConfigError, IPUConfig, IPUModel, UnsupportedError, poptorch
+
+X, Y = torch.randn(8, 3), torch.randn(8, 2)
+IS_EMULATED = poptorch.__name__ == "ipufit.emulator"
+
+
+class Network(torch.nn.Module):
+    """A linear layer, and what a test does to its result."""
+
+    def __init__(self, change=lambda hidden: hidden):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.change = change
+
+    def forward(self, x):
+        return self.change(self.layer(x)) * 1.0
+
+
+def fit(module, loss="mse", **config):
+    model = IPUModel(module, IPUConfig(micro_batch_size=2, **config))
+    model.compile("sgd", loss)
+    model.fit(X, Y, verbose=0)
+    return model
+
+
+def hooked(hidden):
+    hidden.register_hook(lambda gradient: gradient * 0.0)
+    return hidden
+
+
+def kept(hidden):
+    hidden.retain_grad()
+    return hidden
+
+
+@pytest.mark.parametrize("change", [hooked, kept])
+def test_a_hook_in_forward_is_refused_with_its_line(change):
+    with pytest.raises(UnsupportedError, match=r"in forward \(test_silent.py:\d+: hid"):
+        fit(Network(change))
+
+
+def test_a_hook_in_a_loss_is_refused():
+    with pytest.raises(UnsupportedError, match="register_hook"):
+        fit(Network(), lambda outputs, targets: (hooked(outputs) - targets).sum())
+
+
+def test_a_hook_in_forward_is_none_of_evaluation_s_business():
+    model = IPUModel(
+        Network(lambda hidden: hooked(hidden) if hidden.requires_grad else hidden),
+        IPUConfig(micro_batch_size=2),
+    )
+    model.compile("sgd", "mse")
+    assert model.evaluate(X, Y, verbose=0)["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["register_hook", "register_post_accumulate_grad_hook"]
+)
+def test_a_hook_on_a_weight_is_refused_by_the_weight_s_name(name):
+    module = Network()
+    if not hasattr(torch.Tensor, name):
+        pytest.skip("not in this torch")
+    handle = getattr(module.layer.weight, name)(lambda gradient: None)
+    with pytest.raises(
+        UnsupportedError, match=r"weight 'layer\.weight' has a gradient"
+    ):
+        fit(module)
+    handle.remove()
+    fit(module)
+
+
+def test_a_hook_that_comes_between_two_fits_is_refused():
+    model = fit(Network())
+    model.module.layer.bias.register_hook(lambda gradient: None)
+    with pytest.raises(UnsupportedError, match=r"layer\.bias"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_hook_on_a_frozen_weight_is_never_called_anyway():
+    module = Network()
+    module.layer.bias.register_hook(lambda gradient: None)
+    module.layer.bias.requires_grad_(False)
+    fit(module)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["register_full_backward_hook", "register_full_backward_pre_hook"],
+)
+def test_a_backward_hook_of_a_module_is_refused_by_its_name(name):
+    module = Network()
+    getattr(module.layer, name)(lambda *_: None)
+    with pytest.raises(UnsupportedError, match="module 'layer' has a backward hook"):
+        fit(module)
+
+
+def test_a_backward_hook_of_all_modules_is_refused():
+    handle = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        with pytest.raises(UnsupportedError, match="All modules"):
+            fit(Network())
+    finally:
+        handle.remove()
+    fit(Network())
+
+
+@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
+@pytest.mark.parametrize(
+    "change",
+    [torch.Tensor.detach, torch.no_grad()(torch.clone)],
+    ids=["detach", "no_grad"],
+)
+def test_a_loss_without_gradient_is_refused(change):
+    with pytest.raises(ConfigError, match="the loss depends on no weight"):
+        fit(Network(change))
+
+
+def test_a_gradient_of_zero_is_one_as_in_torch():
+    fit(Network(torch.sign))
+
+
+@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
+def test_a_forward_without_gradients_is_refused():
+    class Sealed(Network):
+        @torch.no_grad()
+        def forward(self, x):
+            return super().forward(x)
+
+    with pytest.raises(ConfigError, match="the loss depends on no weight"):
+        fit(Sealed())
+
+
+@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
+def test_an_own_loss_without_gradient_is_refused():
+    class Own(Network):
+        def forward(self, x, y):
+            return {"loss": (super().forward(x) - y).square().mean().detach()}
+
+    model = IPUModel(Own(), IPUConfig(micro_batch_size=2))
+    model.compile("sgd")
+    with pytest.raises(ConfigError, match="the loss depends on no weight"):
+        model.fit({"x": X, "y": Y}, verbose=0)
+
+
+def test_frozen_weights_are_refused():
+    module = Network().requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter of the module requires"):
+        fit(module)
+    fit(module.requires_grad_(True))
+
+
+def test_a_fit_without_gradients_around_it_trains():
+    module = Network()
+    before = module.layer.weight.detach().clone()
+    with torch.no_grad():
+        fit(module)
+    assert not torch.equal(module.layer.weight, before)
+
+
+@pytest.mark.parametrize("use", ["fit", "evaluate", "predict"])
+def test_autocast_in_forward_is_refused_with_its_line(use):
+    def narrow(hidden):
+        with torch.autocast("cpu"):
+            return hidden @ torch.eye(2).to(hidden.device)
+
+    model = IPUModel(Network(narrow), IPUConfig(micro_batch_size=2))
+    model.compile("sgd", "mse")
+    with pytest.raises(UnsupportedError, match=r"autocast.*\(test_silent.py:\d+: "):
+        getattr(model, use)(*(X, Y)[: 1 if use == "predict" else 2], verbose=0)
+
+
+def test_autocast_that_is_off_is_fine():
+    def wide(hidden):
+        with torch.autocast("cpu", enabled=False):
+            return hidden * 2
+
+    fit(Network(wide))
+
+
+def synchronised():
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.SyncBatchNorm(2))
+
+
+def test_norms_over_replicas_are_refused():
+    with pytest.raises(UnsupportedError, match=r"1 \(SyncBatchNorm\) over 2 replicas"):
+        fit(synchronised(), replicas=2)
+
+
+def test_a_synchronised_norm_alone_is_batch_norm():
+    torch.manual_seed(0)
+    one = fit(synchronised()).module
+    torch.manual_seed(0)
+    other = fit(
+        torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    ).module
+    torch.testing.assert_close(one.state_dict(), other.state_dict())
+
+
+def test_a_frozen_synchronised_norm_needs_no_statistics():
+    module = synchronised()
+    module[1].eval()
+    fit(module, replicas=2)
