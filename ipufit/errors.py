@@ -15,6 +15,7 @@
     ├── CheckpointWarning     a damaged checkpoint was passed over
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CoverageWarning       figures cover only a part of the samples
+    ├── ConstantBuffersWarning  whole numbers that `forward` changes in vain
     ├── NonFiniteLossWarning  the loss became NaN or infinite
     ├── NonFiniteGradientWarning  a gradient did
     ├── SharedRateWarning     updates of one call share one learning rate
@@ -96,6 +97,10 @@ class DroppedRowsWarning(IpufitWarning):
 
 class CoverageWarning(IpufitWarning):
     """Reported figures cover only a part of the samples."""
+
+
+class ConstantBuffersWarning(IpufitWarning):
+    """Buffers of whole numbers are compiled in, so what `forward` writes is lost."""
 
 
 class NonFiniteLossWarning(IpufitWarning):

@@ -24,6 +24,7 @@ from .programs import Program, ProgramT, TrainingProgram
 from .silent import require_trained_weights
 from .stages import stage_blocks
 from .step import InferenceStep, TrainingStep
+from .whole_buffers import Counters
 from .wide_weights import check_values
 from .wrapping import Wrappers, make_plain, remember_classes, weights_of
 
@@ -115,6 +116,11 @@ class Builder:
             optimizer,
             executor.rng_state,
             sent,
+            Counters(
+                step,
+                step.findings.increments,
+                options.device_iterations * options.Training.gradient_accumulation,
+            ),
         )
 
     def inference(

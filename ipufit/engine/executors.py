@@ -260,6 +260,7 @@ class Executors:
             program.wrappers.put_on()
         self._is_host_stale, program.held = True, None
         vector, _, *outputs = program.run(batch)
+        program.counters.count_call()
         if not outputs:
             return vector, None
         return vector, program.findings.packing.unpack(outputs)[0]

@@ -16,6 +16,7 @@ from .compiled_for import CompiledFor
 from .fingerprint import Fingerprint
 from .host_values import host_tensors
 from .step import Findings, Step
+from .whole_buffers import Counters
 from .wrapping import Wrappers
 
 KEPT_PROGRAMS = 4
@@ -81,12 +82,14 @@ class TrainingProgram(Program):
         random_state: The device's when it was compiled; None if it has no seed.
         sent: The values of the optimiser that were sent last; empty if the device may
             have others.
+        counters: What the host counts for it.
     """
 
     wrappers: Wrappers
     optimizer: torch.optim.Optimizer
     random_state: list[int] | None
     sent: tuple[object, ...]
+    counters: Counters
 
 
 ProgramT = TypeVar("ProgramT", bound=Program)

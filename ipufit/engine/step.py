@@ -29,6 +29,7 @@ from .silent import SilenceWatch, require_gradient
 from .squashed import SquashWatch
 from .stages import check_stages_begin, last_block
 from .watching import LossWatch
+from .whole_buffers import BufferWatch
 from .wrapping import weights_of
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -43,12 +44,14 @@ class Findings:
         packing: How the outputs nest that the program returns.
         entries: The figures in the vector that a training program returns.
         squashed: The outputs that are probabilities, as `SquashWatch` tells them.
+        increments: By how much a micro-batch counts up buffers of whole numbers.
     """
 
     def __init__(self) -> None:
         self.packing = Packing()
         self.entries: tuple[Entry, ...] = ()
         self.squashed: dict[str, str] = {}
+        self.increments: dict[str, int] = {}
 
 
 class Step(torch.nn.Module):
@@ -98,14 +101,21 @@ class Step(torch.nn.Module):
         """
         count = len(tensors) - len(self.host_values)
         values = put_in(self.host_values, tensors[count:])
-        silence = SilenceWatch(is_training=self._is_training)
-        try:
-            with values, silence:
-                return self._computed(tensors[:count])
-        except TypeError:
-            if silence.problem is None:
-                raise
-            raise silence.problem from None  # Python's operators raise one of their own
+        with values:
+            silence = SilenceWatch(is_training=self._is_training)
+            buffers = BufferWatch(dict(self.named_buffers()))
+            try:
+                with silence, buffers:
+                    returned = self._computed(tensors[:count])
+            except TypeError:
+                problem = silence.problem or buffers.problem
+                if problem is None:
+                    raise
+                raise problem from None  # Python's operators raise one of their own
+        buffers.refuse_returned(returned)
+        self.findings.increments = buffers.increments()
+        buffers.warn(is_counted=self._is_training)
+        return returned
 
     def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         raise NotImplementedError
