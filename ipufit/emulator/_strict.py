@@ -22,6 +22,7 @@ from ._constant_nodes import constant_nodes
 from ._operands import tensors_in
 from ._supported_ops import SUPPORTED_OPERATORS
 from ._switches import STRICT_VARIABLE
+from ._trace_state import recorded
 from ._tracing import Tracer
 from .errors import createPoptorchError
 
@@ -112,7 +113,7 @@ class StrictTracer(Tracer):
         before = next(iter(reversed(self.graph.nodes)), None)
         with _OperatorWatch(self.is_recording) as watch:
             result = super().__torch_function__(func, types, args, kwargs)
-        call = _Call(func, frozenset(watch.seen))
+        call = _Call(recorded(func), frozenset(watch.seen))
         for node in reversed(self.graph.nodes):
             if node is before:
                 break

@@ -18,6 +18,34 @@ if TYPE_CHECKING:
     from ._tracing import Tracer
 
 
+class RecordedCall:
+    """A function of the emulator's that is one call to modes of torch's functions.
+
+    A mode of the user's calls what it is told of: that goes on to the next mode, and
+    so to the tracer, as torch's own functions do.
+
+    Args:
+        function: What the tracer records.
+
+    Attributes:
+        function: The same.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Tell the next mode."""
+        tensors = tuple(tensors_in((args, kwargs)))
+        return handle_torch_function(self, tensors, *args, **kwargs)
+
+
+def recorded(func: Callable[..., Any]) -> Callable[..., Any]:
+    """What a tracer records of `func`."""
+    return func.function if isinstance(func, RecordedCall) else func
+
+
 @dataclass
 class TraceState:
     """A trace under way.
@@ -46,9 +74,8 @@ class TraceState:
         Raises:
             Error: One of the tensors is the host's.
         """
-        tensors = tuple(tensors_in((args, kwargs)))
-        self.require_device(function.__name__, tensors)
-        return handle_torch_function(function, tensors, *args, **kwargs)
+        self.require_device(function.__name__, tensors_in((args, kwargs)))
+        return RecordedCall(function)(*args, **kwargs)
 
     def require_device(self, what: str, tensors: Iterable[Tensor]) -> None:
         """Refuse tensors of the host.

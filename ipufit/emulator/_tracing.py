@@ -46,6 +46,7 @@ from ._tensor_devices import (
     is_forced_to_device,
     is_host_device,
 )
+from ._trace_state import recorded
 from .blocks import BEFORE_BLOCKS, BlockPlacement
 
 _INDEXING = ("__getitem__", "__setitem__")
@@ -235,6 +236,7 @@ class Tracer(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Carry out `func`, on copies of the weights, and record it."""
+        func = recorded(func)
         name = getattr(func, "__name__", str(func))
         args, kwargs, device = emulated_devices(name, args, kwargs or {})
         if name == "new" and isinstance(args[-1], torch.Size):

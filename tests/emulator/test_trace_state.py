@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._trace_state import active_state, current_trace, is_tracing
@@ -30,6 +33,42 @@ def test_a_trace_is_current_but_not_within_a_call_that_it_records():
 
     poptorch.inferenceModel(Function(forward))(X)
     assert seen == [(True, True), (True, True), (False, True)]
+
+
+class Mode(TorchFunctionMode):
+    """A mode of the user's, which remembers what is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_mode_of_the_user_s_sees_one_call_which_is_recorded_as_one(depth):
+    modes = [Mode() for _ in range(depth)]
+    calls = []
+
+    def on_host(x):
+        calls.append(x.clone())
+        return x + 1
+
+    def forward(_, x):
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            return poptorch.CPU(on_host, "host")(x)
+
+    executor = poptorch.inferenceModel(Function(forward))
+    assert torch.equal(executor(X), X + 1)
+    assert torch.equal(executor(X + 1), X + 2)
+    assert len(calls) == 3  # in the trace, and in both calls
+    for mode in modes:
+        assert mode.names.count("call_on_host") == 1
+        assert "add" not in mode.names
 
 
 @pytest.mark.parametrize("is_training", [True, False])
