@@ -21,7 +21,7 @@ from .modes import mode
 from .objective import Objective
 from .optimizer_link import give_states
 from .programs import Program, ProgramT, TrainingProgram
-from .silent import require_trained_weights
+from .silent import refuse_tied_buffers, require_trained_weights
 from .stages import stage_blocks
 from .step import InferenceStep, TrainingStep
 from .whole_buffers import Counters
@@ -84,6 +84,7 @@ class Builder:
         step = TrainingStep(self.module, self.config, layout, values, objective)
         give_states(optimizer, step)
         require_trained_weights(step)
+        refuse_tied_buffers(step)
         # A state brings the values of its time to the device.
         has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
         sent = () if has_state else hyper_parameters(optimizer)
@@ -160,6 +161,7 @@ class Builder:
             self.module, self.config, layout, values, owns_loss=owns_loss
         )
         check_values(self.module)
+        refuse_tied_buffers(step)
         weights = weights_of(step)
         remember_classes(weights)
         given = host_tensors(values, num_micro_batches)

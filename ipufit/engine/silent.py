@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as _torch_modules
 from torch.overrides import TorchFunctionMode
 
@@ -22,6 +23,7 @@ from ipufit.batching import BatchPlan
 from ipufit.errors import ConfigError, UnsupportedError
 
 from .modes import trained_modes
+from .operands import short, tensors_of
 
 _HOOKS = frozenset(
     {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
@@ -120,6 +122,39 @@ def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
             )
 
 
+def refuse_tied_buffers(module: torch.nn.Module) -> None:
+    """Refuse one buffer under two names, for which PopTorch has a KeyError.
+
+    It puts tied weights back in their places by the names of parameters alone
+    (`_compileWithDispatch`).
+
+    Args:
+        module: The one that is traced.
+
+    Raises:
+        UnsupportedError: There are such buffers.
+
+    Example:
+        >>> module = torch.nn.ModuleList([torch.nn.BatchNorm1d(2) for _ in range(2)])
+        >>> module[1].running_mean = module[0].running_mean
+        >>> refuse_tied_buffers(module)
+        Traceback (most recent call last):
+        ipufit.errors.UnsupportedError: 0.running_mean and 1.running_mean are one ...
+    """
+    names: dict[int, str] = {}
+    for path, part in module.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            full = f"{path}.{name}" if path else name
+            first = names.setdefault(id(buffer), full)
+            if first != full:
+                shown = " and ".join(short(one) for one in (first, full))
+                raise UnsupportedError(
+                    f"{shown} are one buffer, and PopTorch can't compile buffers under "
+                    "two names. Give each module a buffer of its own, or register it "
+                    "in one place and pass it on."
+                )
+
+
 def require_trained_weights(module: torch.nn.Module) -> None:
     """Refuse to train what has no weights that are trained.
 
@@ -169,7 +204,12 @@ def require_gradient(loss: Tensor) -> None:
 
 
 class SilenceWatch(TorchFunctionMode):
-    """Refuses what a trace would pass over: gradient hooks, and autocast.
+    """Refuses, or mends, what a trace would pass over.
+
+    Hooks on gradients, autograd functions with a backward pass of their own, and
+    autocast are refused. What is computed without gradients is detached, because
+    PopTorch works out from the weights what needs a gradient, and doesn't know of
+    `torch.no_grad` (`fixRequiresGradFromDispatch`).
 
     Args:
         is_training: Whether there will be gradients.
@@ -208,11 +248,31 @@ class SilenceWatch(TorchFunctionMode):
                 "it off (enabled=False), and choose half precision with "
                 "IPUConfig(precision='float16') or layer.half()."
             )
-        return func(*args, **(kwargs or {}))
+        for tensor in tensors_of((args, kwargs)):
+            if self._is_training and isinstance(tensor.grad_fn, BackwardCFunction):
+                self._refuse(
+                    f"forward uses a torch.autograd.Function ({_place()}): a device "
+                    "never runs its backward. Compose it of ordinary functions, for "
+                    "example `x + (f(x) - x).detach()`, or checkpoint with "
+                    "use_reentrant=False."
+                )
+        result = func(*args, **(kwargs or {}))
+        if not self._is_training or torch.is_grad_enabled():
+            return result
+        return _detached(result, {id(given) for given in tensors_of((args, kwargs))})
 
     def _refuse(self, why: str) -> None:
         self.problem = UnsupportedError(why)
         raise self.problem
+
+
+def _detached(result: Any, given: set[int]) -> Any:
+    """The tensors of a result, but for those that are arguments, without gradients."""
+    if isinstance(result, Tensor):
+        return result if id(result) in given else result.detach()
+    if type(result) in (tuple, list):
+        return type(result)(_detached(element, given) for element in result)
+    return result
 
 
 def _is_autocast() -> bool:

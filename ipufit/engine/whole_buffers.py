@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from ipufit._poptorch import poptorch
 from ipufit.errors import ConstantBuffersWarning, UnsupportedError
 
+from .operands import short, tensors_of
+
 _ADDITIONS = ("add_", "__iadd__")
 _NO_VALUES = ("__get__", "dim", "size", "numel", "stride", "__len__", "__repr__")
 """Functions that need no values of their tensors."""
@@ -61,7 +63,7 @@ class BufferWatch(TorchFunctionMode):
     ) -> Any:
         """Call `func`, and note what it does to the buffers among its arguments."""
         kwargs = kwargs or {}
-        given = {id(t): t for t in _tensors((args, kwargs)) if id(t) in self._name_of}
+        given = {id(t): t for t in tensors_of((args, kwargs)) if id(t) in self._name_of}
         name = getattr(func, "__name__", "")
         if not given or name in _NO_VALUES:
             return func(*args, **kwargs)
@@ -102,7 +104,7 @@ class BufferWatch(TorchFunctionMode):
 
     def _refuse(self, buffer: str) -> None:
         self.problem = UnsupportedError(
-            f"forward changes the buffer {_short(buffer)!r} and computes with it, but "
+            f"forward changes the buffer {short(buffer)!r} and computes with it, but "
             "PopTorch compiles buffers of whole numbers in as constants: every "
             "micro-batch would begin with the same value. Keep the number in a float32 "
             "buffer, which lives on the device (for batch norm, set a momentum instead "
@@ -138,7 +140,7 @@ class BufferWatch(TorchFunctionMode):
             ConstantBuffersWarning: There are such.
         """
         counted = self.increments() if is_counted else {}
-        lost = [_short(name) for name in self._written if name not in counted]
+        lost = [short(name) for name in self._written if name not in counted]
         if lost:
             warnings.warn(
                 f"forward changes {', '.join(lost)}: PopTorch compiles buffers of "
@@ -185,22 +187,5 @@ class Counters:
                     Tensor.add_(buffer, number)
 
 
-def _short(name: str) -> str:
-    """What the user calls a buffer of a step."""
-    prefix = "module."
-    return name[len(prefix) :] if name.startswith(prefix) else name
-
-
 def _is_whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from _tensors(element)
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _tensors(element)

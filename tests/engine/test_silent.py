@@ -208,3 +208,51 @@ def test_a_frozen_synchronised_norm_needs_no_statistics():
     module = synchronised()
     module[1].eval()
     fit(module, replicas=2)
+
+
+def test_what_is_computed_without_gradients_is_detached():
+    def scaled(hidden):
+        with torch.no_grad():
+            factor = hidden.abs()
+            factor.add_(1.0)
+        return hidden * factor
+
+    module, twin = Network(scaled), Network(scaled)
+    twin.load_state_dict(module.state_dict())
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    model = IPUModel(module, IPUConfig(micro_batch_size=8))
+    model.compile(torch.optim.SGD(module.parameters(), lr=0.1), "mse")
+    model.fit(X, Y, epochs=3, shuffle=False, verbose=0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(twin(X), Y).backward()
+        optimizer.step()
+    torch.testing.assert_close(module.state_dict(), twin.state_dict())
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(_, hidden):
+        return hidden.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient * 0.5
+
+
+@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
+def test_a_backward_pass_of_one_s_own_is_refused():
+    with pytest.raises((UnsupportedError, poptorch.Error), match=r"autograd\.Function"):
+        fit(Network(Halved.apply))
+
+
+@pytest.mark.parametrize("use", ["fit", "predict"])
+def test_a_buffer_under_two_names_is_refused(use):
+    module = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
+    )
+    module[2].running_mean = module[1].running_mean
+    model = IPUModel(module, IPUConfig(micro_batch_size=2))
+    model.compile("sgd", "mse")
+    with pytest.raises(UnsupportedError, match=r"^1.running_mean and 2.running_mean"):
+        getattr(model, use)(*(X, Y)[: 1 if use == "predict" else 2], verbose=0)
