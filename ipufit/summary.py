@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+_WIDE = 10_000
+
+
 @dataclass(frozen=True)
 class Layer:
     """A module without children, or with parameters of its own.
@@ -68,40 +71,69 @@ class Summary:
 
     def table(self) -> Table:
         """What is shown."""
-        has_stages = any(layer.stage is not None for layer in self.layers)
         from rich.table import Column, Table
 
         table = Table(Column("Layer", overflow="fold"), "Type", "Output shape")
-        for name in ("Parameters", *(("Stage", "IPU") if has_stages else ())):
+        for name in ("Parameters", *(("Stage", "IPU") if self._has_stages else ())):
             table.add_column(name, justify="right")
         table.title = self.title
-        table.caption = (
-            f"Parameters: {self.total_parameters:,}, trainable: "
-            f"{self.trainable_parameters:,}"
-        )
-        if self.num_ipus is not None:
-            table.caption += f"\nIPUs: {self.num_ipus}"
-        if not self.was_run:
-            table.caption += (
-                "\nsummary(x) runs a sample, to show shapes and the IPUs of blocks "
-                "that forward begins."
-            )
+        table.caption = "\n".join(self._totals())
         for layer in self.layers:
             cells = [layer.name, layer.kind, layer.shape, f"{layer.parameters:,}"]
-            if has_stages:
+            if self._has_stages:
                 cells += [_dash(layer.stage), _dash(layer.ipu)]
             table.add_row(*cells)
         return table
 
     def print(self, console: Console | None = None) -> None:
-        """Show it.
+        """Show it: a table, or lines on a terminal that is too narrow for one.
 
         Args:
             console: Where to; standard output by default.
         """
         from rich.console import Console
+        from rich.measure import Measurement
 
-        (console or Console()).print(self.table())
+        console, table = console or Console(), self.table()
+        anything = console.options.update(width=_WIDE)
+        width = Measurement.get(console, anything, table).maximum
+        if width <= console.width:
+            console.print(table)
+        elif console.is_terminal:
+            console.print("\n".join(self._lines()), highlight=False, markup=False)
+        else:  # where lines have no end, whatever rich takes for it
+            wide = Console(
+                file=console.file, width=width, force_jupyter=console.is_jupyter
+            )
+            wide.print(table)
+
+    def _lines(self) -> list[str]:
+        lines = [self.title]
+        for layer in self.layers:
+            lines.append(f"{layer.name}: {layer.kind} {layer.shape}")
+            place = f", stage {_dash(layer.stage)}, IPU {_dash(layer.ipu)}"
+            lines.append(
+                f"  {layer.parameters:,} parameters{place if self._has_stages else ''}"
+            )
+        return lines + self._totals()
+
+    @property
+    def _has_stages(self) -> bool:
+        return any(layer.stage is not None for layer in self.layers)
+
+    def _totals(self) -> list[str]:
+        totals = [
+            f"Parameters: {self.total_parameters:,}, trainable: "
+            f"{self.trainable_parameters:,}"
+        ]
+        if self.num_ipus is not None:
+            totals.append(f"IPUs: {self.num_ipus}")
+        if not self.was_run:
+            totals.append(
+                "summary(x) runs a sample, to show shapes and the IPUs of blocks that "
+                "forward begins."
+            )
+        return totals
 
 
 def summarize(

@@ -249,6 +249,25 @@ def test_thousands_are_set_apart():
     assert "1,001,000" in printed(summarize(nn.Linear(1000, 1000), IPUConfig()))
 
 
+def shown(width, *, is_terminal):
+    stream = io.StringIO()
+    screen = Console(file=stream, width=width, force_terminal=is_terminal, _environ={})
+    summarize(Crossed(), IPUConfig(pipeline=("first", "last")), X).print(screen)
+    return stream.getvalue().splitlines()
+
+
+def test_a_narrow_terminal_has_lines_in_which_nothing_is_cut():
+    lines = shown(40, is_terminal=True)
+    assert max(map(len, lines)) <= 40
+    place = "  36 parameters, stage 0, IPU 0"
+    assert lines[:3] == ["Crossed", "first: Embedding (N, 3, 6)", place]
+    assert lines[-2:] == ["Parameters: 94, trainable: 90", "IPUs: 2"]
+
+
+def test_in_a_pipe_a_table_is_as_wide_as_it_is():
+    assert shown(40, is_terminal=False) == shown(200, is_terminal=False)
+
+
 # Of a model ----------------------------------------------------------------------
 
 
