@@ -17,7 +17,7 @@ from ipufit.optimizers import hyper_parameters
 from .compiled_for import CompiledFor, own_numbers_said, roots_of
 from .fingerprint import fingerprint
 from .host_values import MovedOnDeviceError, Place, host_tensors, host_values_of
-from .modes import mode
+from .modes import TrainedParts, mode
 from .objective import Objective
 from .optimizer_link import give_states
 from .programs import Program, ProgramT, TrainingProgram
@@ -122,6 +122,7 @@ class Builder:
                 step.findings.increments,
                 options.device_iterations * options.Training.gradient_accumulation,
             ),
+            TrainedParts(self.module),
         )
 
     def inference(

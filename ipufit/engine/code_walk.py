@@ -26,7 +26,16 @@ from torch import Tensor
 
 from .code_names import names_read
 from .homes import HOLDERS, is_library, is_machinery
-from .recorded import PLAIN, Contents, Elements, Identity, SameAs, checksum_of
+from .recorded import (
+    PLAIN,
+    Contents,
+    Elements,
+    Identity,
+    SameAs,
+    checksum_of,
+    version_of,
+)
+from .whole_buffers import is_counted
 
 DEPTH = 16
 SIZE = 20_000
@@ -158,12 +167,14 @@ class Walk:
     # Kinds of values ---------------------------------------------------------
 
     def _tensor(self, path: str, tensor: Tensor, _: int) -> None:
-        if id(tensor) in self._weights or isinstance(tensor, torch.nn.Parameter):
-            return  # its values move by themselves
-        is_plain = type(tensor) is Tensor and tensor.device.type == "cpu"
-        if not is_plain or tensor.layout != torch.strided or tensor.is_inference():
+        is_weight = id(tensor) in self._weights
+        if isinstance(tensor, torch.nn.Parameter) or (is_weight and _moves(tensor)):
             return
-        self.versions.append((tensor, tensor._version))
+        is_plain = is_weight or type(tensor) is Tensor
+        is_here = tensor.device.type == "cpu" and tensor.layout == torch.strided
+        if not (is_plain and is_here) or tensor.is_inference():
+            return
+        self.versions.append((tensor, version_of(tensor)))
         self._constant(path, tensor, tensor.numel() * tensor.element_size())
 
     def _array(self, path: str, array: Any, _: int) -> None:
@@ -311,7 +322,7 @@ class Walk:
         for name in sorted(read - set(torchs)):
             self._item(own, name, f"{path}.{name}", depth)
         for base in cls.__mro__:
-            if own and not is_library(base.__module__):
+            if hasattr(value, "__dict__") and not is_library(base.__module__):
                 for name in vars(base):  # what an object's own would hide
                     if name in self.names and name not in own:
                         self.items.append((own, name, MISSING))
@@ -339,6 +350,11 @@ _STEPS: tuple[tuple[Any, Any], ...] = (
     ((list, tuple, collections.deque), Walk._sequence),
     ((set, frozenset), Walk._set),
 )
+
+
+def _moves(buffer: Tensor) -> bool:
+    """Whether a buffer's values change by themselves; others are compiled in."""
+    return buffer.is_floating_point() or is_counted(buffer)
 
 
 def _public(value: Any) -> list[str]:

@@ -13,7 +13,6 @@ from typing import Any, Callable, Collection, ContextManager, MutableMapping
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 
 from ipufit import _env
 from ipufit._poptorch import poptorch
@@ -29,7 +28,7 @@ from .building import Builder, Compile
 from .compiled_for import others_kept
 from .figures import Entry
 from .fingerprint import fingerprint
-from .modes import trained_modes
+from .modes import TrainedParts
 from .objective import Objective
 from .optimizer_link import bind_optimizer, send_changes
 from .packing import Packing
@@ -103,8 +102,7 @@ class Executors:
         key = (
             _signature(plan, example),
             batches.layout,
-            self._is_trainable(),
-            trained_modes(self.module),
+            TrainedParts(self.module),
             objective.program_key,
             updates.program_key,
             sorted(anchors),
@@ -251,6 +249,7 @@ class Executors:
         """
         program = _ready(self._training)
         program.compiled_for.check()
+        program.trained_parts.check()
         self._attach(program)
         if program.is_due:
             self._refresh(program)
@@ -322,18 +321,6 @@ class Executors:
         if program.held != now:
             program.executor.copyWeightsToDevice()
             program.held = now
-
-    def _is_trainable(self) -> list[bool]:
-        """Whether each parameter is trained.
-
-        PopTorch fetches all weights when somebody looks at a parameter that it trains:
-        not for this.
-        """
-        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-            return [
-                object.__getattribute__(parameter, "requires_grad")
-                for parameter in self.module.parameters()
-            ]
 
     @property
     def config(self) -> IPUConfig:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train and eval mode of a module that is traced."""
+"""Train and eval mode of a module that is traced, and which parts are trained."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import contextlib
 from typing import Iterator
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from ipufit.errors import ConfigError
 
 
 @contextlib.contextmanager
@@ -57,3 +60,64 @@ def trained_modes(module: torch.nn.Module) -> list[bool]:
         ([True, False], [True, True])
     """
     return [part.training or not module.training for part in module.modules()]
+
+
+class TrainedParts:
+    """Which parts of a module a program trains, in which mode.
+
+    Args:
+        module: The user's.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> parts = TrainedParts(module)
+        >>> _ = module.bias.requires_grad_(False)
+        >>> parts == TrainedParts(module)
+        False
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._parts = list(module.modules())
+        self._weights = list(module.parameters())
+        self._was = self._now()
+
+    def _now(self) -> tuple[list[bool], list[bool]]:
+        """Modes, and whether each parameter requires a gradient.
+
+        PopTorch fetches all weights when somebody looks at a parameter that it trains:
+        not for this.
+        """
+        is_training = self._parts[0].training
+        modes = [part.training or not is_training for part in self._parts]
+        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+            return modes, [
+                object.__getattribute__(weight, "requires_grad")
+                for weight in self._weights
+            ]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainedParts) and other._was == self._was
+
+    def check(self) -> None:
+        """Refuse to go on if somebody has frozen or unfrozen a part.
+
+        Raises:
+            ConfigError: That has happened.
+        """
+        now = self._now()
+        if now == self._was:
+            return
+        names = [name or "module" for name, _ in self._module.named_modules()]
+        weights = [name for name, _ in self._module.named_parameters()]
+        for what, named, is_of, was in (
+            ("train mode", names, now[0], self._was[0]),
+            ("trained", weights, now[1], self._was[1]),
+        ):
+            for name, new, old in zip(named, is_of, was):
+                if new != old:
+                    raise ConfigError(
+                        f"{name} was {'' if old else 'not '}{what} when the model was "
+                        f"compiled and is {'' if new else 'not '}now: the program "
+                        "goes on as it was compiled. Freeze and unfreeze between fits."
+                    )

@@ -15,6 +15,7 @@ from .call_errors import refuse_index
 from .compiled_for import CompiledFor
 from .fingerprint import Fingerprint
 from .host_values import host_tensors
+from .modes import TrainedParts
 from .step import Findings, Step
 from .whole_buffers import Counters
 from .wrapping import Wrappers
@@ -83,6 +84,7 @@ class TrainingProgram(Program):
         sent: The values of the optimiser that were sent last; empty if the device may
             have others.
         counters: What the host counts for it.
+        trained_parts: What it trains.
     """
 
     wrappers: Wrappers
@@ -90,6 +92,7 @@ class TrainingProgram(Program):
     random_state: list[int] | None
     sent: tuple[object, ...]
     counters: Counters
+    trained_parts: TrainedParts
 
 
 ProgramT = TypeVar("ProgramT", bound=Program)

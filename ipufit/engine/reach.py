@@ -7,7 +7,7 @@ from operator import is_
 from typing import Any, Iterator, Mapping
 
 from .code_walk import ENTRIES, MISSING, Walk
-from .recorded import NOTHING, Elements, checksum_of
+from .recorded import NOTHING, Elements, checksum_of, version_of
 
 
 class Reach:
@@ -57,7 +57,7 @@ class Reach:
             if len(container) != len(values) or not all(map(is_, container, values)):
                 return False
         return (
-            all(tensor._version == version for tensor, version in walk.versions)
+            all(version_of(tensor) == version for tensor, version in walk.versions)
             and all(checksum_of(array) == before for array, before in walk.arrays)
             and not (thoroughly and self._has_other_contents())
         )

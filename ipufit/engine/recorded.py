@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
@@ -102,3 +103,17 @@ def checksum_of(value: Any) -> int:
         value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     values: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     return zlib.crc32(values)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has changed in place; a wrapped one isn't fetched for this.
+
+    Example:
+        >>> tensor = torch.zeros(2)
+        >>> _ = tensor.add_(1)
+        >>> version_of(tensor)
+        1
+    """
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        version: int = Tensor._version.__get__(tensor)
+        return version

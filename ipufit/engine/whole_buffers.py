@@ -10,12 +10,13 @@ host. What else is written is said, and what is computed with is refused.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping, MutableMapping
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit._poptorch import poptorch
 from ipufit.errors import ConstantBuffersWarning, UnsupportedError
@@ -152,6 +153,19 @@ class BufferWatch(TorchFunctionMode):
             )
 
 
+_COUNTED: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def is_counted(buffer: Tensor) -> bool:
+    """Whether the host counts a buffer up, so that it changes by itself.
+
+    Example:
+        >>> is_counted(torch.tensor(0))
+        False
+    """
+    return buffer in _COUNTED
+
+
 class Counters:
     """The buffers of a module that the host counts up for the device.
 
@@ -178,6 +192,7 @@ class Counters:
             (buffers[name], number * micro_batches)
             for name, number in increments.items()
         ]
+        _COUNTED.update((buffer, True) for buffer, _ in self._increments)
 
     def count_call(self) -> None:
         """Count what a replica has seen; nothing is fetched from the device for it."""
