@@ -16,8 +16,12 @@ from .ranges import as_number, narrowed
 
 Columns = Sequence[str]
 
-_UNSIGNED = ("torch.uint16", "torch.uint32", "torch.uint64")
-"""Types of newer torch."""
+_UNSIGNED = [
+    getattr(torch, name)
+    for name in ("uint16", "uint32", "uint64")
+    if hasattr(torch, name)
+]
+"""Types of newer torch that PopTorch doesn't have."""
 
 
 def as_tensor(value: Any, where: str) -> Tensor:
@@ -65,7 +69,7 @@ def dense_tensor(value: Any, where: str) -> Tensor:
             )
         value = as_number(value, where)
     tensor: Tensor = value
-    if str(tensor.dtype) in _UNSIGNED:
+    if tensor.dtype in _UNSIGNED:
         raise DataError(
             f"{where} has a tensor of {tensor.dtype}, a type that PopTorch doesn't "
             "have. Convert it to int64."
