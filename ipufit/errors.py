@@ -3,7 +3,8 @@
 
     IpufitError
     ├── CheckpointError  (OSError)       a checkpoint that can't be written or read
-    │   └── DamagedCheckpointError       a file of it is missing, cut or changed
+    │   ├── DamagedCheckpointError       a file of it is missing, cut or changed
+    │   └── MissingCheckpointError  (FileNotFoundError)  there is none at the path
     ├── ConfigError      (ValueError)    options that contradict each other
     ├── DataError        (ValueError)    data that can't be fed as it is
     ├── UnknownNameError (ValueError)    a name nobody knows, with a suggestion
@@ -41,6 +42,10 @@ class CheckpointError(IpufitError, OSError):
 
 class DamagedCheckpointError(CheckpointError):
     """A file of a checkpoint is missing, cut, changed or no such file at all."""
+
+
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint, or no file of weights, at a path."""
 
 
 class ConfigError(IpufitError, ValueError):

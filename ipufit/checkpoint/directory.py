@@ -24,6 +24,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 SUFFIX = ".safetensors"
 GROUP = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_LOOKS = 3  # a writer may have moved what was looked for to where one has looked
 
 
 def belongs(name: str) -> bool:
@@ -62,10 +63,25 @@ def standing(target: Path) -> Path | None:
         The target; or what a writer killed between its two renames left of the old
         checkpoint; or None.
     """
-    if os.path.lexists(target):
-        return target
-    old = [path for path in leftovers(target, "old") if (path / MANIFEST).exists()]
-    return max(old, key=_age) if old else None
+    for _ in range(_LOOKS):
+        if os.path.lexists(target):
+            return target
+        old = leftovers(target, "old")
+        whole = [path for path in old if (path / MANIFEST).exists()]
+        if whole:
+            return max(whole, key=_age)
+    return None
+
+
+def is_standing(target: Path, descriptor: int) -> bool:
+    """Whether an open directory is the one that `standing` gives now."""
+    place = standing(target)
+    try:
+        return place is not None and os.path.samestat(
+            os.stat(place), os.fstat(descriptor)
+        )
+    except FileNotFoundError:
+        return False
 
 
 def settle(target: Path) -> None:
@@ -132,7 +148,10 @@ def delete(directory: Path) -> None:
 
 
 def _age(path: Path) -> int:
-    return path.stat().st_mtime_ns
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:  # deleted since
+        return 0
 
 
 def _check_replaceable(target: Path) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Mapping, TypeVar
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ from .atomic import (
 from .directory import GROUP, MANIFEST, STATE, SUFFIX
 from .json_values import dump_json, load_json
 from .manifest import Manifest, Record
-from .reading import Member, blaming, opened_directory, opened_member
+from .reading import Member, blaming, opened_member, read_standing
 from .tensors import check_tensors, read_tensors, tensor_parts
 
 T = TypeVar("T")
@@ -107,20 +107,11 @@ def read_checkpoint(path: PathLike) -> Checkpoint:
         may be others than your model's.
 
     Raises:
-        FileNotFoundError: There is none.
+        MissingCheckpointError: There is none.
         DamagedCheckpointError: A file is missing, cut, changed or malformed.
         CheckpointError: A newer ipufit wrote it, or it can't be read.
     """
-    place = _place(path)
-    tensors: dict[str, dict[str, Tensor]] = {}
-    with opened_directory(place) as folder:
-        listed = _manifest(place, folder)
-        state = _read(place, folder, listed, STATE, _load_state)
-        for name in listed.files:
-            group = directory.group_of(name)
-            if group is not None:
-                tensors[group] = _read(place, folder, listed, name, _load_tensors)
-    return Checkpoint(tensors, state)
+    return read_standing(path, _checkpoint)
 
 
 load_checkpoint = read_checkpoint  # as users know it
@@ -136,16 +127,11 @@ def verify_checkpoint(path: PathLike) -> Manifest:
         What the manifest says.
 
     Raises:
-        FileNotFoundError: There is none.
+        MissingCheckpointError: There is none.
         DamagedCheckpointError: A file is missing, cut or changed.
         CheckpointError: A newer ipufit wrote it, or it can't be read.
     """
-    place = _place(path)
-    with opened_directory(place) as folder:
-        listed = _manifest(place, folder)
-        for name in listed.files:
-            _read(place, folder, listed, name, _skim)
-    return listed
+    return read_standing(path, _verified)
 
 
 def read_manifest(path: PathLike) -> Manifest:
@@ -160,17 +146,11 @@ def read_manifest(path: PathLike) -> Manifest:
         What the manifest says.
 
     Raises:
-        FileNotFoundError: There is none.
+        MissingCheckpointError: There is none.
         DamagedCheckpointError: The manifest is damaged, or a file missing or cut.
         CheckpointError: A newer ipufit wrote it, or it can't be read.
     """
-    place = _place(path)
-    with opened_directory(place) as folder:
-        listed = _manifest(place, folder)
-        for name in listed.files:
-            with blaming(place, name), opened_member(folder, name) as member:
-                _check_size(member, listed.files[name].size)
-    return listed
+    return read_standing(path, _listed)
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, Iterable[Part]]:
@@ -216,12 +196,44 @@ def _unwritten(target: Path, cause: OSError) -> CheckpointError:
     return error
 
 
-def _place(path: PathLike) -> Path:
-    target = Path(os.path.realpath(path))
-    place = directory.standing(target)
-    if place is None:
-        raise FileNotFoundError(f"There is no checkpoint at {str(target)!r}.")
-    return place
+def _checkpoint(place: Path, folder: int) -> Checkpoint:
+    tensors: dict[str, dict[str, Tensor]] = {}
+    with _opened(place, folder) as (listed, members):
+        state = _read(place, members, listed, STATE, _load_state)
+        for name in listed.files:
+            group = directory.group_of(name)
+            if group is not None:
+                tensors[group] = _read(place, members, listed, name, _load_tensors)
+    return Checkpoint(tensors, state)
+
+
+def _verified(place: Path, folder: int) -> Manifest:
+    with _opened(place, folder) as (listed, members):
+        for name in listed.files:
+            _read(place, members, listed, name, _skim)
+    return listed
+
+
+def _listed(place: Path, folder: int) -> Manifest:
+    with _opened(place, folder) as (listed, _):
+        return listed
+
+
+@contextlib.contextmanager
+def _opened(place: Path, folder: int) -> Iterator[tuple[Manifest, dict[str, Member]]]:
+    """The manifest, and the files it lists, with the sizes it gives.
+
+    All are opened before any is read: a writer that replaces the checkpoint meanwhile
+    takes only their names away.
+    """
+    listed = _manifest(place, folder)
+    with contextlib.ExitStack() as stack:
+        members = {}
+        for name, expected in listed.files.items():
+            with blaming(place, name):
+                members[name] = stack.enter_context(opened_member(folder, name))
+                _check_size(members[name], expected.size)
+        yield listed, members
 
 
 def _manifest(place: Path, folder: int) -> Manifest:
@@ -233,17 +245,15 @@ def _manifest(place: Path, folder: int) -> Manifest:
 
 def _read(
     place: Path,
-    folder: int,
+    members: Mapping[str, Member],
     listed: Manifest,
     name: str,
     load: Callable[[Member], T],
 ) -> T:
     """Load a file, and give it back only if it is what was written."""
-    expected = listed.files[name]
-    with blaming(place, name), opened_member(folder, name) as member:
-        _check_size(member, expected.size)
-        loaded = load(member)
-        member.check(expected)
+    with blaming(place, name):
+        loaded = load(members[name])
+        members[name].check(listed.files[name])
         return loaded
 
 

@@ -9,11 +9,22 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator, TypeVar
 
-from ipufit.errors import CheckpointError, DamagedCheckpointError
+from ipufit.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    MissingCheckpointError,
+)
+from ipufit.types import PathLike
 
 from .atomic import CHUNK_BYTES, Written
+from .directory import is_standing, standing
+
+T = TypeVar("T")
+
+MAX_READS = 100
+"""Each further one means that a writer has put another checkpoint there meanwhile."""
 
 # What the system says of a file that is missing, another thing, or on a broken disk.
 _DAMAGES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
@@ -68,25 +79,66 @@ class Member:
             raise ValueError("its SHA-256 isn't the one in the manifest")
 
 
+def read_standing(path: PathLike, read: Callable[[Path, int], T]) -> T:
+    """Read the checkpoint that has a name now, while others may be written to it.
+
+    A writer deletes what it has replaced. So an error counts only if the checkpoint
+    that was read is still the one of that name; otherwise the new one is read.
+
+    Args:
+        path: The directory of the checkpoint.
+        read: Reads from a directory, which it gets with its descriptor.
+
+    Returns:
+        What `read` returned.
+
+    Raises:
+        MissingCheckpointError: Nothing has the name.
+        CheckpointError: What `read` has raised; or a writer is always faster.
+    """
+    target = Path(os.path.realpath(path))
+    for _ in range(MAX_READS):
+        place = standing(target)
+        if place is None:
+            raise MissingCheckpointError(
+                f"There is no checkpoint at {str(target)!r}. Check the path."
+            )
+        with _opened_directory(place) as folder:
+            if folder is None:
+                continue
+            try:
+                return read(place, folder)
+            except CheckpointError:
+                if is_standing(target, folder):
+                    raise
+    raise CheckpointError(
+        f"Checkpoint {str(target)!r} was replaced {MAX_READS} times while it was read: "
+        "another process writes it faster than this one reads. Save less often, or "
+        "each time to another path, as CheckpointStore does."
+    )
+
+
 @contextlib.contextmanager
-def opened_directory(path: Path) -> Iterator[int]:
+def _opened_directory(path: Path) -> Iterator[int | None]:
     """Open a directory, so that its files are found even if it is renamed.
 
     Args:
         path: The directory.
 
     Yields:
-        Its descriptor.
+        Its descriptor; None if nothing has the name any more.
 
     Raises:
         CheckpointError: It can't be opened.
     """
-    with blaming(path, "its directory"):
+    descriptor = None
+    with blaming(path, "its directory"), contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

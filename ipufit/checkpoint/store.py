@@ -22,6 +22,7 @@ from ipufit.errors import (
     CheckpointWarning,
     ConfigError,
     DamagedCheckpointError,
+    MissingCheckpointError,
 )
 from ipufit.types import PathLike
 
@@ -29,6 +30,7 @@ from . import directory
 from .format import Checkpoint, read_checkpoint, read_manifest, write_checkpoint
 from .manifest import Record
 from .one_writer import written_by_one
+from .reading import MAX_READS
 
 _NAME = re.compile(r"update-[0-9]{8,}(-[0-9]+)?")
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
@@ -217,17 +219,26 @@ class CheckpointStore:
         return str(self.directory)
 
     def _list(self) -> _Listing:
-        listing = _Listing([], {}, {})
+        """What there is now; another process may write and delete meanwhile."""
+        for _ in range(MAX_READS):
+            listing, is_stale = self._look()
+            if listing.entries or not is_stale:
+                return listing
+        raise _too_slow([self])
+
+    def _look(self) -> tuple[_Listing, bool]:
+        """What there is, and whether some of it was deleted since it was listed."""
+        listing, is_stale = _Listing([], {}, {}), False
         if not self.directory.is_dir():
-            return listing
-        for name in sorted(os.listdir(self.directory)):
+            return listing, False
+        with os.scandir(self.directory) as found:
+            names = [one.name for one in found if one.is_dir(follow_symlinks=False)]
+        for name in sorted(filter(_NAME.fullmatch, names)):
             path = self.directory / name
-            if not _NAME.fullmatch(name) or path.is_symlink() or not path.is_dir():
-                continue
             try:
                 record = read_manifest(path).record
-            except FileNotFoundError:  # deleted since
-                continue
+            except MissingCheckpointError:
+                is_stale = True
             except DamagedCheckpointError as error:
                 listing.damaged[path] = error
             except CheckpointError as error:
@@ -236,7 +247,7 @@ class CheckpointStore:
                 if record is not None:  # else another than a store wrote it
                     listing.entries.append(_Entry(path, record))
         listing.entries.sort(key=lambda entry: entry.order)
-        return listing
+        return listing, is_stale
 
     def _sound(self) -> list[_Entry]:
         listing = self._list()
@@ -316,6 +327,15 @@ def load_newest(
         ...     load_newest(stores)[0].name
         'update-00000020'
     """
+    for _ in range(MAX_READS):
+        with contextlib.suppress(MissingCheckpointError):  # deleted since it was listed
+            return _load_newest(stores, stacklevel + 1)
+    raise _too_slow(stores)
+
+
+def _load_newest(
+    stores: Sequence[CheckpointStore], stacklevel: int
+) -> tuple[Path, Checkpoint] | None:
     listings = [store._list() for store in stores]
     damaged: dict[Path, str] = {}
     for listing in listings:
@@ -341,6 +361,15 @@ def load_newest(
             f"directory. {' '.join(damaged.values())}"
         )
     return None
+
+
+def _too_slow(stores: Sequence[CheckpointStore]) -> CheckpointError:
+    places = " and ".join(repr(str(store.directory)) for store in stores)
+    return CheckpointError(
+        f"Checkpoints in {places} were deleted {MAX_READS} times before they were "
+        "read: another process writes them faster than this one reads. Keep more of "
+        "them (keep_last), or save less often."
+    )
 
 
 def _place(entry: _Entry) -> tuple[int, int]:
