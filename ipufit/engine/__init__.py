@@ -8,7 +8,7 @@ from .evaluation import Evaluation
 from .executors import Executors
 from .figures import Figures
 from .gradients import WatchedGradients
-from .lazy_modules import check_shapes, give_shapes
+from .lazy_modules import check_shapes, give_shapes, lazy_layers
 from .learnt import Learnt, check_weights
 from .loop import predictions, train
 from .objective import Objective
@@ -35,6 +35,7 @@ __all__ = [
     "described",
     "give_shapes",
     "joined",
+    "lazy_layers",
     "place_of",
     "predictions",
     "resolve_objective",

@@ -36,7 +36,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
         >>> module
         Linear(in_features=2, out_features=3, bias=True)
     """
-    if not _lazy_layers(module):
+    if not lazy_layers(module):
         return
     leaves = [_as_on_devices(leaf) for leaf in source.example(1, inputs_only=True)]
     is_half = any(p.dtype == torch.float16 for p in module.parameters())
@@ -48,7 +48,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
     finally:
         if is_half:
             module.half()
-    left = _lazy_layers(module)
+    left = lazy_layers(module)
     if left:
         raise ConfigError(
             f"The weights of {', '.join(left)} have no shapes, after a sample was run "
@@ -68,7 +68,7 @@ def check_shapes(module: torch.nn.Module) -> None:
         Traceback (most recent call last):
         ipufit.errors.ConfigError: The weights of LazyLinear have no shapes yet ...
     """
-    lazy = _lazy_layers(module)
+    lazy = lazy_layers(module)
     if lazy:
         raise ConfigError(
             f"The weights of {', '.join(lazy)} have no shapes yet: run a sample "
@@ -77,7 +77,7 @@ def check_shapes(module: torch.nn.Module) -> None:
         )
 
 
-def _lazy_layers(module: torch.nn.Module) -> list[str]:
+def lazy_layers(module: torch.nn.Module) -> list[str]:
     """The layers that have weights without shapes, by name; the module by its class.
 
     Weights are told by their types alone: PopTorch fetches all of them from the device

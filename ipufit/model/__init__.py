@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from .batches import SingleBatches
+from .copying import Copied
 from .weights import Weights
 
 
-class IPUModel(SingleBatches, Weights):
+class IPUModel(SingleBatches, Weights, Copied):
     """A torch module with Keras's `compile`, `fit`, `evaluate` and `predict`.
 
     It runs on IPUs through PopTorch, and anywhere else on `ipufit.emulator`.
@@ -16,6 +17,11 @@ class IPUModel(SingleBatches, Weights):
     * `fit` trains, and gives the figures of each epoch.
     * `evaluate` gives loss and metrics over every sample.
     * `predict` gives the outputs, one row per sample.
+
+    `copy.deepcopy(model)`, and `pickle`, give a model that goes on as this one would:
+    with its weights, its config, what `compile` was told, and the optimizer's state. It
+    has no programs yet, and random numbers on its device begin anew. `copy.copy(model)`
+    is another model of the same module, compiled alike.
 
     Args:
         module: Any module. Its weights are the ones trained: after `fit` they are in

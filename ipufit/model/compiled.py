@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Dict, Sequence, Union
+from typing import Any, Dict, Mapping, Sequence, Union
 
 import torch
 
@@ -45,6 +45,7 @@ class Compiled:
         test_figures: Of `evaluate` and validation.
         average: The running average of the weights; None for none.
         settings: All of that in words.
+        arguments: As they were given, by name.
     """
 
     objective: Objective
@@ -53,6 +54,7 @@ class Compiled:
     test_figures: Figures
     average: WeightAverage | None
     settings: dict[str, str]
+    arguments: Mapping[str, Any]
 
 
 class CompiledModel:
@@ -146,6 +148,15 @@ class CompiledModel:
             Figures(objective.fresh()),
             None if momentum is None else WeightAverage(self.module, momentum),
             compiled_settings(objective, updates),
+            {
+                "optimizer": optimizer,
+                "loss": loss,
+                "loss_weights": loss_weights,
+                "metrics": metrics,
+                "weighted_metrics": weighted_metrics,
+                "steps_per_execution": steps_per_execution,
+                "lr_schedule": lr_schedule,
+            },
         )
         self.config = config
         self._executors.compile_anew()

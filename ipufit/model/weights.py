@@ -8,11 +8,12 @@ from typing import Any, Sequence
 import torch
 
 from ipufit import checkpoint as files
-from ipufit.engine import Learnt, check_shapes
+from ipufit.engine import check_shapes
 from ipufit.errors import DataError
 from ipufit.types import PathLike
 
 from .base import ModelBase
+from .copying import learnt_by
 
 
 class Weights(ModelBase):
@@ -138,9 +139,8 @@ class Weights(ModelBase):
         """
         if self._snapshot is not None:
             return self._snapshot.take()
-        how = self._compiled()
         check_shapes(self.module)
-        return Learnt(self._executors, how.updates, how.average).take()
+        return learnt_by(self).take()
 
     def save(self, path: PathLike) -> None:
         """Write a checkpoint: a directory of safetensors and JSON.
@@ -177,9 +177,8 @@ class Weights(ModelBase):
             CheckpointError: It can't be read, or is damaged.
             ConfigError: It is of another module or optimizer.
         """
-        how = self._compiled()
         check_shapes(self.module)
-        learnt = Learnt(self._executors, how.updates, how.average)
+        learnt = learnt_by(self)
         learnt.put_back(files.read_checkpoint(path))
 
     def _fetched(self) -> dict[str, torch.Tensor]:

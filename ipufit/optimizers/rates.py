@@ -7,6 +7,7 @@ notice what has changed and send it.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import Counter
 from typing import (
@@ -222,9 +223,12 @@ class TorchRates:
 
     def advance(self, num_updates: int) -> None:
         """Step the scheduler and copy what it has changed."""
-        for _ in range(num_updates):
-            _step_nothing(self._source)
-            self._scheduler.step()
+        with warnings.catch_warnings():
+            # Copies of a scheduler and its optimiser no longer know of each other.
+            warnings.filterwarnings("ignore", "Seems like `optimizer.step")
+            for _ in range(num_updates):
+                _step_nothing(self._source)
+                self._scheduler.step()
         self._copy_changes()
 
     def describe(self) -> str:

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of a model goes on as the model would, and leaves it alone."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from ipufit import (
+    Callback,
+    IPUConfig,
+    IPUModel,
+    NotCompiledError,
+    Optimizer,
+    UnsupportedError,
+    poptorch,
+)
+from tests.engine.counting import Moves
+from tests.reference import assert_same_weights, network, samples, weights
+
+ROOT = Path(__file__).parent.parent
+X, Y = samples(32)
+ELSEWHERE = """
+import pickle, sys
+from tests.reference import samples
+from tests.test_copying import fitted, seen
+model = pickle.load(sys.stdin.buffer)
+result = seen(model), fitted(model), seen(model)
+pickle.dump(result, sys.stdout.buffer)
+"""
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+both = pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+
+
+def normed():
+    body = network()
+    return torch.nn.Sequential(body[0], torch.nn.BatchNorm1d(5), *body[1:])
+
+
+def squared(outputs, targets):
+    return (outputs - targets.unsqueeze(1)).square()
+
+
+def halved(optimizer):
+    return lr_scheduler.StepLR(optimizer, 4, 0.5)
+
+
+def stepped(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=100)
+    return {"optimizer": optimizer, "lr_schedule": scheduler}
+
+
+def poptorchs(module):
+    return {"optimizer": poptorch.optim.AdamW(module.parameters(), lr=0.01)}
+
+
+def averaged(module):
+    return {"optimizer": Optimizer("adam", 0.05, ema_momentum=0.9)}
+
+
+def scheduled(module):
+    return {
+        "optimizer": Optimizer("adam", 0.05),
+        "lr_schedule": halved,
+        "loss": torch.nn.CrossEntropyLoss(label_smoothing=0.1),
+        "metrics": ["accuracy", squared],
+    }
+
+
+def plain(module):
+    return {"optimizer": Optimizer("sgd", 0.1, momentum=0.5), "lr_schedule": "cosine"}
+
+
+CASES = {
+    "a plain one": (network, {}, plain),
+    "batch norm and an optimizer of torch": (normed, {}, stepped),
+    "an optimizer of PopTorch": (network, {"gradient_accumulation": 2}, poptorchs),
+    "averages": (network, {"replicas": 2}, averaged),
+    "functions": (normed, {"device_iterations": 2}, scheduled),
+    "half": (network, {"precision": "float16"}, plain),
+    "stages": (network, {"pipeline": ("0", "2"), "gradient_accumulation": 4}, plain),
+}
+ignore_shared_rates = pytest.mark.filterwarnings(
+    "ignore::ipufit.errors.SharedRateWarning"
+)
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def made(case):
+    module, config, arguments = CASES[case]
+    model = IPUModel(module(), IPUConfig(seed=5, **config))
+    told = {"loss": "cross_entropy", "metrics": ["accuracy"], **arguments(model.module)}
+    model.compile(**told)
+    return model
+
+
+def fitted(model, callbacks=()):
+    history = model.fit(X, Y, 8, epochs=2, verbose=0, callbacks=callbacks)
+    return history.history
+
+
+def seen(model):
+    return model.evaluate(X, Y, 8, verbose=0), model.predict(X, 8, verbose=0).tolist()
+
+
+@both
+@every_case
+@ignore_shared_rates
+def test_a_copy_goes_on_as_the_model_does(case, copied, monkeypatch):
+    model, untouched = made(case), made(case)
+    never_fitted = copied(model)
+    first = fitted(model)
+    assert fitted(never_fitted) == first == fitted(untouched)
+    seen(model)
+    moves = Moves().watch(monkeypatch)
+    try:
+        other = copied(model)
+        assert moves.taken()["compiled"] == 0
+        assert_same_weights(other.module, model.module, rtol=0, atol=0)
+        then = seen(model), fitted(model), seen(model)
+        # Its programs are the same still.
+        assert moves.taken()["compiled"] == 0
+    finally:
+        moves.stop()
+    assert (seen(untouched), fitted(untouched), seen(untouched)) == then
+    if case == "half":  # rounded stochastically, by random numbers that begin anew
+        assert seen(other) == then[0]
+        assert fitted(other)["loss"] == pytest.approx(then[1]["loss"], rel=1e-3)
+    else:
+        assert (seen(other), fitted(other), seen(other)) == then
+    assert other.num_updates == model.num_updates > 0
+    assert other.config == model.config
+
+
+@both
+def test_a_copy_is_a_model_made_anew_with_its_weights(copied):
+    def compiled(model):
+        model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+        return model
+
+    model = compiled(IPUModel(network()))
+    fitted(model)
+    anew = compiled(IPUModel(network(seed=1)))
+    anew.set_weights(model.get_weights())
+    other = copied(model)
+    assert other.history is None
+    assert seen(other) == seen(anew)
+    for one in (other, anew):
+        one.fit(X, Y, 8, verbose=0, shuffle=False)
+    assert seen(other) == seen(anew) != seen(model)
+
+
+@both
+def test_a_copy_in_mid_fit_has_the_newest_weights_and_disturbs_nothing(copied):
+    class Copier(Callback):
+        def __init__(self):
+            self.copies = []
+
+        def on_train_batch_end(self, batch, logs):
+            self.copies.append(copied(self.model))
+
+    model, untouched = made("a plain one"), made("a plain one")
+    copier, states = Copier(), []
+
+    class Watcher(Callback):
+        def on_train_batch_end(self, batch, logs):
+            states.append(self.model.copied_weights())
+
+    assert fitted(model, copier) == fitted(untouched, Watcher())
+    assert_same_weights(model.module, untouched.module, rtol=0, atol=0)
+    assert len(copier.copies) == len(states) == 8
+    for number, (other, expected) in enumerate(zip(copier.copies, states)):
+        assert other.num_updates == number + 1
+        for name, value in weights(other.module).items():
+            assert torch.equal(value, expected[name])
+    other = copier.copies[2]
+    before = weights(model.module)
+    fitted(other)
+    seen(other)
+    assert all(torch.equal(before[n], w) for n, w in weights(model.module).items())
+
+
+@both
+def test_a_copy_of_one_of_two_models_of_a_module_has_the_newest_weights(copied):
+    module = normed()
+    one, two = IPUModel(module), IPUModel(module)
+    copies = []
+
+    class Copier(Callback):
+        def on_train_batch_end(self, batch, logs):
+            copies.append((copied(two), self.model.copied_weights()))
+
+    one.compile("sgd", "cross_entropy")
+    fitted(one, Copier())
+    for other, expected in copies:
+        assert all(
+            torch.equal(expected[n], w) for n, w in weights(other.module).items()
+        )
+    other = copies[0][0]
+    other.compile("sgd", "cross_entropy")
+    fitted(other)
+    assert [type(p) for p in other.module.parameters()] == [torch.nn.Parameter] * 6
+
+
+@both
+def test_while_averages_are_in_place_a_copy_has_both(copied):
+    model = made("averages")
+    fitted(model)
+    model.set_weights([w * 1.5 for w in model.get_weights()])
+    trained = weights(model.module)
+    model.swap_weights(is_average=True)
+    averages = weights(model.module)
+    other = copied(model)
+    assert model.weight_average.is_swapped
+    assert_same_weights(other.module, model.module, rtol=0, atol=0)
+    for one in (model, other):
+        one.swap_weights(is_average=False)
+        assert all(torch.equal(trained[n], w) for n, w in weights(one.module).items())
+    assert not torch.equal(averages["0.weight"], trained["0.weight"])
+
+
+@both
+def test_what_was_not_compiled_is_copied_too(copied):
+    other = copied(IPUModel(network(), IPUConfig(replicas=2)))
+    assert other.config.replicas == 2
+    with pytest.raises(NotCompiledError):
+        other.fit(X, Y)
+    assert other.predict(X[:4], verbose=0).shape == (4, 4)
+
+
+class Named(IPUModel):
+    """Has a constructor of its own."""
+
+    def __init__(self, name):
+        super().__init__(network())
+        self.name = name
+        self.notes = ["first"]
+
+
+@both
+def test_a_subclass_keeps_its_class_and_its_attributes(copied):
+    model = Named("mine")
+    model.extra = {"module": model.module}
+    other = copied(model)
+    other.notes.append("second")
+    assert type(other) is Named
+    assert (other.name, model.notes, other.notes) == (
+        "mine",
+        ["first"],
+        ["first", "second"],
+    )
+    assert other.extra["module"] is other.module is not model.module
+
+
+@both
+def test_what_is_shared_stays_shared(copied):
+    model = made("a plain one")
+    module, one, two = copied([model.module, model, model])
+    assert one is two
+    assert one.module is module is not model.module
+
+
+def test_own_options_are_copied():
+    options = poptorch.Options()
+    options.deviceIterations(2)
+    model = IPUModel(network(), IPUConfig(training_options=options))
+    model.compile("sgd", "cross_entropy")
+    first = fitted(model)
+    for copied in (copy.deepcopy, pickled):
+        other = copied(model)
+        assert other.config.training_options.device_iterations == 2
+        other.set_weights([w.numpy() for w in network().state_dict().values()])
+        assert len(fitted(other)["loss"]) == len(first["loss"])
+
+
+def test_copy_copy_is_another_model_of_the_same_module():
+    model = made("a plain one")
+    fitted(model)
+    other = copy.copy(model)
+    assert other.module is model.module
+    assert other.num_updates == 0
+    assert seen(other) == seen(model)
+    fitted(other)
+    assert seen(other) == seen(model)  # they are the same weights
+    fitted(model)
+    assert seen(other) == seen(model)
+
+
+@ignore_shared_rates
+def test_a_pickle_is_loaded_in_another_process():
+    model = made("functions")
+    fitted(model)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ELSEWHERE],
+        input=pickle.dumps(model),
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert pickle.loads(done.stdout) == (seen(model), fitted(model), seen(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("loss", {"loss": lambda outputs, targets: (outputs.sum(1) - targets).abs()}),
+        ("metrics", {"metrics": ["accuracy", lambda outputs, targets: outputs.sum(1)]}),
+        ("lr_schedule", {"lr_schedule": lambda one: lr_scheduler.StepLR(one, 1)}),
+    ],
+)
+def test_what_cant_be_pickled_is_said_and_can_be_copied(name, arguments):
+    model = IPUModel(network(), IPUConfig(seed=5))
+    model.compile(**{"optimizer": "sgd", "loss": "cross_entropy", **arguments})
+    fitted(model)
+    with pytest.raises(UnsupportedError, match=rf"because of compile\({name}=\.\.\.\)"):
+        pickle.dumps(model)
+    other = copy.deepcopy(model)
+    assert seen(other) == seen(model)
+    assert fitted(other) == fitted(model)
+
+
+def test_a_module_that_cant_be_pickled_is_said():
+    model = IPUModel(network())
+    model.module.hidden = lambda x: x
+    model.note = threading.Lock()
+    with pytest.raises(UnsupportedError, match="because of module: "):
+        pickle.dumps(model)
+    del model.module.hidden
+    with pytest.raises(UnsupportedError, match="because of note: "):
+        pickle.dumps(model)
+    del model.note
+    assert torch.equal(pickled(model).predict(X, 8), model.predict(X, 8))
+
+
+def test_a_model_without_shapes_can_be_copied():
+    model = IPUModel(torch.nn.LazyLinear(4))
+    model.compile("sgd", "mse")
+    copied = copy.deepcopy(model)
+    copied.fit(torch.rand(8, 3), torch.rand(8, 4), verbose=0)
+    assert copied.module.weight.shape == (4, 3)
+    assert isinstance(model.module, torch.nn.LazyLinear)
