@@ -351,6 +351,6 @@ def test_a_model_without_shapes_can_be_copied():
     model = IPUModel(torch.nn.LazyLinear(4))
     model.compile("sgd", "mse")
     copied = copy.deepcopy(model)
-    copied.fit(torch.rand(8, 3), torch.rand(8, 4), verbose=0)
+    copied.fit(torch.rand(32, 3), torch.rand(32, 4), verbose=0)
     assert copied.module.weight.shape == (4, 3)
     assert isinstance(model.module, torch.nn.LazyLinear)

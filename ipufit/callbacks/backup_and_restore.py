@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar, Mapping
 
+from ipufit._kinds import Kind, count
 from ipufit.checkpoint import CheckpointStore
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.state import EVICTED
@@ -50,6 +51,7 @@ class BackupAndRestore(Callback):
     """
 
     saved_attributes = ("updates_since_save",)
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {"updates_since_save": count}
     resumes = True
 
     def __init__(

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Iterable, Iterator, Mapping, Sequence, Union
 import torch
 
 from ipufit._failures import do_all
+from ipufit._kinds import Kind
 from ipufit.errors import ConfigError
 from ipufit.state import RunState
 
-from .saved_state import check_callbacks, check_keys, copied
+from .saved_state import check_callbacks, check_keys, check_kinds, copied
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""
@@ -30,6 +31,8 @@ class Callback:
         params: Keras's: `verbose`, `epochs`, `steps`.
         saved_attributes: Names of attributes that a checkpoint keeps, so that a
             resumed run goes on with them. See `state_dict`.
+        saved_kinds: What the saved attributes look like, for those of which it is
+            known: a checkpoint with others is refused.
         is_saved: False if a resumed run may do without this callback, as without a
             display.
         is_display: Whether it shows calls to people, who needn't see every one.
@@ -45,6 +48,7 @@ class Callback:
     """
 
     saved_attributes: ClassVar[tuple[str, ...]] = ()
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {}
     is_saved: ClassVar[bool] = True
     is_display: ClassVar[bool] = False
     model: Any = None
@@ -157,6 +161,22 @@ class Callback:
             Tensors and arrays are shared: replace such an attribute, don't fill it.
         """
         return {name: copied(getattr(self, name)) for name in self.saved_attributes}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` can't take, and take nothing of it.
+
+        Called before a run is resumed.
+
+        Args:
+            state: From `state_dict`.
+
+        Raises:
+            ConfigError: It has a key too many, or too few.
+            DamagedCheckpointError: A value of it is of another kind.
+        """
+        if type(self).state_dict is Callback.state_dict:  # else it has keys of its own
+            check_keys(type(self).__name__, state, self.saved_attributes)
+        check_kinds(type(self).__name__, state, self.saved_kinds)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; called after `on_train_begin`.
@@ -337,6 +357,21 @@ class CallbackList(Callback):
             ['0:TerminateOnNaN', '1:EarlyStopping(val_loss)']
         """
         return {key: callback.state_dict() for key, callback in self._saved().items()}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """For each.
+
+        Args:
+            state: From `state_dict` of a list of the same callbacks.
+
+        Raises:
+            ConfigError: The callbacks are others; or a state has other keys.
+            DamagedCheckpointError: A value of a state is of another kind.
+        """
+        saved = self._saved()
+        check_callbacks(list(state), list(saved))
+        for key, callback in saved.items():
+            callback.check_state(state[key])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """For each.

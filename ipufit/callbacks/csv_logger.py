@@ -8,8 +8,9 @@ import io
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Any, ClassVar, Iterable, Mapping
 
+from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit.errors import ConfigError, IpufitWarning
 
 from .base import Callback
@@ -44,6 +45,10 @@ class CSVLogger(Callback):
     """
 
     saved_attributes = ("columns", "begin")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "columns": optional(list_of(text)),
+        "begin": count,
+    }
 
     def __init__(
         self,

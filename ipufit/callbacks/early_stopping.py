@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Mapping
+
+from ipufit._kinds import Kind, array, count, list_of, number, optional
+from ipufit.errors import DamagedCheckpointError
 
 from .messages import say
 from .monitor import MonitorCallback, warn_unavailable
@@ -50,6 +53,13 @@ class EarlyStopping(MonitorCallback):
     """
 
     saved_attributes = ("wait", "best", "best_epoch", "stopped_epoch", "best_weights")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "wait": count,
+        "best": optional(number),
+        "best_epoch": count,
+        "stopped_epoch": count,
+        "best_weights": optional(list_of(array)),
+    }
 
     def __init__(
         self,
@@ -76,6 +86,18 @@ class EarlyStopping(MonitorCallback):
         self.best_epoch = 0
         self.best_weights: list[Any] | None = None
         self.stopped_epoch = 0
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse other keys and kinds, and weights of another module."""
+        super().check_state(state)
+        if state["best_weights"] is None:
+            return
+        own = [tuple(one.shape) for one in self.model.module.state_dict().values()]
+        if [tuple(one.shape) for one in state["best_weights"]] != own:
+            raise DamagedCheckpointError(
+                "The state of EarlyStopping has best_weights of another module. Use "
+                "another checkpoint."
+            )
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """A new run: nothing was seen yet."""

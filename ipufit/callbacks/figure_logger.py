@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Mapping
 
+from ipufit._kinds import Kind, count
 from ipufit.errors import ConfigError
 
 from .base import Callback
@@ -29,6 +30,7 @@ class FigureLogger(Callback, abc.ABC):
     """
 
     saved_attributes: ClassVar[tuple[str, ...]] = ("updates",)
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {"updates": count}
 
     def __init__(self, update_freq: int | str) -> None:
         every = 1 if update_freq == "batch" else update_freq

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import warnings
 from fnmatch import fnmatchcase
-from typing import Any, Sequence
+from typing import Any, ClassVar, Mapping, Sequence
 
 import torch
 
+from ipufit._kinds import Kind, count, dict_of, number
 from ipufit.errors import NonFiniteGradientWarning, UnknownNameError
 
 from .base import Callback
@@ -63,6 +64,11 @@ class GradientMonitor(Callback):
     """
 
     saved_attributes = ("sums", "largest", "calls")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "sums": dict_of(number),
+        "largest": number,
+        "calls": count,
+    }
 
     def __init__(
         self,

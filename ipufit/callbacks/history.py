@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Mapping
+
+from ipufit._kinds import Kind, anything, count, dict_of, list_of, text
 
 from .base import Callback
 
@@ -25,6 +27,12 @@ class History(Callback):
     """
 
     saved_attributes = ("epoch", "history", "dropped_samples", "coverage")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "epoch": list_of(count),
+        "history": dict_of(list_of(anything)),
+        "dropped_samples": count,
+        "coverage": text,
+    }
 
     def __init__(self) -> None:
         self.epoch: list[int] = []

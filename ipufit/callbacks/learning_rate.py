@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from ipufit._kinds import list_of, number
 from ipufit.errors import ConfigError
 
 from .base import Callback
-from .saved_state import check_keys
+from .saved_state import check_keys, check_kinds
 
 
 def set_learning_rate(
@@ -73,6 +74,27 @@ class RateCallback(Callback):
             "rates": [float(group["lr"]) for group in groups],
         }
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse other keys and kinds, and rates for more or fewer groups.
+
+        Args:
+            state: From `state_dict`.
+
+        Raises:
+            ConfigError: It has other keys, or rates for more or fewer groups.
+            DamagedCheckpointError: A value of it is of another kind.
+        """
+        check_keys(type(self).__name__, state, (*self.saved_attributes, "rates"))
+        kinds = {**self.saved_kinds, "rates": list_of(number)}
+        check_kinds(type(self).__name__, state, kinds)
+        groups, rates = self.model.optimizer.param_groups, state["rates"]
+        if len(rates) != len(groups):
+            raise ConfigError(
+                f"The state of {type(self).__name__} has the rates of {len(rates)} "
+                f"parameter groups, and the optimizer has {len(groups)}. Compile with "
+                "the optimizer of the interrupted run."
+            )
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what was kept, and give the optimizer its rates.
 
@@ -82,16 +104,9 @@ class RateCallback(Callback):
         Raises:
             ConfigError: It has other keys, or rates for more or fewer groups.
         """
-        check_keys(type(self).__name__, state, (*self.saved_attributes, "rates"))
-        groups, rates = self.model.optimizer.param_groups, state["rates"]
-        if len(rates) != len(groups):
-            raise ConfigError(
-                f"The state of {type(self).__name__} has the rates of {len(rates)} "
-                f"parameter groups, and the optimizer has {len(groups)}. Compile with "
-                "the optimizer of the interrupted run."
-            )
+        self.check_state(state)
         super().load_state_dict({n: one for n, one in state.items() if n != "rates"})
-        for group, rate in zip(groups, rates):
+        for group, rate in zip(self.model.optimizer.param_groups, state["rates"]):
             group["lr"] = rate
 
 

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar, Mapping
 
 import numpy as np
 
+from ipufit._kinds import Kind, list_of, number
 from ipufit.errors import ConfigError
 
 from .learning_rate import (
@@ -40,6 +41,7 @@ class LearningRateScheduler(RateCallback):
     """
 
     saved_attributes = ("group_ratios",)
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {"group_ratios": list_of(number)}
 
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         self.schedule = schedule

@@ -9,9 +9,10 @@ import warnings
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar, Mapping
 
 from ipufit._failures import do_all
+from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.checkpoint import (
     BackgroundWriter,
     Checkpoint,
@@ -91,6 +92,11 @@ class ModelCheckpoint(MonitorCallback):
     """
 
     saved_attributes = ("best", "updates_since_save", "last_update")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "best": optional(number),
+        "updates_since_save": count,
+        "last_update": whole,
+    }
 
     def __init__(
         self,

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Mapping
 
 import numpy as np
 
+from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.errors import ConfigError
 
 from .learning_rate import (
@@ -52,6 +53,11 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
     """
 
     saved_attributes = ("best", "wait", "cooldown_counter")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "best": optional(number),
+        "wait": count,
+        "cooldown_counter": whole,
+    }
 
     def __init__(
         self,

@@ -8,7 +8,8 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ipufit.errors import ConfigError
+from ipufit._kinds import Kind, fields
+from ipufit.errors import ConfigError, DamagedCheckpointError
 
 
 def copied(value: Any) -> Any:
@@ -61,6 +62,32 @@ def check_keys(who: str, state: Mapping[str, Any], known: Iterable[str]) -> None
         raise ConfigError(
             f"The state of {who} {', and '.join(faults)}. It was saved by another "
             "version of it, or by another callback."
+        )
+
+
+def check_kinds(who: str, state: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+    """Refuse a state with values of other kinds.
+
+    Args:
+        who: The callback's class.
+        state: The state.
+        kinds: Of its values, by key; others may be anything.
+
+    Raises:
+        DamagedCheckpointError: A value is of another kind.
+
+    Example:
+        >>> from ipufit._kinds import count
+        >>> check_kinds("EarlyStopping", {"wait": "1"}, {"wait": count})
+        Traceback (most recent call last):
+        ipufit.errors.DamagedCheckpointError: The state of EarlyStopping isn't one ...
+    """
+    known = {name: kind for name, kind in kinds.items() if name in state}
+    fault = fields(known)(state, "state")
+    if fault is not None:
+        raise DamagedCheckpointError(
+            f"The state of {who} isn't one that it has saved: {fault}. Use another "
+            "checkpoint."
         )
 
 

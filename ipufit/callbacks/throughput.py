@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar, Mapping
+
+from ipufit._kinds import Kind, count, dict_of, number
 
 from .base import Callback
 
@@ -45,6 +47,12 @@ class Throughput(Callback):
     """
 
     saved_attributes = ("epoch_seconds", "epoch_samples", "latencies_ms", "calls")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "epoch_seconds": number,
+        "epoch_samples": count,
+        "latencies_ms": dict_of(number),
+        "calls": dict_of(count),
+    }
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Mapping
+
+from ipufit._kinds import Kind, count, optional, text
 
 from .figure_logger import FigureLogger
 from .optional import need
@@ -40,6 +42,10 @@ class WandbLogger(FigureLogger):
     """
 
     saved_attributes = ("updates", "run_id")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "updates": count,
+        "run_id": optional(text),
+    }
 
     def __init__(self, update_freq: int | str = "epoch", **arguments: Any) -> None:
         super().__init__(update_freq)

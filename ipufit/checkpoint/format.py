@@ -45,10 +45,12 @@ class Checkpoint:
     Args:
         tensors: Groups of tensors by name: "model" becomes `model.safetensors`.
         state: Nested dicts with str keys, lists, str, int, float, bool and None.
+        path: Where it was read from; None if it wasn't.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
 
 
 def write_checkpoint(
@@ -204,7 +206,7 @@ def _checkpoint(place: Path, folder: int) -> Checkpoint:
             group = directory.group_of(name)
             if group is not None:
                 tensors[group] = _read(place, members, listed, name, _load_tensors)
-    return Checkpoint(tensors, state)
+    return Checkpoint(tensors, state, place)
 
 
 def _verified(place: Path, folder: int) -> Manifest:

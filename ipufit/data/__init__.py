@@ -7,7 +7,12 @@ from .adapters import as_batch, as_source, fit_sources, split_validation
 from .cached import CachedDataset
 from .calls import Call, Loading
 from .epochs import Epochs
-from .host_random import Moment, random_state, set_random_state
+from .host_random import (
+    Moment,
+    check_random_state,
+    random_state,
+    set_random_state,
+)
 from .inference import InferenceBatches
 from .layout import NOTHING, Known, Layout
 from .orders import BEGINNING, Place
@@ -36,6 +41,7 @@ __all__ = [
     "TrainingBatches",
     "as_batch",
     "as_source",
+    "check_random_state",
     "column_names",
     "fit_sources",
     "pad",

@@ -78,6 +78,19 @@ class Moment:
         }
 
 
+def check_random_state(
+    state: RandomState, generators: Sequence[torch.Generator] = ()
+) -> None:
+    """Refuse what `set_random_state` would refuse, and set nothing.
+
+    Raises:
+        DataError: It isn't from `random_state`.
+    """
+    before = random_state(generators)
+    set_random_state(state, generators)
+    _set(before, generators)
+
+
 def set_random_state(
     state: RandomState, generators: Sequence[torch.Generator] = ()
 ) -> None:

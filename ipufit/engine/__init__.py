@@ -9,7 +9,7 @@ from .executors import Executors
 from .figures import Figures
 from .gradients import WatchedGradients
 from .lazy_modules import check_shapes, give_shapes, lazy_layers
-from .learnt import Learnt, check_weights
+from .learnt import Learnt, check_weights, groups_of_module
 from .loop import predictions, train
 from .objective import Objective
 from .resolve import resolve_objective
@@ -34,6 +34,7 @@ __all__ = [
     "describe_coverage",
     "described",
     "give_shapes",
+    "groups_of_module",
     "joined",
     "lazy_layers",
     "place_of",

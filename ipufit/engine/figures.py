@@ -138,7 +138,23 @@ class Figures:
                 "middle of an epoch. Save at the ends of epochs."
             )
         sums = None if self._sums is None else self._sums.tolist()
-        return {"sums": sums, "extra": copy.deepcopy(self._extra)}
+        entries = {entry.name: entry.size for entry in self._entries}
+        extra = copy.deepcopy(self._extra)
+        return {"entries": entries, "sums": sums, "extra": extra}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse sums of other figures; to be asked once a program was traced.
+
+        Raises:
+            ConfigError: They are.
+        """
+        own = {entry.name: entry.size for entry in self._entries}
+        if state["sums"] is not None and state["entries"] != own:
+            raise ConfigError(
+                f"The checkpoint is of an epoch with the figures "
+                f"{', '.join(state['entries'])}, and the model has {', '.join(own)}. "
+                "Resume with the module that was saved, or from the end of an epoch."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same figures."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ipufit import checkpoint as files
+from ipufit._kinds import each_of, fields, like
 from ipufit._poptorch import poptorch
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Updates, WeightAverage
 
 from .executors import Executors
-from .settings import config_in_words
+from .saved_form import LEARNT, check_form, check_tensors, in_words
+from .settings import NO_SETTINGS, config_in_words
 
 Tensors = Dict[str, Tensor]
 _STATE, _PARAM = "ipu_state/", "ipu_param/"
@@ -51,7 +53,6 @@ class Learnt:
                 return self.take()
             finally:
                 average.swap_in()
-        state_dict = self.executors.module.state_dict()
         optimizer = self.updates.optimizer
         given = optimizer.state_dict()
         tensors: Tensors = {}
@@ -59,12 +60,10 @@ class Learnt:
             for key, value in (given.get(name) or {}).items():
                 tensors[prefix + key] = torch.as_tensor(value).detach().clone()
         groups: dict[str, Mapping[str, Tensor]] = {
-            "model": files.copied_tensors(state_dict),
-            "optimizer": tensors,
+            name: files.copied_tensors(of_module)
+            for name, of_module in groups_of_module(self.executors.module).items()
         }
-        temporary = _temporary_buffers(self.executors.module)
-        if temporary:
-            groups["buffers"] = files.copied_tensors(temporary)
+        groups["optimizer"] = tensors
         state: dict[str, Any] = {
             "optimizer": {
                 "class": type(optimizer).__name__,
@@ -85,7 +84,51 @@ class Learnt:
             averaged = average.state_dict()
             groups["average"] = averaged.pop("averages")
             state["average"] = averaged
+        state["tensors"] = in_words(groups)
         return files.Checkpoint(groups, state)
+
+    def check(self, checkpoint: files.Checkpoint) -> None:
+        """Refuse a checkpoint that `put_back` can't take; nothing is changed.
+
+        Args:
+            checkpoint: From a model of the same module and optimizer.
+
+        Raises:
+            DamagedCheckpointError: It isn't one that a model has written.
+            ConfigError: It is from another module, optimizer or schedule.
+        """
+        optimizer, state = self.updates.optimizer, checkpoint.state
+        check_form(checkpoint, LEARNT)
+        check_tensors(checkpoint)
+        saved = state["optimizer"]
+        for name, own in groups_of_module(self.executors.module).items():
+            check_weights(own, checkpoint.tensors.get(name, {}))
+        if saved["class"] != type(optimizer).__name__:
+            raise ConfigError(
+                f"The checkpoint is of {saved['class']}, and compile() got "
+                f"{type(optimizer).__name__}. Compile with the same optimizer."
+            )
+        if (state["average"] is None) != (self.average is None):
+            raise ConfigError(
+                "Of checkpoint and optimizer, one keeps a running average of the "
+                "weights (ema_momentum) and the other doesn't. Compile with the same "
+                "optimizer."
+            )
+        groups = [_plain_group(group) for group in optimizer.param_groups]
+        if len(saved["groups"]) != len(groups):
+            raise ConfigError(
+                f"The checkpoint's optimizer has {len(saved['groups'])} parameter "
+                f"groups, and this one {len(groups)}. Compile with the same optimizer."
+            )
+        _check_schedule(self.updates, state["updates"])
+        kinds = [fields({n: like(v) for n, v in group.items()}) for group in groups]
+        own_form = {
+            "optimizer": fields({"groups": each_of(kinds)}),
+            "updates": self.updates.state_kind,
+        }
+        check_form(checkpoint, fields(own_form))
+        if self.average is not None:
+            self.average.check_state(self._averages(checkpoint))
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Have what a checkpoint learnt; the training program is dropped before.
@@ -94,40 +137,23 @@ class Learnt:
             checkpoint: From a model of the same module and optimizer.
 
         Raises:
-            ConfigError: It is from another.
+            DamagedCheckpointError: It isn't one that a model has written.
+            ConfigError: It is from another module, optimizer or schedule.
         """
+        self.check(checkpoint)
         module, optimizer = self.executors.module, self.updates.optimizer
-        weights = checkpoint.tensors.get("model", {})
-        check_weights(module.state_dict(), weights)
-        saved = checkpoint.state.get("optimizer")
-        if saved is None or saved["class"] != type(optimizer).__name__:
-            found = "no optimizer" if saved is None else saved["class"]
-            raise ConfigError(
-                f"The checkpoint is of {found}, and compile() got "
-                f"{type(optimizer).__name__}. Compile with the same optimizer."
-            )
-        if (checkpoint.state["average"] is None) != (self.average is None):
-            raise ConfigError(
-                "Of checkpoint and optimizer, one keeps a running average of the "
-                "weights (ema_momentum) and the other doesn't. Compile with the same "
-                "optimizer."
-            )
-        groups = _groups_of(optimizer, saved["groups"])
-        _check_schedule(self.updates, checkpoint.state["updates"])
+        saved, tensors = checkpoint.state["optimizer"], checkpoint.tensors
         self.executors.drop_training()
         with torch.no_grad():
-            for name, tensor in module.state_dict().items():
-                tensor.copy_(weights[name])
-            buffers = checkpoint.tensors.get("buffers", {})
-            for name, tensor in _temporary_buffers(module).items():
-                if name in buffers and buffers[name].shape == tensor.shape:
-                    tensor.copy_(buffers[name])
-        tensors = checkpoint.tensors.get("optimizer", {})
-        if tensors:
+            for name, own in groups_of_module(module).items():
+                for key, tensor in own.items():
+                    tensor.copy_(tensors[name][key])
+        if tensors["optimizer"]:
+            groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict(
                 {
-                    "ipu_state": under(_STATE, tensors),
-                    "ipu_param": under(_PARAM, tensors),
+                    "ipu_state": under(_STATE, tensors["optimizer"]),
+                    "ipu_param": under(_PARAM, tensors["optimizer"]),
                     "state": {},
                     "param_groups": groups,
                 }
@@ -137,16 +163,23 @@ class Learnt:
             optimizer.loss_scaling = saved["loss_scaling"]
         self.updates.load_state_dict(checkpoint.state["updates"])
         if self.average is not None:
-            averages = checkpoint.tensors.get("average", {})
-            self.average.load_state_dict(
-                {**checkpoint.state["average"], "averages": averages}
-            )
+            self.average.load_state_dict(self._averages(checkpoint))
+
+    @staticmethod
+    def _averages(checkpoint: files.Checkpoint) -> dict[str, Any]:
+        averages = checkpoint.tensors.get("average", {})
+        return {**checkpoint.state["average"], "averages": averages}
 
 
-def _temporary_buffers(module: torch.nn.Module) -> Tensors:
-    """Buffers that aren't in the state dict (`persistent=False`)."""
+def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]:
+    """The module's own tensors, by the groups of a checkpoint.
+
+    Returns:
+        Its state dict, and the buffers that aren't in it (`persistent=False`), if any.
+    """
     kept = module.state_dict()
-    return {name: b for name, b in module.named_buffers() if name not in kept}
+    others = {name: b for name, b in module.named_buffers() if name not in kept}
+    return {"model": kept, "buffers": others} if others else {"model": kept}
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -180,38 +213,31 @@ def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in group.items()
-        if name != "params"
+        if name not in NO_SETTINGS
         and isinstance(value, (bool, int, float, str, tuple, type(None)))
     }
 
 
-def _groups_of(
-    optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    own = optimizer.state_dict()["param_groups"]
-    if len(own) != len(saved):
-        raise ConfigError(
-            f"The checkpoint's optimizer has {len(saved)} parameter groups, and this "
-            f"one {len(own)}. Compile with the same optimizer."
-        )
-    return [{**group, **_tuples(values)} for group, values in zip(own, saved)]
-
-
 def _check_schedule(updates: Updates, saved: Mapping[str, Any]) -> None:
     own, given = updates.state_dict()["rates"], saved["rates"]
-    inner, inner_given = own.get("scheduler", {}), given.get("scheduler", {})
-    if own.keys() != given.keys() or inner.keys() != inner_given.keys():
+    if _names(own) != _names(given):
         raise ConfigError(
             "The checkpoint was saved with another learning rate schedule than "
             "compile() got. Compile with the same lr_schedule."
         )
 
 
-def set_groups(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
+def _names(rates: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """Those of what is kept, and of what a scheduler of torch keeps."""
+    inner = rates.get("scheduler")
+    return set(rates), set(inner) if isinstance(inner, dict) else set()
+
+
+def set_groups(
+    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
+) -> None:
     """Give parameter groups the settings that a checkpoint has of them."""
     for group, values in zip(optimizer.param_groups, saved):
-        group.update(_tuples(values))
-
-
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        for name in _plain_group(group):
+            value = values[name]
+            group[name] = tuple(value) if isinstance(value, list) else value

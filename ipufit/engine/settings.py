@@ -18,11 +18,12 @@ from ipufit.optimizers import Updates
 from .objective import Objective
 
 _DEPTH = 4
-_NO_SETTINGS = (
+NO_SETTINGS = (
     "params",
     "initial_lr",
     # Of torch's own kernels, which IPUs don't use; they come and go with versions.
     "capturable",
+    "decoupled_weight_decay",
     "differentiable",
     "foreach",
     "fused",
@@ -60,7 +61,7 @@ def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     settings: dict[str, Any] = {
         name: [group.get(name) for group in optimizer.param_groups]
         for name in optimizer.param_groups[0]
-        if name not in _NO_SETTINGS
+        if name not in NO_SETTINGS
     }
     for name, value in vars(optimizer).items():
         is_plain = isinstance(value, (bool, int, float, str, torch.dtype))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ipufit import checkpoint as files
+from ipufit._poptorch import poptorch
 from ipufit.callbacks import CallbackList
 from ipufit.data import (
     Place,
@@ -23,17 +24,18 @@ from ipufit.data import (
     Source,
     StreamSource,
     TrainingBatches,
+    check_random_state,
     random_state,
 )
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 
 from .learnt import Learnt, Tensors, set_groups, under
+from .saved_form import REFERENCE, TENSOR, check_form, damaged, in_words, of_run
 from .settings import check_settings, refuse
 from .training import Training
 
 _HOST, _PASS, _VALIDATION = "host/", "pass", "validation"
-_TENSOR = "$tensor"
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,38 @@ class Snapshot:
         for name, replay in replays.items():
             random.update(_replay_tensors(name, replay))
         groups = {**learnt.tensors, "callbacks": callbacks, "random": random}
+        state["tensors"] = in_words(groups)
         return files.Checkpoint(groups, state)
 
     # Put back ---------------------------------------------------------------
+
+    def check(self, checkpoint: files.Checkpoint) -> None:
+        """Refuse a checkpoint that can't be put back, before any of it is.
+
+        Args:
+            checkpoint: That `check_has_run` has let pass.
+
+        Raises:
+            DamagedCheckpointError: It isn't one that a run has written.
+            ConfigError: It is of another model, or the callbacks are others.
+        """
+        self.learnt.check(checkpoint)
+        self.hooks.check_state(_callbacks_of(checkpoint))
+        generators = self.batches.source.generators
+        random, counts = checkpoint.tensors.get("random", {}), _num_blocks(checkpoint)
+        states = [under(_HOST, random)]
+        for name in (_PASS, _VALIDATION):
+            replay = _replay(name, counts, random)
+            if replay is not None:
+                states += [replay.at_start, replay.at_last]
+        device = random.get("device")
+        if device is None or device.dtype != torch.int64 or device.dim() != 1:
+            raise damaged(checkpoint, "it has no random state of the device")
+        try:
+            for state in states:
+                check_random_state(state, generators)
+        except DataError as error:
+            raise damaged(checkpoint, str(error)) from error
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Go on from a checkpoint; `on_train_begin` was called, programs are ready.
@@ -121,35 +152,52 @@ class Snapshot:
         What was learnt was put back before.
 
         Args:
-            checkpoint: From `take` of a run with the same settings.
+            checkpoint: That `check` has let pass, of a run with the same settings.
 
         Raises:
-            ConfigError: The callbacks are others.
+            ConfigError: The figures of the epoch under way are others.
+            DamagedCheckpointError: The device can't take the random state.
         """
-        state, tensors = checkpoint.state, checkpoint.tensors
+        state = checkpoint.state
         training, run = self.training, self.run
+        if state["figures"] is not None:
+            training.figures.check_state(state["figures"])
+        self._put_back_device(checkpoint)
         # Before the hooks, which may look at it.
         run.epoch, run.calls = state["run"]["epoch"], state["run"]["calls"]
         run.updates, run.samples = state["run"]["updates"], state["run"]["samples"]
         run.stop_reason = state["run"]["stop_reason"]
-        self.hooks.load_state_dict(
-            _with_arrays(state["callbacks"], tensors.get("callbacks", {}))
-        )
+        self.hooks.load_state_dict(_callbacks_of(checkpoint))
         # Hooks that began the run may have set rates; these are the ones it had.
         set_groups(training.updates.optimizer, state["optimizer"]["groups"])
         training.updates.load_state_dict(state["updates"])
         if state["figures"] is not None:
             training.figures.load_state_dict(state["figures"])
-        random = tensors["random"]
-        device = random["device"].tolist()
-        if device:
-            training.executors.set_device_random_state([n % 2**64 for n in device])
-        counts = state["data"]["num_blocks"]
+        random, counts = checkpoint.tensors["random"], _num_blocks(checkpoint)
         if isinstance(self.validation, StreamSource):
             replay = _replay(_VALIDATION, counts, random)
             self.validation.go_on(replay, is_due=True)
         replay = _replay(_PASS, counts, random)
         self.batches.go_on(under(_HOST, random), replay)
+
+    def _put_back_device(self, checkpoint: files.Checkpoint) -> None:
+        executors = self.training.executors
+        device = checkpoint.tensors["random"]["device"].tolist()
+        try:
+            if device:
+                executors.set_device_random_state([n % 2**64 for n in device])
+        except (ValueError, poptorch.Error) as error:
+            raise damaged(checkpoint, f"its random state is none: {error}") from error
+
+
+def _callbacks_of(checkpoint: files.Checkpoint) -> Any:
+    """The callbacks' states, with their arrays."""
+    return _with_arrays(checkpoint, checkpoint.state["callbacks"])
+
+
+def _num_blocks(checkpoint: files.Checkpoint) -> Mapping[str, int]:
+    counts: Mapping[str, int] = checkpoint.state["data"]["num_blocks"]
+    return counts
 
 
 def _as_int64(numbers: Sequence[int]) -> Tensor:
@@ -179,12 +227,14 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
 
     Raises:
         ConfigError: It is of a model alone.
+        DamagedCheckpointError: It isn't one that a run has written.
     """
     if "run" not in checkpoint.state:
         raise ConfigError(
             "The checkpoint holds a model, but not the place of a run: it was not "
             "saved while fit() ran. Load it with model.load(path)."
         )
+    check_form(checkpoint, of_run)
 
 
 def check_same_run(
@@ -225,7 +275,7 @@ def _without_arrays(value: Any, tensors: Tensors) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         name = str(len(tensors))
         tensors[name] = torch.as_tensor(value).detach().cpu().clone()
-        return {_TENSOR: name, "is_array": isinstance(value, np.ndarray)}
+        return {TENSOR: name, "is_array": isinstance(value, np.ndarray)}
     if isinstance(value, dict):
         return {key: _without_arrays(one, tensors) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -233,12 +283,19 @@ def _without_arrays(value: Any, tensors: Tensors) -> Any:
     return value
 
 
-def _with_arrays(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _with_arrays(checkpoint: files.Checkpoint, value: Any) -> Any:
+    """The other way; names that nothing has are damage."""
+    if isinstance(value, dict) and TENSOR in value:
+        tensors = checkpoint.tensors.get("callbacks", {})
+        fault = REFERENCE(value, "the state of a callback")
+        if fault is None and value[TENSOR] not in tensors:
+            fault = f"callbacks.safetensors lacks {value[TENSOR]}"
+        if fault is not None:
+            raise damaged(checkpoint, fault)
+        tensor = tensors[value[TENSOR]]
+        return tensor.numpy() if value["is_array"] else tensor
     if isinstance(value, dict):
-        if _TENSOR in value:
-            tensor = tensors[value[_TENSOR]]
-            return tensor.numpy() if value["is_array"] else tensor
-        return {key: _with_arrays(one, tensors) for key, one in value.items()}
+        return {key: _with_arrays(checkpoint, one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_with_arrays(one, tensors) for one in value]
+        return [_with_arrays(checkpoint, one) for one in value]
     return value

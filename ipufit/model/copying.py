@@ -15,7 +15,7 @@ from typing import Any, Mapping, TypeVar
 import torch
 
 from ipufit import checkpoint as files
-from ipufit.engine import Learnt, lazy_layers
+from ipufit.engine import Learnt, groups_of_module, lazy_layers
 from ipufit.errors import UnsupportedError
 
 from .base import ModelBase
@@ -24,9 +24,6 @@ ModelT = TypeVar("ModelT", bound=ModelBase)
 
 _COUNTS = ("_micro_batch_size", "_passes", "_target_columns")
 """What the next run goes by: the default batch size, the order and columns of data."""
-
-_OF_THE_MODULE = ("model", "buffers")
-"""The groups of a checkpoint that the module itself has."""
 
 
 class Copied(ModelBase):
@@ -91,10 +88,9 @@ def restore(model: ModelBase, state: Mapping[str, Any]) -> None:
     model.compile(**state["arguments"])
     if state["learnt"] is None:
         return
-    learnt, weights = state["learnt"], model.module.state_dict()
-    learnt_by(model).put_back(
-        files.Checkpoint({"model": weights, **learnt.tensors}, learnt.state)
-    )
+    learnt = state["learnt"]
+    tensors = {**groups_of_module(model.module), **learnt.tensors}
+    learnt_by(model).put_back(files.Checkpoint(tensors, learnt.state))
     if state["is_swapped"]:
         model.swap_weights(is_average=True)
 
@@ -140,7 +136,8 @@ def _beyond_the_module(model: ModelBase) -> files.Checkpoint:
     average, learnt = model.weight_average, learnt_by(model).take()
     if average is not None and average.is_swapped:
         return learnt
-    others = {n: t for n, t in learnt.tensors.items() if n not in _OF_THE_MODULE}
+    own = groups_of_module(model.module)
+    others = {name: t for name, t in learnt.tensors.items() if name not in own}
     return files.Checkpoint(others, learnt.state)
 
 

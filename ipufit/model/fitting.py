@@ -195,7 +195,6 @@ class Fitting(ModelBase):
         settings = {**how.settings, **{n: described(v) for n, v in told.items()}}
         if checkpoint is not None:
             check_same_run(checkpoint, training, source.num_samples, settings)
-        how.updates.begin_fit(total, updates)
         _warn_of_tail(batches, source, plan)
         coverages = {"": warn_of_coverage(training.options, plan, "fit", 3)}
         if test is not None:
@@ -217,6 +216,9 @@ class Fitting(ModelBase):
         with self._running(run, callbacks, history, verbose) as (hooks, display):
             self._seen = source
             snapshot = Snapshot(training, batches, hooks, run, validation, settings)
+            if checkpoint is not None:
+                snapshot.check(checkpoint)
+            how.updates.begin_fit(total, updates)
             if checkpoint is not None:
                 snapshot.learnt.put_back(checkpoint)
             try:

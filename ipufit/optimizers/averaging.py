@@ -125,6 +125,26 @@ class WeightAverage:
         averages = {name: value.clone() for name, value in self._averages.items()}
         return {"num_updates": self.num_updates, "averages": averages}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of other parameters.
+
+        Args:
+            state: From `state_dict`.
+
+        Raises:
+            ConfigError: It has other averages, or none after updates.
+        """
+        averages: Mapping[str, Tensor] = state["averages"]
+        parameters = self._module.named_parameters() if state["num_updates"] else ()
+        own = {n: (p.shape, _widest(p.dtype)) for n, p in parameters}
+        given = {n: (value.shape, value.dtype) for n, value in averages.items()}
+        if given != own:
+            odd = sorted(n for n in {*own, *given} if own.get(n) != given.get(n))
+            raise ConfigError(
+                f"These averages are of other parameters: {', '.join(odd)}. Load the "
+                "state of the same module."
+            )
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state.
 
@@ -134,24 +154,19 @@ class WeightAverage:
         Raises:
             ConfigError: It is of others.
         """
+        self.check_state(state)
         averages: Mapping[str, Tensor] = state["averages"]
-        own = {name: p.shape for name, p in self._module.named_parameters()}
-        given = {name: value.shape for name, value in averages.items()}
-        if averages and given != own:
-            odd = sorted(n for n in {*own, *given} if own.get(n) != given.get(n))
-            raise ConfigError(
-                f"These averages are of other parameters: {', '.join(odd)}. Load the "
-                "state of the same module."
-            )
         self.num_updates = state["num_updates"]
         self._averages = {n: _widened(v).clone() for n, v in averages.items()}
 
 
 def _widened(values: Tensor) -> Tensor:
-    widened: Tensor = values.detach().to(
-        torch.promote_types(values.dtype, torch.float32)
-    )
+    widened: Tensor = values.detach().to(_widest(values.dtype))
     return widened
+
+
+def _widest(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 @torch.no_grad()

@@ -236,11 +236,11 @@ class TorchRates:
         return ", ".join(type(one).__name__ for one in _each(self._scheduler))
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own, and the values of its optimiser."""
+        """The scheduler's own, and the numbers of its optimiser."""
         return {
             "scheduler": _plain_state(self._scheduler.state_dict()),
             "groups": [
-                {n: v for n, v in group.items() if n != "params"}
+                {name: value for name, value in group.items() if _is_plain(value)}
                 for group in self._source.param_groups
             ],
         }
@@ -369,6 +369,12 @@ def _plain_state(value: Any) -> Any:
             if not callable(one) and not isinstance(one, Counter)
         }
     return [_plain_state(one) for one in value] if type(value) is list else value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a number, or several as betas are, that a scheduler may set."""
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    return all(type(part) in (int, float) for part in parts)
 
 
 def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

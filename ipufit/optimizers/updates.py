@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 import torch
 
+from ipufit._kinds import Kind, count, fields, like, optional
 from ipufit.errors import SharedRateWarning
 
 from .loss_scaling import LossScaleRamp
@@ -114,6 +115,23 @@ class Updates:
         The optimiser's own state isn't among them.
         """
         return {"num_updates": self.num_updates, "rates": self._rates.state_dict()}
+
+    @property
+    def state_kind(self) -> Kind:
+        """Of the states of the same optimiser and schedule."""
+        rates = self._rates.state_dict()
+        kinds = {name: like(value) for name, value in rates.items()}
+        if "total" in rates:  # nobody knows it before the first fit
+            kinds["total"] = optional(count)
+        kind = fields({"num_updates": count, "rates": fields(kinds, is_closed=True)})
+
+        def check(value: Any, where: str) -> str | None:
+            fault = kind(value, where)
+            if fault is None and self.needs_total and value["num_updates"]:
+                return count(value["rates"]["total"], f"{where}.rates.total")
+            return fault
+
+        return check
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same optimiser and schedule."""

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a state looks like: declared once, and checked before any of it is used.
+
+A kind is a function of a value and its name. It returns what is wrong, or None.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import numpy as np
+from torch import Tensor
+
+Kind = Callable[[Any, str], Optional[str]]
+
+_LARGEST = 2**63
+
+
+def anything(value: Any, where: str) -> str | None:
+    """Any value."""
+    return None
+
+
+def count(value: Any, where: str) -> str | None:
+    """A whole number, 0 or more, of 63 bits."""
+    is_count = type(value) is int and 0 <= value < _LARGEST
+    return None if is_count else _wrong(value, where, "a count")
+
+
+def whole(value: Any, where: str) -> str | None:
+    """A whole number of 64 bits."""
+    is_whole = type(value) is int and -_LARGEST <= value < 2 * _LARGEST
+    return None if is_whole else _wrong(value, where, "a whole number")
+
+
+def number(value: Any, where: str) -> str | None:
+    """A number that a float can hold, NaN and infinity too."""
+    is_number = type(value) is float or (type(value) is int and abs(value) < 2**1000)
+    return None if is_number else _wrong(value, where, "a number")
+
+
+def text(value: Any, where: str) -> str | None:
+    """A str."""
+    return None if isinstance(value, str) else _wrong(value, where, "a str")
+
+
+def flag(value: Any, where: str) -> str | None:
+    """A bool."""
+    return None if isinstance(value, bool) else _wrong(value, where, "a bool")
+
+
+def array(value: Any, where: str) -> str | None:
+    """A tensor or an array."""
+    is_array = isinstance(value, (Tensor, np.ndarray))
+    return None if is_array else _wrong(value, where, "a tensor")
+
+
+def optional(kind: Kind) -> Kind:
+    """Of a kind, or None."""
+    return lambda value, where: None if value is None else kind(value, where)
+
+
+def list_of(kind: Kind, length: int | None = None) -> Kind:
+    """A list of values of one kind.
+
+    Args:
+        kind: Of each.
+        length: How many; None for any number.
+    """
+
+    def check(value: Any, where: str) -> str | None:
+        if not isinstance(value, (list, tuple)):
+            return _wrong(value, where, "a list")
+        if length is not None and len(value) != length:
+            return f"{where} has {len(value)} values, and should have {length}"
+        return _first(kind(one, f"{where}[{i}]") for i, one in enumerate(value))
+
+    return check
+
+
+def dict_of(kind: Kind) -> Kind:
+    """A dict with any str keys, and values of one kind."""
+
+    def check(value: Any, where: str) -> str | None:
+        if not _is_object(value):
+            return _wrong(value, where, "a dict")
+        return _first(kind(one, f"{where}.{name}") for name, one in value.items())
+
+    return check
+
+
+def fields(kinds: Mapping[str, Kind], *, is_closed: bool = False) -> Kind:
+    """A dict with these keys.
+
+    Args:
+        kinds: Of each value.
+        is_closed: Whether there may be no others; otherwise they don't matter.
+
+    Example:
+        >>> kind = fields({"epoch": count, "reason": optional(text)})
+        >>> kind({"epoch": 1, "reason": None}, "run")
+        >>> kind({"epoch": "1", "reason": None}, "run")
+        "run.epoch is '1', where a count belongs"
+        >>> kind({"epoch": 1}, "run")
+        'run lacks reason'
+    """
+
+    def check(value: Any, where: str) -> str | None:
+        if not _is_object(value):
+            return _wrong(value, where, "a dict")
+        for name in kinds:
+            if name not in value:
+                return f"{where} lacks {name}"
+        others = [name for name in value if name not in kinds]
+        if is_closed and others:
+            return f"{where} has {others[0][:40]!r}, which doesn't belong there"
+        return _first(
+            kind(value[name], f"{where}.{name}") for name, kind in kinds.items()
+        )
+
+    return check
+
+
+def like(example: Any) -> Kind:
+    """Of the shape of an example: the same keys and lengths, and types alike.
+
+    Whole numbers and floats are alike. A list stands for a tuple, an empty one for any,
+    and None for numbers too.
+
+    Example:
+        >>> like({"rates": (0.5, 1)})({"rates": [1, 0.25]}, "state")
+        >>> like({"rates": (0.5, 1)})({"rates": [1, "x"]}, "state")
+        "state.rates[1] is 'x', where a number belongs"
+    """
+    if isinstance(example, Mapping):
+        return fields({n: like(v) for n, v in example.items()}, is_closed=True)
+    if isinstance(example, (list, tuple)):
+        return each_of([like(one) for one in example])
+    if isinstance(example, bool):
+        return flag
+    if example is None or isinstance(example, (int, float)):
+        return optional(number) if example is None else number
+    return text if isinstance(example, str) else anything
+
+
+def each_of(kinds: Sequence[Kind]) -> Kind:
+    """A list of one value of each kind; any list if there is no kind."""
+
+    def check(value: Any, where: str) -> str | None:
+        fault = list_of(anything, len(kinds) or None)(value, where)
+        return fault or _first(
+            kind(one, f"{where}[{i}]")
+            for i, (kind, one) in enumerate(zip(kinds, value))
+        )
+
+    return check
+
+
+def _first(faults: Any) -> str | None:
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def _wrong(value: Any, where: str, expected: str) -> str:
+    shown = repr(value) if not isinstance(value, Tensor) else "a tensor"
+    if len(shown) > 40 or (isinstance(value, float) and math.isnan(value)):
+        shown = f"a {type(value).__name__}"
+    return f"{where} is {shown}, where {expected} belongs"

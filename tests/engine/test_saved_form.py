@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Right checksums of wrong values: one typed error, and nothing is loaded."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from ipufit import (
+    Callback,
+    ConfigError,
+    DamagedCheckpointError,
+    EarlyStopping,
+    GradientMonitor,
+    IPUConfig,
+    IPUModel,
+    LearningRateScheduler,
+    Optimizer,
+    ReduceLROnPlateau,
+    Throughput,
+)
+from ipufit.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from ipufit.data import random_state
+from ipufit.engine.saved_form import in_words
+from tests.checkpoint.samples import same, same_tensors
+from tests.reference import network, samples
+
+X, Y = samples(16)
+DELETED = object()
+WRONG = [None, True, "x", 1.5, -1, 2**70, [], {}, [1], {"a": 1}, [[1]], [None], DELETED]
+LEARNT = ("optimizer", "updates", "average", "tensors")
+FOR_PEOPLE = ("config", "versions", "settings")
+NOTED = ("history", "epoch", "sums", "calls", "latencies_ms", "best", "group_ratios")
+OPTIONAL = ("best_weights",)  # None if they aren't kept, or there are none yet
+
+pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+class Buffered(torch.nn.Module):
+    """Has dropout, and a buffer that isn't in its state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(network(), torch.nn.Dropout(0.2))
+        self.register_buffer("shift", torch.ones(4), persistent=False)
+
+    def forward(self, x):
+        return self.body(x) + self.shift
+
+
+class Saver(Callback):
+    """Saves after one call of the second epoch."""
+
+    is_saved = False
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, batch, logs):
+        if self.run.updates == 6:
+            self.run.after_hooks(
+                lambda: write_checkpoint(self.path, self.model.checkpoint())
+            )
+
+
+def cycle(optimizer):
+    return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
+
+
+@dataclass
+class Scenario:
+    optimizer: Any
+    schedule: Any = None
+    callbacks: Callable[[], list] = list
+
+    def model(self, seed=3):
+        model = IPUModel(Buffered(), IPUConfig(seed=seed))
+        model.compile(
+            self.optimizer,
+            "cross_entropy",
+            metrics=["accuracy"],
+            lr_schedule=self.schedule,
+        )
+        return model
+
+    def fit(self, model, callbacks=(), **more):
+        arguments = {"epochs": 2, "verbose": 0, **more}
+        return model.fit(X, Y, 4, callbacks=list(callbacks), **arguments)
+
+
+SCENARIOS = {
+    "averages": Scenario(
+        Optimizer("adam", 0.05, ema_momentum=0.9),
+        "cosine",
+        lambda: [EarlyStopping("loss", patience=9, restore_best_weights=True)],
+    ),
+    "torch's schedule": Scenario(
+        Optimizer("sgd", 0.1, momentum=0.9),
+        cycle,
+        lambda: [GradientMonitor(["body.0.0.weight"]), Throughput()],
+    ),
+    "rates": Scenario(
+        Optimizer("adamw", 0.05),
+        None,
+        lambda: [
+            ReduceLROnPlateau("loss", patience=0),
+            LearningRateScheduler(lambda epoch, rate: rate),
+        ],
+    ),
+}
+
+
+def paths(value, at=()):
+    """Where something is in nested dicts and lists."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, one in items:
+        yield (*at, key)
+        if isinstance(one, (dict, list)):
+            yield from paths(one, (*at, key))
+
+
+def found(state, path):
+    for key in path:
+        state = state[key]
+    return state
+
+
+def changed(state, path, value):
+    """A copy with another value, or without it."""
+    state = copy.deepcopy(state)
+    *outer, last = path
+    inside = found(state, outer)
+    if value is DELETED:
+        del inside[last]
+    else:
+        inside[last] = value
+    return state
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_alike(one, other):
+    """Whether a value of one type was merely replaced by another of it."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_alike, one, other))
+    if isinstance(one, dict) or isinstance(other, dict):
+        return one == other
+    return type(one) is type(other) or (is_number(one) and is_number(other))
+
+
+def confusions(state):
+    """Each value replaced by those of other types, and left out."""
+    for path in paths(state):
+        now = found(state, path)
+        for value in WRONG:
+            if not is_alike(value, now) and (path[-1], value) != ("stop_reason", "x"):
+                yield path, value, changed(state, path, value)
+
+
+class Watched:
+    """A model that has trained, and everything that a refusal must leave alone."""
+
+    def __init__(self, scenario):
+        self.scenario = scenario
+        self.model = scenario.model(seed=8)
+        scenario.fit(self.model, scenario.callbacks())
+        self.settle()
+
+    def settle(self):
+        """Take what is now for what must stay."""
+        self.callbacks = self.scenario.callbacks()
+        self.before = self.seen()
+
+    def seen(self):
+        model = self.model
+        return (
+            model.checkpoint(),
+            random_state(),
+            model._executors.device_random_state(),
+            repr([[getattr(o, n) for n in o.saved_attributes] for o in self.callbacks]),
+        )
+
+    def is_unchanged(self):
+        now = self.seen()
+        return (
+            same(now[0], self.before[0])
+            and same_tensors(now[1], self.before[1])
+            and now[2:] == self.before[2:]
+        )
+
+    def load(self, path):
+        self.model.load(path)
+        return self.model.checkpoint(), {}
+
+    def resume(self, path):
+        history = self.scenario.fit(self.model, self.callbacks, resume=path).history
+        times = ("samples_per_second", "latency_ms")
+        return self.model.checkpoint(), {
+            name: values for name, values in history.items() if name not in times
+        }
+
+
+def saved(scenario, path):
+    """A checkpoint in the middle of an epoch, and what becomes of it."""
+    scenario.fit(scenario.model(), [*scenario.callbacks(), Saver(path)])
+    expected = {
+        way: getattr(Watched(scenario), way)(path) for way in ("load", "resume")
+    }
+    return read_checkpoint(path), expected
+
+
+def is_harmless(way, at):
+    """Whether a run or a model gets the same weights whatever is there.
+
+    `config` and `versions` are for people, `settings` are compared where they are
+    there, and figures and epochs that a callback has noted are only shown. What only a
+    run needs, `load` doesn't look at.
+    """
+    if at[0] in FOR_PEOPLE or (way == "load" and at[0] not in LEARNT):
+        return True
+    is_noted = at[0] == "callbacks" and (
+        (at[2:3] and at[2] in NOTED) or at[2:] == OPTIONAL
+    )
+    return is_noted or at == ("tensors", "callbacks")  # a group without tensors
+
+
+def outcome(watched, way, path, expected, at):
+    """In a word what came of a confused checkpoint."""
+    try:
+        weights, history = getattr(watched, way)(path)
+    except (DamagedCheckpointError, ConfigError):
+        return "refused" if watched.is_unchanged() else "refused, and changed"
+    except Exception as error:  # noqa: BLE001 - that is what must not happen
+        watched.__init__(watched.scenario)
+        return f"{type(error).__name__}: {error}"
+    watched.settle()
+    is_as_expected = same(weights, expected[way][0]) and (
+        history == expected[way][1] or is_harmless(way, at)
+    )
+    return "the same" if is_as_expected else "other numbers"
+
+
+def confused(scenario, path, every=1):
+    """The outcomes that there must not be, and how many of the others there were."""
+    checkpoint, expected = saved(scenario, path)
+    watched, faults, counts = Watched(scenario), [], Counter()
+    for number, (at, value, state) in enumerate(confusions(checkpoint.state)):
+        if number % every:
+            continue
+        write_checkpoint(path, Checkpoint(checkpoint.tensors, state))
+        for way in ("load", "resume"):
+            seen = outcome(watched, way, path, expected, at)
+            counts[way, seen] += 1
+            if seen != "refused" and not (seen == "the same" and is_harmless(way, at)):
+                faults.append((way, at, value, seen))
+    return faults, counts
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_state_of_other_types_is_refused_and_nothing_of_it_is_loaded(tmp_path, name):
+    faults, counts = confused(SCENARIOS[name], tmp_path / "saved", every=12)
+    assert faults == []
+    assert counts["load", "refused"] > 20
+    assert counts["resume", "refused"] > 70
+
+
+def other_tensors(tensors):
+    """Groups of tensors that are emptied, lack one, or have another shape or dtype."""
+    for group, named in tensors.items():
+        for name, tensor in named.items():
+            rest = {n: t for n, t in named.items() if n != name}
+            yield group, {**tensors, group: rest}
+            for other in (
+                tensor.unsqueeze(0),
+                torch.cat([tensor.reshape(-1)] * 2),
+                tensor.to(
+                    torch.float64 if tensor.dtype == torch.int32 else torch.int32
+                ),
+                tensor.to(torch.float16),
+            ):
+                yield group, {**tensors, group: {**named, name: other}}
+        if named:
+            yield group, {**tensors, group: {}}
+            yield group, {n: t for n, t in tensors.items() if n != group}
+        yield group, {**tensors, group: {**named, "more": torch.zeros(1)}}
+    yield "more", {**tensors, "more": {"x": torch.zeros(1)}}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_other_tensors_than_the_state_names_are_refused(tmp_path, name):
+    path = tmp_path / "saved"
+    checkpoint, expected = saved(SCENARIOS[name], path)
+    watched, seen = Watched(SCENARIOS[name]), Counter()
+    for group, tensors in other_tensors(checkpoint.tensors):
+        write_checkpoint(path, Checkpoint(tensors, checkpoint.state))
+        for way in ("load", "resume"):
+            seen[outcome(watched, way, path, expected, (group,))] += 1
+    assert set(seen) == {"refused"}
+    assert seen["refused"] > 200
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_tensors_of_another_module_are_refused_though_the_state_names_them(
+    tmp_path, name
+):
+    path = tmp_path / "saved"
+    checkpoint, expected = saved(SCENARIOS[name], path)
+    watched, seen = Watched(SCENARIOS[name]), Counter()
+    for group, tensors in other_tensors(checkpoint.tensors):
+        if group in ("model", "buffers", "average"):
+            state = {**checkpoint.state, "tensors": in_words(tensors)}
+            write_checkpoint(path, Checkpoint(tensors, state))
+            for way in ("load", "resume"):
+                seen[outcome(watched, way, path, expected, (group,))] += 1
+    assert set(seen) == {"refused"}
+    assert seen["refused"] > 50
