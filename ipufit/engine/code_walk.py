@@ -195,7 +195,6 @@ class Walk:
 
     def _module(self, path: str, module: torch.nn.Module, depth: int) -> None:
         parts = vars(module)
-        self.values[path] = Contents(f"a {type(module).__name__}")
         self._members(path, module, depth, _TORCHS)
         for name in ("_modules", "_parameters", "_buffers"):
             members = parts.get(name)

@@ -98,8 +98,9 @@ class CompiledFor:
         change = self.changed()
         if change is not None:
             path, old, new = change
+            now = f"another {repr(new)[2:]}" if repr(old) == repr(new) else repr(new)
             raise ConfigError(
-                f"{path} was {old!r} when the model was compiled and is {new!r} "
+                f"{path} was {old!r} when the model was compiled and is {now} "
                 "now: the compiled program has the old value baked in. Change it "
                 "between fits, pass it as an input, or make it a 0-d buffer "
                 "(register_buffer), which may change at any time."

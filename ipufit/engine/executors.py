@@ -115,7 +115,7 @@ class Executors:
             self._leave_training()
         if program is None:
             self._trainings.make_room()
-            self._defer_attaching(options)
+            options = self._own(options)
             with self._others_kept():
                 program = self._builder.training(
                     batches.layout,
@@ -166,7 +166,7 @@ class Executors:
         program = self._inferences.get(key)
         if program is None:
             self._inferences.make_room()
-            self._defer_attaching(options)
+            options = self._own(options)
             with self._others_kept():
                 program = self._builder.inference(
                     batches.layout,
@@ -227,11 +227,16 @@ class Executors:
         self._trainings.drop_unsure()
         self._inferences.drop_unsure()
 
-    def _defer_attaching(self, options: poptorch.Options) -> None:
-        """Compile before taking IPUs if they may be short: none is traced twice."""
-        is_default = options.connection_type == poptorch.ConnectionType.Always
+    def _own(self, options: poptorch.Options) -> poptorch.Options:
+        """A copy that isn't frozen yet: a run may need a second program.
+
+        If IPUs may be short, it compiles before it takes some: none is traced twice.
+        """
+        own = options.clone()
+        is_default = own.connection_type == poptorch.ConnectionType.Always
         if is_default and not self._takes_turns and self._attached():
-            options.connectionType(poptorch.ConnectionType.OnDemand)
+            own.connectionType(poptorch.ConnectionType.OnDemand)
+        return own
 
     # Runs -------------------------------------------------------------------
 

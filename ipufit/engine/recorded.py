@@ -32,6 +32,10 @@ class Identity:
         return isinstance(other, Identity) and other.value is self.value
 
     def __repr__(self) -> str:
+        if isinstance(self.value, torch.nn.Parameter):  # of PopTorch's class, perhaps
+            return "a parameter"
+        if isinstance(self.value, (Tensor, torch.nn.Module)):
+            return f"a {type(self.value).__name__}"
         text = repr(self.value)
         return text if len(text) <= 60 else f"a {type(self.value).__name__}"
 

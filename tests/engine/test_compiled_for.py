@@ -536,6 +536,17 @@ def test_what_is_no_value_may_change_at_any_time(counted):
     assert counted() == 2
 
 
+def test_a_submodule_replaced_in_mid_fit_is_refused():
+    model = still(OfAClass())
+    change = Callback()
+    change.on_train_batch_end = lambda *_: setattr(
+        model.module, "net", reference.network()
+    )
+    run = {"epochs": 2, "validation_data": (X, Y), "callbacks": change, "verbose": 0}
+    with pytest.raises(ConfigError, match=r"module\.net was a Sequential"):
+        model.fit(X, Y, **run)
+
+
 def test_what_no_code_reads_may_change_at_any_time():
     model = still(OfAnObject())
     change = Callback()
