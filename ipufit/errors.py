@@ -2,9 +2,10 @@
 """Everything that ipufit raises or warns of.
 
     IpufitError
-    ├── CheckpointError  (OSError)       a checkpoint that can't be written or read
-    │   ├── DamagedCheckpointError       a file of it is missing, cut or changed
-    │   └── MissingCheckpointError  (FileNotFoundError)  there is none at the path
+    ├── FileError        (OSError)       a file that can't be written or read
+    │   └── CheckpointError              a checkpoint that can't be written or read
+    │       ├── DamagedCheckpointError   a file of it is missing, cut or changed
+    │       └── MissingCheckpointError   (FileNotFoundError) there is none at the path
     ├── ConfigError      (ValueError)    options that contradict each other
     ├── DataError        (ValueError)    data that can't be fed as it is
     ├── UnknownNameError (ValueError)    a name nobody knows, with a suggestion
@@ -36,7 +37,11 @@ class IpufitError(Exception):
     """Base of ipufit's errors."""
 
 
-class CheckpointError(IpufitError, OSError):
+class FileError(IpufitError, OSError):
+    """A file that can't be written or read; `errno` is the system's."""
+
+
+class CheckpointError(FileError):
     """A checkpoint that can't be written or read; `errno` is the system's, if any."""
 
 

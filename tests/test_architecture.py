@@ -38,6 +38,7 @@ FLOORS = {
     "batching": 1,
     "_env": 0,
     "_failures": 0,
+    "_files": 0,
     "_kinds": 0,
     "_lazy": 0,
     "_tree": 0,

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Iterable, Mapping
 
+from ipufit._files import file_errors
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit.errors import ConfigError, IpufitWarning
 
@@ -38,7 +39,8 @@ class CSVLogger(Callback):
     Raises:
         ConfigError: `separator` isn't one character. When `fit` begins, with `append`:
             the file has no header of this kind.
-        OSError: When `fit` begins: the file can't be written.
+        FileError: The file can't be written: when `fit` begins, or later, if the disk
+            is full by then.
 
     Example:
         >>> logger = CSVLogger("log.csv", separator=";", append=True)
@@ -68,9 +70,10 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """A new run: find out at once whether there is something to write to."""
         path = Path(self.filename)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            size = file.tell()
+        with file_errors("can't be written", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                size = file.tell()
         self._is_open = self._is_resumed = False
         self.columns, self.begin = None, 0
         if self.append and size:
@@ -83,6 +86,10 @@ class CSVLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Write a row."""
+        with file_errors("can't be written", self.filename):
+            self._write(epoch, logs)
+
+    def _write(self, epoch: int, logs: dict[str, Any]) -> None:
         rows: list[list[Any]] = []
         if not self._is_open:
             is_empty = self._cut(epoch) == 0
@@ -141,7 +148,7 @@ class CSVLogger(Callback):
                 f"CSVLogger leaves out {', '.join(others)}: there is no such column in "
                 f"{self.filename!r}. Columns are those of its first epoch.",
                 IpufitWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

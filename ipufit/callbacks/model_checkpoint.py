@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Callable, ClassVar, Mapping
 
 from ipufit._failures import do_all
+from ipufit._files import file_errors
 from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.checkpoint import (
     BackgroundWriter,
@@ -205,7 +206,8 @@ class ModelCheckpoint(MonitorCallback):
         if not self._is_due(epoch, logs, path):
             return
         if self.save_weights_only:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with file_errors("can't be written", path):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._write_weights(epoch, path)
         elif self.store is None:
             self.run.after_hooks(partial(self._write, epoch, path))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ipufit._files import file_errors
+
 from .figure_logger import FigureLogger
 from .learning_rate import learning_rate
 from .optional import need
@@ -87,9 +89,9 @@ class TensorBoard(FigureLogger):
         if not logs:
             return
         if folder not in self._writers:
-            self._writers[folder] = self._make_writer(
-                os.path.join(self.log_dir, folder)
-            )
+            path = os.path.join(self.log_dir, folder)
+            with file_errors("can't be written", path):
+                self._writers[folder] = self._make_writer(path)
         for name, value in logs.items():
             self._writers[folder].add_scalar(tag.format(name), value, step)
 

@@ -20,7 +20,8 @@ from safetensors import SafetensorError  # type: ignore[attr-defined,unused-igno
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ipufit.errors import ConfigError, DataError
+from ipufit._files import file_errors
+from ipufit.errors import ConfigError, DataError, MissingCheckpointError
 from ipufit.types import PathLike
 
 from .atomic import replace_file
@@ -63,7 +64,7 @@ def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
     Raises:
         ConfigError: The path ends in something else.
         UnsupportedError: A tensor is sparse, or of a dtype that safetensors lacks.
-        OSError: It can't be written.
+        FileError: It can't be written; `errno` says why (the disk is full, for one).
 
     Example:
         >>> import tempfile, torch
@@ -74,7 +75,8 @@ def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
     """
     target = _checked(path)
     check_tensors(weights, "weights")
-    replace_file(target, tensor_parts(weights))
+    with file_errors("can't be written", target):
+        replace_file(target, tensor_parts(weights))
 
 
 def load_weights(path: PathLike) -> dict[str, Tensor]:
@@ -91,7 +93,8 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
     Raises:
         ConfigError: The path ends in something else.
         DataError: The file is damaged, or holds something else than tensors by name.
-        FileNotFoundError: There is none.
+        MissingCheckpointError: There is none.
+        FileError: It can't be read.
 
     Example:
         >>> import tempfile, torch
@@ -102,10 +105,17 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
     """
     is_torchs = Path(path).suffix in TORCH_SUFFIXES if _is_path(path) else False
     target = Path(path) if is_torchs else _checked(path)
-    if not target.exists():
-        raise FileNotFoundError(f"There is no file {str(target)!r} to load.")
-    if is_torchs:
-        return _state_dict(target)
+    with file_errors("can't be read", target):
+        if not target.exists():
+            raise MissingCheckpointError(
+                f"There is no file {str(target)!r} to load. Check the path."
+            )
+        with target.open("rb"):  # else torch has its own words for what is wrong
+            pass
+        return _state_dict(target) if is_torchs else _of_safetensors(target)
+
+
+def _of_safetensors(target: Path) -> dict[str, Tensor]:
     try:
         weights: dict[str, Tensor] = load_file(str(target))
     except SafetensorError as error:

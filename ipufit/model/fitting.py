@@ -132,6 +132,8 @@ class Fitting(ModelBase):
             ConfigError: The batch size is not made of its factors, or too small for
                 the pipeline; or the optimizer lacks a trainable parameter.
             DataError: Data that can't be used, or too little for one call.
+            CheckpointError: That of `resume` can't be read, is damaged
+                (`DamagedCheckpointError`), or isn't there (`MissingCheckpointError`).
             UnsupportedError: Weights or padding for a loss without values per sample.
             Error: What PopTorch refuses (`ipufit.poptorch.Error`).
         """

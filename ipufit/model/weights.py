@@ -82,6 +82,7 @@ class Weights(ModelBase):
 
         Raises:
             ConfigError: It ends in something else.
+            FileError: It can't be written; what was there before is whole.
         """
         weights = self._fetched()
 
@@ -101,6 +102,8 @@ class Weights(ModelBase):
         Raises:
             ConfigError: It ends in something else.
             DataError: The file is damaged, or has other weights.
+            MissingCheckpointError: There is none.
+            FileError: It can't be read.
         """
         check_shapes(self.module)
         given, state = files.load_weights(path), self.module.state_dict()
@@ -174,7 +177,8 @@ class Weights(ModelBase):
 
         Raises:
             NotCompiledError: `compile` wasn't called.
-            CheckpointError: It can't be read, or is damaged.
+            CheckpointError: It can't be read, is damaged (`DamagedCheckpointError`), or
+                isn't there (`MissingCheckpointError`).
             ConfigError: It is of another module or optimizer.
         """
         check_shapes(self.module)

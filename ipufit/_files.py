@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the file system refuses, with the path and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import Iterator
+
+from .errors import FileError, IpufitError
+
+_ADVICE = {
+    errno.ENOSPC: "Free some space, or give a path on another disk.",
+    errno.EDQUOT: "Free some space, or give a path on another disk.",
+    errno.EACCES: "Give a path for which you have the permission.",
+    errno.EPERM: "Give a path for which you have the permission.",
+    errno.EROFS: "Give a path on a file system that can be written.",
+    errno.EEXIST: "A folder on the way is a file: give another path.",
+    errno.ENOTDIR: "A folder on the way is a file: give another path.",
+    errno.EISDIR: "It is a folder: give the path of a file.",
+}
+
+
+@contextlib.contextmanager
+def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise one error of ours for whatever the file system refuses.
+
+    Args:
+        what: What can't be done: "can't be written".
+        path: Of the file.
+
+    Raises:
+        FileError: Instead of an OSError; it has the same `errno`.
+
+    Example:
+        >>> with file_errors("can't be read", "/dev/null/x"):
+        ...     open("/dev/null/x")
+        Traceback (most recent call last):
+        ipufit.errors.FileError: '/dev/null/x' can't be read: Not a directory...
+    """
+    try:
+        yield
+    except IpufitError:
+        raise
+    except OSError as cause:
+        advice = _ADVICE.get(cause.errno or 0, "Check the path and the disk.")
+        error = FileError(
+            f"{os.fspath(path)!r} {what}: {cause.strerror or cause}. {advice}"
+        )
+        error.errno = cause.errno
+        raise error from cause

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the file system refuses is one typed error, with the path and what to do."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+
+from ipufit import (
+    CSVLogger,
+    FileError,
+    IPUModel,
+    MissingCheckpointError,
+    ModelCheckpoint,
+    load_checkpoint,
+)
+from tests.checkpoint.faults import at_step, full_disk
+from tests.reference import network, samples
+
+X, Y = samples(8)
+
+
+@pytest.fixture
+def model():
+    model = IPUModel(network())
+    model.compile("sgd", "cross_entropy")
+    return model
+
+
+def fit(model, **arguments):
+    return model.fit(X, Y, 4, epochs=1, verbose=0, **arguments)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, path: model.load(path),
+        lambda model, path: fit(model, resume=path),
+        lambda model, path: load_checkpoint(path),
+        lambda model, path: model.load_weights(path.with_suffix(".safetensors")),
+        lambda model, path: model.load_weights(path.with_suffix(".pt")),
+    ],
+    ids=["load", "resume", "load_checkpoint", "load_weights", "a state dict"],
+)
+@pytest.mark.parametrize("where", ["missing", "no/such/folder"])
+def test_a_path_with_nothing_there(model, tmp_path, use, where):
+    path = tmp_path / where
+    with pytest.raises(MissingCheckpointError, match="Check the path") as caught:
+        use(model, path)
+    assert str(path) in str(caught.value)
+    assert isinstance(caught.value, FileNotFoundError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_at_any_step_of_save_weights(model, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    model.save_weights(path)
+    before, failures = path.read_bytes(), 0
+    for step in range(20):
+        with at_step(step, full_disk) as taken:
+            try:
+                model.save_weights(path)
+            except FileError as error:
+                is_full = error.errno == errno.ENOSPC and "Free some" in str(error)
+                failures += is_full and str(path) in str(error)
+            else:
+                assert len(taken) <= step
+        assert path.read_bytes() == before
+        assert failures == min(step + 1, len(taken))
+        if len(taken) <= step:
+            break
+    assert failures >= 3
+    with pytest.raises(FileError, match="A folder on the way is a file"):
+        model.save_weights(path / "inside.safetensors")
+
+
+def test_weights_that_cant_be_opened(model, tmp_path):
+    for name in ("folder.safetensors", "folder.pt"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(FileError, match=rf"{name}.*It is a folder"):
+            model.load_weights(tmp_path / name)
+
+
+def test_a_log_that_cant_be_written(model, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "log.csv"):
+        with pytest.raises(FileError, match="can't be written") as caught:
+            fit(model, callbacks=CSVLogger(path))
+        assert str(path) in str(caught.value)
+    log = tmp_path / "log.csv"
+    logger = CSVLogger(log)
+    monkeypatch.setattr(logger, "_cut", lambda epoch: full_disk())
+    with pytest.raises(
+        FileError, match=r"log\.csv.*No space left.*Free some"
+    ) as caught:
+        fit(model, callbacks=logger)
+    assert caught.value.errno == errno.ENOSPC
+    assert fit(model, callbacks=CSVLogger(log)).history  # the model goes on
+
+
+def test_a_callback_that_saves_weights_where_it_cant(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "{epoch}.safetensors"
+    with pytest.raises(FileError, match="A folder on the way is a file"):
+        fit(model, callbacks=ModelCheckpoint(path, "loss"))
+    with pytest.raises(FileError, match=r"file.*couldn.t be written"):
+        fit(model, callbacks=ModelCheckpoint(tmp_path / "file" / "{epoch}", "loss"))
+    assert torch.isfinite(model.predict(X, verbose=0)).all()
