@@ -196,3 +196,28 @@ def test_what_is_read_elsewhere_is_refused_in_mid_fit():
 
     with pytest.raises(ValueError, match="closure variable scale was"):
         model.fit(X, Y, batch_size=8, callbacks=Change(), verbose=0)
+
+
+def test_a_table_of_whole_numbers_is_looked_at_without_fetching_weights(counted):
+    """It is compiled in, as the positions of a transformer are."""
+
+    class Positioned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = reference.network()
+            self.register_buffer("order", torch.tensor([2, 0, 1]))
+
+        def forward(self, x):
+            return self.net(x[:, self.order])
+
+    model = IPUModel(Positioned())
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
+    model.compile(optimizer, "cross_entropy")
+    for order in ([2, 0, 1], [0, 2, 1]):
+        model.module.order.copy_(torch.tensor(order))
+        (loss,) = model.fit(X, Y, batch_size=8, verbose=0).history["loss"]
+        with torch.no_grad():
+            expected = nn.functional.cross_entropy(model.module(X), Y)
+        assert loss == pytest.approx(float(expected), rel=1e-5)
+    assert counted.count("compile") == 2
+    assert counted.count("copyWeightsToHost") <= 3  # with the one before a compilation
