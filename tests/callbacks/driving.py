@@ -77,6 +77,7 @@ def play(
     run = RunState(directions=dict(directions))
     hooks = CallbackList(callbacks)
     hooks.set_model(model)
+    hooks.set_params({"epochs": begin + len(series), "steps": batches})
     hooks.set_run(run)
     played = Played(run=run)
     hooks.on_train_begin({})
