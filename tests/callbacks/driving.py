@@ -74,10 +74,10 @@ def play(
     goes on.
     """
     model = model or ScriptedModel()
-    run = RunState(directions=dict(directions))
+    params = {"epochs": begin + len(series), "steps": batches}
+    run = RunState(directions=dict(directions), params=params)
     hooks = CallbackList(callbacks)
     hooks.set_model(model)
-    hooks.set_params({"epochs": begin + len(series), "steps": batches})
     hooks.set_run(run)
     played = Played(run=run)
     hooks.on_train_begin({})
