@@ -347,6 +347,7 @@ def test_a_module_that_cant_be_pickled_is_said():
     assert torch.equal(pickled(model).predict(X, 8), model.predict(X, 8))
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 def test_a_model_without_shapes_can_be_copied():
     model = IPUModel(torch.nn.LazyLinear(4))
     model.compile("sgd", "mse")
