@@ -26,6 +26,7 @@ from torch import Tensor
 
 from .code_names import names_read
 from .homes import HOLDERS, is_library, is_machinery
+from .places import MISSING
 from .recorded import (
     PLAIN,
     Contents,
@@ -46,8 +47,6 @@ LARGE = 256
 LARGE_BYTES = 1 << 24
 """Tensors and arrays beyond this size are told apart by identity only."""
 
-MISSING: Any = object()
-"""What a mapping gives that has no such key."""
 ENTRIES = frozenset({"forward", "sums"})
 """Methods that ipufit and torch call."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")

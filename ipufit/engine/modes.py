@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import repeat
+from operator import attrgetter
 from typing import Iterator
 
 import torch
@@ -88,13 +90,12 @@ class TrainedParts:
         PopTorch fetches all weights when somebody looks at a parameter that it trains:
         not for this.
         """
-        is_training = self._parts[0].training
-        modes = [part.training or not is_training for part in self._parts]
+        modes = list(map(attrgetter("training"), self._parts))
+        if not modes[0]:
+            modes = [True] * len(modes)
         with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-            return modes, [
-                object.__getattribute__(weight, "requires_grad")
-                for weight in self._weights
-            ]
+            named = repeat("requires_grad")
+            return modes, list(map(object.__getattribute__, self._weights, named))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainedParts) and other._was == self._was

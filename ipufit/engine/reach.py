@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from operator import is_
 from typing import Any, Iterator, Mapping
 
-from .code_walk import ENTRIES, MISSING, Walk
+from .code_walk import ENTRIES, Walk
+from .places import Places
 from .recorded import NOTHING, Elements, checksum_of, version_of
 
 
@@ -38,6 +38,7 @@ class Reach:
             names, is_open = frozenset(walk.names), walk.is_open
         self.is_complete = walk.is_complete
         self._walk = walk
+        self._places = Places(walk.items, walk.attributes, walk.contents)
 
     def is_unmoved(self, *, thoroughly: bool = False) -> bool:
         """Whether every place holds the object that it held.
@@ -47,17 +48,9 @@ class Reach:
                 containers, too.
         """
         walk = self._walk
-        for mapping, key, value in walk.items:
-            if mapping.get(key, MISSING) is not value:
-                return False
-        for owner, name, value in walk.attributes:
-            if getattr(owner, name, MISSING) is not value:
-                return False
-        for container, values in walk.contents:
-            if len(container) != len(values) or not all(map(is_, container, values)):
-                return False
         return (
-            all(version_of(tensor) == version for tensor, version in walk.versions)
+            self._places.are_unmoved()
+            and all(version_of(tensor) == version for tensor, version in walk.versions)
             and all(checksum_of(array) == before for array, before in walk.arrays)
             and not (thoroughly and self._has_other_contents())
         )
