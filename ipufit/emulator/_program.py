@@ -30,7 +30,7 @@ from ._liveness import NORM_FUNCTIONS, changed_memory, erase_calls, erase_dead
 from ._losses import add_final_loss
 from ._memory_format import in_channels_last
 from ._placement import used_ipus
-from ._refusals import untraceable
+from ._refusals import refuse_tied_buffers, untraceable
 from ._strict import StrictTracer, refuse_unsupported_operators
 from ._switches import is_strict, uses_channels_last
 from ._tensor_devices import FACTORIES, RANDOM_FACTORIES
@@ -202,6 +202,7 @@ def trace(
         Error: The module breaks a rule of tracing; the message names it.
     """
     _refuse_scripted(module)
+    refuse_tied_buffers(module)
     weights = named_weights(module)
     bindings = bindings_of(module)
     rng_state = torch.random.get_rng_state()

@@ -156,6 +156,27 @@ def refuse_custom_backward(tensor: Tensor) -> None:
         )
 
 
+def refuse_tied_buffers(module: torch.nn.Module) -> None:
+    """Refuse a buffer that a module has under two names.
+
+    PopTorch brings the host's tensors back with a map of the parameters' names alone,
+    so it fails with `KeyError` (`_compileWithDispatch`), or, for buffers that aren't
+    persistent, leaves one on the device.
+
+    Raises:
+        Error: There is such a buffer; also one of a submodule under two names.
+    """
+    names: dict[int, str] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        first = names.setdefault(id(buffer), name)
+        if first != name:
+            raise createPoptorchError(
+                f"The buffer '{first}' is '{name}' as well: parameters can be tied, "
+                "buffers can't (PopTorch fails with a KeyError). Give each module a "
+                "buffer of its own, and a module with buffers one name only."
+            )
+
+
 def untraceable(what: object) -> Error:
     """The error for a tensor made where the trace doesn't see it."""
     return createPoptorchError(

@@ -126,7 +126,7 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
     """Refuse one buffer under two names, for which PopTorch has a KeyError.
 
     It puts tied weights back in their places by the names of parameters alone
-    (`_compileWithDispatch`).
+    (`_compileWithDispatch`). A module under two names has each buffer under two names.
 
     Args:
         module: The one that is traced.
@@ -142,17 +142,16 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
         ipufit.errors.UnsupportedError: 0.running_mean and 1.running_mean are one ...
     """
     names: dict[int, str] = {}
-    for path, part in module.named_modules():
-        for name, buffer in part.named_buffers(recurse=False):
-            full = f"{path}.{name}" if path else name
-            first = names.setdefault(id(buffer), full)
-            if first != full:
-                shown = " and ".join(short(one) for one in (first, full))
-                raise UnsupportedError(
-                    f"{shown} are one buffer, and PopTorch can't compile buffers under "
-                    "two names. Give each module a buffer of its own, or register it "
-                    "in one place and pass it on."
-                )
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        first = names.setdefault(id(buffer), name)
+        if first != name:
+            shown = " and ".join(short(one) for one in (first, name))
+            raise UnsupportedError(
+                f"{shown} are one buffer, and PopTorch can't compile buffers under two "
+                "names. Give each module a buffer of its own, or register it in one "
+                "place and pass it on. A module with buffers, such as a batch norm, "
+                "may be called often, but have one name only."
+            )
 
 
 def require_trained_weights(module: torch.nn.Module) -> None:

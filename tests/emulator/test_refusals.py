@@ -138,3 +138,31 @@ def test_an_autograd_function_runs_where_it_has_no_gradient():
     poptorch.trainingModel(Frozen(lambda layer, x: layer(x)))(X)
     module = Function(lambda m, x: Square.apply(m.layer(x)), layer=nn.Linear(6, 6))
     assert_device_equals_host(module, X)
+
+
+def tied(persistent):
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    module.register_buffer("mean", module[1].running_mean, persistent=persistent)
+    return module
+
+
+def one_norm_twice():
+    norm = nn.BatchNorm1d(6)
+    return nn.Sequential(nn.Linear(6, 6), norm, norm)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: tied(True), lambda: tied(False), one_norm_twice]
+)
+def test_a_buffer_under_two_names_is_refused(make):
+    with pytest.raises(poptorch.Error, match=r"'1\.running_mean'"):
+        poptorch.inferenceModel(make().eval())(X)
+    trained = Marked(lambda layer, x: layer(x))
+    trained.layer = make()
+    with pytest.raises(poptorch.Error, match=r"'layer\.1\.running_mean'"):
+        poptorch.trainingModel(trained)(X)
+
+
+def test_a_module_without_buffers_may_have_two_names():
+    layer = nn.Linear(6, 6)
+    assert_device_equals_host(nn.Sequential(layer, layer), X)

@@ -246,13 +246,46 @@ def test_a_backward_pass_of_one_s_own_is_refused():
         fit(Network(Halved.apply))
 
 
-@pytest.mark.parametrize("use", ["fit", "predict"])
-def test_a_buffer_under_two_names_is_refused(use):
-    module = torch.nn.Sequential(
+def batch_norms():
+    return torch.nn.Sequential(
         torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
     )
+
+
+def tied_means():
+    module = batch_norms()
     module[2].running_mean = module[1].running_mean
-    model = IPUModel(module, IPUConfig(micro_batch_size=2))
+    return module
+
+
+def one_norm_twice():
+    module = batch_norms()
+    module[2] = module[1]
+    return module
+
+
+def tied_where_no_state_shows_it():
+    module = batch_norms()
+    module.register_buffer("mean", module[1].running_mean, persistent=False)
+    return module
+
+
+@pytest.mark.parametrize("use", ["fit", "predict"])
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (tied_means, "1.running_mean and 2.running_mean"),
+        (one_norm_twice, "1.running_mean and 2.running_mean"),
+        (tied_where_no_state_shows_it, "mean and 1.running_mean"),
+    ],
+)
+def test_a_buffer_under_two_names_is_refused(make, names, use):
+    model = IPUModel(make(), IPUConfig(micro_batch_size=2))
     model.compile("sgd", "mse")
-    with pytest.raises(UnsupportedError, match=r"^1.running_mean and 2.running_mean"):
+    with pytest.raises(UnsupportedError, match=f"^{names} are one buffer"):
         getattr(model, use)(*(X, Y)[: 1 if use == "predict" else 2], verbose=0)
+
+
+def test_a_module_without_buffers_may_have_two_names():
+    layer = torch.nn.Linear(2, 2)
+    fit(torch.nn.Sequential(torch.nn.Linear(3, 2), layer, layer))
