@@ -13,7 +13,7 @@
     └── UnsupportedError (TypeError)     something PopTorch or ipufit can't do
 
     IpufitWarning (UserWarning)
-    ├── BakedInWarning        forward changes a number that is fixed in its program
+    ├── BakedInWarning        forward changes, or draws, a number that is fixed
     ├── CheckpointWarning     a damaged checkpoint was passed over
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CoverageWarning       figures cover only a part of the samples
@@ -94,7 +94,7 @@ class IpufitWarning(UserWarning):
 
 
 class BakedInWarning(IpufitWarning):
-    """`forward` changes a number that it computes with, which a program can't."""
+    """`forward` changes, or draws, a number that is fixed in its program."""
 
 
 class CheckpointWarning(IpufitWarning):

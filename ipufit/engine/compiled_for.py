@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import warnings
 from typing import Any, Iterable, Iterator, Mapping
 
+import numpy as np
 import torch
 
 from ipufit.errors import BakedInWarning, ConfigError
@@ -148,3 +150,33 @@ def own_numbers_said(roots: Roots) -> Iterator[None]:
                 BakedInWarning,
                 stacklevel=2,
             )
+
+
+@contextlib.contextmanager
+def draws_said() -> Iterator[None]:
+    """Say that code draws random numbers in Python while it is traced.
+
+    Warns:
+        BakedInWarning: It does, from Python's or NumPy's global generator.
+    """
+    before = _generators()
+    yield
+    drawn = [name for name, state in _generators().items() if state != before[name]]
+    if drawn:
+        warnings.warn(
+            f"forward draws random numbers from {' and '.join(drawn)}. It runs once, "
+            "when the program is compiled: the numbers of that time are baked in, and "
+            "every batch is computed with them. Draw with torch, as in torch.rand(1, "
+            "device=x.device), which a device does for each micro-batch, or pass the "
+            "numbers as an input.",
+            BakedInWarning,
+            stacklevel=2,
+        )
+
+
+def _generators() -> dict[str, Any]:
+    numpys: Any = np.random.get_state()
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": (numpys[1].tobytes(), *numpys[2:]),
+    }

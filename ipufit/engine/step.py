@@ -19,6 +19,7 @@ from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
 from ipufit.scalars import Scalars, collected
 
+from .compiled_for import draws_said
 from .dtypes import widened_all
 from .figures import Entry, vector_of
 from .host_values import Place, put_in
@@ -105,7 +106,7 @@ class Step(torch.nn.Module):
             silence = SilenceWatch(is_training=self._is_training)
             buffers = BufferWatch(dict(self.named_buffers()))
             try:
-                with silence, buffers:
+                with silence, buffers, draws_said():
                     returned = self._computed(tensors[:count])
             except TypeError:
                 problem = silence.problem or buffers.problem

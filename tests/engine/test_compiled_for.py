@@ -576,6 +576,38 @@ def test_a_number_that_forward_changes_and_reads_is_said():
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
+class Drawing(Of):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def read(self):
+        return 1.0 + self.draw()
+
+
+def layer_drop():
+    return float(random.random() < 0.5)
+
+
+def numpys():
+    return float(np.random.rand())
+
+
+@pytest.mark.parametrize(
+    ("draw", "source"), [(layer_drop, "Python's random"), (numpys, r"numpy\.random")]
+)
+@pytest.mark.parametrize("use", ["fit", "evaluate"])
+def test_random_numbers_of_python_s_in_forward_are_said(draw, source, use):
+    model = still(Drawing(draw))
+    with pytest.warns(BakedInWarning, match=f"draws random numbers from {source}"):
+        getattr(model, use)(X, Y, batch_size=8, verbose=0)
+
+
+def test_random_numbers_of_torch_in_forward_are_the_device_s():
+    model = still(Drawing(lambda: torch.rand(1)))
+    model.fit(X, Y, batch_size=8, shuffle=True, verbose=0)
+
+
 def test_beyond_the_bound_compile_makes_it_count(monkeypatch):
     monkeypatch.setattr("ipufit.engine.code_walk.DEPTH", 1)
     model = still(OfADict())
