@@ -45,7 +45,8 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
 
     def noted(user_id: str | None = None, ipu_id: int | None = None) -> None:
         if names and user_id is not None and user_id not in names:
-            raise UnknownNameError("stage of pipeline for the block", user_id, names)
+            kind = "block of the model (`pipeline` names others)"
+            raise UnknownNameError(kind, user_id, names)
         blocks.append((user_id, ipu_id))
         start(user_id, ipu_id)
 

@@ -48,7 +48,7 @@ class IPUConfig:
         pipeline: The stages of the model, in the order of the data, one IPU each:
             names of the model's `poptorch.Block`s or of its submodules, sequences of
             such names, or `poptorch.Stage`s; or a ready PopTorch strategy. None for a
-            model on one IPU.
+            model on one IPU, or one that begins `poptorch.Block(ipu_id=...)`s.
         execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one after
             the other.
         loss_block: The block that the loss joins, and all else that ipufit adds. By
@@ -401,13 +401,21 @@ class IPUConfig:
 
     def build_inference_options(self, plan: BatchPlan) -> poptorch.Options:
         """The options of the inference model: all outputs unless the user says else."""
-        options = self._own_or_derived(self.inference_options, plan)
+        # The model's own blocks are a pipeline if there is a micro-batch for each.
+        is_sharded = plan.device_iterations == 1
+        options = self._own_or_derived(
+            self.inference_options, plan, is_sharded=is_sharded
+        )
         if options.defaultOutputMode():
             options.outputMode(poptorch.OutputMode.All)
         return options
 
     def _own_or_derived(
-        self, own: poptorch.Options | None, plan: BatchPlan
+        self,
+        own: poptorch.Options | None,
+        plan: BatchPlan,
+        *,
+        is_sharded: bool = False,
     ) -> poptorch.Options:
         if own is not None:
             options = own.clone()
@@ -421,7 +429,7 @@ class IPUConfig:
         options.showCompilationProgressBar(False)  # we show the phase ourselves
         # Schedulers of torch add attributes to the optimiser; each would be a warning.
         options.relaxOptimizerAttributesChecks(True)
-        strategy = self._strategy()
+        strategy = self._strategy(is_sharded=is_sharded)
         if strategy is not None:
             options.setExecutionStrategy(strategy)
         proportions = self._memory_proportions()
@@ -432,9 +440,10 @@ class IPUConfig:
                 options.randomSeed(self.seed)
         return options
 
-    def _strategy(self) -> Any:
+    def _strategy(self, *, is_sharded: bool) -> Any:
         if self.pipeline is None:
-            return None
+            is_sharded = is_sharded or not self._is_pipelined()
+            return poptorch.ShardedExecution() if is_sharded else None
         if not isinstance(self.pipeline, (tuple, list)):
             return self.pipeline
         kinds = {

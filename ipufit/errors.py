@@ -78,7 +78,8 @@ class UnknownNameError(IpufitError, ValueError):
         names = sorted(known)
         close = difflib.get_close_matches(name.lower(), names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        super().__init__(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+        shown = ", ".join(names) or "none"
+        super().__init__(f"Unknown {kind} {name!r}.{hint} Known: {shown}.")
 
 
 class NotCompiledError(IpufitError, ValueError):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any, ContextManager, Iterator, Sequence
 
 import torch
@@ -102,6 +103,9 @@ def stage_blocks(
     Args:
         module: The user's.
         stages: Names of each stage.
+
+    Raises:
+        ConfigError: The model's own blocks are a pipeline that calls can't fill.
     """
     submodules = dict(module.named_modules())
     handles: list[Any] = []
@@ -114,9 +118,34 @@ def stage_blocks(
             )
     try:
         yield
+    except poptorch.Error as error:
+        _refuse_short_pipeline(error)
+        raise
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _refuse_short_pipeline(error: poptorch.Error) -> None:
+    """Say what a pipeline of the model's own blocks lacks, if that is the error."""
+    found = re.search(r"number of pipeline stages \((\d+)\)", str(error))
+    if found is None:
+        return
+    least = int(found[1])
+    is_training = "gradientAccumulation" in str(error)
+    stages = (least + 1) // 2 if is_training else least
+    way = (
+        f"training keeps {least} micro-batches in flight: use "
+        f"IPUConfig(gradient_accumulation={least}) or more, or a larger batch_size,"
+        if is_training
+        else f"a call needs {least} micro-batches: use "
+        f"IPUConfig(inference_iterations={least}) or more,"
+    )
+    raise ConfigError(
+        f"The model begins blocks of {stages} stages, and {way} or name the blocks in "
+        "pipeline=(...), so that ipufit sees to it, or take execution='sharded', which "
+        "runs one stage after the other."
+    ) from error
 
 
 def last_block(name: str | None, started: Blocks) -> ContextManager[Any]:
@@ -133,5 +162,16 @@ def last_block(name: str | None, started: Blocks) -> ContextManager[Any]:
         A context in which the block is open; without blocks one that does nothing.
     """
     if name is not None:
-        return poptorch.Block(name)
+        return _named_block(name, started)
     return poptorch.Block(*started[-1]) if started else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _named_block(name: str, started: Blocks) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(poptorch.Block(name))
+        except AssertionError as error:  # it would be a new one, on no IPU
+            known = {one for one, _ in started if one is not None}
+            raise UnknownNameError("loss_block", name, known) from error
+        yield

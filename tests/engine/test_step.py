@@ -191,6 +191,53 @@ def train_pairs(twin):
     return sum(losses) / len(losses)
 
 
+def own_blocks(**config):
+    model = IPUModel(OwnBlocks(), IPUConfig(micro_batch_size=4, **config))
+    model.compile("sgd", "cross_entropy")
+    return model
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"device_iterations": 2}, {"execution": "sharded"}]
+)
+def test_own_blocks_are_evaluated_whatever_the_config_knows_of_them(config):
+    model = own_blocks(**config)
+    with torch.no_grad():
+        outputs = model.module(X)
+    loss = torch.nn.functional.cross_entropy(outputs, Y).item()
+    assert model.evaluate(X, Y, verbose=0)["loss"] == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(model.predict(X, verbose=0), outputs)
+
+
+def test_own_blocks_can_be_sharded():
+    model = own_blocks(execution="sharded")
+    model.fit(X, Y, batch_size=4, verbose=0)  # a pipeline needs three micro-batches
+
+
+def test_a_pipeline_of_own_blocks_that_calls_cannot_fill_is_explained():
+    with pytest.raises(ConfigError, match=r"2 stages.*gradient_accumulation=3"):
+        own_blocks().fit(X, Y, batch_size=8, verbose=0)
+    three = nn.Sequential(*(InBlock(ipu) for ipu in range(3)))
+    model = IPUModel(three, IPUConfig(micro_batch_size=4, inference_iterations=2))
+    with pytest.raises(ConfigError, match=r"3 stages.*inference_iterations=3"):
+        model.predict(X, verbose=0)
+
+
+class InBlock(nn.Linear):
+    def __init__(self, ipu):
+        super().__init__(3, 3)
+        self.ipu = ipu
+
+    def forward(self, x):
+        with poptorch.Block(ipu_id=self.ipu):
+            return super().forward(x)
+
+
+def test_a_block_for_the_loss_that_nothing_begins_is_an_error():
+    with pytest.raises(UnknownNameError, match=r"loss_block 'lat'.*mean 'late'"):
+        own_blocks(loss_block="lat").fit(X, Y, batch_size=12, verbose=0)
+
+
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 @pytest.mark.parametrize(
     ("module_class", "loss", "x", "y"),
@@ -345,7 +392,7 @@ UNBEGUN = {
         OwnBlocks,
         ("early", "lat"),
         UnknownNameError,
-        "Unknown stage of pipeline for the block 'late'. Did you mean 'lat'",
+        "'late'. Did you mean 'lat'",
     ),
     "one block of three": (
         OwnBlocks,
