@@ -197,18 +197,18 @@ def require_gradient(loss: Tensor) -> None:
         raise ConfigError(
             "Nothing would be trained: the loss depends on no weight that requires a "
             "gradient (torch says 'element 0 of tensors does not require grad'). Look "
-            "for detach(), .data, argmax(), torch.no_grad() or inference_mode() "
-            "between the weights and the loss, and for frozen weights."
+            "for detach(), .data, argmax() or torch.no_grad() between the weights and "
+            "the loss, and for frozen weights."
         )
 
 
 class SilenceWatch(TorchFunctionMode):
     """Refuses, or mends, what a trace would pass over.
 
-    Hooks on gradients, autograd functions with a backward pass of their own, and
-    autocast are refused. What is computed without gradients is detached, because
-    PopTorch works out from the weights what needs a gradient, and doesn't know of
-    `torch.no_grad` (`fixRequiresGradFromDispatch`).
+    Hooks on gradients, autograd functions with a backward pass of their own, autocast
+    and inference mode are refused. What is computed without gradients is detached,
+    because PopTorch works out from the weights what needs a gradient, and doesn't know
+    of `torch.no_grad` (`fixRequiresGradFromDispatch`).
 
     Args:
         is_training: Whether there will be gradients.
@@ -227,6 +227,7 @@ class SilenceWatch(TorchFunctionMode):
     def __init__(self, *, is_training: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._is_training = is_training
+        self._is_inference_mode = torch.is_inference_mode_enabled()
         self.problem: UnsupportedError | None = None
 
     def __torch_function__(
@@ -246,6 +247,12 @@ class SilenceWatch(TorchFunctionMode):
                 "autocast and would compute in the types that the tensors have. Turn "
                 "it off (enabled=False), and choose half precision with "
                 "IPUConfig(precision='float16') or layer.half()."
+            )
+        if torch.is_inference_mode_enabled() and not self._is_inference_mode:
+            self._refuse(
+                f"torch.inference_mode() is on in forward ({_place()}): its tensors "
+                "can't be traced. Use torch.no_grad(), or nothing: evaluate() and "
+                "predict() compute no gradients."
             )
         for tensor in tensors_of((args, kwargs)):
             if self._is_training and isinstance(tensor.grad_fn, BackwardCFunction):

@@ -246,6 +246,34 @@ def test_a_backward_pass_of_one_s_own_is_refused():
         fit(Network(Halved.apply))
 
 
+class InferenceMode(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            second = torch.relu(self.second(x))
+        return self.first(x) - second
+
+
+@pytest.mark.parametrize("use", ["fit", "evaluate"])
+def test_inference_mode_in_forward_is_refused_with_its_line(use):
+    model = IPUModel(InferenceMode(), IPUConfig(micro_batch_size=2))
+    model.compile("sgd", "mse")
+    with pytest.raises(UnsupportedError, match=r"inference_mode\(\) .*second\(x\)"):
+        getattr(model, use)(X, Y, verbose=0)
+
+
+@pytest.mark.skipif(not IS_EMULATED, reason="the core's stand-in can't trace in it")
+def test_inference_mode_around_a_run_is_fine():
+    module = Network()
+    model = IPUModel(module, IPUConfig(micro_batch_size=2))
+    with torch.inference_mode():
+        predicted = model.predict(X, verbose=0)
+        torch.testing.assert_close(predicted, module(X))
+
+
 def batch_norms():
     return torch.nn.Sequential(
         torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
