@@ -25,7 +25,7 @@ from torch.optim import lr_scheduler
 
 from ipufit.errors import ConfigError, UnsupportedError
 
-from .resolve import plain
+from .following import Followed
 from .schedules import Schedule
 
 ScheduleLike = Union[
@@ -41,8 +41,6 @@ _WRITTEN: MutableMapping[torch.optim.Optimizer, tuple[list[Any], list[Any]]] = (
     weakref.WeakKeyDictionary()
 )
 """The rates a `Schedule` wrote into an optimiser last, and the ones it began with."""
-
-_FOLLOWED = ("lr", "momentum", "betas", "weight_decay", "eps", "alpha")
 
 
 class Rates(Protocol):
@@ -103,6 +101,26 @@ class FixedRates:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing."""
+
+
+class GivenRates(FixedRates):
+    """Set what is changed in the user's optimiser, from which PopTorch's was made.
+
+    Args:
+        optimizer: Of `poptorch.optim`.
+        given: The user's, of torch.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, given: torch.optim.Optimizer
+    ) -> None:
+        self._followed = Followed(given, optimizer)
+        self._followed.forget()
+
+    def write(self, update: int) -> None:
+        """Copy what was changed."""
+        source = self._followed.source
+        self._followed.copy_changes(f"What was done to the {type(source).__name__}")
 
 
 class ScheduledRates:
@@ -198,13 +216,11 @@ class TorchRates:
     needs_total = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-        self._optimizer = optimizer
         self._scheduler = scheduler
-        self._source: torch.optim.Optimizer = scheduler.optimizer
+        self._followed = Followed(scheduler.optimizer, optimizer)
         _mark_variable(optimizer, scheduler)
         # A scheduler sets values when it is made, too.
-        self._seen = _values(optimizer)
-        self._copy_changes()
+        self._followed.copy_changes(type(scheduler).__name__)
 
     def begin_fit(self, update: int, total: int | None) -> None:
         """Refuse to run past the end of a scheduler that raises there."""
@@ -227,9 +243,9 @@ class TorchRates:
             # Copies of a scheduler and its optimiser no longer know of each other.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             for _ in range(num_updates):
-                _step_nothing(self._source)
+                _step_nothing(self._followed.source)
                 self._scheduler.step()
-        self._copy_changes()
+        self._followed.copy_changes(type(self._scheduler).__name__)
 
     def describe(self) -> str:
         """The classes of the scheduler and of those that it chains."""
@@ -241,32 +257,16 @@ class TorchRates:
             "scheduler": _plain_state(self._scheduler.state_dict()),
             "groups": [
                 {name: value for name, value in group.items() if _is_plain(value)}
-                for group in self._source.param_groups
+                for group in self._followed.source.param_groups
             ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         self._scheduler.load_state_dict(dict(state["scheduler"]))
-        for group, values in zip(self._source.param_groups, state["groups"]):
+        for group, values in zip(self._followed.source.param_groups, state["groups"]):
             group.update(values)
-        self._seen = _values(self._source)
-
-    def _copy_changes(self) -> None:
-        values = _values(self._source)
-        is_constant = self._optimizer.variable_attrs.isConstant  # type: ignore[attr-defined]
-        for group, old, new in zip(self._optimizer.param_groups, self._seen, values):
-            for name in new:
-                if new[name] == old[name]:
-                    continue
-                if is_constant(name):
-                    raise ConfigError(
-                        f"{type(self._scheduler).__name__} changes {name}, which is a "
-                        f"constant of the compiled program. Give the optimizer {name} "
-                        "when you make it, so that it can change."
-                    )
-                group[name] = new[name]
-        self._seen = values
+        self._followed.forget()
 
 
 def make_rates(
@@ -297,7 +297,8 @@ def make_rates(
         'ScheduledRates'
     """
     if lr_schedule is None:
-        return FixedRates()
+        is_made = isinstance(given, torch.optim.Optimizer) and given is not optimizer
+        return GivenRates(optimizer, given) if is_made else FixedRates()
     if isinstance(lr_schedule, str):
         lr_schedule = Schedule(lr_schedule)
     if isinstance(lr_schedule, Schedule):
@@ -375,13 +376,6 @@ def _is_plain(value: Any) -> bool:
     """Whether it is a number, or several as betas are, that a scheduler may set."""
     parts = value if isinstance(value, (tuple, list)) else [value]
     return all(type(part) in (int, float) for part in parts)
-
-
-def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [
-        {name: plain(group[name]) for name in _FOLLOWED if name in group}
-        for group in optimizer.param_groups
-    ]
 
 
 def _step_nothing(optimizer: torch.optim.Optimizer) -> None:

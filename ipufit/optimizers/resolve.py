@@ -217,6 +217,13 @@ def _rebuild(
                 f"{_class_name(optimizer)} with {name}=True can't run on an IPU: "
                 f"PopTorch has no {name}. Leave it out."
             )
+    for kind in ("pre", "post"):
+        if getattr(optimizer, f"_optimizer_step_{kind}_hooks", None):
+            raise UnsupportedError(
+                f"{_class_name(optimizer)} has a step {kind}-hook, and the steps are "
+                "made on the device, where no hook is called. Use a callback: "
+                "on_train_batch_begin and on_train_batch_end come around each call."
+            )
     if optimizer.state:
         raise UnsupportedError(
             f"This {_class_name(optimizer)} has made steps already, and its state "

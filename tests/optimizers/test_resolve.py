@@ -197,3 +197,12 @@ def test_several_optimizers_are_called_so(kind):
     two = [torch.optim.SGD([p], lr=0.1) for p in module.parameters()]
     with pytest.raises(UnsupportedError, match=r"several optimizers \(2\), .*'params'"):
         resolve_optimizer(kind(two), module)
+
+
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_hooks_around_steps_are_refused(kind):
+    module = torch.nn.Linear(3, 2)
+    given = torch.optim.SGD(module.parameters(), lr=0.1)
+    getattr(given, f"register_step_{kind}_hook")(lambda *_: None)
+    with pytest.raises(UnsupportedError, match=f"SGD has a step {kind}-hook"):
+        resolve_optimizer(given, module)

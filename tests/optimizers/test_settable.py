@@ -153,3 +153,55 @@ def test_a_copy_is_settable_too(twin_of):
     assert twin.learning_rate == 0.5
     assert optimizer.learning_rate == 0.01
     assert type(twin) is type(optimizer)
+
+
+class Stepping(Callback):
+    """Steps a scheduler of torch after each epoch, as torch's users do."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+
+    def on_epoch_end(self, epoch, logs):
+        self.scheduler.step()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_the_user_s_own_optimizer_is_followed():
+    module = reference.network()
+    twin = copy.deepcopy(module)
+    given = torch.optim.SGD(module.parameters(), lr=0.4)
+    model = IPUModel(module, IPUConfig())
+    model.compile(given, "cross_entropy")
+    scheduler = torch.optim.lr_scheduler.StepLR(given, 1, gamma=0.5)
+    model.fit(X, Y, epochs=3, callbacks=Stepping(scheduler), **FIT)
+    assert model.optimizer.learning_rate == 0.1
+    plain = torch.optim.SGD(twin.parameters(), lr=0.4)
+    for epoch in range(3):
+        plain.param_groups[0]["lr"] = 0.4 * 0.5**epoch
+        for rows in torch.arange(32).split(8):
+            plain.zero_grad()
+            torch.nn.functional.cross_entropy(twin(X[rows]), Y[rows]).backward()
+            plain.step()
+    reference.assert_same_weights(module, twin)
+
+
+def test_what_the_program_has_as_a_constant_cannot_be_followed():
+    module = reference.network()
+    given = torch.optim.SGD(module.parameters(), lr=0.4)
+    model = IPUModel(module, IPUConfig())
+    model.compile(given, "cross_entropy")
+    given.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(ConfigError, match="done to the SGD changes momentum"):
+        model.fit(X, Y, **FIT)
+
+
+def test_the_newest_of_both_counts():
+    module = reference.network()
+    given = torch.optim.SGD(module.parameters(), lr=0.4)
+    model = IPUModel(module, IPUConfig())
+    model.compile(given, "cross_entropy")
+    given.param_groups[0]["lr"] = 0.2
+    model.fit(X, Y, **FIT)
+    model.optimizer.lr = 0.1
+    model.fit(X, Y, **FIT)
+    assert model.optimizer.lr == 0.1
