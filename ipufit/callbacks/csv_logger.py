@@ -121,7 +121,8 @@ class CSVLogger(Callback):
     def _cut(self, epoch: int) -> int:
         """Leave what is to stay, in whole lines; return its size in bytes."""
         path = Path(self.filename)
-        written = path.read_bytes() if path.exists() else b""
+        is_kept = path.exists() and (self.begin or self._is_resumed)
+        written = path.read_bytes() if is_kept else b""
         size = min(self.begin, len(written))
         if self._is_resumed:
             size += self._size_before(epoch, written[size:])

@@ -297,8 +297,9 @@ def make_rates(
         'ScheduledRates'
     """
     if lr_schedule is None:
-        is_made = isinstance(given, torch.optim.Optimizer) and given is not optimizer
-        return GivenRates(optimizer, given) if is_made else FixedRates()
+        if isinstance(given, torch.optim.Optimizer) and given is not optimizer:
+            return GivenRates(optimizer, given)
+        return FixedRates()
     if isinstance(lr_schedule, str):
         lr_schedule = Schedule(lr_schedule)
     if isinstance(lr_schedule, Schedule):

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from ipufit import ConfigError, IpufitWarning
+from ipufit import ConfigError, FileError, IpufitWarning
 from ipufit.callbacks import CallbackList, CSVLogger
 from tests.callbacks.driving import play
 
@@ -195,3 +195,9 @@ play([CSVLogger({os.fspath(file)!r}), LambdaCallback(die)], [1.0, 2.0, 3.0])
     ended = subprocess.run([sys.executable, "-c", script], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert rows(file) == ["epoch,q,val_q", "0,1.0,NA", "1,2.0,NA"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+def test_what_cannot_be_cut_or_written_is_an_error_and_no_endless_reading():
+    with pytest.raises(FileError, match=r"^'/dev/full' can't be written"):
+        play(CSVLogger("/dev/full"), [{"loss": 0.5}])
