@@ -327,8 +327,13 @@ class Walk:
             for name in getattr(base, "__slots__", ()):
                 if name in self.names or self.is_open:
                     self._attribute(value, name, f"{path}.{name}", depth)
-        if isinstance(value, torch.nn.Module) and "forward" not in own:
+        is_module = isinstance(value, torch.nn.Module)
+        if is_module and "forward" not in own:
             self.items.append((own, "forward", MISSING))
+        if hasattr(cls, "__getattr__") and not is_module:
+            for name in sorted(self.names - own.keys()):
+                if not hasattr(cls, name) and _is_kept(value, name):
+                    self._attribute(value, name, f"{path}.{name}", depth)
 
 
 _STEPS: tuple[tuple[Any, Any], ...] = (
@@ -353,6 +358,14 @@ _STEPS: tuple[tuple[Any, Any], ...] = (
 def _moves(buffer: Tensor) -> bool:
     """Whether a buffer's values change by themselves; others are compiled in."""
     return buffer.is_floating_point() or is_counted(buffer)
+
+
+def _is_kept(owner: Any, name: str) -> bool:
+    """Whether `__getattr__` gives an object that it has, and none made anew."""
+    try:
+        return getattr(owner, name) is getattr(owner, name)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
 
 
 def _public(value: Any) -> list[str]:

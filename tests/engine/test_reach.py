@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
+import sysconfig
 import types
 
 import pytest
@@ -139,3 +141,42 @@ def test_another_part_is_a_change(name):
             module[0].weight = nn.Parameter(torch.zeros(2, 2))
 
     assert difference({"module": module}, change)
+
+
+class Config:
+    """As configs of packages are: fields in a private dict, found by `__getattr__`."""
+
+    def __init__(self, **fields):
+        object.__setattr__(self, "_fields", fields)
+
+    def __getattr__(self, name):
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name, value):
+        self._fields[name] = value
+
+
+class Configured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cfg = Config(model=Config(k=1.0), fresh=1.0)
+
+    def forward(self, x):
+        return x * self.cfg.model.k
+
+
+def test_what_an_installed_class_gives_by_getattr_is_looked_at(monkeypatch):
+    package = types.ModuleType("a_package_of_configs")
+    package.__file__ = f"{sysconfig.get_paths()['purelib']}/a_package_of_configs.py"
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.setattr(Config, "__module__", package.__name__)
+    module = Configured()
+
+    def change():
+        module.cfg.model.k = 2.0
+        module.cfg.fresh = 2.0
+
+    assert difference({"module": module}, change) == [("module.cfg.model.k", 1.0, 2.0)]
