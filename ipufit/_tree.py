@@ -67,7 +67,7 @@ class Structure:
             namespace(a=10, b=OrderedDict([('c', 20)]))
         """
         is_dict = isinstance(value, dict)
-        if not (is_dict and type(value) is not dict) and not _is_record(value):
+        if not (is_dict and type(value) is not dict) and not is_record(value):
             return cls._of(value, cls.of_outputs)
         items = value if is_dict else {}
         names = [
@@ -201,7 +201,7 @@ class Structure:
         return new
 
 
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
     """Whether an object is made of its attributes, of whatever values."""
     is_one = is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
     return (is_one and not isinstance(value, type)) or type(value) is SimpleNamespace
@@ -215,6 +215,37 @@ def _attributes(value: Any) -> list[str]:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 names.append(name)
     return names
+
+
+def parts_of(value: Any) -> dict[Any, Any]:
+    """The elements of a dict, or the attributes of an object.
+
+    Example:
+        >>> parts_of(SimpleNamespace(a=1)), parts_of({"b": 2})
+        ({'a': 1}, {'b': 2})
+    """
+    if isinstance(value, dict):
+        return dict(value.items())
+    return {name: getattr(value, name) for name in _attributes(value)}
+
+
+def without(value: Any, name: Any) -> Any:
+    """A dict without an element, or an object whose attribute is None.
+
+    Args:
+        value: Dict or object; in a subclass of dict both may have the name.
+        name: Of the element, the attribute, or both.
+
+    Example:
+        >>> without(SimpleNamespace(a=1, b=2), "b"), without({"a": 1, "b": 2}, "b")
+        (namespace(a=1, b=None), {'a': 1})
+    """
+    items = value if isinstance(value, dict) else {}
+    keys = tuple(key for key in items if key != name)
+    names = tuple(_attributes(value))
+    left = [None if one == name else getattr(value, one) for one in names]
+    like = Structure(type(value), keys, (), names, value)
+    return like._refilled([*(items[key] for key in keys), *left])
 
 
 _LEAF = Structure(None)

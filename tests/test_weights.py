@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import Callback, ConfigError, DataError, IPUConfig, IPUModel
+from ipufit import (
+    Callback,
+    ConfigError,
+    DataError,
+    IPUConfig,
+    IPUModel,
+    Optimizer,
+)
 from tests import reference
 
 X, Y = reference.samples(32)
@@ -189,6 +196,63 @@ def test_weights_that_a_callback_sets_are_trained_on(tmp_path, hook, way):
     expected = reference.evaluate(other.module, X, Y)["loss"]
     assert losses[1] == pytest.approx(expected, rel=1e-5)
     reference.assert_same_weights(module, other.module)
+
+
+def clip(parameters):
+    for parameter in parameters:
+        parameter.data.clamp_(-0.2, 0.2)
+
+
+def clipped_by_torch(epochs):
+    plain = network()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
+    for _ in range(epochs):
+        for rows in torch.arange(32).split(8):
+            reference.train(plain, optimizer, X[rows], Y[rows], 8)
+            clip(plain.parameters())
+    return plain
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_weights_that_a_callback_changes_in_place_are_trained_on(looks):
+    model, plain = compiled(), clipped_by_torch(2)
+    clipping = Do("on_train_batch_end", lambda model: clip(model.module.parameters()))
+    others = [Do("on_train_batch_end", lambda model: model.get_weights())] * looks
+    fit(model, epochs=2, callbacks=[*others, clipping, *others])
+    reference.assert_same_weights(model.module, plain)
+    assert {type(w) for w in model.module.parameters()} == {nn.Parameter}
+
+
+def test_weights_changed_in_place_between_batches_are_trained_on():
+    model, plain = compiled(), clipped_by_torch(1)
+    for rows in torch.arange(32).split(8):
+        model.train_on_batch(X[rows], Y[rows])
+        clip(model.module.parameters())
+    reference.assert_same_weights(model.module, plain)
+
+
+def test_a_running_average_takes_in_what_a_callback_changes():
+    """It is shown the weights itself, which is no change of theirs."""
+    sgd = Optimizer("sgd", 0.3, ema_momentum=0.5)
+    model, plain = IPUModel(network()), network()
+    model.compile(sgd, "cross_entropy")
+    fit(
+        model, callbacks=Do("on_train_batch_end", lambda m: clip(m.module.parameters()))
+    )
+    optimizer, averages = torch.optim.SGD(plain.parameters(), lr=0.3), None
+    for rows in torch.arange(32).split(8):
+        reference.train(plain, optimizer, X[rows], Y[rows], 8)
+        now = [weight.detach().clone() for weight in plain.parameters()]
+        averages = (
+            now
+            if averages is None
+            else [
+                0.5 * average + 0.5 * weight for average, weight in zip(averages, now)
+            ]
+        )
+        clip(plain.parameters())
+    for mine, theirs in zip(model.module.parameters(), averages):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_callback_may_evaluate_save_and_restore(tmp_path):

@@ -28,6 +28,7 @@ from .building import Builder, Compile
 from .compiled_for import others_kept
 from .figures import Entry
 from .fingerprint import fingerprint
+from .host_weights import HostWeights
 from .modes import TrainedParts
 from .objective import Objective
 from .optimizer_link import bind_optimizer, send_changes
@@ -35,7 +36,6 @@ from .packing import Packing
 from .programs import KeptPrograms, Program, TrainingProgram
 from .silent import refuse_gradient_hooks, refuse_synchronised_norms
 from .stages import check_stage_names
-from .wide_weights import ExactWeights
 from .wrapping import make_plain, weights_of
 
 _TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
@@ -63,8 +63,7 @@ class Executors:
         self._training: TrainingProgram | None = None
         self._inference: Program | None = None
         self._takes_turns = _env.waits_for_ipus()
-        self._is_host_stale = False
-        self._exact = ExactWeights()
+        self._on_host = HostWeights()
 
     # Programs ---------------------------------------------------------------
 
@@ -256,14 +255,13 @@ class Executors:
         program.compiled_for.check()
         program.trained_parts.check()
         self._attach(program)
+        self._on_host.begin_call(program)
         if program.is_due:
             self._refresh(program)
         send_changes(program)
-        if not self._is_host_stale:
-            self._exact.remember(program.weights)
-            program.wrappers.put_on()
-        self._is_host_stale, program.held = True, None
+        program.held, program.is_due = None, True  # if the call fails
         vector, _, *outputs = program.run(batch)
+        self._on_host.end_call(program)
         program.counters.count_call()
         if not outputs:
             return vector, None
@@ -298,21 +296,21 @@ class Executors:
     # Weights ----------------------------------------------------------------
 
     def fetch_weights(self) -> None:
-        """Bring what training has learnt into the user's module."""
-        if not self._is_host_stale:
-            return
-        self._is_host_stale = False
-        program = _ready(self._training)
-        was_fetched = program.executor.copyWeightsToHostIfNeeded()
-        weights = program.weights
-        make_plain(weights)
-        self._exact.restore()
-        # Who has read a weight has fetched all of them, and may have changed some.
-        program.held = fingerprint(weights) if was_fetched else None
+        """Bring what training has learnt into the user's module.
+
+        The host may change it there: the next call compares.
+        """
+        self._on_host.bring()
+        if self._training is not None:
+            self._training.wrappers.take_off()
+
+    def weights_shown(self) -> ContextManager[None]:
+        """Have what training has learnt in the user's module, to be read only."""
+        return self._on_host.shown()
 
     def send_weights(self) -> None:
         """Have the next calls go on with the weights of the user's module."""
-        self._is_host_stale = False
+        self._on_host.be_newest()
         for program in (*self._trainings, *self._inferences):
             make_plain(program.weights)
             program.is_due = True
@@ -320,7 +318,7 @@ class Executors:
     def _refresh(self, program: Program) -> None:
         """Upload the host's weights, if the device has others."""
         program.is_due = False
-        if self._is_host_stale and program is self._training:
+        if self._on_host.is_behind(program):
             return
         now = fingerprint(program.weights)
         if program.held != now:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from torch import Tensor
 
+from ipufit._tree import is_record, parts_of, without
 from ipufit.errors import ConfigError, DataError
 
 
@@ -80,8 +81,9 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
 
 
 OWN_LOSS = (
-    "'loss' in a dict, as transformers have it; the result of poptorch.identity_loss; "
-    "a scalar alone, or one that a tuple begins or ends with, such as (output, loss)"
+    "'loss' in a dict or an object, as transformers have it; the result of "
+    "poptorch.identity_loss; a scalar alone, or one that a tuple begins or ends with, "
+    "such as (output, loss)"
 )
 """What is understood as a module's own loss, for messages."""
 
@@ -91,9 +93,9 @@ def split_own_loss(
 ) -> tuple[Tensor | None, Any]:
     """The loss that a model returns itself, and the other outputs.
 
-    It is the element `"loss"` of a dict, as transformers return it; else the result of
-    `identity_loss`; the first or the last of a tuple if it is a scalar; or all there
-    is, if that is one.
+    It is called "loss" in a dict, a named tuple or an object, as transformers have it;
+    else it is the result of `identity_loss`; the first or the last of a tuple if it is
+    a scalar; or all there is, if that is one. Objects stay what they are, without it.
 
     Args:
         outputs: As the module returns them.
@@ -107,6 +109,8 @@ def split_own_loss(
         >>> import torch
         >>> split_own_loss({"loss": torch.tensor(2.0), "logits": 1})
         (tensor(2.), {'logits': 1})
+        >>> split_own_loss(SimpleNamespace(loss=torch.tensor(2.0), logits=1))
+        (tensor(2.), namespace(loss=None, logits=1))
         >>> split_own_loss(("logits", torch.tensor(2.0)))
         (tensor(2.), 'logits')
         >>> split_own_loss([5])
@@ -115,18 +119,17 @@ def split_own_loss(
     if isinstance(outputs, Tensor):
         is_loss = outputs.dim() == 0 or _is_among(outputs, marked)
         return (outputs, ()) if is_loss else (None, outputs)
-    if isinstance(outputs, dict):
-        if "loss" in outputs and not isinstance(outputs["loss"], (Tensor, type(None))):
-            return None, outputs
-        key = "loss" if "loss" in outputs else _marked_key(outputs, marked)
-        rest = {name: value for name, value in outputs.items() if name != key}
-        return outputs.get(key), rest
     if isinstance(outputs, (tuple, list)):
-        place = _marked_key(dict(enumerate(outputs)), marked)
-        if place is None:
-            place = _scalar_place(outputs)
+        names = list(getattr(outputs, "_fields", range(len(outputs))))
+        name = _loss_key(dict(zip(names, outputs)), marked)
+        place = _scalar_place(outputs) if name is None else names.index(name)
         if place is not None:
             return outputs[place], only((*outputs[:place], *outputs[place + 1 :]))
+    elif isinstance(outputs, dict) or is_record(outputs):
+        parts = parts_of(outputs)
+        key = _loss_key(parts, marked)
+        if key is not None:
+            return parts[key], without(outputs, key)
     return None, outputs
 
 
@@ -134,8 +137,10 @@ def _is_among(value: Any, tensors: Sequence[Tensor]) -> bool:
     return any(value is tensor for tensor in tensors)
 
 
-def _marked_key(outputs: dict[Any, Any], marked: Sequence[Tensor]) -> Any:
-    """The key of the scalar that was marked last; None for none."""
+def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
+    """The key of what is called loss, or of the scalar marked last; None for none."""
+    if "loss" in outputs:
+        return "loss" if isinstance(outputs["loss"], (Tensor, type(None))) else None
     for tensor in reversed(marked):
         for key, value in outputs.items():
             if value is tensor and tensor.numel() == 1:

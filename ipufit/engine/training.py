@@ -73,8 +73,8 @@ class Training:
         if outputs is not None:
             self._stream(outputs, call)
         if self.average is not None:
-            self.executors.fetch_weights()
-            self.average.update(updates)
+            with self.executors.weights_shown():
+                self.average.update(updates)
 
     def finish(self) -> None:
         """Put the average of the weights in their place, as Keras does after `fit`."""

@@ -10,7 +10,8 @@ weight of ours has such a class only while the device's value is newer.
 from __future__ import annotations
 
 import copy
-from typing import Any, Iterable, MutableMapping
+import weakref
+from typing import Any, Callable, Iterable, MutableMapping
 
 import torch
 from torch import Tensor
@@ -46,20 +47,68 @@ def make_plain(weights: Iterable[Tensor]) -> None:
 class Wrappers:
     """The classes of the weights of one training program.
 
+    While they are on, somebody who touches a weight gets the newest values, and may
+    change them, which PopTorch doesn't notice. So it is told before.
+
     Args:
         weights: As PopTorch has just wrapped them.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
-        self._classes = [(weight, type(weight)) for weight in weights]
-        for weight, wrapper in self._classes:
-            if wrapper is not _PLAIN[weight]:
-                wrapper.__deepcopy__ = _deep_copy  # type: ignore[method-assign]
+        self._classes = [(weight, _PLAIN[weight], type(weight)) for weight in weights]
+        self._tell: Callable[[], Callable[[], None] | None] = _nobody
+        reference = weakref.ref(self)  # PopTorch keeps its classes for good
+        for wrapper in {new for _, plain, new in self._classes if new is not plain}:
+            _have_touches_told(wrapper, reference)
 
-    def put_on(self) -> None:
-        """Have the weights fetch themselves from the device when they are read."""
-        for weight, wrapper in self._classes:
+    def put_on(self, tell: Callable[[], None]) -> None:
+        """Have the weights fetch themselves from the device when they are touched.
+
+        Args:
+            tell: A method that is called before each touch.
+        """
+        self._tell = weakref.WeakMethod(tell)
+        for weight, _, wrapper in self._classes:
             weight.__class__ = wrapper
+
+    def take_off(self) -> None:
+        """Have plain weights, of the values that they have."""
+        for weight, plain, _ in self._classes:
+            weight.__class__ = plain
+
+    def touch(self) -> None:
+        """Tell that a weight is going to be touched."""
+        tell = self._tell()
+        if tell is not None:
+            tell()
+
+
+def _nobody() -> None:
+    return None
+
+
+def _have_touches_told(
+    wrapper: Any, reference: weakref.ReferenceType[Wrappers]
+) -> None:
+    """Tell before a weight of a class is touched, and have it copied as a plain one."""
+    read, write = wrapper.__getattribute__, wrapper.__setattr__
+
+    def touch() -> None:
+        wrappers = reference()
+        if wrappers is not None:
+            wrappers.touch()
+
+    def get(weight: Tensor, name: str) -> Any:
+        touch()
+        return read(weight, name)
+
+    def put(weight: Tensor, name: str, value: Any) -> None:
+        if name != "__class__":
+            touch()
+        write(weight, name, value)
+
+    wrapper.__getattribute__, wrapper.__setattr__ = get, put
+    wrapper.__deepcopy__ = _deep_copy
 
 
 def _deep_copy(weight: Tensor, memo: dict[int, Any]) -> Any:

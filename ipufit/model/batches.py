@@ -35,7 +35,8 @@ class SingleBatches(Fitting, Inference):
         """Train on one batch, in one call: `device_iterations` updates.
 
         The weights stay on the device; `get_weights`, `save_weights`, `evaluate` and
-        `predict` bring them back. To change them in between use `set_weights`.
+        `predict` bring them back, and so does touching them. They may be changed in
+        between, in place or by `set_weights`.
 
         Args:
             x: Inputs: arrays, as for `fit`.

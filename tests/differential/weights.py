@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from .buffers import Annealed
 from .kinds import (
     BETWEEN,
-    BETWEEN_RUNS,
     COMPILED_AGAIN,
     MID_FIT,
+    ON_DEVICE,
     REFUSED,
     RIGHT,
     STEADY,
@@ -97,7 +99,7 @@ def _():
     return Program(deep().requires_grad_(False))
 
 
-@kind("weights changed by hand", BETWEEN_RUNS)
+@kind("weights changed by hand", ON_DEVICE)
 def _():
     def change(module, _):
         with torch.no_grad():
@@ -106,18 +108,56 @@ def _():
     return Program(deep(), change=change)
 
 
-@kind("weights changed by their data", BETWEEN_RUNS)
+@kind("weights changed by their data", ON_DEVICE)
 def _():
     return Program(deep(), change=lambda m, _: m[0].weight.data.mul_(0.5))
 
 
-@kind("weights that are loaded", BETWEEN_RUNS)
+@kind("weights that are loaded", ON_DEVICE)
 def _():
     def change(module, _):
         state = {name: value * 0.5 for name, value in module.state_dict().items()}
         module.load_state_dict(state)
 
     return Program(deep(), change=change)
+
+
+@kind("weights that are clipped", ON_DEVICE)
+def _():
+    def change(module, _):
+        for weight in module.parameters():
+            weight.data.clamp_(-0.1, 0.1)
+
+    return Program(deep(), change=change)
+
+
+@kind("statistics that are reset", ON_DEVICE)
+def _():
+    def change(module, _):
+        module[0].reset_running_stats()
+        module[1].weight.zero_()
+
+    norm = torch.nn.BatchNorm1d(3, affine=False)
+    return Program(torch.nn.Sequential(norm, torch.nn.Linear(3, 2)), change=change)
+
+
+@kind("a teacher that follows", ON_DEVICE)
+def _():
+    class Taught(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+            self.teacher = copy.deepcopy(self.layer).requires_grad_(False)
+
+        def forward(self, x):
+            return self.layer(x) + 0.5 * self.teacher(x).detach()
+
+    def change(module, _):
+        pairs = zip(module.teacher.parameters(), module.layer.parameters())
+        for followed, weight in pairs:
+            followed.lerp_(weight, 0.5)
+
+    return Program(Taught(), change=change)
 
 
 def enter_rate(name, optimizer_s):

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +22,21 @@ from ipufit.engine.outputs import (
     split_own_loss,
 )
 from tests import reference
+from tests.engine.model_outputs import ModelOutput
+
+
+class Named(NamedTuple):
+    logits: Any
+    loss: Any
+    rest: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    logits: Any
+    loss: Any = None
+    note: str = "a"
+
 
 ONE, LOSS = torch.zeros(2, 3), torch.tensor(0.5)
 EARLIER, MARKED = torch.tensor(4.0), torch.tensor([5.0])
@@ -73,7 +91,13 @@ def test_a_missing_part_is_said(values, message):
         ((LOSS, ONE), ONE),
         ([LOSS, ONE, ONE], (ONE, ONE)),
         ({"logits": ONE, "loss": LOSS}, {"logits": ONE}),
-        (OrderedDict(loss=LOSS.reshape(1), logits=ONE), {"logits": ONE}),
+        (
+            OrderedDict(loss=LOSS.reshape(1), logits=ONE),
+            OrderedDict(logits=ONE),
+        ),
+        (SimpleNamespace(a=ONE, loss=LOSS), SimpleNamespace(a=ONE, loss=None)),
+        (Returned(logits=ONE, loss=LOSS), Returned(logits=ONE)),
+        (Named(ONE, LOSS, ONE), (ONE, ONE)),
         ((ONE, LOSS), ONE),
         ([ONE, ONE, LOSS], (ONE, ONE)),
         ((torch.tensor(3), ONE, LOSS), (torch.tensor(3), ONE)),  # a count is no loss
@@ -101,6 +125,7 @@ def test_what_has_no_loss_stays(returned):
         ((EARLIER, ONE, MARKED), (EARLIER, ONE)),
         ({"logits": ONE, "total": MARKED}, {"logits": ONE}),
         ({"total": MARKED, "logits": ONE, "part": EARLIER}, {"logits": ONE}),
+        (SimpleNamespace(a=ONE, total=MARKED), SimpleNamespace(a=ONE, total=None)),
     ],
 )
 def test_the_result_of_identity_loss_is_the_loss(returned, rest):
@@ -155,6 +180,10 @@ class OwnLoss(nn.Module):
             "marked in the middle": (logits, loss, logits),
             "marked dict": {"logits": logits, "total": loss},
             "marked alone": loss,
+            "namespace": SimpleNamespace(loss=loss, logits=logits),
+            "data class": Returned(logits, loss),
+            "named tuple": Named(logits, loss, logits),
+            "model output": ModelOutput(loss=loss, logits=logits),
         }[self._kind]
 
 
@@ -167,6 +196,10 @@ KINDS = [
     "marked in the middle",
     "marked dict",
     "marked alone",
+    "namespace",
+    "data class",
+    "named tuple",
+    "model output",
 ]
 
 
@@ -244,6 +277,35 @@ def test_predictions_are_without_the_loss(kind):
         torch.testing.assert_close(logits, model.module.net(X))
     if "dict" in kind:
         assert list(predicted) == ["logits"]
+
+
+@pytest.mark.parametrize("kind", ["namespace", "data class", "model output"])
+def test_objects_are_predicted_as_what_they_are_without_the_loss(kind):
+    model = IPUModel(OwnLoss(kind))
+    model.compile("sgd")
+    model.fit(INPUTS, batch_size=12, verbose=0)
+    predicted = model.predict(INPUTS, batch_size=5, verbose=0)
+    with torch.no_grad():
+        returned = model.module(X, Y)
+    assert type(predicted) is type(returned)
+    assert predicted.loss is None
+    torch.testing.assert_close(predicted.logits, returned.logits)
+    if kind == "model output":
+        assert list(predicted) == ["logits"]
+        assert predicted["logits"] is predicted.logits
+
+
+def test_a_metric_gets_the_object_without_the_loss():
+    def share(outputs, targets):
+        assert outputs.loss is None
+        return (outputs.logits.argmax(1) == targets).float()
+
+    model = IPUModel(OwnLoss("data class"))
+    model.compile("sgd", metrics=[share])
+    figures = model.evaluate(INPUTS, Y, verbose=0)
+    expected = reference.evaluate(model.module.net, X, Y)
+    assert figures["share"] == pytest.approx(expected["accuracy"])
+    assert figures["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_no_loss_anywhere_is_an_error():

@@ -15,6 +15,7 @@ from torch import nn
 
 from ipufit import Callback, IPUConfig, IPUModel, UnsupportedError
 from tests import reference
+from tests.engine.model_outputs import ModelOutput
 
 X, Y = reference.samples(32)
 
@@ -45,27 +46,6 @@ class Attrs:
 
     def __init__(self, logits):
         self.logits = logits
-
-
-@dataclasses.dataclass
-class ModelOutput(collections.OrderedDict):
-    """As transformers have it: items and attributes at once, items that aren't None."""
-
-    logits: Any = None
-    hidden: Any = None
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) is not None:
-                self[field.name] = getattr(self, field.name)
-
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
-
-    def __reduce__(self):
-        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        return type(self), tuple(values)
 
 
 class Tagged(dict):
