@@ -88,7 +88,7 @@ class Builder:
         # A state brings the values of its time to the device.
         has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
         sent = () if has_state else hyper_parameters(optimizer)
-        check_values(self.module)
+        check_values(step)
         weights = weights_of(step)
         make_plain(weights)
         remember_classes(weights)
@@ -161,7 +161,7 @@ class Builder:
         step = InferenceStep(
             self.module, self.config, layout, values, owns_loss=owns_loss
         )
-        check_values(self.module)
+        check_values(step)
         refuse_tied_buffers(step)
         weights = weights_of(step)
         remember_classes(weights)

@@ -23,6 +23,7 @@ from typing import Any, Iterable, Mapping
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from .code_names import names_read
 from .homes import HOLDERS, is_library, is_machinery
@@ -34,6 +35,7 @@ from .recorded import (
     Identity,
     SameAs,
     checksum_of,
+    type_of_value,
     version_of,
 )
 from .whole_buffers import is_counted
@@ -77,6 +79,7 @@ class Walk:
         items: Mappings, keys in them, and values.
         attributes: Objects, names of attributes, and values.
         contents: Containers that count as a whole, and what is in them.
+        scalars: Mappings, the names of 0-d buffers in them, and types.
         versions: Constant tensors, and how often they have changed.
         arrays: Small arrays, and checksums.
         constants: Tensors and arrays of any size, and checksums.
@@ -91,6 +94,7 @@ class Walk:
         self.items: list[tuple[Any, Any, Any]] = []
         self.attributes: list[tuple[Any, str, Any]] = []
         self.contents: list[tuple[Any, tuple[Any, ...]]] = []
+        self.scalars: list[tuple[Any, str, torch.dtype]] = []
         self.versions: list[tuple[Tensor, int]] = []
         self.arrays: list[tuple[Any, int]] = []
         self.constants: list[tuple[Any, int]] = []
@@ -110,7 +114,9 @@ class Walk:
         for root in roots.values():
             if isinstance(root, torch.nn.Module):
                 self._weights.update(map(id, root.parameters()))
-                self._weights.update(id(b) for b in root.buffers() if b.dim())
+                self._weights.update(
+                    id(b) for b in root.buffers() if type_of_value(b) is None
+                )
         for path, root in roots.items():
             self._visit(path, root, 0)
             is_own = is_machinery(type(root).__module__) and hasattr(root, "__dict__")
@@ -143,7 +149,7 @@ class Walk:
     def _visit(self, path: str, value: Any, depth: int) -> None:
         while path in self.values:  # of another function
             path += "'"
-        if isinstance(value, PLAIN):
+        if issubclass(type(value), PLAIN):  # isinstance() would touch a wrapped weight
             self.values[path] = value
             return
         before = self._seen.get(id(value))
@@ -167,7 +173,8 @@ class Walk:
 
     def _tensor(self, path: str, tensor: Tensor, _: int) -> None:
         is_weight = id(tensor) in self._weights
-        if isinstance(tensor, torch.nn.Parameter) or (is_weight and _moves(tensor)):
+        is_parameter = issubclass(type(tensor), torch.nn.Parameter)
+        if is_parameter or (is_weight and _moves(tensor)):
             return
         is_plain = is_weight or type(tensor) is Tensor
         is_here = tensor.device.type == "cpu" and tensor.layout == torch.strided
@@ -201,10 +208,11 @@ class Walk:
                 continue
             self._whole(members)
             for key, member in members.items():
-                is_scalar = (
-                    name == "_buffers" and member is not None and not member.dim()
-                )
-                if not is_scalar:  # those go to the device with every call
+                dtype = type_of_value(member) if name == "_buffers" else None
+                if dtype is not None:  # its value goes to the device with every call
+                    self.scalars.append((members, key, dtype))
+                    self.values[f"{path}.{key}"] = Contents(f"0-d buffer of {dtype}")
+                else:
                     self._item(members, key, f"{path}.{key}", depth)
         for name in _HOOKS:
             hooks = parts.get(name, {})
@@ -357,7 +365,8 @@ _STEPS: tuple[tuple[Any, Any], ...] = (
 
 def _moves(buffer: Tensor) -> bool:
     """Whether a buffer's values change by themselves; others are compiled in."""
-    return buffer.is_floating_point() or is_counted(buffer)
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        return Tensor.is_floating_point(buffer) or is_counted(buffer)
 
 
 def _is_kept(owner: Any, name: str) -> bool:

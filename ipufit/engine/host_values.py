@@ -15,6 +15,8 @@ from typing import Iterable, Iterator, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from .wide_weights import check_integers
+
 Place = Tuple[torch.nn.Module, str]
 """A module, and the name of a buffer of its own."""
 
@@ -71,15 +73,21 @@ def host_tensors(places: Iterable[Place], num_micro_batches: int) -> list[Tensor
         places: Buffers, as they are now.
         num_micro_batches: In a call, over all replicas.
 
+    Raises:
+        UnsupportedError: One is an integer that 32 bits can't hold.
+
     Example:
         >>> module = torch.nn.Module()
         >>> module.register_buffer("beta", torch.tensor(0.5))
         >>> host_tensors([(module, "beta")], 2)
         [tensor([0.5000, 0.5000])]
     """
+    values = [(name, owner._buffers[name]) for owner, name in places]
+    for name, value in values:
+        check_integers(name, value)  # type: ignore[arg-type]
     return [
-        owner._buffers[name].detach().reshape(1).repeat(num_micro_batches)  # type: ignore[union-attr]
-        for owner, name in places
+        value.detach().reshape(1).repeat(num_micro_batches)  # type: ignore[union-attr]
+        for _, value in values
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping
 
 from .code_walk import ENTRIES, Walk
 from .places import Places
-from .recorded import NOTHING, Elements, checksum_of, version_of
+from .recorded import NOTHING, Elements, checksum_of, type_of_value, version_of
 
 
 class Reach:
@@ -50,6 +50,7 @@ class Reach:
         walk = self._walk
         return (
             self._places.are_unmoved()
+            and all(type_of_value(at.get(name)) is t for at, name, t in walk.scalars)
             and all(version_of(tensor) == version for tensor, version in walk.versions)
             and all(checksum_of(array) == before for array, before in walk.arrays)
             and not (thoroughly and self._has_other_contents())

@@ -121,3 +121,17 @@ def version_of(tensor: Tensor) -> int:
     with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
         version: int = Tensor._version.__get__(tensor)
         return version
+
+
+def type_of_value(buffer: Any) -> torch.dtype | None:
+    """The dtype of a 0-d buffer; a wrapped one isn't fetched for this. Else None.
+
+    Example:
+        >>> type_of_value(torch.tensor(0.5)), type_of_value(torch.ones(2))
+        (torch.float32, None)
+    """
+    if not issubclass(type(buffer), Tensor):
+        return None
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        dtype: torch.dtype = Tensor.dtype.__get__(buffer)
+        return None if Tensor.dim(buffer) else dtype

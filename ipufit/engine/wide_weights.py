@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ipufit.errors import UnsupportedError
 
+from .operands import short
+
 _LIMITS = torch.iinfo(torch.int32)
 
 
@@ -59,7 +61,7 @@ def check_values(module: torch.nn.Module) -> None:
     """Refuse weights that an IPU can't hold: complex ones, and too large integers.
 
     Args:
-        module: The user's.
+        module: The user's, or what is traced of it and losses.
 
     Raises:
         UnsupportedError: There is one.
@@ -78,15 +80,25 @@ def check_values(module: torch.nn.Module) -> None:
         for name, weight in named:
             if weight.is_complex():
                 raise UnsupportedError(
-                    f"The {kind} {name} is of {weight.dtype}, and an IPU has no "
+                    f"The {kind} {short(name)} is of {weight.dtype}, and an IPU has no "
                     "complex numbers. Keep the real and the imaginary part as real "
                     "numbers, as torch.view_as_real gives them, and compute with those."
                 )
-            if weight.dtype == torch.int64:
-                _check_integers(name, weight)
+            check_integers(short(name), weight)
 
 
-def _check_integers(name: str, buffer: Tensor) -> None:
+def check_integers(name: str, buffer: Tensor) -> None:
+    """Refuse integers that an IPU can't hold.
+
+    Args:
+        name: What messages call the buffer.
+        buffer: Of any type.
+
+    Raises:
+        UnsupportedError: There is one.
+    """
+    if buffer.dtype != torch.int64:
+        return
     is_wrong = buffer.lt(_LIMITS.min).logical_or(buffer.gt(_LIMITS.max))
     if is_wrong.any():
         value = int(buffer[is_wrong][0])

@@ -9,9 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import Callback, IPUConfig, IPUModel
+from ipufit import (
+    Callback,
+    ConfigError,
+    IPUConfig,
+    IPUModel,
+    UnsupportedError,
+)
 from ipufit._poptorch import poptorch
 from tests import reference
+from tests.engine.counting import Moves
 
 X, Y = reference.samples(32)
 SETTINGS = [
@@ -167,12 +174,68 @@ def test_whole_numbers_count_too(dtype):
             torch.testing.assert_close(model.predict(X, verbose=0), model.module(X))
 
 
+KINDS = {
+    "another type": lambda: torch.tensor(3.0, dtype=torch.float64),
+    "a whole number": lambda: torch.tensor(3),
+    "several values": lambda: torch.tensor([3.0, 1.0, 2.0, 0.5]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_of_another_kind_is_compiled_anew(kind):
+    model = IPUModel(Annealed())
+    model.compile("sgd", "cross_entropy")
+    for value in (KINDS[kind](), torch.tensor(2.0)):
+        model.fit(X, Y, batch_size=8, verbose=0)
+        model.module.scale = value
+        with torch.no_grad():
+            predicted = model.predict(X, verbose=0)
+            torch.testing.assert_close(predicted, model.module(X).float())
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_of_another_kind_is_refused_in_mid_fit(kind):
+    class Change(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.module.scale = KINDS[kind]()
+
+    model = IPUModel(Annealed())
+    model.compile("sgd", "cross_entropy")
+    with pytest.raises(ConfigError, match=r"module\.scale was 0-d buffer of .*float32"):
+        model.fit(X, Y, batch_size=8, callbacks=Change(), verbose=0)
+
+
+def test_a_value_that_32_bits_cannot_hold_is_refused():
+    class Change(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.module.scale.fill_(2**40)
+
+    model = IPUModel(Annealed(1, torch.int64))
+    model.compile("sgd", "cross_entropy")
+    match = f"^The buffer scale has {2**40}:"
+    with pytest.raises(UnsupportedError, match=match):
+        model.fit(X, Y, batch_size=8, callbacks=Change(), verbose=0)
+    with pytest.raises(UnsupportedError, match=match):
+        model.predict(X, verbose=0)
+
+
 class Moving(Annealed):
     """Changes its buffer itself, whenever it runs."""
 
     def forward(self, x):
         self.scale.mul_(2.0)
         return super().forward(x)
+
+
+def test_looking_at_the_kind_of_a_moving_value_fetches_nothing(monkeypatch):
+    model = IPUModel(Moving(), IPUConfig())
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    moves = Moves().watch(monkeypatch)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    moves.stop()
+    assert moves.taken() == {"compiled": 0, "up": 0, "down": 1}
 
 
 def test_a_value_that_forward_changes_stays_on_the_device():

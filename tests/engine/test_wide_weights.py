@@ -87,6 +87,24 @@ def test_integers_that_do_not_fit_are_refused(value):
     model.fit(X, Y, **FIT)
 
 
+@pytest.mark.parametrize("value", [2**33, [2**33, 1, 1, 1]])
+def test_integers_of_a_loss_that_do_not_fit_are_refused(value):
+    class Weighted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("share", torch.tensor(value))
+
+        def forward(self, outputs, targets):
+            return (
+                torch.nn.functional.cross_entropy(outputs, targets) * self.share
+            ).mean()
+
+    model = make()
+    model.compile("sgd", Weighted())
+    with pytest.raises(UnsupportedError, match=f"The buffer .*share has {2**33}:"):
+        model.fit(X, Y, **FIT)
+
+
 @pytest.mark.parametrize("kind", ["parameter", "buffer"])
 @pytest.mark.parametrize(
     "run", [lambda m: m.fit(X, Y, **FIT), lambda m: m.predict(X, verbose=0)]
