@@ -90,7 +90,8 @@ class Scenario:
 
     def model(self):
         model = IPUModel(self.module(), IPUConfig(**self.config))
-        model.compile(self.optimizer(model.module), self.loss, **self.compiled)
+        loss = self.loss() if isinstance(self.loss, type) else self.loss
+        model.compile(self.optimizer(model.module), loss, **self.compiled)
         return model
 
     def fit(self, model, callbacks=(), **more):
@@ -299,6 +300,29 @@ def batches_of(count):
     return (pair for pair in zip(x.split(5), y.split(5)))
 
 
+class Fading(torch.nn.Module):
+    """A loss whose weight a callback lowers, and which remembers what it has seen."""
+
+    newest = None
+
+    def __init__(self):
+        super().__init__()
+        Fading.newest = self
+        self.register_buffer("share", torch.tensor(1.0))
+        self.register_buffer("seen", torch.ones(1))
+
+    def forward(self, outputs, targets):
+        loss = torch.nn.functional.cross_entropy(outputs, targets)
+        if self.training:
+            self.seen.mul_(0.5).add_(loss.detach())
+        return loss * self.share + (loss - self.seen).pow(2).mean()
+
+
+class Fade(ipufit.Callback):
+    def on_train_batch_begin(self, batch, logs):
+        Fading.newest.share.mul_(0.9)
+
+
 SCENARIOS = {
     "plain": Scenario(),
     "seeded": Scenario(config={"seed": 3}),
@@ -425,6 +449,7 @@ SCENARIOS = {
         loss={"kind": "cross_entropy", "size": "mse"},
     ),
     "gradients": Scenario(callbacks=lambda: [GradientMonitor(is_detailed=True)]),
+    "buffers of a loss": Scenario(loss=Fading, callbacks=lambda: [Fade()]),
     "half": Scenario(
         config={"precision": "float16"},
         data=lambda: {"x": samples(COUNT)[0].half(), "y": samples(COUNT)[1]},

@@ -2,8 +2,9 @@
 """The state of a training run, to a checkpoint and back.
 
 A run that is resumed from it goes on bit by bit as the one that wasn't interrupted:
-weights, optimiser, averages, schedules, callbacks, History, figures of the epoch under
-way, the place in the data, and the random states of the device and of this process.
+weights, those of losses, optimiser, averages, schedules, callbacks, History, figures of
+the epoch under way, the place in the data, and the random states of the device and of
+this process.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from ipufit.data import (
 from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 
-from .learnt import Learnt, Tensors, set_groups, under
+from .learnt import Learnt, Tensors, check_weights, set_groups, under
 from .saved_form import REFERENCE, TENSOR, check_form, damaged, in_words, of_run
 from .settings import check_settings, refuse
 from .training import Training
 
 _HOST, _PASS, _VALIDATION = "host/", "pass", "validation"
+_LOSSES = "losses"
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,16 @@ class Snapshot:
         for name, replay in replays.items():
             random.update(_replay_tensors(name, replay))
         groups = {**learnt.tensors, "callbacks": callbacks, "random": random}
+        losses = self._tensors_of_losses()
+        if losses:
+            groups[_LOSSES] = files.copied_tensors(losses)
         state["tensors"] = in_words(groups)
         return files.Checkpoint(groups, state)
+
+    def _tensors_of_losses(self) -> Tensors:
+        """What losses keep, such as a weight that a callback anneals."""
+        modules = torch.nn.ModuleList(self.training.figures.objective.modules)
+        return dict([*modules.named_parameters(), *modules.named_buffers()])
 
     # Put back ---------------------------------------------------------------
 
@@ -130,6 +140,8 @@ class Snapshot:
         """
         self.learnt.check(checkpoint)
         self.hooks.check_state(_callbacks_of(checkpoint))
+        if _LOSSES in checkpoint.tensors:
+            check_weights(self._tensors_of_losses(), checkpoint.tensors[_LOSSES])
         generators = self.batches.source.generators
         random, counts = checkpoint.tensors.get("random", {}), _num_blocks(checkpoint)
         states = [under(_HOST, random)]
@@ -163,6 +175,9 @@ class Snapshot:
         if state["figures"] is not None:
             training.figures.check_state(state["figures"])
         self._put_back_device(checkpoint)
+        with torch.no_grad():
+            for name, tensor in checkpoint.tensors.get(_LOSSES, {}).items():
+                self._tensors_of_losses()[name].copy_(tensor)
         # Before the hooks, which may look at it.
         run.epoch, run.calls = state["run"]["epoch"], state["run"]["calls"]
         run.updates, run.samples = state["run"]["updates"], state["run"]["samples"]
