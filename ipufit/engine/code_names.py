@@ -25,8 +25,9 @@ class CodeNames:
 
     Attributes:
         variables: Globals, and built-ins, which can't be told apart here.
-        attributes: Of any object. One that is only counted up (`self.calls += 1`)
-            isn't among them: nothing depends on it.
+        attributes: Of any object. One that is only counted up (`self.calls += 1`), put
+            into (`self.seen["x"] = x`), or read after it was set anew
+            (`self.hidden = ...`) isn't among them: nothing depends on what it was.
         modules: What it imports.
         is_open: Whether it may read attributes by names that it computes.
     """
@@ -37,6 +38,7 @@ class CodeNames:
     is_open: bool
 
 
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
 
 
@@ -61,6 +63,7 @@ def names_read(code: CodeType) -> CodeNames:
     is_open = False
     before = ""
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _NO_STEPS]
+    own = _set_anew(code, instructions)
     for index, instruction in enumerate(instructions):
         kind, name = instruction.opname, instruction.argval
         if kind in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -70,7 +73,11 @@ def names_read(code: CodeType) -> CodeNames:
                 is_open |= given is None
                 attributes.update(() if given is None else (given,))
         elif kind in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
-            if before not in _DUPLICATES:
+            is_own = own.get(name, index) < index and (
+                _variable(instructions[index - 1]) == code.co_varnames[0]
+            )
+            is_filled = _is_filled(instructions[index + 1 : index + 3])
+            if not (before in _DUPLICATES or is_own or is_filled):
                 attributes.add(name)
         elif kind == "IMPORT_NAME":
             modules.add(name)
@@ -86,6 +93,47 @@ def names_read(code: CodeType) -> CodeNames:
     return CodeNames(
         frozenset(variables), frozenset(attributes), frozenset(modules), is_open
     )
+
+
+def _set_anew(code: CodeType, instructions: list[dis.Instruction]) -> dict[str, int]:
+    """Attributes of the first argument that code sets before it branches.
+
+    Returns:
+        By which instruction, by the attributes' names.
+    """
+    first = code.co_varnames[0] if code.co_argcount else None
+    if first is None or getattr(code, "co_exceptiontable", None):  # it may be left
+        return {}
+    if any(
+        one.opname.startswith(("STORE_FAST", "DELETE_FAST")) and first in _names(one)
+        for one in instructions
+    ):
+        return {}
+    found: dict[str, int] = {}
+    for index, one in enumerate(instructions):
+        if one.opcode in _JUMPS or one.opname == "YIELD_VALUE":
+            break
+        if one.opname == "STORE_ATTR" and _variable(instructions[index - 1]) == first:
+            found.setdefault(one.argval, index)
+    return found
+
+
+def _is_filled(following: list[dis.Instruction]) -> bool:
+    """Whether what was loaded is only put into, under a plain key."""
+    names = [one.opname for one in following]
+    return names[1:] == ["STORE_SUBSCR"] and names[0].startswith("LOAD_")
+
+
+def _variable(instruction: dis.Instruction) -> str | None:
+    """The variable that is loaded last; None if it is none."""
+    names = _names(instruction)
+    return names[-1] if instruction.opname.startswith("LOAD_FAST") and names else None
+
+
+def _names(instruction: dis.Instruction) -> tuple[str, ...]:
+    """One variable, or the two that newer Pythons load at once."""
+    value = instruction.argval
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _constant_name(following: list[dis.Instruction]) -> str | None:

@@ -35,9 +35,65 @@ def by_name(self):
     return self.k, getattr(self.cfg, "j", 1.0), hasattr(self, "aux")
 
 
+def kept(self, x):
+    self.hidden = x
+    self.seen["x"] = x
+    return self.hidden * 2
+
+
+def kept_of_another(self, x, other):
+    self.hidden = x
+    return other.hidden
+
+
+def kept_later(self, x):
+    before = self.hidden
+    self.hidden = x
+    return before
+
+
+def kept_at_times(self, x):
+    if x:
+        self.hidden = x
+    return self.hidden
+
+
+def kept_at_times_of_a_loop(self, values):
+    for value in values:
+        self.hidden = value
+    return self.hidden
+
+
+def kept_if_nothing_fails(self, x):
+    try:
+        self.hidden = float(x)
+    except ValueError:
+        x = 0.0
+    return self.hidden
+
+
+def kept_of_two(self, x, other):
+    self.hidden = x
+    self = other
+    return self.hidden
+
+
+def keys_are_read(self, x):
+    self.seen[self.key] = x
+    return self.table[x]
+
+
 @pytest.mark.parametrize(
     ("function", "attributes"),
     [
+        (kept, set()),
+        (kept_of_another, {"hidden"}),
+        (kept_later, {"hidden"}),
+        (kept_at_times, {"hidden"}),
+        (kept_at_times_of_a_loop, {"hidden"}),
+        (kept_if_nothing_fails, {"hidden"}),
+        (kept_of_two, {"hidden"}),
+        (keys_are_read, {"seen", "key", "table"}),
         (counted, set()),
         (counted_and_read, {"calls"}),
         (set_and_read, {"first"}),

@@ -615,3 +615,33 @@ def test_beyond_the_bound_compile_makes_it_count(monkeypatch):
     model.module.change(3.0)
     model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), "cross_entropy")
     assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+
+
+class Keeping(Scaled):
+    """Keeps what it computes, for somebody to look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def forward(self, x):
+        self.hidden = super().forward(x)
+        self.seen["hidden"] = self.hidden
+        return self.hidden * 2
+
+
+def test_the_module_may_run_on_the_host_in_mid_fit_and_keep_what_it_computes():
+    class Look(Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            module = self.model.module.eval()
+            with torch.no_grad():
+                looked.append(module(X[:5]).mean())
+            module.train()
+
+    looked = []
+    model = IPUModel(Keeping())
+    model.compile("sgd", "cross_entropy")
+    fit = {"batch_size": 8, "verbose": 0, "validation_data": (X, Y)}
+    model.fit(X, Y, epochs=3, callbacks=Look(), **fit)
+    assert len(set(looked)) == 3
+    assert model.module.seen["hidden"].shape == (5, 4)
