@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterable, MutableMapping
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
 _PLAIN: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
@@ -90,7 +91,7 @@ def _nobody() -> None:
 def _have_touches_told(
     wrapper: Any, reference: weakref.ReferenceType[Wrappers]
 ) -> None:
-    """Tell before a weight of a class is touched, and have it copied as a plain one."""
+    """Tell before a weight of a class is touched; copies and results are plain ones."""
     read, write = wrapper.__getattribute__, wrapper.__setattr__
 
     def touch() -> None:
@@ -108,7 +109,16 @@ def _have_touches_told(
         write(weight, name, value)
 
     wrapper.__getattribute__, wrapper.__setattr__ = get, put
+    wrapper.__torch_function__ = classmethod(_plain_result)
     wrapper.__deepcopy__ = _deep_copy
+
+
+def _plain_result(
+    cls: type[Tensor], func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
+    """What a function of torch's makes of weights: a state dict can be saved then."""
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        return func(*args, **(kwargs or {}))
 
 
 def _deep_copy(weight: Tensor, memo: dict[int, Any]) -> Any:

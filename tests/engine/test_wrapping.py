@@ -122,6 +122,26 @@ def test_a_model_of_a_part_trains_after_the_model_of_the_whole():
     assert_plain(module)
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage:UserWarning")  # of torch 2.0
+def test_a_state_dict_of_mid_fit_is_plain_and_can_be_saved(tmp_path):
+    states = []
+
+    class Save(Callback):
+        def on_train_batch_end(self, batch, logs):
+            state = self.model.module.state_dict()
+            torch.save(state, tmp_path / "state.pt")
+            states.append(copy.deepcopy(state))
+
+    model = make()
+    model.fit(X, Y, **FIT, callbacks=Save())
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    for state in (saved, states[-1]):
+        assert {type(value) for value in state.values()} == {torch.Tensor}
+        for name, value in model.module.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=0, atol=0)
+    assert not torch.equal(states[0]["0.weight"], states[1]["0.weight"])
+
+
 class Failing(torch.nn.Module):
     def __init__(self):
         super().__init__()
