@@ -117,8 +117,8 @@ class CompiledModel:
                 function of outputs and targets. It is reported as the mean over
                 samples; one with `reduction="sum"` as the sum divided by them. None
                 if the module returns its own, the mean over a micro-batch: as "loss"
-                in a dict, as the result of `poptorch.identity_loss`, or as a scalar
-                that is all there is or that a tuple begins or ends with, as in
+                in a dict or an object, as the result of `poptorch.identity_loss`, or as
+                a scalar that is all there is or that a tuple begins or ends with, as in
                 `(output, loss)`. What it computes it from must be among the inputs.
             loss_weights: What each output's loss counts in the total; 1 by default.
             metrics: Names such as "accuracy" or "AUC", `ipufit.Metric` objects, ones
