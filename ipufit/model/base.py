@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 import torch
 
+from ipufit._failures import do_all
 from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
@@ -218,14 +219,18 @@ class ModelBase(CompiledModel):
             raise
         except BaseException:
             is_failing = True
-            self._executors.detach()  # nobody may come back to free the IPUs
+            # Nobody may come back to free the IPUs.
+            do_all([self._executors.detach], is_failing=True)
             raise
         finally:
             self._looking, self._hooks = before, around
-            try:
-                hooks.end(around, is_failing=is_failing)
-            finally:
-                self._executors.fetch_weights()
+            do_all(
+                [
+                    lambda: hooks.end(around, is_failing=is_failing),
+                    self._executors.fetch_weights,
+                ],
+                is_failing=is_failing,
+            )
         run.act()  # what waits until all has ended well
 
 

@@ -13,6 +13,7 @@ from ipufit import (
     Callback,
     ConfigError,
     IPUConfig,
+    IpufitWarning,
     IPUModel,
     UnsupportedError,
 )
@@ -218,6 +219,19 @@ def test_a_value_that_32_bits_cannot_hold_is_refused():
         model.fit(X, Y, batch_size=8, callbacks=Change(), verbose=0)
     with pytest.raises(UnsupportedError, match=match):
         model.predict(X, verbose=0)
+
+
+def test_a_value_that_is_gone_is_the_error_that_is_raised():
+    class Remove(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.module.scale = None
+
+    model = IPUModel(Annealed())
+    model.compile("sgd", "cross_entropy")
+    with pytest.warns(IpufitWarning, match="Something else failed"), pytest.raises(
+        ConfigError, match=r"module\.scale was .* is None now"
+    ):
+        model.fit(X, Y, batch_size=8, callbacks=Remove(), verbose=0)
 
 
 class Moving(Annealed):
