@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure
+from ipufit._tree import Structure, is_record, parts_of
 from ipufit.data import Known
 from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
 from ipufit.losses import Loss, LossTerms
 from ipufit.metrics import FunctionMetric, Metric, StreamedMetric
 
-from .outputs import named_outputs, only, part_of
+from .outputs import bare, named_outputs, only, part_of
 from .squashed import check_logits
 from .watching import divisions_watched
 
@@ -168,7 +168,7 @@ class Objective:
         weights = self._weights_of(outputs)
         terms = {}
         for key, loss in self.losses:
-            for part in self._parts(key, loss.is_per_output, outputs, known):
+            for part in self._parts_of_loss(key, loss, outputs, known):
                 with said(f"The loss {loss.name!r}", part):
                     term = loss.terms(
                         part.output, part.target, rows, part.weights, known.share
@@ -190,7 +190,7 @@ class Objective:
             ConfigError: There is one.
         """
         for key, loss in self.losses if squashed else ():
-            for part in self._parts(key, loss.is_per_output, outputs, known):
+            for part in self._parts_of_loss(key, loss, outputs, known):
                 check_logits(loss, part.name, squashed)
 
     def _check_length(self, outputs: Any) -> None:
@@ -235,7 +235,8 @@ class Objective:
         mask = None if known.share is None else known.share.gt(0).to(torch.float32)
         for measure in self.measures:
             output = self._output_of(measure, outputs)
-            (part,) = self._parts(output, False, outputs, known)
+            is_named = not isinstance(measure.metric, FunctionMetric)
+            (part,) = self._parts(output, False, outputs, known, is_named=is_named)
             weights = part.weights if measure.is_weighted else None
             if weights is not None:
                 weights = weights.to(torch.float32)
@@ -270,10 +271,26 @@ class Objective:
 
     # Outputs ----------------------------------------------------------------
 
-    def _parts(
-        self, key: OutputKey, is_per_output: bool, outputs: Any, known: Known
+    def _parts_of_loss(
+        self, key: OutputKey, loss: Loss, outputs: Any, known: Known
     ) -> list[Part]:
-        """The output that `key` means, or each, with its targets and weights."""
+        is_named = loss.is_per_output
+        return self._parts(key, is_named, outputs, known, is_named=is_named)
+
+    def _parts(
+        self,
+        key: OutputKey,
+        is_per_output: bool,
+        outputs: Any,
+        known: Known,
+        *,
+        is_named: bool,
+    ) -> list[Part]:
+        """The output that `key` means, or each, with its targets and weights.
+
+        What has a name, such as "mse", takes the only tensor of an object; a function
+        of the user's takes the object.
+        """
         several = named_outputs(outputs)
         if several is None:
             if isinstance(key, int) and key > 0:
@@ -281,10 +298,13 @@ class Objective:
                     f"A loss or metric is given for output {key + 1}, and the model "
                     "returns one."
                 )
-            if isinstance(key, str) and isinstance(outputs, dict):
-                _check_key(key, outputs)
-            weights = only(known.weights)
-            return [Part("", only(outputs), only(known.targets), weights)]
+            if isinstance(key, str) and (
+                isinstance(outputs, dict) or is_record(outputs)
+            ):
+                _check_key(key, parts_of(outputs))
+            has_name = is_named or key is not None
+            output = bare(outputs) if has_name else only(outputs)
+            return [Part("", output, only(known.targets), only(known.weights))]
         if key is None and not is_per_output:
             weights = known.weights
             if weights is not None and not isinstance(weights, Tensor):
@@ -341,7 +361,7 @@ def said(what: str, part: Part) -> Iterator[None]:
             yield
     except (IpufitError, poptorch.Error):
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
             f"{shapes_of(part.target)}: {error}"

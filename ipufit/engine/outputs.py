@@ -14,7 +14,8 @@ from ipufit.errors import ConfigError, DataError
 def named_outputs(outputs: Any) -> dict[str, Any] | None:
     """Several outputs by name; None if there is only one.
 
-    A dict has its keys, a tuple or list `output_1`, `output_2` and so on.
+    A dict has its keys, a tuple or list `output_1`, `output_2` and so on, an object
+    such as a data class the names of the attributes that are tensors.
 
     Example:
         >>> named_outputs((1, 2)), named_outputs({"a": 1}), named_outputs(3)
@@ -24,6 +25,8 @@ def named_outputs(outputs: Any) -> dict[str, Any] | None:
         several = {str(name): value for name, value in outputs.items()}
     elif isinstance(outputs, (tuple, list)):
         several = {f"output_{i}": value for i, value in enumerate(outputs, 1)}
+    elif is_record(outputs):
+        several = _tensors_of(outputs)
     else:
         return None
     return several if len(several) > 1 else None
@@ -41,6 +44,26 @@ def only(values: Any) -> Any:
     if isinstance(values, (tuple, list)) and len(values) == 1:
         return values[0]
     return values
+
+
+def bare(outputs: Any) -> Any:
+    """The tensor that is the only one of an object; otherwise as `only`.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> bare(SimpleNamespace(logits=torch.tensor(1), count=3))
+        tensor(1)
+    """
+    if is_record(outputs):
+        tensors = list(_tensors_of(outputs).values())
+        return tensors[0] if len(tensors) == 1 else outputs
+    return only(outputs)
+
+
+def _tensors_of(record: Any) -> dict[str, Any]:
+    parts = parts_of(record)
+    return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
 
 
 def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any:

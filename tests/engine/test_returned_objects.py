@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import Callback, IPUConfig, IPUModel, UnsupportedError
+from ipufit import Callback, ConfigError, IPUConfig, IPUModel, UnsupportedError
 from tests import reference
 from tests.engine.model_outputs import ModelOutput
 
@@ -172,3 +172,48 @@ def test_training_on_such_an_object_is_right():
     assert loss == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(UnsupportedError, match="Categorical"):
         model.evaluate(X, Y, verbose=0)
+
+
+def test_names_take_the_only_tensor_of_an_object():
+    module = Returning(Data)
+    model = IPUModel(module)
+    model.compile(
+        torch.optim.SGD(module.parameters(), lr=0.0),
+        "cross_entropy",
+        metrics=["accuracy"],
+    )
+    history = model.fit(X, Y, batch_size=8, verbose=0).history
+    with torch.no_grad():
+        logits = module.net(X)
+    expected = {
+        "loss": float(nn.functional.cross_entropy(logits, Y)),
+        "accuracy": float((logits.argmax(1) == Y).float().mean()),
+    }
+    assert {name: value for name, (value,) in history.items()} == pytest.approx(
+        expected, rel=1e-5
+    )
+    assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_tensors_of_an_object_are_outputs_by_their_names():
+    module = Returning(lambda t: types.SimpleNamespace(a=t, b=2 * t, note="n"))
+    model = IPUModel(module)
+    model.compile(
+        torch.optim.SGD(module.parameters(), lr=0.0),
+        {"b": "cross_entropy"},
+        metrics={"a": ["accuracy"]},
+    )
+    history = model.fit(X, {"a": Y, "b": Y}, batch_size=8, verbose=0).history
+    with torch.no_grad():
+        logits = module.net(X)
+    loss = float(nn.functional.cross_entropy(2 * logits, Y))
+    assert history["loss"] == [pytest.approx(loss, rel=1e-5)]
+    accuracy = float((logits.argmax(1) == Y).float().mean())
+    assert history["a_accuracy"] == [pytest.approx(accuracy)]
+
+
+def test_a_name_that_an_object_does_not_have_is_refused():
+    model = IPUModel(Returning(Data))
+    model.compile("sgd", {"logit": "cross_entropy"})
+    with pytest.raises(ConfigError, match=r"output 'logit', and the model returns"):
+        model.fit(X, Y, verbose=0)
