@@ -312,7 +312,9 @@ def test_a_pickle_is_loaded_in_another_process():
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
-    assert pickle.loads(done.stdout) == (seen(model), fitted(model), seen(model))
+    here = seen(model), fitted(model), seen(model)
+    # Another process may round otherwise.
+    torch.testing.assert_close(pickle.loads(done.stdout), here, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_saying_it_leaves_what_was_learnt_on_the_device():
     model.compile("sgd", "cross_entropy")
     model.train_on_batch(x, y)
     repr(model)
-    assert model._executors._is_host_stale
+    assert model._executors._on_host.is_behind(model._executors._training)
 
 
 def test_a_config_says_what_was_set_and_can_be_read_back():

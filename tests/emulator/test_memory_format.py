@@ -170,9 +170,12 @@ def layers(*modules):
 
 
 def test_a_network_of_convolutions_goes_there_and_back_once():
-    block = (nn.BatchNorm2d(6), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+    def block():
+        return nn.BatchNorm2d(6), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+
     net = layers(
-        nn.Conv2d(1, 6, 3, padding=1), *block, nn.Conv2d(6, 6, 3, padding=1), *block,
+        nn.Conv2d(1, 6, 3, padding=1), *block(),
+        nn.Conv2d(6, 6, 3, padding=1), *block(),
         nn.Flatten(), nn.Linear(24, 3), nn.ReLU(inplace=True),
     )  # fmt: skip
     program = recorded(net, torch.randn(2, 1, 8, 8))
