@@ -7,6 +7,7 @@ they are moved when somebody needs them elsewhere, and only if they differ.
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from typing import Any, Callable, Collection, ContextManager, MutableMapping
@@ -370,9 +371,10 @@ class Executors:
             try:
                 action()
             except poptorch.Error as error:
-                if "acquire" not in str(error) or not others:
+                if "acquire" not in str(error):
                     raise
-                self._takes_turns = True
+                gc.collect()  # PopTorch's executors of models that are gone
+                self._takes_turns = bool(others)
             else:
                 return
         for other in others:
