@@ -29,7 +29,8 @@ from tests.reference import assert_same_weights, network, samples, weights
 ROOT = Path(__file__).parent.parent
 X, Y = samples(32)
 ELSEWHERE = """
-import pickle, sys
+import pickle, sys, torch
+torch.set_num_threads(int(sys.argv[1]))
 from tests.reference import samples
 from tests.test_copying import fitted, seen
 model = pickle.load(sys.stdin.buffer)
@@ -305,16 +306,19 @@ def test_a_pickle_is_loaded_in_another_process():
     model = made("functions")
     fitted(model)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ELSEWHERE],
+        [sys.executable, "-W", "ignore", "-c", ELSEWHERE, str(torch.get_num_threads())],
         input=pickle.dumps(model),
         cwd=ROOT,
         capture_output=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
-    here = seen(model), fitted(model), seen(model)
-    # Another process may round otherwise.
-    torch.testing.assert_close(pickle.loads(done.stdout), here, rtol=1e-4, atol=1e-6)
+    before, history, after = pickle.loads(done.stdout)
+    # Another process may round otherwise. Batch norm undoes the bias in front of it,
+    # whose gradient is nothing but rounding, and Adam makes steps of that.
+    torch.testing.assert_close(before, seen(model), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(history, fitted(model), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(after, seen(model), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def check_shapes(module: torch.nn.Module) -> None:
     Example:
         >>> check_shapes(torch.nn.LazyLinear(3))
         Traceback (most recent call last):
-        ipufit.errors.ConfigError: The weights of LazyLinear have no shapes yet ...
+        ipufit.errors.ConfigError: The weights of LazyLinear have no shapes yet: ...
     """
     lazy = lazy_layers(module)
     if lazy:

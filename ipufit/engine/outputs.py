@@ -130,6 +130,7 @@ def split_own_loss(
 
     Example:
         >>> import torch
+        >>> from types import SimpleNamespace
         >>> split_own_loss({"loss": torch.tensor(2.0), "logits": 1})
         (tensor(2.), {'logits': 1})
         >>> split_own_loss(SimpleNamespace(loss=torch.tensor(2.0), logits=1))
