@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
-from typing import Any, Callable, ContextManager, List
+from typing import Any, Callable, ContextManager, List, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from .host_values import MovedOnDeviceError, Place, host_tensors, host_values_of
 from .modes import TrainedParts, mode
 from .objective import Objective
 from .optimizer_link import give_states
-from .programs import Program, ProgramT, TrainingProgram
+from .programs import Program, TrainingProgram
 from .silent import refuse_tied_buffers, require_trained_weights
 from .stages import stage_blocks
 from .step import InferenceStep, TrainingStep
@@ -30,6 +31,22 @@ from .wrapping import Wrappers, make_plain, remember_classes, weights_of
 
 Compile = Callable[[Any, List[Tensor]], None]
 """Compiles an executor for the data at hand, and the host's values."""
+
+BuildT = TypeVar("BuildT", bound=Callable[..., Any])
+
+
+def _retried(build: BuildT) -> BuildT:
+    """Have a program built once more if its trace has shown that buffers move."""
+
+    @functools.wraps(build)
+    def built(builder: Builder, *arguments: Any, **settings: Any) -> Any:
+        while True:
+            try:
+                return build(builder, *arguments, **settings)
+            except MovedOnDeviceError as error:
+                builder._moved.extend(error.places)
+
+    return built  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,7 @@ class Builder:
     config: IPUConfig
     _moved: list[Place] = field(default_factory=list, init=False)
 
+    @_retried
     def training(
         self,
         layout: Layout,
@@ -64,21 +82,6 @@ class Builder:
             num_micro_batches: In a call, over all replicas.
             compile_it: Compiles the executor.
         """
-        return self._retried(
-            lambda: self._training(
-                layout, objective, optimizer, options, num_micro_batches, compile_it
-            )
-        )
-
-    def _training(
-        self,
-        layout: Layout,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        options: poptorch.Options,
-        num_micro_batches: int,
-        compile_it: Compile,
-    ) -> TrainingProgram:
         modules = [self.module, *objective.modules]
         values = host_values_of(modules, self._moved)
         step = TrainingStep(self.module, self.config, layout, values, objective)
@@ -125,6 +128,7 @@ class Builder:
             TrainedParts(self.module),
         )
 
+    @_retried
     def inference(
         self,
         layout: Layout,
@@ -143,20 +147,6 @@ class Builder:
             compile_it: Compiles the executor.
             owns_loss: Whether the module returns its own loss.
         """
-        return self._retried(
-            lambda: self._inference(
-                layout, options, num_micro_batches, compile_it, owns_loss
-            )
-        )
-
-    def _inference(
-        self,
-        layout: Layout,
-        options: poptorch.Options,
-        num_micro_batches: int,
-        compile_it: Compile,
-        owns_loss: bool,
-    ) -> Program:
         values = host_values_of([self.module], self._moved)
         step = InferenceStep(
             self.module, self.config, layout, values, owns_loss=owns_loss
@@ -181,14 +171,6 @@ class Builder:
             CompiledFor(roots),
             fingerprint(step.weights) if executor.isAttachedToDevice() else None,
         )
-
-    def _retried(self, build: Callable[[], ProgramT]) -> ProgramT:
-        """Build a program; once more if its trace has shown that buffers move."""
-        while True:
-            try:
-                return build()
-            except MovedOnDeviceError as error:
-                self._moved.extend(error.places)
 
     def _stages(self) -> ContextManager[None]:
         return stage_blocks(self.module, self.config.stages)
