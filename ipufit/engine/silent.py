@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as _torch_modules
 from torch.overrides import TorchFunctionMode
@@ -82,10 +83,11 @@ def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
 
 def _plainly(weight: Tensor, name: str) -> Any:
     """An attribute of a weight, which isn't fetched from the device for this."""
-    try:
-        return object.__getattribute__(weight, name)
-    except AttributeError:  # of a newer torch
-        return None
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        try:
+            return object.__getattribute__(weight, name)
+        except AttributeError:  # of a newer torch
+            return None
 
 
 def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:

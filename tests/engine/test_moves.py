@@ -67,6 +67,11 @@ def predict_on_batches(model):
         model.predict_on_batch(X[:8])
 
 
+def train_on_batches(model):
+    for _ in range(10):
+        model.train_on_batch(X[:8], Y[:8])
+
+
 def in_turns(model):
     model.train_on_batch(X[:8], Y[:8])
     model.test_on_batch(X[:8], Y[:8])
@@ -97,6 +102,7 @@ ROWS = {
         lambda: ready(lambda m: m.predict_on_batch(X[:8])),
         predict_on_batches,
     ),
+    "ten `train_on_batch`": (lambda: ready(train_on_batches), train_on_batches),
     "`evaluate` with batches of 4, 8, 4, 8": (make, lambda m: looked(m, 4, 8, 4, 8)),
     "`fit` with batches of 4, 8, 4, 8": (make, lambda m: trained(m, 4, 8, 4, 8)),
     "`train_on_batch`, then `test_on_batch`": (lambda: ready(in_turns), in_turns),
