@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the file system refuses, with the path and what to do."""
+"""Errors of the file system, raised with the path and with advice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
     Args:
         what: What can't be done: "can't be written".
-        path: Of the file.
+        path: The file or folder that the error names.
 
     Raises:
         FileError: Instead of an OSError; it has the same `errno`.

@@ -65,7 +65,7 @@ def list_of(kind: Kind, length: int | None = None) -> Kind:
     """A list of values of one kind.
 
     Args:
-        kind: Of each.
+        kind: The kind of each element.
         length: How many; None for any number.
     """
 
@@ -94,7 +94,7 @@ def fields(kinds: Mapping[str, Kind], *, is_closed: bool = False) -> Kind:
     """A dict with these keys.
 
     Args:
-        kinds: Of each value.
+        kinds: The kind of each value, by its key.
         is_closed: Whether there may be no others; otherwise they don't matter.
 
     Example:

@@ -118,7 +118,7 @@ class Structure:
         ]
 
     def _steps(self) -> list[str]:
-        """How each child is reached."""
+        """The key or the attribute of each child, as Python writes it: `[0]`, `.a`."""
         names = [f".{name}" for name in self.attributes]
         keys = self.keys or range(len(self.children) - len(names))
         return [*(f"[{key!r}]" for key in keys), *names]
@@ -202,7 +202,7 @@ class Structure:
 
 
 def is_record(value: Any) -> bool:
-    """Whether an object is made of its attributes, of whatever values."""
+    """Whether a value is a data class, a class of attrs or a `SimpleNamespace`."""
     is_one = is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
     return (is_one and not isinstance(value, type)) or type(value) is SimpleNamespace
 

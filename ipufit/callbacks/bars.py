@@ -52,9 +52,9 @@ def figures_bar(
     """A bar that is not started yet, and that fits on the line with its numbers.
 
     Args:
-        console: Where to.
-        clock: Seconds.
-        title: What stands before it.
+        console: Where the bar is drawn.
+        clock: Gives the time in seconds, from any origin.
+        title: Text in front of the bar, such as "Epoch 1/3".
         total: Calls to come; None if nobody knows.
     """
     counts = 2 * len(str(total or 9999)) + 1

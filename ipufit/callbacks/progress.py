@@ -264,7 +264,7 @@ def make_progress(
         verbose: 0 nothing, 1 bars where they can be redrawn, else lines, 2 lines;
             `"auto"` 1 on a terminal, else 2.
         console: Where to; standard output by default.
-        clock: Seconds.
+        clock: Gives the time in seconds, from any origin.
 
     Returns:
         The display, a callback.
@@ -292,7 +292,7 @@ def can_redraw(console: Console) -> bool:
     widgets that rich would take.
 
     Args:
-        console: Where to.
+        console: Where lines and bars are printed.
 
     Example:
         >>> import io

@@ -93,7 +93,7 @@ class CompiledFor:
         """Refuse to go on with a value that the program doesn't have.
 
         Raises:
-            ConfigError: One has changed.
+            ConfigError: A value has changed; the message has its path.
         """
         if self._reach.is_unmoved():
             return
@@ -136,7 +136,7 @@ def own_numbers_said(roots: Roots) -> Iterator[None]:
         roots: What is traced.
 
     Warns:
-        BakedInWarning: There are any.
+        BakedInWarning: Such a number has changed.
     """
     before = Reach(roots)
     yield

@@ -25,7 +25,7 @@ def refuse_hidden(leaf: Any, path: str) -> None:
 
     Args:
         leaf: What is no tensor among the outputs.
-        path: Where it is.
+        path: What the message calls it, such as `outputs[0]`.
 
     Raises:
         UnsupportedError: There is one in it, or nobody can tell.

@@ -28,7 +28,7 @@ class MovedOnDeviceError(Exception):
     """`forward` itself changes 0-d buffers, so these have to stay on the device.
 
     Args:
-        places: Which.
+        places: The module and the name of each of these buffers.
     """
 
     def __init__(self, places: list[Place]) -> None:

@@ -40,7 +40,7 @@ class HostWeights:
         """A program has trained, so that it is ahead.
 
         Args:
-            program: Of `begin_call`.
+            program: The one that `begin_call` was told of.
         """
         if self._ahead is None:
             program.wrappers.put_on(self.bring)

@@ -104,7 +104,7 @@ class TrainedParts:
         """Refuse to go on if somebody has frozen or unfrozen a part.
 
         Raises:
-            ConfigError: That has happened.
+            ConfigError: Somebody has; the message names the part.
         """
         now = self._now()
         if now == self._was:

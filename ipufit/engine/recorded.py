@@ -74,7 +74,7 @@ class Elements:
 
     @classmethod
     def of(cls, container: Any) -> Elements:
-        """Those of a container; with the keys, if it has any.
+        """Take the elements of a container; of a mapping the keys and the values.
 
         Example:
             >>> Elements.of([1, 2]) == Elements.of([1, 3])
