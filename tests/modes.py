@@ -28,7 +28,7 @@ VARIABLES = {
 
 def is_old():
     """Whether this torch can't lower programs to graphs."""
-    from ipufit.emulator import _compiling
+    from ipufit.emulator._machine_code import compiling as _compiling
 
     problem = _compiling._missing()
     return problem is not None and "torch" in problem
@@ -42,7 +42,8 @@ def enter(modes):
         name, value = VARIABLES[mode]
         os.environ[name] = value
     if "compiled" in modes:
-        from ipufit.emulator import _compile_choice, _compiled_program
+        from ipufit.emulator._machine_code import choice as _compile_choice
+        from ipufit.emulator._machine_code import program as _compiled_program
 
         if is_old():
             raise ValueError(f"torch {torch.__version__} can't lower programs")
@@ -68,7 +69,7 @@ class Interpreted:
     @classmethod
     def of(cls, name, function, example, folder, *, is_differentiated, is_random):
         """In place of `compile_function`."""
-        from ipufit.emulator import _compiling
+        from ipufit.emulator._machine_code import compiling as _compiling
 
         table = _compiling.kernel_table() if is_differentiated else {}
         return cls(_compiling._traced(function, example, table), example)

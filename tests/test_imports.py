@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from ipufit.emulator._switches import COMPILE_VARIABLE
+from ipufit.emulator._ground.switches import COMPILE_VARIABLE
 
 MODEL = "from ipufit import IPUConfig, IPUModel\n"
 FIT = """
@@ -42,20 +42,23 @@ BY_CALLBACKS = {
     "ipufit.callbacks.tensorboard",
 }
 TO_RUN = {
-    "ipufit.emulator._folding",
-    "ipufit.emulator._program",
-    "ipufit.emulator._saving",
-    "ipufit.emulator._tracing",
-    "ipufit.emulator.executor",
+    "ipufit.emulator._folding.folding",
+    "ipufit.emulator._program.program",
+    "ipufit.emulator._executor.saving",
+    "ipufit.emulator._tracing.tracer",
+    "ipufit.emulator._executor.executor",
 }
-TO_LOAD = {"ipufit.emulator.accessor", "ipufit.emulator.dataloader"}  # not arrays
+TO_LOAD = {
+    "ipufit.emulator._loading.accessor",
+    "ipufit.emulator._loading.dataloader",
+}  # not arrays
 TO_COMPILE = {
-    "ipufit.emulator._compile_choice",
-    "ipufit.emulator._compiled_passes",
-    "ipufit.emulator._compiled_program",
-    "ipufit.emulator._compiled_rules",
-    "ipufit.emulator._compiling",
-    "ipufit.emulator._kernel_ops",
+    "ipufit.emulator._machine_code.choice",
+    "ipufit.emulator._machine_code.passes",
+    "ipufit.emulator._machine_code.program",
+    "ipufit.emulator._machine_code.rules",
+    "ipufit.emulator._machine_code.compiling",
+    "ipufit.emulator._machine_code.kernel_ops",
 }
 LATER = {"ipufit.summary", *BY_FILES, *BY_CALLBACKS, *TO_LOAD, *TO_COMPILE}
 FOREIGN = {

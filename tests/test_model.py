@@ -25,7 +25,7 @@ from ipufit import (
     log,
     poptorch,
 )
-from ipufit.emulator._pod import POD
+from ipufit.emulator._layout.pod import POD
 from tests import reference
 
 X, Y = reference.samples(32)

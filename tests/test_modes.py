@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ipufit.emulator import _switches
+from ipufit.emulator._ground import switches as _switches
 from tests import modes
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,8 @@ def test_what_excludes_each_other_is_refused():
 SCRIPT = """
 import pytest
 import torch
-from ipufit.emulator import _switches, inferenceModel
+from ipufit.emulator import inferenceModel
+from ipufit.emulator._ground import switches as _switches
 
 def test_here():
     assert _switches.folds() is False

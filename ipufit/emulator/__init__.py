@@ -17,33 +17,41 @@ import typing as _typing
 
 import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
-from . import _impl as _impl
-from . import enums, ops, optim, options, poptorch_core, profiling
-from ._attribute_access import accessAttributes
-from ._compile_hooks import registerPostCompileHook, registerPreCompileHook
-from ._custom_args import (
+from ipufit.emulator._executor.printing import module_repr, print
+from ipufit.emulator._ground.custom_args import (
     ICustomArgParser,
     flattenTensorStructure,
     reconstructTensorStructure,
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
-from ._custom_ops import register_custom_op
-from ._environment import ipuHardwareIsAvailable, ipuHardwareVersion, isRunningOnIpu
-from ._install import install, uninstall
-from ._logging import logger, setLogLevel
-from ._logging import start_logging as _start_logging
-from ._printing import module_repr, print
-from ._tensor_ids import getIpuTensorId
-from ._torch_ops import provide_operators as _provide_operators
-from ._version import __version__
-from .blocks import (
+from ipufit.emulator._ground.logging import logger, setLogLevel
+from ipufit.emulator._ground.logging import start_logging as _start_logging
+from ipufit.emulator._ground.version import __version__
+from ipufit.emulator._install import install, uninstall
+from ipufit.emulator._layout.environment import (
+    ipuHardwareIsAvailable,
+    ipuHardwareVersion,
+    isRunningOnIpu,
+)
+from ipufit.emulator._ops.attribute_access import accessAttributes
+from ipufit.emulator._ops.custom_ops import register_custom_op
+from ipufit.emulator._program.compile_hooks import (
+    registerPostCompileHook,
+    registerPreCompileHook,
+)
+from ipufit.emulator._torch_ops import provide_operators as _provide_operators
+from ipufit.emulator._tracing.blocks import (
     BeginBlock,
     Block,
     BlockFunction,
     LegacyBeginBlockFn,
     removeBlocks,
 )
+from ipufit.emulator._tracing.tensor_ids import getIpuTensorId
+
+from . import _impl as _impl
+from . import enums, ops, optim, options, poptorch_core, profiling
 from .enums import (
     AutoStage,
     CommGroupType,
@@ -106,20 +114,20 @@ from .options import (
 from .poptorch_core import poptorchAtExit
 
 if _typing.TYPE_CHECKING:
-    from ._loading import importPoptorchMetadataFromFile, load
-    from .accessor import AsynchronousDataAccessor
-    from .dataloader import DataLoader
-    from .executor import PoplarExecutor
-    from .models import inferenceModel, trainingModel
+    from ipufit.emulator._executor.executor import PoplarExecutor
+    from ipufit.emulator._executor.loading import importPoptorchMetadataFromFile, load
+    from ipufit.emulator._executor.models import inferenceModel, trainingModel
+    from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
+    from ipufit.emulator._loading.dataloader import DataLoader
 else:
     _HOME_OF = {
-        "AsynchronousDataAccessor": "accessor",
-        "DataLoader": "dataloader",
-        "PoplarExecutor": "executor",
-        "importPoptorchMetadataFromFile": "_loading",
-        "inferenceModel": "models",
-        "load": "_loading",
-        "trainingModel": "models",
+        "AsynchronousDataAccessor": "_loading.accessor",
+        "DataLoader": "_loading.dataloader",
+        "PoplarExecutor": "_executor.executor",
+        "importPoptorchMetadataFromFile": "_executor.loading",
+        "inferenceModel": "_executor.models",
+        "load": "_executor.loading",
+        "trainingModel": "_executor.models",
     }
 
     def __getattr__(name: str) -> object:

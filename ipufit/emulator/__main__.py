@@ -9,11 +9,16 @@ import runpy
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from . import __version__
-from ._install import install
-from ._pod import NUM_IPUS_VARIABLE, POD
-from ._switches import COMPILE_VARIABLE, STRICT_VARIABLE, compiles, is_strict
-from .errors import Error
+from ipufit.emulator import __version__
+from ipufit.emulator._ground.switches import (
+    COMPILE_VARIABLE,
+    STRICT_VARIABLE,
+    compiles,
+    is_strict,
+)
+from ipufit.emulator._install import install
+from ipufit.emulator._layout.pod import NUM_IPUS_VARIABLE, POD
+from ipufit.emulator.errors import Error
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ._trace_state import is_tracing
-from ._wrapper_registry import rewrap_model, unwrap_model
+from ipufit.emulator._executor.wrapper_registry import rewrap_model, unwrap_model
+from ipufit.emulator._tracing.trace_state import is_tracing
 
 
 def isDispatchTracing() -> bool:

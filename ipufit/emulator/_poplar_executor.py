@@ -3,4 +3,4 @@
 
 from __future__ import annotations
 
-from .executor import PoplarExecutor as PoplarExecutor
+from ipufit.emulator._executor.executor import PoplarExecutor as PoplarExecutor

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch._ops import _OpNamespace
 
-from . import _markers, ops
-from ._custom_ops import attributes_at
-from ._stages import BlockPlacement
-from ._trace_state import current_trace
-from .enums import OverlapMode
-from .errors import Error, createPoptorchError
+from ipufit.emulator import ops
+from ipufit.emulator._ops import markers as _markers
+from ipufit.emulator._ops.custom_ops import attributes_at
+from ipufit.emulator._options.stages import BlockPlacement
+from ipufit.emulator._tracing.trace_state import current_trace
+from ipufit.emulator.enums import OverlapMode
+from ipufit.emulator.errors import Error, createPoptorchError
 
 __all__ = [
     "begin_ipu_block",

@@ -1,31 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options`: how a model is compiled and run.
-
-The setters live in the private modules it inherits from, one subject each:
-`_options_execution`, `_options_device` and `_options_diagnostics`.
-"""
+"""`poptorch.options`: options, and the execution strategies they take."""
 
 from __future__ import annotations
 
-import copy
-import os
-from typing import Any, TypeVar
-
-from ._checks import require
-from ._markers import Attribute
-from ._options_config import ConfigFileError, apply_config_file, apply_json
-from ._options_device import DeviceOptions
-from ._options_diagnostics import DiagnosticOptions
-from ._options_distributed import _DistributedOptions
-from ._options_execution import ExecutionOptions
-from ._options_sections import (
+from ipufit.emulator._ops.markers import Attribute
+from ipufit.emulator._options.distributed import _DistributedOptions
+from ipufit.emulator._options.from_text import ConfigFileError
+from ipufit.emulator._options.options import Options
+from ipufit.emulator._options.popart import _PopartOptions
+from ipufit.emulator._options.sections import (
     _JitOptions,
     _PrecisionOptions,
     _TrainingOptions,
 )
-from ._popart_options import _PopartOptions
-from ._tensor_locations import TensorLocationSettings, _TensorLocationOptions
-from .strategies import (
+from ipufit.emulator._options.strategies import (
     BlockId,
     ParallelPhasedExecution,
     Phase,
@@ -33,6 +21,10 @@ from .strategies import (
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
+)
+from ipufit.emulator._options.tensor_locations import (
+    TensorLocationSettings,
+    _TensorLocationOptions,
 )
 
 # PopTorch keeps all of these here; PopDist subclasses the sections.
@@ -55,133 +47,3 @@ __all__ = [
     "_TensorLocationOptions",
     "_TrainingOptions",
 ]
-
-_OptionsT = TypeVar("_OptionsT", bound="Options")
-
-
-class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
-    """How a model is compiled and run (PopTorch user guide, "Options").
-
-    Setters return the options, so that calls can be chained. A data loader or a
-    model freezes the options it is given; `clone` gives some that aren't.
-
-    New options read three parts of the environment: `POPTORCH_CACHE_DIR` (see
-    `enableExecutableCaching`), `POPTORCH_DEFAULT_OPTIONS` (see `from_json`) and
-    Open MPI's variables (see `Distributed`).
-
-    Raises:
-        json.JSONDecodeError: If `POPTORCH_DEFAULT_OPTIONS` is set, but not JSON.
-        ValueError: If one of Open MPI's variables isn't an integer.
-
-    Example:
-        >>> from ipufit.emulator import Options, OutputMode
-        >>> options = Options().deviceIterations(10).outputMode(OutputMode.All)
-        >>> options.Training.gradientAccumulation(8).gradient_accumulation
-        8
-        >>> options.device_iterations
-        10
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        cache_dir = os.environ.get("POPTORCH_CACHE_DIR")
-        if cache_dir:
-            self.enableExecutableCaching(cache_dir)
-        self.from_json(os.environ.get("POPTORCH_DEFAULT_OPTIONS", "{}"))
-
-    def from_json(self: _OptionsT, string: str) -> _OptionsT:
-        """Call the setters that a JSON object names.
-
-        Args:
-            string: An object from dotted names to arguments. A list holds
-                several arguments; `"OutputMode.All"`, outside a list, becomes
-                the member.
-
-        Returns:
-            The options.
-
-        Raises:
-            json.JSONDecodeError: If it isn't JSON.
-            AttributeError: If there is no such setter.
-
-        Example:
-            >>> from ipufit.emulator import Options
-            >>> options = Options().from_json(
-            ...     '{"outputMode": "OutputMode.All", "deviceIterations": 3}'
-            ... )
-            >>> options.device_iterations
-            3
-        """
-        apply_json(self, string)
-        return self
-
-    def loadFromFile(self: _OptionsT, filepath: str) -> _OptionsT:
-        r"""Call the setters that a file lists, one per line.
-
-        Args:
-            filepath: A file of lines such as `deviceIterations(5)` or
-                `outputMode(poptorch.OutputMode.All)`. It is executed as Python:
-                use only files you trust.
-
-        Returns:
-            The options.
-
-        Raises:
-            ConfigFileError: If a line isn't valid Python.
-            FileNotFoundError: If there is no such file.
-
-        Example:
-            >>> import os, tempfile
-            >>> from ipufit.emulator import Options
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "run.cfg")
-            ...     with open(path, "w") as file:
-            ...         _ = file.write("# short run\ndeviceIterations(5)\n")
-            ...     Options().loadFromFile(path).device_iterations
-            5
-        """
-        apply_config_file(self, filepath)
-        return self
-
-    def toDict(self) -> dict[str, Any]:
-        """Merge everything into the settings the backend is given.
-
-        Returns:
-            Values by name: of the strategy, `_Popart`, these options and their
-            sections, in this order. A name in `_Popart` overrides the strategy's.
-
-        Raises:
-            AssertionError: If the output mode is still `Default`, or a name
-                occurs twice.
-
-        Example:
-            >>> from ipufit.emulator import Options, OutputMode
-            >>> Options().outputMode(OutputMode.Final).toDict()["execution_mode"]
-            0
-        """
-        require(
-            not self.defaultOutputMode(),
-            "An output mode must be picked first: outputMode(OutputMode.All).",
-        )
-        merged = {**self._execution_strategy.backendOptions(), **self._popart.options}
-        for part in (self, self._training, self._distributed, self._tensor_locations):
-            part.update(merged)
-        if self._show_compilation_progress_bar:
-            merged["compilation_progress_bar_fn"] = self._progress_bar
-        return merged
-
-    def clone(self: _OptionsT) -> _OptionsT:
-        """Copy the options, strategy and sections included.
-
-        Returns:
-            Options that aren't frozen, even if these are.
-
-        Example:
-            >>> from ipufit.emulator import Options
-            >>> options = Options().replicationFactor(2)
-            >>> options.clone().replicationFactor(4).replication_factor
-            4
-            >>> options.replication_factor
-            2
-        """
-        return copy.deepcopy(self)

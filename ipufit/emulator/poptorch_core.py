@@ -6,9 +6,11 @@ from __future__ import annotations
 import enum
 from typing import NoReturn
 
-from ._environment import isRunningOnIpu
-from ._popart_keys import validate_popart_options as _validateOptions
-from .errors import Error, RecoverableError, UnrecoverableError
+from ipufit.emulator._layout.environment import isRunningOnIpu
+from ipufit.emulator._options.popart_keys import (
+    validate_popart_options as _validateOptions,
+)
+from ipufit.emulator.errors import Error, RecoverableError, UnrecoverableError
 
 __all__ = [
     "Error",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._checks import require
+from ipufit.emulator._ground.checks import require
 
 __all__ = ["allclose"]
 

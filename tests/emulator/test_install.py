@@ -15,7 +15,7 @@ import torch
 
 import ipufit.emulator
 from ipufit.emulator import Error, install, uninstall
-from ipufit.emulator._switches import STRICT_VARIABLE, is_strict
+from ipufit.emulator._ground.switches import STRICT_VARIABLE, is_strict
 
 ROOT = Path(__file__).parents[2]
 
@@ -299,7 +299,9 @@ def test_strict_mode_is_for_this_process_and_its_children(
     install(force=True, strict=True)
     try:
         assert is_strict()
-        code = "from ipufit.emulator._switches import is_strict; print(is_strict())"
+        code = (
+            "from ipufit.emulator._ground.switches import is_strict; print(is_strict())"
+        )
         assert run_python(code, tmp_path).stdout.strip() == "True"
     finally:
         uninstall()

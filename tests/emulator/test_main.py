@@ -13,7 +13,7 @@ import pytest
 
 from ipufit.emulator import __main__ as command
 from ipufit.emulator import uninstall
-from ipufit.emulator._switches import COMPILE_VARIABLE, STRICT_VARIABLE
+from ipufit.emulator._ground.switches import COMPILE_VARIABLE, STRICT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 WHO_AM_I = """

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What PopTorch refuses when a model is wrapped or compiled."""
+
+from __future__ import annotations
+
+from ipufit.emulator._layout.layout import Layout
+from ipufit.emulator._layout.target import Target
+from ipufit.emulator._ops.overlap import check_overlap
+from ipufit.emulator._options.options import Options
+from ipufit.emulator._options.strategies import (
+    ExecutionStrategy,
+    ParallelPhasedExecution,
+    is_pipelined,
+)
+from ipufit.emulator._program.placement import check_stages
+from ipufit.emulator._program.program import Program
+from ipufit.emulator.enums import OutputMode
+from ipufit.emulator.errors import createPoptorchError
+
+
+def check_inference_options(options: Options) -> None:
+    """Inference does not accumulate gradients.
+
+    Raises:
+        Error: It would have to.
+    """
+    if options.Training.gradient_accumulation == 1:
+        return
+    hint = ""
+    if is_pipelined(options._execution_strategy):
+        hint = (
+            " Use poptorch.Options().deviceIterations to process a sufficient number "
+            "of batches each run for pipelined execution instead."
+        )
+    raise createPoptorchError(
+        "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave "
+        "it as its default value (1) when running a poptorch.inferenceModel()."
+        f"{hint} It is {options.Training.gradient_accumulation}."
+    )
+
+
+def check_program(
+    program: Program, layout: Layout, options: Options, *, is_training: bool
+) -> Target:
+    """Hold a traced program against the options that it is compiled with.
+
+    Returns:
+        What it is compiled for.
+
+    Raises:
+        Error: Several processes train, too many IPUs or stages, blocks in the
+            wrong place or order, an output mode that the program can't have, or
+            buffers that replicas would have to broadcast.
+    """
+    if is_training and options.Distributed.numProcesses > 1:
+        raise createPoptorchError(
+            "The emulator reduces no gradients over processes, and Options.Distributed "
+            f"says there are {options.Distributed.numProcesses}: it runs one process "
+            "so far. Train with Options.Distributed.disable(), or more replicas "
+            "(Options.replicationFactor) in this process."
+        )
+    check_overlap(program.graph.graph, options, has_loss=program.has_loss)
+    _check_placement(program, options._execution_strategy)
+    target = Target.of(options, program.num_ipus * layout.replicas)
+    if is_pipelined(options._execution_strategy):
+        _check_stages(program.num_forward_stages, layout, is_training=is_training)
+    if options.output_mode == OutputMode.EveryN.value:
+        _check_period(program, layout, options)
+    needs_broadcast = program.unsynchronised_weights and layout.input_groups > 1
+    if needs_broadcast and options.broadcast_buffers:
+        raise createPoptorchError(
+            "PopTorch does not support broadcasting buffers. If your model is able to "
+            "tolerate buffers becoming out of sync between replicas, you can disable "
+            "buffer broadcasting using poptorch.Options.broadcastBuffers(False). "
+            f"Changed in place: {', '.join(sorted(program.unsynchronised_weights))}."
+        )
+    return target
+
+
+def _check_placement(program: Program, strategy: ExecutionStrategy) -> None:
+    for block in program.blocks:
+        if block.ipu < 0:
+            raise createPoptorchError(
+                f"No active Block: '{block.block_id}' was given no IPU. Pass "
+                "`ipu_id`, or set it on the stage or the phase."
+            )
+        is_parallel = isinstance(strategy, ParallelPhasedExecution)
+        if is_parallel and block.phase % 2 != block.ipu % 2:
+            raise createPoptorchError(
+                "When phases are executed in parallel, even phases must run on even "
+                f"IPUs and odd phases on odd IPUs: phase {block.phase}, block "
+                f"'{block.block_id}', is on IPU {block.ipu}."
+            )
+    if is_pipelined(strategy) and len(program.ipus) > 1:
+        check_stages(program.graph.graph)
+
+
+def _check_stages(forward: int, layout: Layout, *, is_training: bool) -> None:
+    stages = 2 * forward - 1
+    if is_training and layout.gradient_accumulation < stages:
+        raise createPoptorchError(
+            "poptorch.Options().Training.gradientAccumulation must be greater than or "
+            f"equal to the number of pipeline stages ({stages}) when using "
+            f"poptorch.PipelinedExecution. Please note that a model with {forward} "
+            f"pipeline stages in PopTorch will have an additional {forward - 1} stages "
+            f"when training. It is {layout.gradient_accumulation}."
+        )
+    if not is_training and layout.device_iterations < forward:
+        raise createPoptorchError(
+            "poptorch.Options().deviceIterations must be greater than or equal to the "
+            f"number of pipeline stages ({forward}). It is {layout.device_iterations}."
+        )
+
+
+def _check_period(program: Program, layout: Layout, options: Options) -> None:
+    period = options.output_return_period
+    iterations = layout.device_iterations
+    if iterations % period:
+        raise createPoptorchError(
+            f"The period of OutputMode.EveryN ({period}) must divide the number of "
+            f"device iterations ({iterations})."
+        )
+    if program.num_ipus > 1 and is_pipelined(options._execution_strategy):
+        raise createPoptorchError(
+            "OutputMode.EveryN is not supported for a model that is pipelined over "
+            f"several IPUs ({program.num_ipus})."
+        )

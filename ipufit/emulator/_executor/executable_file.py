@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that `PoplarExecutor.save` writes.
+
+PopTorch's files hold machine code. There is none here: compiling is tracing, which
+runs the module's Python, so a file holds what a trace needs, and loading traces again.
+
+A file is a ZIP archive, uncompressed, of
+
+- `metadata.json`: what it is, readable without running anything. Its keys are those of
+  `Metadata`.
+- `arguments.pt`: the arguments of one micro-batch, by `torch.save`.
+- `model.pt`, unless it was left out: options, module and optimiser, by `torch.save`.
+
+The last two are pickles: reading them can run any code that whoever wrote the file
+put there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import lzma
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import IO, Any, Dict, Mapping, Union
+
+import torch
+
+from ipufit.emulator.errors import Error, createPoptorchError
+
+PathLike = Union[str, "os.PathLike[str]"]
+TensorDescription = Dict[str, Any]
+
+ARGUMENTS = "arguments.pt"
+MODEL = "model.pt"
+_METADATA = "metadata.json"
+_FORMAT = "ipufit.emulator executable"
+_FORMAT_VERSION = 1
+
+# What `zipfile` raises for files that are no archives, broken ones (it seeks where they
+# point to), and ones with features that we never write. It checks the sum of what it
+# reads, so nothing broken is unpickled.
+_BROKEN = (
+    zipfile.BadZipFile,
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    # A flipped bit may say that members are compressed, which they never are.
+    lzma.LZMAError,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a file says of itself.
+
+    Attributes:
+        poptorch_version: Of the emulator that wrote it; only the same one reads it.
+        torch_version: Of the torch that wrote it.
+        is_training: Whether the program trains.
+        has_model: Whether options, module and optimiser are in the file.
+        micro_batches: Micro-batches in one call: D * G * R.
+        arguments: Shape and type of each tensor of one call.
+        weights: Shape and type of each parameter and buffer.
+        rng_state: The random state, if it was to be saved and there was one.
+    """
+
+    poptorch_version: str
+    torch_version: str
+    is_training: bool
+    has_model: bool
+    micro_batches: int
+    arguments: list[TensorDescription]
+    weights: dict[str, TensorDescription]
+    rng_state: list[int] | None
+
+    def to_json(self) -> bytes:
+        """The contents of `metadata.json`."""
+        values = {
+            "format": _FORMAT,
+            "format_version": _FORMAT_VERSION,
+            **dataclasses.asdict(self),
+        }
+        return json.dumps(values).encode("utf-8")
+
+    @classmethod
+    def from_json(cls, contents: bytes) -> Metadata:
+        """The reverse.
+
+        Raises:
+            ValueError: It isn't what `to_json` gives.
+        """
+        values = json.loads(contents)
+        if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
+            raise ValueError("it isn't a file of the emulator")
+        version = values.pop("format_version", None)
+        if version != _FORMAT_VERSION:
+            raise ValueError(
+                f"its format has version {version}, and this is version "
+                f"{_FORMAT_VERSION}"
+            )
+        names = {field.name for field in dataclasses.fields(cls)}
+        if values.keys() != names:
+            raise ValueError(
+                f"its metadata differ in {', '.join(sorted(values.keys() ^ names))}"
+            )
+        return cls(**values)
+
+
+def describe(tensor: torch.Tensor) -> TensorDescription:
+    """A tensor as metadata tell of it.
+
+    Example:
+        >>> describe(torch.zeros(2, 3))
+        {'shape': [2, 3], 'dtype': 'torch.float32'}
+    """
+    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+
+
+class ExecutableFile:
+    """A file that was written before.
+
+    Args:
+        path: Where it is.
+
+    Raises:
+        Error: It isn't one of these files, or is broken.
+        OSError: It can't be read.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = os.fspath(path)
+        contents = self._read(_METADATA)
+        try:
+            self.metadata = Metadata.from_json(contents)
+        except ValueError as error:
+            raise self.invalid(str(error)) from error
+
+    def load(self, member: str) -> Any:
+        """Unpickle a member: only of files that you trust.
+
+        Raises:
+            Error: The member is missing or broken.
+        """
+        return torch.load(
+            io.BytesIO(self._read(member)), map_location="cpu", weights_only=False
+        )
+
+    def invalid(self, reason: str) -> Error:
+        """The error that says why the file is of no use."""
+        return createPoptorchError(f"Invalid file {self.path}: {reason}.")
+
+    def _read(self, member: str) -> bytes:
+        with open(self.path, "rb") as file:
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    return archive.read(member)
+            except _BROKEN as error:
+                reason = f"it isn't a file of the emulator, or is broken ({error})"
+                raise self.invalid(reason) from error
+
+
+def write_executable_file(
+    path: PathLike, metadata: Metadata, members: Mapping[str, Any]
+) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        path: Where to; what is there is replaced in the end.
+        metadata: What the file says of itself.
+        members: Objects to pickle, by the names of their members.
+
+    Raises:
+        OSError: It can't be written there.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    partial = os.path.join(folder, f".{name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            _write_archive(file, metadata, members)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+
+
+def _write_archive(
+    file: IO[bytes], metadata: Metadata, members: Mapping[str, Any]
+) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(_METADATA, metadata.to_json())
+        for member, value in members.items():
+            with archive.open(member, "w", force_zip64=True) as stream:
+                torch.save(value, stream)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an executor says about time.
+
+All times are this machine's, not an IPU's: they show where a script spends its time,
+and that it reads them correctly.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from ipufit.emulator._device.timings import COUNTERS, Latency, PerfCounters
+from ipufit.emulator._executor.state import ExecutorState
+from ipufit.emulator.errors import createPoptorchError
+
+
+class Measurements(ExecutorState):
+    """How long compiling took, and the parts of the last call."""
+
+    def compilationTime(self) -> datetime.timedelta:
+        """How long the last compilation took.
+
+        Returns:
+            The time, that of tracing included.
+
+        Raises:
+            Error: Not compiled, or `showCompilationProgressBar(False)`.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference.compile(torch.ones(1, 2))
+            >>> inference.compilationTime() > datetime.timedelta()
+            True
+        """
+        if not self.isCompiled():
+            raise createPoptorchError(
+                "Please compile the model before obtaining compilation time."
+            )
+        if not self._options._show_compilation_progress_bar:
+            raise createPoptorchError(
+                "Please set showCompilationProgressBar option to obtain compilation "
+                "time. The progress bar measures it, and it is disabled."
+            )
+        return self._compilation_time
+
+    def cycleCount(self) -> int:
+        """The cycles of the last call, as `Options.logCycleCount(True)` counts them.
+
+        Returns:
+            The seconds that the emulated device ran, on this machine, times the clock
+            rate of a Mk2 IPU, 1.33 GHz (Graphcore, IPU-M2000 data sheet). It says
+            nothing about the speed of an IPU.
+
+        Raises:
+            Error: Cycles aren't counted, or the model hasn't run.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import Options, inferenceModel
+            >>> options = Options().logCycleCount(True)
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1), options)
+            >>> _ = inference(torch.ones(1, 2))
+            >>> inference.cycleCount() > 0
+            True
+        """
+        if not self._options._Popart.options["instrumentWithHardwareCycleCounter"]:
+            raise createPoptorchError(
+                "Cycle count logging is disabled. Please set option logCycleCount to "
+                "True to enable."
+            )
+        if self._times is None:
+            raise createPoptorchError(
+                "Please run the model at least once before obtaining cycle count."
+            )
+        return self._times.cycles()
+
+    def getPerfCounters(self) -> PerfCounters:
+        """The time stamps of the last call, in seconds from some moment in the past.
+
+        Returns:
+            `input` and `input_complete` with a list for each tensor that goes to the
+            device, and a time in it for each micro-batch of each replica: when it was
+            handed over, when the replica had it. `output` and `output_complete`
+            likewise for what comes back, fewer of them if the output mode drops
+            results: when they were computed, when the host had them. With synthetic
+            data these lists are empty. Before the first call there is one empty list
+            for each.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import Options, inferenceModel
+            >>> options = Options().deviceIterations(4)
+            >>> inference = inferenceModel(torch.nn.ReLU(), options)
+            >>> _ = inference(torch.ones(4))
+            >>> {name: len(of[0]) for name, of in inference.getPerfCounters().items()}
+            {'input': 4, 'input_complete': 4, 'output': 4, 'output_complete': 4}
+        """
+        if self._times is None:
+            return {name: [[]] for name in COUNTERS}
+        return self._times.counters()
+
+    def getHostIpuLatency(self) -> Latency:
+        """How long inputs took to the device in the last call.
+
+        Returns:
+            Minimum, maximum and average in seconds; zeros if nothing was sent.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.ReLU())
+            >>> inference.getHostIpuLatency()
+            (0.0, 0.0, 0.0)
+            >>> _ = inference(torch.ones(1))
+            >>> inference.getHostIpuLatency() > (0.0, 0.0, 0.0)
+            True
+        """
+        return self._latency("input", "input_complete")
+
+    def getComputeLatency(self) -> Latency:
+        """How long micro-batches were on the device in the last call.
+
+        Returns:
+            As `getHostIpuLatency`.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.ReLU())
+            >>> _ = inference(torch.ones(1))
+            >>> inference.getComputeLatency() > (0.0, 0.0, 0.0)
+            True
+        """
+        return self._latency("input_complete", "output")
+
+    def getIpuHostLatency(self) -> Latency:
+        """How long outputs took to the host in the last call.
+
+        Returns:
+            As `getHostIpuLatency`.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.ReLU())
+            >>> _ = inference(torch.ones(1))
+            >>> inference.getIpuHostLatency() > (0.0, 0.0, 0.0)
+            True
+        """
+        return self._latency("output", "output_complete")
+
+    def getLatency(self) -> Latency:
+        """How long micro-batches of the last call took from the host to the host.
+
+        Returns:
+            As `getHostIpuLatency`.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.ReLU())
+            >>> _ = inference(torch.ones(1))
+            >>> minimum, maximum, average = inference.getLatency()
+            >>> 0.0 < minimum <= average <= maximum
+            True
+        """
+        return self._latency("input", "output_complete")
+
+    def _latency(self, start: str, end: str) -> Latency:
+        if self._times is None:
+            return (0.0, 0.0, 0.0)
+        return self._times.latency(start, end)

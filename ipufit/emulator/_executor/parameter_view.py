@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an executor shows of a parameter of the top-level module."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ipufit.emulator._layout.replica_groups import Grouping
+from ipufit.emulator.enums import CommGroupType, VariableRetrievalMode
+
+if TYPE_CHECKING:
+    from ipufit.emulator._executor.lifecycle import Lifecycle
+
+logger = logging.getLogger("poptorch::python")
+
+
+class ParameterView:
+    """What an executor shows of a parameter of the top-level module.
+
+    As in PopTorch it isn't a tensor: it only passes attributes on.
+
+    Args:
+        parameter: The parameter.
+        executor: Whose module has it.
+
+    Example:
+        >>> from ipufit.emulator import inferenceModel
+        >>> view = inferenceModel(torch.nn.Linear(2, 3)).weight
+        >>> isinstance(view, torch.Tensor), view.shape
+        (False, torch.Size([3, 2]))
+    """
+
+    def __init__(self, parameter: torch.nn.Parameter, executor: Lifecycle) -> None:
+        self._parameter = parameter
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the parameter."""
+        return getattr(self._parameter, name)
+
+    def replicaGrouping(
+        self,
+        comm_group_type: CommGroupType,
+        shards: int,
+        variable_retrieval_mode: VariableRetrievalMode,
+    ) -> None:
+        """Let groups of replicas have values of their own for this parameter.
+
+        The parameter must have a leading dimension, one element for each group; the
+        module is traced with `parameter[0]`. Each group sums its own gradients. A mean
+        still divides by the number of all replicas, unless it is a running mean,
+        which divides by the size of the group. The state of PopTorch's optimisers has
+        the leading dimension too. `max_grad_norm` counts the gradients of all groups.
+
+        Call it before the model is compiled.
+
+        Args:
+            comm_group_type: How replicas form groups.
+            shards: Replicas in each group; of no effect with `All` (one group) and
+                `NoGrouping` (a group each).
+            variable_retrieval_mode: With `AllReplicas` the leading dimension is the
+                number of replicas, and the value of each is read back into it; groups
+                start from the value of their first replica.
+
+        Raises:
+            AssertionError: An argument is of another type.
+
+        Example:
+            >>> from ipufit.emulator import CommGroupType, Options
+            >>> from ipufit.emulator import VariableRetrievalMode, inferenceModel
+            >>> class Scale(torch.nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.factor = torch.nn.Parameter(torch.tensor([[2.0], [3.0]]))
+            ...     def forward(self, x):
+            ...         return self.factor * x
+            >>> inference = inferenceModel(Scale(), Options().replicationFactor(2))
+            >>> inference.factor.replicaGrouping(
+            ...     CommGroupType.NoGrouping, 0, VariableRetrievalMode.OnePerGroup
+            ... )
+            >>> inference(torch.ones(2)).tolist()
+            [2.0, 3.0]
+        """
+        if self._executor.isCompiled():
+            logger.warning(
+                "replicaGrouping() has no effect on an executable that is already "
+                "compiled: it counts for the next compilation, after destroy()"
+            )
+        self._executor._grouped_parameters.add(
+            self._parameter,
+            Grouping(comm_group_type, shards, variable_retrieval_mode).check(),
+        )

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executors in files: saved, and compiled from what was saved."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch
+
+from ipufit.emulator._executor.executable_file import (
+    ARGUMENTS,
+    MODEL,
+    ExecutableFile,
+    Metadata,
+    PathLike,
+    describe,
+    write_executable_file,
+)
+from ipufit.emulator._executor.lifecycle import Lifecycle
+from ipufit.emulator._executor.state import NOT_COMPILED
+from ipufit.emulator._ground.version import __version__
+from ipufit.emulator._layout.layout import Layout
+from ipufit.emulator._program.args import CallArguments
+from ipufit.emulator._tracing.tracer import named_weights
+from ipufit.emulator.errors import createPoptorchError
+
+logger = logging.getLogger("poptorch::python")
+
+_DEFAULT_NAME = "model.poptorch"
+
+
+class Saving(Lifecycle):
+    """What an executor does with files."""
+
+    def save(
+        self,
+        filename: PathLike,
+        export_model: bool = True,
+        save_rng_state: bool = True,
+    ) -> None:
+        """Write the compiled model to a file.
+
+        On a pod the file holds the executable, so that loading compiles nothing. The
+        emulator has none: a file holds what to trace, and loading traces it again.
+
+        Args:
+            filename: Where to. Folders are created; in a folder that exists the file
+                is `model.poptorch`.
+            export_model: Whether module, options and optimiser are saved too, as
+                `poptorch.load` needs them. They must be such as can be pickled.
+            save_rng_state: Whether the random state of the device is saved.
+
+        Raises:
+            Error: Not compiled, or nothing of it runs on an IPU.
+            OSError: It can't be written there.
+
+        Example:
+            >>> import os, tempfile
+            >>> from ipufit.emulator import inferenceModel, load
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> before = inference(torch.ones(4, 2))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "linear.poptorch")
+            ...     inference.save(path)
+            ...     loaded = load(path)
+            >>> torch.equal(loaded(torch.ones(4, 2)), before)
+            True
+        """
+        members: dict[str, Any] = {ARGUMENTS: self._arguments_to_save()}
+        metadata = self._metadata(export_model, save_rng_state)
+        if export_model:
+            members[MODEL] = self._model_to_save()
+        write_executable_file(_prepare_path(filename), metadata, members)
+
+    def compileAndExport(
+        self,
+        filename: PathLike,
+        *args: Any,
+        export_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """`compile`, then `save`.
+
+        An offline model (`ConnectionType.Never`) can be exported too.
+
+        Args:
+            filename: Where to, as for `save`.
+            *args: As for a call.
+            export_model: Whether module, options and optimiser are saved too.
+            **kwargs: As for a call.
+
+        Raises:
+            AssertionError: As from `compile`.
+            Error: As from `compile` and `save`.
+
+        Example:
+            >>> import os, tempfile
+            >>> from ipufit.emulator import Options, inferenceModel, load
+            >>> offline = Options().useOfflineIpuTarget()
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1), offline)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "linear.poptorch")
+            ...     inference.compileAndExport(path, torch.ones(4, 2))
+            ...     load(path)(torch.ones(4, 2)).shape
+            torch.Size([4, 1])
+        """
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model=export_model)
+
+    def loadExecutable(self, filename: PathLike) -> None:
+        """Compile from a file, for the arguments it was compiled for.
+
+        The weights are those of this executor's module. A compiled executor ignores
+        the file with a warning, as `compile` does.
+
+        The arguments in the file are pickled: load only files that you trust.
+
+        Args:
+            filename: What `save` or `compileAndExport` wrote for such a model.
+
+        Raises:
+            Error: It isn't such a file, is broken, was written by another version of
+                the emulator or for another model; or compiling fails.
+            OSError: It can't be read.
+
+        Example:
+            >>> import os, tempfile
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "linear.poptorch")
+            ...     inference.compileAndExport(
+            ...         path, torch.ones(4, 2), export_model=False
+            ...     )
+            ...     other = inferenceModel(torch.nn.Linear(2, 1))
+            ...     other.loadExecutable(path)
+            >>> other.isCompiled()
+            True
+        """
+        if self.isCompiled():
+            logger.warning(
+                "Call to loadExecutable() ignored: the executable is already compiled"
+            )
+            return
+        self._load_executable(ExecutableFile(filename))
+
+    def _load_executable(self, file: ExecutableFile) -> None:
+        metadata = file.metadata
+        if metadata.poptorch_version != __version__:
+            raise file.invalid(describe_versions(metadata))
+        if metadata.is_training != self._training:
+            kinds = {True: "training", False: "inference"}
+            raise file.invalid(
+                f"it was compiled for {kinds[metadata.is_training]}, and this model "
+                f"is for {kinds[self._training]}"
+            )
+        if metadata.weights != self._described_weights():
+            raise file.invalid(
+                "it was compiled for a module with other parameters or buffers: "
+                f"{_first_difference(metadata.weights, self._described_weights())}"
+            )
+        rows = CallArguments(*file.load(ARGUMENTS))
+        # As many as these options take: they may be others than when it was saved.
+        count = Layout.from_options(self._options).input_blocks
+        self._compile(
+            rows.with_tensors(_repeated(tensor, count) for tensor in rows.tensors())
+        )
+
+    # What goes into a file ----------------------------------------------------------
+
+    def _metadata(self, has_model: bool, has_rng_state: bool) -> Metadata:
+        program, compiled = self._require_compiled(), self._compiled_arguments
+        if compiled is None:
+            raise createPoptorchError(NOT_COMPILED)
+        if not program.runs_anything:
+            raise createPoptorchError(
+                "Nothing to export: no part of this model runs on an IPU."
+            )
+        self._save_rng_state()
+        return Metadata(
+            poptorch_version=__version__,
+            torch_version=torch.__version__,
+            is_training=self._training,
+            has_model=has_model,
+            micro_batches=Layout.from_options(self._options).input_blocks,
+            arguments=[describe(tensor) for tensor in compiled.tensors()],
+            weights=self._described_weights(),
+            rng_state=self._rng_state if has_rng_state else None,
+        )
+
+    def _described_weights(self) -> dict[str, dict[str, Any]]:
+        weights = named_weights(self._model)
+        return {name: describe(weight) for name, weight in weights.items()}
+
+    def _arguments_to_save(self) -> tuple[Any, Any]:
+        """The arguments of one micro-batch, in the types that the caller gave them."""
+        rows, compiled = self._compiled_rows, self._compiled_arguments
+        if rows is None or compiled is None:
+            raise createPoptorchError(NOT_COMPILED)
+        pairs = zip(rows.tensors(), compiled.tensors())
+        given = rows.with_tensors(row.to(like.dtype) for row, like in pairs)
+        return given.args, given.kwargs
+
+    def _model_to_save(self) -> dict[str, Any]:
+        self.copyWeightsToHostIfNeeded()
+        self._read_optimizer()
+        link = self._optimizer_link
+        return {
+            "options": self._options,
+            "model": self._user_model,
+            "optimizer": None if link is None else link.optimizer,
+            "groupings": self._grouped_parameters.by_name(self._user_model),
+        }
+
+
+def describe_versions(metadata: Metadata) -> str:
+    """Say which versions don't match."""
+    return (
+        f"it was written by version {metadata.poptorch_version}, and this is version "
+        f"{__version__}"
+    )
+
+
+def _prepare_path(filename: PathLike) -> str:
+    path = os.fspath(filename)
+    if os.path.isdir(path):
+        inside = os.path.join(path, _DEFAULT_NAME)
+        logger.warning("%s is a folder: the model is saved to %s.", path, inside)
+        return inside
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    return path
+
+
+def _repeated(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """The input of a call whose micro-batches are all the same."""
+    return rows if count == 1 else torch.cat([rows] * count)
+
+
+def _first_difference(expected: dict[str, Any], got: dict[str, Any]) -> str:
+    for name in {**expected, **got}:
+        if expected.get(name) != got.get(name):
+            return (
+                f"{name} is {expected.get(name, 'missing')} there and "
+                f"{got.get(name, 'missing')} here"
+            )
+    return "they come in another order"

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a program for several micro-batches: what is folded once, the rest for each."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch._C import _set_grad_enabled
+from torch.fx.graph import Graph
+from torch.fx.graph_module import GraphModule
+from torch.fx.node import Node
+
+from ipufit.emulator._folding.split import Folded, Split, fold
+from ipufit.emulator._folding.values import SHARED, STACKED, Value
+
+Rows = Tuple[Tensor, ...]
+Results = Tuple[Tensor, ...]
+
+
+class Ran(NamedTuple):
+    """What a pass leaves.
+
+    Attributes:
+        results: Of each micro-batch.
+        loss: Those of all micro-batches in one tensor; None without.
+    """
+
+    results: list[Results]
+    loss: Tensor | None
+
+
+class Pass:
+    """A program for so many micro-batches at once.
+
+    Args:
+        split: Of the program.
+        count: Micro-batches.
+
+    Attributes:
+        is_uncut: Whether all results are rows that needn't be cut: of inference, with
+            nothing that runs apart.
+    """
+
+    def __init__(self, split: Split, count: int) -> None:
+        program = split.program
+        self.count = count
+        self._has_loss = program.has_loss
+        folded = fold(split, count)
+        rest = [node for node in split.seen if _runs_apart(node, folded)]
+        *_, output = program.graph.graph.nodes
+        results = list(output.args[0])
+        self._is_folded = [node in folded.values for node in results]
+        needed = [n for node in rest for n in node.all_input_nodes]
+        apart = [node for node in results if node not in folded.values]
+        cut = [
+            node
+            for node in dict.fromkeys([*needed, *apart])
+            if node in folded.values and node.op not in ("placeholder", "get_attr")
+        ]
+        self._num_cut = len(cut)
+        self.is_uncut = not (rest or self._has_loss) and all(
+            isinstance(value := folded.values.get(node), Value)
+            and value.place not in (SHARED, STACKED)
+            and value.place.dim == 0
+            for node in results
+        )
+        self._finish(folded, cut, results)
+        self._folded = program.laid_out(GraphModule(program.graph, folded.graph.graph))
+        self._rest: Callable[..., Results] | None = None
+        if rest or not all(self._is_folded):
+            graph = _rest_graph(split, rest, cut, apart)
+            module = GraphModule(program.graph, graph)
+            self._rest = program.laid_out(module).forward
+
+    @property
+    def graph(self) -> GraphModule:
+        """What runs once."""
+        return self._folded
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the program is folded."""
+        return self._rest is None
+
+    def _finish(self, folded: Folded, cut: list[Node], results: list[Node]) -> None:
+        """Let the folded graph return what the rest takes, the results, the loss."""
+        graph = folded.graph
+        graph.grad_mode(self._has_loss)
+        outputs: list[Node] = [self._parts(folded, node) for node in cut]
+        plain = results[:-1] if self._has_loss else results
+        for node in plain:
+            if self.is_uncut:
+                outputs.append(folded.values[node].node)
+            elif node in folded.values:
+                outputs.append(self._parts(folded, node, is_result=True))
+        if self._has_loss and results[-1] in folded.values:
+            loss: Value = folded.values[results[-1]]
+            is_shared = loss.place == SHARED
+            outputs.append(graph.stacked(loss) if is_shared else loss.node)
+        graph.graph.output(tuple(outputs))
+
+    def _parts(self, folded: Folded, node: Node, *, is_result: bool = False) -> Node:
+        """A value cut into micro-batches."""
+        value: Value = folded.values[node]
+        graph, source = folded.graph, value.node
+        if is_result and self._has_loss:
+            source = graph.method("detach", source)
+        if value.place == SHARED:
+            return graph.function(_same, source, self.count)
+        if value.place == STACKED:
+            return graph.method("unbind", source, 0)
+        dim = value.place.dim
+        return graph.method("split", source, value.shape[dim], dim)
+
+    def run_uncut(self, arguments: list[Tensor], joined: Rows) -> Results:
+        """Run it if it is uncut; the rows of all micro-batches, uncut."""
+        results: Results = self._folded.forward(*arguments, *joined)
+        return results
+
+    def run(
+        self,
+        arguments: Sequence[list[Tensor]],
+        joined: Rows,
+        rows: Sequence[Rows],
+    ) -> Ran:
+        """Run it, in the grad mode that the program starts in.
+
+        Args:
+            arguments: The program's weights, for each micro-batch.
+            joined: The rows of all micro-batches.
+            rows: Those of each.
+        """
+        parts: list[Sequence[Tensor]] = list(
+            self._folded.forward(*arguments[0], *joined)
+        )
+        if self.is_uncut:
+            whole: list[Any] = parts
+            parts = [result.split(len(result) // self.count) for result in whole]
+        cut, parts = parts[: self._num_cut], parts[self._num_cut :]
+        of_rest: list[Sequence[Tensor]] = []
+        if self._rest is not None:
+            ran = [
+                self._rest(*arguments[i], *rows[i], *(values[i] for values in cut))
+                for i in range(self.count)
+            ]
+            of_rest = list(zip(*ran))
+        folded, apart = iter(parts), iter(of_rest)
+        columns = [next(folded if is_f else apart) for is_f in self._is_folded]
+        loss: Tensor | None = None
+        if self._has_loss:
+            losses = columns.pop()
+            is_one = isinstance(losses, Tensor)
+            loss = losses if is_one else torch.stack(list(losses))  # type: ignore[assignment]
+        results = list(zip(*columns)) if columns else [()] * self.count
+        return Ran(results, loss)
+
+
+def _same(tensor: Tensor, count: int) -> list[Tensor]:
+    return [tensor] * count
+
+
+def _runs_apart(node: Node, folded: Folded) -> bool:
+    is_call = node.op in ("call_function", "call_method")
+    return is_call and node not in folded.values
+
+
+def _rest_graph(
+    split: Split, nodes: list[Node], cut: list[Node], results: list[Node]
+) -> Graph:
+    """What runs for each micro-batch, as a function of what the program takes.
+
+    Args:
+        split: Of the program.
+        nodes: What it runs.
+        cut: What it is given besides.
+        results: What it returns.
+    """
+    graph: Graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in split.seen:
+        if node.op == "placeholder":
+            copies[node] = graph.placeholder(str(node.target))
+    for index, node in enumerate(cut):
+        copies[node] = graph.placeholder(f"folded_{index}")
+    mode = split.program.has_loss
+    for node in split.seen:
+        if node.op == "get_attr":
+            copies[node] = graph.get_attr(str(node.target))
+    for node in nodes:
+        if split.seen[node].is_grad_enabled != mode:
+            mode = not mode
+            graph.call_function(_set_grad_enabled, (mode,))
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    if mode != split.program.has_loss:
+        graph.call_function(_set_grad_enabled, (not mode,))
+    graph.output(tuple(copies[node] for node in results))
+    return graph

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows go to which micro-batch, and which results come back.
+
+Dim 0 of every input is read as `[D, G, R, B]`: device iteration slowest, then
+accumulation step, then replica, then sample. Outputs come back in the same order,
+as many of them as the output mode asks for (PopTorch user guide, "Efficient data
+batching"; PopART, `stepiosplitter.cpp`, `dataflow.hpp`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ipufit.emulator._ground.dtypes import device_tensor, host_tensor
+from ipufit.emulator.enums import CommGroupType, OutputMode
+
+if TYPE_CHECKING:
+    from ipufit.emulator._options.options import Options
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The factors of one call.
+
+    Attributes:
+        device_iterations: D.
+        gradient_accumulation: G.
+        replicas: R.
+        input_groups: Groups of replicas that receive rows of their own; R without
+            `inputReplicaGrouping`.
+        is_orthogonal: Whether group members stand apart (`r % groups`) instead of
+            side by side.
+
+    Example:
+        >>> Layout(1, 1, replicas=4, input_groups=2, is_orthogonal=True).group(3)
+        1
+    """
+
+    device_iterations: int
+    gradient_accumulation: int
+    replicas: int
+    input_groups: int
+    is_orthogonal: bool = False
+
+    @classmethod
+    def from_options(cls, options: Options) -> Layout:
+        """Read the factors off the options."""
+        return cls(
+            device_iterations=options.device_iterations,
+            gradient_accumulation=options.Training.gradient_accumulation,
+            replicas=options.replication_factor,
+            input_groups=options.replication_factor // options.input_group_size,
+            is_orthogonal=options.input_cgt == CommGroupType.Orthogonal,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches that one replica sees in a call."""
+        return self.device_iterations * self.gradient_accumulation
+
+    @property
+    def input_blocks(self) -> int:
+        """Micro-batches that one call's input is cut into."""
+        return self.steps * self.input_groups
+
+    def returned_steps(self, mode: OutputMode, period: int) -> range:
+        """The steps of a replica whose results are sent to the host.
+
+        Args:
+            mode: Final, EveryN, All or Sum, which is sent with the last step.
+            period: N of EveryN.
+
+        Example:
+            >>> Layout(4, 1, replicas=1, input_groups=1).returned_steps(
+            ...     OutputMode.EveryN, 2
+            ... )
+            range(1, 4, 2)
+        """
+        if mode is OutputMode.EveryN:
+            # Counts micro-batches, not device iterations, once G > 1 (PopART,
+            # `anchorreturntype_test.py`, against the words of its header).
+            return range(period - 1, self.steps, period)
+        return range(0 if mode is OutputMode.All else self.steps - 1, self.steps)
+
+    def describe(self) -> str:
+        """The factors, for error messages."""
+        return (
+            f"device iterations ({self.device_iterations}) * input groups "
+            f"({self.input_groups}, of {self.replicas} replicas) * gradient "
+            f"accumulation ({self.gradient_accumulation})"
+        )
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """The input group of each replica."""
+        return [self.group(replica) for replica in range(self.replicas)]
+
+    def group(self, replica: int) -> int:
+        """The input group of `replica`."""
+        if self.is_orthogonal:
+            return replica % self.input_groups
+        return replica // (self.replicas // self.input_groups)
+
+
+class Inputs:
+    """The inputs of one call, cut into micro-batches.
+
+    With groups of replicas and several steps the rows are read `[D, G, groups, B]`,
+    the natural extension of the layout without groups; PopTorch's own arithmetic
+    gives members of one group different rows there.
+
+    Args:
+        layout: The factors of the call.
+        tensors: The caller's tensors, of the combined batch size.
+        written: Those, by index, that the program changes in place.
+
+    Attributes:
+        taken: When each micro-batch was taken, in seconds.
+    """
+
+    def __init__(
+        self, layout: Layout, tensors: list[Tensor], written: tuple[int, ...] = ()
+    ) -> None:
+        self.taken: list[float] = []
+        self._layout = layout
+        self._tensors = tensors
+        self._written = written
+        self._on_device = [
+            device_tensor(tensor.detach(), copy=tensor.is_inference())
+            for tensor in tensors
+        ]
+        self._groups = layout.groups
+        # Members of a group must not see each other's changes.
+        self._is_shared = bool(written) and layout.input_groups < layout.replicas
+
+    @cached_property
+    def _blocks(self) -> list[tuple[Tensor, ...]]:
+        """The micro-batches; cut when somebody asks for one."""
+        count = self._layout.input_blocks
+        if not self._on_device:
+            return [()] * count
+        if count == 1:  # 0-d tensors too
+            return [tuple(self._on_device)]
+        cut = [torch.split(t, t.shape[0] // count) for t in self._on_device]
+        return list(zip(*cut))
+
+    def micro_batches(self, step: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """Each replica with its micro-batch of `step` (`d * G + g`)."""
+        first = step * self._layout.input_groups
+        for replica, group in enumerate(self._groups):
+            self.taken.append(perf_counter())
+            rows = self._blocks[first + group]
+            yield (
+                replica,
+                tuple(row.clone() for row in rows) if self._is_shared else rows,
+            )
+
+    def rows(self, index: int) -> tuple[Tensor, ...]:
+        """One micro-batch, where no replicas share theirs.
+
+        Args:
+            index: `step * R + replica`.
+        """
+        return self._blocks[index]
+
+    def joined(self, first: int, count: int) -> tuple[Tensor, ...]:
+        """The rows of micro-batches that follow each other, one after the other."""
+        total = self._layout.input_blocks
+        sizes = [tensor.shape[0] // total for tensor in self._on_device]
+        return tuple(
+            tensor.narrow(0, first * size, count * size)
+            for tensor, size in zip(self._on_device, sizes)
+        )
+
+    def took_together(self, started: float, count: int) -> None:
+        """Note that micro-batches ran in one pass: each took the same part of it.
+
+        Args:
+            started: When the pass began.
+            count: How many there were.
+        """
+        share = (perf_counter() - started) / count
+        self.taken.extend(started + index * share for index in range(count))
+
+    def write_back(self) -> None:
+        """Give the caller what the program wrote into its inputs.
+
+        PopTorch copies such tensors back after the run (`PoplarExecutable.cpp`).
+        Nothing comes back from replicas that share their rows.
+        """
+        for index in self._written:
+            self._tensors[index].detach().copy_(self._on_device[index])
+
+
+class Outputs:
+    """Collects the results of micro-batches as an output mode demands.
+
+    Args:
+        layout: The factors of the call.
+        mode: Final, EveryN, All or Sum.
+        period: N of EveryN.
+
+    Attributes:
+        are_sums: Whether results are added up.
+    """
+
+    def __init__(self, layout: Layout, mode: OutputMode, period: int) -> None:
+        self.are_sums = mode is OutputMode.Sum
+        self._returns_all = mode is OutputMode.All
+        self._returned = layout.returned_steps(mode, period)
+        self._kept: list[list[Tensor]] = []
+
+    def add(self, step: int, replica: int, tensors: tuple[Tensor, ...]) -> None:
+        """Take the results of one micro-batch, in the order they are made."""
+        if self.are_sums:
+            if step == 0:
+                self._kept.append([tensor.detach().clone() for tensor in tensors])
+            else:
+                for total, tensor in zip(self._kept[replica], tensors):
+                    total += tensor.detach()
+        elif step in self._returned:
+            self._kept.append([tensor.detach() for tensor in tensors])
+
+    @property
+    def takes_whole(self) -> bool:
+        """Whether the rows of several micro-batches are returned as they are."""
+        return self._returns_all
+
+    def add_whole(self, tensors: Sequence[Tensor]) -> None:
+        """Take the rows of several micro-batches, uncut and in their order."""
+        self._kept.append([tensor.detach() for tensor in tensors])
+
+    def tensors(self) -> list[Tensor]:
+        """The results of the call: fresh tensors in 32 bits at most."""
+        return [host_tensor(_join(blocks)) for blocks in zip(*self._kept)]
+
+
+def _join(blocks: tuple[Tensor, ...]) -> Tensor:
+    if len(blocks) == 1:
+        return torch.clone(blocks[0], memory_format=torch.contiguous_format)
+    return torch.stack(blocks) if blocks[0].dim() == 0 else torch.cat(blocks)

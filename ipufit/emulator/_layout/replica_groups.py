@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that differ between groups of replicas.
+
+On the host such a parameter has one dimension more, in front: the group. A replica
+holds, and the module is traced with, one element of it. Replicas sum gradients within
+their group only (PopTorch user guide, "Grouping tensor weights across replicas").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import Iterable, Iterator, Mapping, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ipufit.emulator._ground.checks import require
+from ipufit.emulator._optimizers.base import StateTensors
+from ipufit.emulator._tracing.tracer import named_weights
+from ipufit.emulator.enums import CommGroupType, VariableRetrievalMode
+from ipufit.emulator.errors import Error, createPoptorchError
+
+_ELEMENT = "{}..{}"  # no name of a weight has two dots in a row
+_SLOT = re.compile("[A-Za-z0-9]+___(specific___)?")
+
+
+class Grouping(NamedTuple):
+    """What a user asked for: the arguments of `replicaGrouping`."""
+
+    comm_group_type: CommGroupType
+    shards: int
+    variable_retrieval_mode: VariableRetrievalMode
+
+    def check(self) -> Grouping:
+        """Refuse arguments of other types.
+
+        Returns:
+            Itself.
+
+        Raises:
+            AssertionError: One of them is.
+        """
+        require(
+            isinstance(self.comm_group_type, CommGroupType),
+            f"{self.comm_group_type!r}: use CommGroupType.",
+        )
+        require(
+            isinstance(self.shards, int),
+            f"The number of replicas in a group is an int: {self.shards!r}.",
+        )
+        require(
+            isinstance(self.variable_retrieval_mode, VariableRetrievalMode),
+            f"{self.variable_retrieval_mode!r}: use VariableRetrievalMode.",
+        )
+        return self
+
+
+@dataclass(frozen=True)
+class ReplicaGroups:
+    """Which replicas share a value of one parameter, and where the host keeps it.
+
+    Attributes:
+        members: The group of each replica.
+        returned: The replica whose value each row of the host's tensor receives.
+
+    Example:
+        >>> grouping = Grouping(
+        ...     CommGroupType.Orthogonal, 2, VariableRetrievalMode.OnePerGroup
+        ... )
+        >>> groups = ReplicaGroups.of(grouping, replicas=6)
+        >>> groups.members, groups.returned
+        ((0, 1, 2, 0, 1, 2), (0, 1, 2))
+    """
+
+    members: tuple[int, ...]
+    returned: tuple[int, ...]
+
+    @classmethod
+    def of(cls, grouping: Grouping, replicas: int) -> ReplicaGroups:
+        """Group so many replicas.
+
+        Raises:
+            Error: They can't be put into groups of that size.
+        """
+        kind, size, mode = grouping
+        if kind is CommGroupType.All:
+            size = replicas
+        elif kind is CommGroupType.NoGrouping:
+            size = 1
+        if size < 1 or replicas % size:
+            raise createPoptorchError(
+                f"{replicas} replicas (Options.replicationFactor) can't be put into "
+                f"groups of {size}: `shards` of replicaGrouping must divide them."
+            )
+        count = replicas // size
+        is_orthogonal = kind is CommGroupType.Orthogonal
+        members = tuple(
+            replica % count if is_orthogonal else replica // size
+            for replica in range(replicas)
+        )
+        one_per_group = tuple(members.index(group) for group in range(count))
+        is_all = mode is VariableRetrievalMode.AllReplicas
+        return cls(members, tuple(range(replicas)) if is_all else one_per_group)
+
+    @property
+    def count(self) -> int:
+        """Number of groups."""
+        return max(self.members) + 1
+
+    def row(self, group: int) -> int:
+        """The row of the host's tensor that a group starts from.
+
+        With `AllReplicas` there are several; the first one counts.
+        """
+        return self.returned.index(self.members.index(group))
+
+
+class GroupedParameters:
+    """The parameters of one executor for which `replicaGrouping` was called."""
+
+    def __init__(self) -> None:
+        self._groupings: list[tuple[Tensor, Grouping]] = []
+
+    def add(self, parameter: Tensor, grouping: Grouping) -> None:
+        """Have the next compilation group a parameter; the last call counts."""
+        self._groupings.append((parameter, grouping))
+
+    def add_by_name(
+        self, module: torch.nn.Module, groupings: Mapping[str, Grouping]
+    ) -> None:
+        """The reverse of `by_name`."""
+        weights = named_weights(module)
+        for name, grouping in groupings.items():
+            self.add(weights[name], grouping)
+
+    def by_name(self, module: torch.nn.Module) -> dict[str, Grouping]:
+        """The groupings by the names that `module` has for the parameters."""
+        return {
+            name: grouping
+            for parameter, grouping in self._groupings
+            for name, weight in named_weights(module).items()
+            if weight is parameter
+        }
+
+    def resolve(
+        self, module: torch.nn.Module, replicas: int
+    ) -> dict[str, ReplicaGroups]:
+        """Form the groups, and hold the host's tensors against them.
+
+        Raises:
+            Error: A tensor can't be given out to its groups.
+        """
+        weights = named_weights(module) if self._groupings else {}
+        resolved = {
+            name: ReplicaGroups.of(grouping, replicas)
+            for name, grouping in self.by_name(module).items()
+        }
+        for name, groups in resolved.items():
+            _check_rows(name, weights[name], groups)
+        return resolved
+
+
+def _check_rows(name: str, weight: Tensor, groups: ReplicaGroups) -> None:
+    if weight.dim() == 0:
+        raise createPoptorchError(
+            "Scalars cannot be passed as per-replica weight tensor values: parameter "
+            f"{name} has no dimension for its {groups.count} groups of replicas."
+        )
+    rows = len(groups.returned)
+    if weight.shape[0] != rows:
+        raise createPoptorchError(
+            f"Parameter {name} is of shape {tuple(weight.shape)}, but its first "
+            f"dimension must be {rows}: its replicas form {groups.count} groups, and "
+            f"{rows} values are read back."
+        )
+    if not weight.is_contiguous():
+        raise createPoptorchError(
+            f"Parameter {name} differs between replicas, so it must be contiguous: "
+            f"create it from `tensor.contiguous()`."
+        )
+    if not weight.is_floating_point():
+        raise createPoptorchError(
+            f"Parameter {name} is of {weight.dtype}, which is compiled in: only "
+            "floating-point parameters can differ between replicas."
+        )
+
+
+@contextlib.contextmanager
+def one_element_each(module: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Show `module` what a replica sees of its grouped parameters.
+
+    Args:
+        module: Its parameters are replaced for a while.
+        names: Those that are grouped.
+    """
+    weights = named_weights(module)
+    elements = {
+        id(weights[name]): torch.nn.Parameter(
+            weights[name].detach()[0], requires_grad=weights[name].requires_grad
+        )
+        for name in names
+    }
+    places = [
+        (owner._parameters, key, value)
+        for owner in (module.modules() if elements else ())
+        for key, value in owner._parameters.items()
+        if id(value) in elements
+    ]
+    for parameters, key, value in places:
+        parameters[key] = elements[id(value)]
+    try:
+        yield
+    finally:
+        for parameters, key, value in places:
+            parameters[key] = value
+
+
+# Optimisers ---------------------------------------------------------------------
+
+
+def element_name(name: str, group: int) -> str:
+    """What the device's optimiser calls one group's element of a parameter.
+
+    Example:
+        >>> element_name("weight", 2)
+        'weight..2'
+    """
+    return _ELEMENT.format(name, group)
+
+
+class GroupedState:
+    """Translates optimiser states: an element of a group there, a whole tensor here.
+
+    Args:
+        groups: Of the grouped parameters, by name.
+
+    Example:
+        >>> state = GroupedState({"w": ReplicaGroups(members=(0, 1), returned=(0, 1))})
+        >>> elements = {"Step___w..0": torch.ones(()), "Step___w..1": torch.ones(())}
+        >>> state.joined({"ipu_state": elements, "ipu_param": {}})
+        {'ipu_state': {'Step___w': tensor([1., 1.])}, 'ipu_param': {}}
+    """
+
+    def __init__(self, groups: Mapping[str, ReplicaGroups]) -> None:
+        self._groups = groups
+
+    def group_index(self, index: Mapping[str, int | None]) -> dict[str, int | None]:
+        """Give the elements the parameter group of the whole."""
+        translated = dict(index)
+        for name, groups in self._groups.items():
+            for group in range(groups.count):
+                translated[element_name(name, group)] = index[name]
+        return translated
+
+    def joined(self, state: Mapping[str, StateTensors]) -> dict[str, StateTensors]:
+        """The device's state as the host knows it, with a leading dimension.
+
+        Hyper-parameters have none: groups have them in common.
+        """
+        tensors, values = dict(state["ipu_state"]), dict(state["ipu_param"])
+        for name, groups in self._groups.items():
+            for slot in _slots(tensors, element_name(name, 0)):
+                elements = _take_elements(tensors, slot + name, groups.count)
+                tensors[slot + name] = torch.stack(
+                    [elements[groups.members[replica]] for replica in groups.returned]
+                )
+            for slot in _slots(values, element_name(name, 0)):
+                elements = _take_elements(values, slot + name, groups.count)
+                values[slot + name] = elements[0]
+        return {"ipu_state": tensors, "ipu_param": values}
+
+    def split(self, state: Mapping[str, StateTensors]) -> dict[str, StateTensors]:
+        """The reverse of `joined`.
+
+        Raises:
+            Error: A tensor has no value for each group.
+        """
+        tensors, values = dict(state["ipu_state"]), dict(state["ipu_param"])
+        for name, groups in self._groups.items():
+            for slot in _slots(tensors, name):
+                tensor = tensors.pop(slot + name)
+                _check_leading_dimension(slot + name, tensor, len(groups.returned))
+                for group in range(groups.count):
+                    key = element_name(slot + name, group)
+                    tensors[key] = tensor[groups.row(group)]
+            for slot in _slots(values, name):
+                value = values.pop(slot + name)
+                for group in range(groups.count):
+                    values[element_name(slot + name, group)] = value
+        return {"ipu_state": tensors, "ipu_param": values}
+
+
+def _slots(tensors: StateTensors, name: str) -> list[str]:
+    """What stands before `name` in the keys about it, such as `Accl1___`."""
+    slots = [key[: -len(name)] for key in tensors if key.endswith(name)]
+    return [slot for slot in slots if _SLOT.fullmatch(slot)]
+
+
+def _take_elements(tensors: StateTensors, key: str, count: int) -> list[Tensor]:
+    return [tensors.pop(element_name(key, group)) for group in range(count)]
+
+
+def _check_leading_dimension(key: str, tensor: Tensor, rows: int) -> None:
+    if tensor.dim() == 0 or tensor.shape[0] != rows:
+        raise Error(
+            f"The optimizer state {key} is of shape {tuple(tensor.shape)}, but its "
+            f"first dimension must be {rows}, that of the parameter.",
+            type="poptorch_cpp_error",
+        )

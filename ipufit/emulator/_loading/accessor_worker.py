@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process behind `AsynchronousDataAccessor`: it reads the dataset ahead.
+
+The two sides talk over one pipe; the tensors are in the ring buffer. Slots are
+filled, delivered and released in ring order, so counting the free ones is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import pickle
+import sys
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, Iterable, Iterator, NamedTuple, Union
+
+import torch
+from torch import Tensor
+
+from ipufit.emulator._ground.custom_args import register_pickled_parsers
+from ipufit.emulator._loading.element import ElementStructure
+from ipufit.emulator._loading.ring_buffer import RingBuffer, TensorSpec, shared_file
+from ipufit.emulator.errors import createPoptorchError
+
+
+class Begin(NamedTuple):
+    """To the process: the consumer has started, read on beyond the first slot."""
+
+
+class Release(NamedTuple):
+    """To the process: the slot that was delivered first is free again."""
+
+
+class Restart(NamedTuple):
+    """To the process: iterate over the dataset anew."""
+
+    generation: int
+
+
+class Stop(NamedTuple):
+    """To the process: end."""
+
+
+class Started(NamedTuple):
+    """From the process: the first element was read; the shared file follows."""
+
+    structure: ElementStructure
+    specs: list[TensorSpec]
+
+
+class Ready(NamedTuple):
+    """From the process: a slot is filled.
+
+    `num_rows` is set if fewer rows than the slot has are in use.
+    """
+
+    generation: int
+    slot: int
+    num_rows: int | None
+
+
+class EpochEnd(NamedTuple):
+    """From the process: the dataset is exhausted.
+
+    `is_idle` tells that the next epoch isn't being read yet.
+    """
+
+    generation: int
+    is_idle: bool
+
+
+class Failed(NamedTuple):
+    """From the process: it ends because of an exception, which it prints."""
+
+
+Request = Union[Begin, Release, Restart, Stop]
+Reply = Union[Started, Ready, EpochEnd, Failed]
+
+
+class WorkerSetup(NamedTuple):
+    """What the process is told when it starts.
+
+    Attributes:
+        dataset: The dataset, unless it is in a file.
+        dataset_path: The file it was pickled to.
+        num_slots: The size of the ring.
+        is_spinning: Whether a full ring is watched without sleeping.
+        load_indefinitely: Whether the next epoch is read as soon as one ends.
+        early_preload: Whether to read on before the consumer starts.
+        rebatched_size: Rows to collect in each slot; `None` leaves elements alone.
+        rng_state: State of torch's generator to continue from.
+        parsers: The registered custom types.
+    """
+
+    dataset: Any
+    dataset_path: str | None
+    num_slots: int
+    is_spinning: bool
+    load_indefinitely: bool
+    early_preload: bool
+    rebatched_size: int | None
+    rng_state: bytes
+    parsers: list[bytes]
+
+
+def run_worker(
+    connection: Connection, inherited: Connection | None, setup: WorkerSetup
+) -> None:
+    """Serve one accessor until it stops; the target of the process.
+
+    Args:
+        connection: This side's end of the pipe.
+        inherited: The accessor's end if forking brought it along. It must not stay
+            open here, or the accessor's end could never be seen.
+        setup: What to do.
+    """
+    if inherited is not None:
+        inherited.close()
+    torch.set_num_threads(1)  # as in torch's workers: OpenMP doesn't survive a fork
+    if sys.platform == "linux":
+        # The dataset's own workers: to fork this process, which has one thread, spares
+        # each of them seconds of imports. A loader's `multiprocessing_context` wins.
+        multiprocessing.set_start_method("fork", force=True)
+    link = _Link(connection, setup.is_spinning)
+    # An interrupt, or a consumer that is gone, is no failure of the dataset.
+    with contextlib.closing(connection), contextlib.suppress(
+        _Stopped, KeyboardInterrupt
+    ):
+        try:
+            _Worker(link, setup).run()
+        except _Stopped:
+            raise
+        except Exception:
+            link.send(Failed())
+            raise  # multiprocessing prints it to this process's stderr
+
+
+_NOTHING = object()
+
+
+class _Stopped(Exception):
+    """The consumer has no more use for this process."""
+
+
+class _Restarted(Exception):
+    """The consumer wants the dataset from its beginning."""
+
+
+class _Link:
+    """The worker's end of the pipe; raises `_Stopped` if the other end is gone."""
+
+    def __init__(self, connection: Connection, is_spinning: bool) -> None:
+        self._connection = connection
+        self._is_spinning = is_spinning
+
+    def send(self, reply: Reply) -> None:
+        try:
+            self._connection.send(reply)
+        except ConnectionError as error:
+            raise _Stopped from error
+
+    def send_file(self, file_descriptor: int) -> None:
+        reduction.send_handle(self._connection, file_descriptor, os.getppid())
+
+    def receive(self, *, wait: bool) -> Request | None:
+        """The next request; None if there is none yet and `wait` is false."""
+        try:
+            while not self._connection.poll(0):
+                if not wait:
+                    return None
+                if not self._is_spinning:
+                    break
+            request: Request = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise _Stopped from error
+        return request
+
+
+class _Worker:
+    """Reads the dataset, epoch after epoch, into the free slots of the ring."""
+
+    def __init__(self, link: _Link, setup: WorkerSetup) -> None:
+        register_pickled_parsers(setup.parsers)
+        state = torch.frombuffer(bytearray(setup.rng_state), dtype=torch.uint8)
+        torch.set_rng_state(state)
+        self._link = link
+        self._setup = setup
+        self._dataset = setup.dataset
+        if setup.dataset_path is not None:
+            with open(setup.dataset_path, "rb") as file:
+                self._dataset = pickle.load(file)
+        self._num_free = setup.num_slots
+        self._slot = 0
+        self._generation = 0
+        self._is_held = not setup.early_preload
+
+    def run(self) -> None:
+        """Read until `_Stopped`, or an exception of the dataset."""
+        elements = self._start()
+        while True:
+            with contextlib.suppress(_Restarted):
+                self._run_epoch(elements)
+            del elements  # its processes end before the dataset starts others
+            elements = iter(self._dataset)
+
+    def _start(self) -> Iterator[Any]:
+        """Read the first element and make a ring of slots like it."""
+        elements = iter(self._dataset)
+        first = next(elements, _NOTHING)
+        if first is _NOTHING:
+            raise createPoptorchError("The dataset is empty.")
+        self._structure = ElementStructure.of(first)
+        specs = self._slot_specs(self._structure.tensors(first))
+        file_descriptor = shared_file(specs, self._setup.num_slots)
+        try:
+            self._ring = RingBuffer(file_descriptor, specs, self._setup.num_slots)
+            self._link.send(Started(self._structure, specs))
+            self._link.send_file(file_descriptor)
+        finally:
+            os.close(file_descriptor)
+        return itertools.chain([first], elements)
+
+    def _slot_specs(self, tensors: list[Tensor]) -> list[TensorSpec]:
+        size = self._setup.rebatched_size
+        if size is None:
+            return [TensorSpec(tuple(t.shape), t.dtype) for t in tensors]
+        _common_rows(tensors, size)
+        return [TensorSpec((size, *t.shape[1:]), t.dtype) for t in tensors]
+
+    def _run_epoch(self, elements: Iterable[Any]) -> None:
+        fill = (
+            self._fill if self._setup.rebatched_size is None else self._fill_rebatched
+        )
+        self._has_delivered = False
+        self._wait_for_slot()
+        fill(elements)
+        # An epoch without data isn't repeated unasked: that would never pause.
+        is_idle = not (self._setup.load_indefinitely and self._has_delivered)
+        self._link.send(EpochEnd(self._generation, is_idle))
+        while is_idle:
+            self._handle(self._link.receive(wait=True))
+
+    def _fill(self, elements: Iterable[Any]) -> None:
+        """One element per slot."""
+        for element in elements:
+            sources = self._structure.tensors(element)
+            for target, source in zip(self._ring.slots[self._slot], sources):
+                target.copy_(source)
+            self._deliver(None)
+            self._wait_for_slot()
+
+    def _fill_rebatched(self, elements: Iterable[Any]) -> None:
+        """As many rows per slot as it has, across elements."""
+        size = self._setup.rebatched_size or 0
+        num_filled = 0
+        for element in elements:
+            sources = self._structure.tensors(element)
+            num_rows = _common_rows(sources, size)
+            num_taken = 0
+            while num_taken < num_rows:
+                count = min(num_rows - num_taken, size - num_filled)
+                for target, source in zip(self._ring.slots[self._slot], sources):
+                    rows = source.narrow(0, num_taken, count)
+                    target.narrow(0, num_filled, count).copy_(rows)
+                num_taken += count
+                num_filled += count
+                if num_filled == size:
+                    self._deliver(None)
+                    self._wait_for_slot()
+                    num_filled = 0
+        if num_filled and not getattr(self._dataset, "rebatched_drop_last", True):
+            self._deliver(num_filled)
+
+    def _deliver(self, num_rows: int | None) -> None:
+        self._link.send(Ready(self._generation, self._slot, num_rows))
+        self._has_delivered = True
+        self._num_free -= 1
+        self._slot = (self._slot + 1) % self._setup.num_slots
+        while self._is_held:
+            self._handle(self._link.receive(wait=True))
+
+    def _wait_for_slot(self) -> None:
+        """Handle what has come in; then go on as soon as a slot is free."""
+        request = self._link.receive(wait=False)
+        while request is not None or self._num_free == 0:
+            self._handle(request)
+            request = self._link.receive(wait=self._num_free == 0)
+
+    def _handle(self, request: Request | None) -> None:
+        if isinstance(request, Release):
+            self._num_free += 1
+        elif isinstance(request, Begin):
+            self._is_held = False
+        elif isinstance(request, Restart):
+            self._generation = request.generation
+            raise _Restarted
+        elif isinstance(request, Stop):
+            raise _Stopped
+
+
+def _common_rows(tensors: list[Tensor], limit: int) -> int:
+    """The rows of an element that is to be rebatched.
+
+    Raises:
+        Error: If its tensors differ in length, or have more rows than a slot.
+    """
+    lengths = {len(tensor) if tensor.dim() else limit + 1 for tensor in tensors}
+    if len(lengths) != 1 or max(lengths) > limit:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        raise createPoptorchError(
+            "To be rebatched, all tensors of an element need the same number of rows, "
+            f"at most rebatched_size = {limit}; got shapes {shapes}."
+        )
+    return lengths.pop()

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile functions of tensors for this machine's processor, ahead of time.
+
+A function is traced to a graph of ATen operators; torch's AOTInductor makes C++ of it,
+and a C++ compiler a library. That is kept in a folder, under a name made of all that
+it depends on: another process that traces the same graph loads it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import importlib
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+import weakref
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.fx.graph_module import GraphModule
+
+from ipufit.emulator._folding.check import difference
+from ipufit.emulator._machine_code.kernel_ops import Table, kernel_table
+from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator.errors import createPoptorchError
+
+logger = logging.getLogger("poptorch::python")
+
+_LEAST_TORCH = "2.7"
+"""2.6 draws the numbers of dropout in another way than torch's own kernel."""
+
+HALF = "it computes in float16"
+_FORMAT = 1
+"""Changes with what `_kernel_ops.py` does, and how functions are compiled."""
+
+_CONFIG = {
+    # The numbers that torch's own kernels draw, from the generator that they draw from.
+    "fallback_random": True,
+}
+
+Function = Callable[..., Sequence[Tensor]]
+
+
+class Compiled:
+    """A compiled function.
+
+    Args:
+        path: Of the library's package.
+        example: Arguments like those that it will get.
+    """
+
+    def __init__(self, path: str, example: Sequence[Tensor]) -> None:
+        kernel_table()
+        self._strides = [tensor.stride() for tensor in example]
+        self._shapes = [tensor.shape for tensor in example]
+        # It unpacks the package into a folder, which goes when the loader goes.
+        self._loader: Any = _inductor().aoti_load_package(path).loader
+        _LOADED.add(self)
+
+    def takes(self, first: Sequence[Tensor]) -> bool:
+        """Whether these may be the first arguments: it looks at no shape or stride."""
+        known = zip(first, self._shapes, self._strides)
+        return all(t.shape == shape and t.stride() == s for t, shape, s in known)
+
+    def last_strides(self, count: int) -> list[tuple[int, ...]]:
+        """Those of the last arguments."""
+        return self._strides[len(self._strides) - count :]
+
+    def run(self, arguments: list[Tensor]) -> list[Tensor]:
+        """Call it; what it changes in place is changed in `arguments`."""
+        results: list[Tensor] = self._loader.run(arguments)
+        return results
+
+    def unload(self) -> None:
+        """Remove the unpacked library; it can't be called any more."""
+        self._loader = None
+
+
+_LOADED: weakref.WeakSet[Compiled] = weakref.WeakSet()
+
+
+@atexit.register
+def _unload_all() -> None:
+    # Python doesn't destroy what still lives at the end.
+    for compiled in list(_LOADED):
+        compiled.unload()
+
+
+def require_compiler() -> None:
+    """Refuse where nothing can be compiled.
+
+    Raises:
+        Error: torch is too old, or there is no C++ compiler.
+    """
+    problem = _missing()
+    if problem is not None:
+        raise createPoptorchError(
+            f"{problem} The emulator can't compile programs here: unset "
+            "IPUFIT_EMULATOR_COMPILE, or set it to `eager`."
+        )
+
+
+@functools.lru_cache(maxsize=None)
+def _missing() -> str | None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < tuple(map(int, _LEAST_TORCH.split("."))):
+        return (
+            f"Compiled programs need torch {_LEAST_TORCH} or newer; this is "
+            f"{torch.__version__}."
+        )
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    compiler = os.environ.get("CXX", default)
+    if shutil.which(compiler) is None:
+        return (
+            f"Compiled programs need a C++ compiler, and there is no `{compiler}` "
+            "among the programs of this machine. Install one, or name one in CXX."
+        )
+    return None
+
+
+def compile_function(
+    name: str,
+    function: Function,
+    example: Sequence[Tensor],
+    folder: str | None,
+    *,
+    is_differentiated: bool,
+    is_random: bool,
+) -> Compiled:
+    """Compile a function, or load what was compiled before.
+
+    Args:
+        name: What it is, for the log.
+        function: It may change its arguments in place.
+        example: What it will be called with, in shape, type and strides.
+        folder: Where compiled functions are kept; None: beside Inductor's own cache.
+        is_differentiated: Whether there are gradients in it.
+        is_random: Whether it draws random numbers: others where it computes a tensor
+            in another memory format.
+
+    Returns:
+        The function.
+
+    Raises:
+        ArithmeticError: What was compiled gives something else than the function.
+        Exception: Whatever torch raises for what can't be traced or compiled.
+    """
+    start = time.perf_counter()
+    graph = _traced(function, example, kernel_table() if is_differentiated else {})
+    folder = os.path.abspath(folder or os.path.join(_inductor_cache(), "ipufit"))
+    path = os.path.join(folder, f"{_key(graph, example)}.pt2")
+    compiled = _loaded(path, example)
+    is_new = compiled is None
+    if compiled is None:
+        os.makedirs(folder, exist_ok=True)
+        _compile(graph, example, path)
+        compiled = Compiled(path, example)
+    if not is_random:
+        _compare(function, compiled, example)
+    logger.info(
+        "%s %s in %.1f s: %s",
+        "Compiled" if is_new else "Loaded",
+        name,
+        time.perf_counter() - start,
+        path,
+    )
+    return compiled
+
+
+def _traced(function: Function, example: Sequence[Tensor], table: Table) -> GraphModule:
+    trace = _module("torch.fx.experimental.proxy_tensor").make_fx(
+        function,
+        decomposition_table=table,
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )
+    graph: GraphModule = trace(*example)
+    for node in graph.graph.nodes:
+        if any(t.dtype == torch.float16 for t in tensors_in(node.meta.get("val"))):
+            raise NotImplementedError(HALF)
+    return graph
+
+
+def _compare(function: Function, compiled: Compiled, example: Sequence[Tensor]) -> None:
+    """Hold a compiled function against the function itself."""
+    ones, others = ([torch.clone(t) for t in example] for _ in range(2))
+    reason = difference([*function(*ones), *ones], [*compiled.run(others), *others])
+    if reason is not None:
+        raise ArithmeticError(f"machine code gives something else: {reason}")
+
+
+def _loaded(path: str, example: Sequence[Tensor]) -> Compiled | None:
+    if not os.path.exists(path):
+        return None
+    try:
+        return Compiled(path, example)
+    except (RuntimeError, OSError) as error:
+        logger.warning("Compiling anew, as %s can't be loaded: %s", path, error)
+        return None
+
+
+def _compile(graph: GraphModule, example: Sequence[Tensor], path: str) -> None:
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(
+        dir=os.path.dirname(path), prefix=".compiling-"
+    ) as partial:
+        warnings.simplefilter("ignore")  # torch's, about its own parts
+        exported = _module("torch.export").export(graph, tuple(example), strict=False)
+        package = os.path.join(partial, "function.pt2")
+        _inductor().aoti_compile_and_package(
+            exported, package_path=package, inductor_configs=dict(_CONFIG)
+        )
+        os.replace(package, path)
+
+
+def _inductor_cache() -> str:
+    return str(_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+
+
+def _inductor() -> Any:
+    return _module("torch._inductor")
+
+
+def _module(name: str) -> Any:
+    """A part of torch that the oldest one hasn't got, and `import torch` leaves out."""
+    return importlib.import_module(name)
+
+
+def _key(graph: GraphModule, example: Sequence[Tensor]) -> str:
+    """A name for what is compiled, from all that its code depends on."""
+    digest = hashlib.sha256()
+    for part in (
+        _FORMAT,
+        torch.__version__,
+        sorted(_CONFIG.items()),
+        # Loops are parted among threads, and made for one kind of processor.
+        torch.get_num_threads(),
+        platform.machine(),
+        _module("torch.backends.cpu").get_cpu_capability(),
+        _processor(),
+        os.environ.get("CXX"),
+        graph.code,
+        [(tuple(t.shape), t.stride(), t.dtype) for t in example],
+    ):
+        digest.update(repr(part).encode())
+    for name, constant in _constants(graph):
+        digest.update(f"{name} {tuple(constant.shape)} {constant.dtype}".encode())
+        digest.update(
+            constant.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return digest.hexdigest()
+
+
+def _constants(graph: GraphModule) -> list[tuple[str, Tensor]]:
+    names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
+    values = [(name, _attribute(graph, name)) for name in sorted(names)]
+    return [(name, value.detach()) for name, value in values]
+
+
+def _attribute(graph: GraphModule, name: str) -> Tensor:
+    value: Any = graph
+    for part in name.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, Tensor):
+        raise NotImplementedError(f"a constant that is a {type(value).__name__}")
+    return value
+
+
+def _processor() -> str:
+    """What the processor can do, where Linux tells; else its name."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return platform.processor()
+    told = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(told)}))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`accessAttributes`: the attributes of a custom operation, as C++ asks for them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ipufit.emulator._ops.custom_ops import ATTR_PREFIX, attributes_lists
+
+
+def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
+    """Give the attributes that a string stands for.
+
+    Args:
+        attribute_id_str: JSON, or `attr:` and the address of a dictionary that
+            `custom_op` has kept, in hexadecimal.
+
+    Raises:
+        ValueError: It is none of these.
+
+    Example:
+        >>> accessAttributes('{"alpha": 2}')
+        {'alpha': 2}
+    """
+    if not isinstance(attribute_id_str, str):
+        raise ValueError("Wrong type for attribute_id_str: it must be a string.")
+    if attribute_id_str.startswith("{"):
+        attributes: dict[str, Any] = json.loads(attribute_id_str)
+        return attributes
+    if not attribute_id_str.startswith(ATTR_PREFIX):
+        raise ValueError(
+            f"Invalid attribute_id_str: {attribute_id_str!r} begins neither with '{{' "
+            f"nor with {ATTR_PREFIX!r}."
+        )
+    address = int(attribute_id_str[len(ATTR_PREFIX) :], 16)
+    for kept in attributes_lists:
+        if id(kept) == address:
+            return kept
+    raise ValueError(
+        f"Invalid attribute_id_str: no custom_op has attributes at {address:#x}."
+    )

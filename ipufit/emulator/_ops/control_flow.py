@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`for_loop` and `cond`: control flow that the device decides on as it runs."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ipufit.emulator._tracing.bodies import Body, record_body
+from ipufit.emulator._tracing.trace_state import TraceState, current_trace, is_tracing
+from ipufit.emulator.errors import createPoptorchError
+
+
+def for_loop(
+    count: int, body: Callable[..., Any], inputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Run `body` `count` times, each time on what it returned before.
+
+    On the host, and while a model is traced, the body runs once whatever `count` is.
+    For inference only; loops can't be nested.
+
+    Args:
+        count: How often the device runs the body.
+        body: A function of as many tensors as it returns. It gets copies. It may
+            use tensors from around it, but may not change them.
+        inputs: A list: what the body gets first.
+
+    Returns:
+        What the body returned last; a list of one for a single tensor.
+
+    Raises:
+        ValueError: `inputs` isn't a list of tensors.
+        Error: In a trace: it is for training, the loop is inside another, or
+            the body returns something else than it takes.
+
+    Example:
+        >>> from ipufit.emulator import inferenceModel
+        >>> class Power(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return for_loop(10, lambda y: y * 2, [x])[0]
+        >>> inferenceModel(Power())(torch.tensor([1.0]))
+        tensor([1024.])
+    """
+    _check_loop_inputs(inputs)
+    trace = current_trace()
+    if trace is None:
+        return _as_list(body(*[torch.clone(tensor) for tensor in inputs]))
+    trace.refuse_training("for_loop")
+    if "for_loop" in trace.open:
+        raise createPoptorchError(
+            "poptorch.for_loop inside another one is not supported (new "
+            "poptorch::start_for_loop encountered before previous "
+            "poptorch::end_for_loop)."
+        )
+    count = operator.index(count)
+    trace.require_device("for_loop", inputs)
+    with trace.inside("for_loop"):
+        copies = _copies(inputs)
+        recorded = record_body(trace.tracer, lambda: _as_list(body(*copies)), copies)
+    _check_same(
+        "the body of poptorch.for_loop takes and returns", recorded.example, inputs
+    )
+    result: list[Tensor] = trace.call(
+        run_loop, count, recorded, copies, recorded.captured
+    )
+    return result
+
+
+def cond(
+    condition: Tensor,
+    then_body: Callable[..., Any],
+    then_inps: list[Tensor],
+    else_body: Callable[..., Any],
+    else_inps: list[Tensor],
+) -> list[Tensor]:
+    """Run one of two bodies, as `condition` says.
+
+    On the host only that one is called. While a model is traced both are, and the
+    device runs one of them each time. For inference only.
+
+    Args:
+        condition: A truth value: a tensor of one element.
+        then_body: A function of tensors, for a true condition. In a trace it gets
+            copies. It may use tensors from around it, but may not change them.
+        then_inps: A list: what it gets.
+        else_body: The same for a false condition; it returns as many tensors.
+        else_inps: A list: what it gets.
+
+    Returns:
+        What the body returned; a list of one for a single tensor.
+
+    Raises:
+        ValueError: `then_inps` or `else_inps` isn't a list.
+        Error: In a trace: it is for training, or the bodies return different shapes
+            or types.
+
+    Example:
+        >>> x = torch.tensor([3.0])
+        >>> cond(x > 0, lambda y: y, [x], lambda y: -y, [x])
+        [tensor([3.])]
+    """
+    if not isinstance(then_inps, list) or not isinstance(else_inps, list):
+        raise ValueError(
+            "poptorch.cond expects then_inps and else_inps tensors to be a list of "
+            "tensors. (Object is not list)"
+        )
+    trace = current_trace()
+    if trace is None:
+        chosen, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
+        return _as_list(chosen(*inputs))
+    trace.refuse_training("cond")
+    _check_condition(condition)
+    then = _branch(trace, then_body, then_inps)
+    other = _branch(trace, else_body, else_inps)
+    _check_same("the bodies of poptorch.cond return", then[0].example, other[0].example)
+    result: list[Tensor] = trace.call(run_branch, condition, *then, *other)
+    return result
+
+
+def run_loop(
+    count: int, body: Body, inputs: list[Tensor], captured: list[Tensor]
+) -> list[Tensor]:
+    """What the device does for `for_loop`."""
+    if is_tracing():
+        return _copies(body.example)
+    for _ in range(count):
+        inputs = body.run(_copies(inputs), captured)
+    return _copies(inputs)
+
+
+def run_branch(
+    condition: Tensor,
+    then: Body,
+    then_inputs: list[Tensor],
+    then_captured: list[Tensor],
+    other: Body,
+    other_inputs: list[Tensor],
+    other_captured: list[Tensor],
+) -> list[Tensor]:
+    """What the device does for `cond`."""
+    if is_tracing():
+        return _copies(then.example)
+    if bool(condition):
+        return _copies(then.run(_copies(then_inputs), then_captured))
+    return _copies(other.run(_copies(other_inputs), other_captured))
+
+
+def _branch(
+    trace: TraceState, body: Callable[..., Any], inputs: list[Tensor]
+) -> tuple[Body, list[Tensor], list[Tensor]]:
+    trace.require_device("cond", inputs)
+    copies = _copies(inputs)
+    with trace.inside("cond"):
+        recorded = record_body(trace.tracer, lambda: _as_list(body(*copies)), copies)
+    return recorded, copies, recorded.captured
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.clone(tensor) for tensor in tensors]
+
+
+def _as_list(outputs: Any) -> list[Any]:
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _check_loop_inputs(inputs: Any) -> None:
+    what = "poptorch.for_loop expects input tensors to be a list of tensors."
+    if not isinstance(inputs, list):
+        raise ValueError(f"{what} (Object is not list)")
+    for index, tensor in enumerate(inputs):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{what} (Object contained in list at index {index} is not "
+                "torch.tensor)"
+            )
+
+
+def _check_condition(condition: Any) -> None:
+    if not isinstance(condition, Tensor) or condition.numel() != 1:
+        got = tuple(condition.shape) if isinstance(condition, Tensor) else condition
+        raise createPoptorchError(
+            "The condition of poptorch.cond must be a tensor of one element on the "
+            f"device. Got {got!r}."
+        )
+
+
+def _check_same(what: str, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
+    """A device allots memory for one shape and type."""
+    kinds = [[(tuple(t.shape), t.dtype) for t in tensors] for tensors in (one, other)]
+    if kinds[0] != kinds[1]:
+        raise createPoptorchError(
+            f"What {what} must be tensors of the same number, shapes and types. Got "
+            f"{kinds[0]} and {kinds[1]}."
+        )

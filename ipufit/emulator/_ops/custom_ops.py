@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`custom_op`: operations written in C++ for PopART, by PopTorch or by users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ipufit.emulator._ground.dtypes import host_tensor
+from ipufit.emulator._ops.shipped_ops import DOMAIN, SHIPPED_OPERATIONS
+from ipufit.emulator._tracing.trace_state import current_trace
+from ipufit.emulator.errors import Error, createPoptorchError
+
+ATTR_PREFIX = "attr:"
+"""Before the address of an attribute dict, where PopTorch hands one on."""
+
+attributes_lists: list[dict[str, Any]] = []
+"""The attributes of all calls of `custom_op`, kept for good."""
+
+_ATTRIBUTE_TYPES = (float, int, str)
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class _StandIn:
+    """What runs in place of an operation, with the attributes of one call."""
+
+    function: Callable[..., Any]
+    attributes: dict[str, Any]
+
+
+_stand_ins: dict[tuple[str, str], Callable[..., Any]] = {}
+
+
+def register_custom_op(
+    name: str, domain: str, function: Callable[..., Any] | None
+) -> None:
+    """Say in Python what a custom operation written in C++ computes.
+
+    Models that are compiled from now on run `function` where they call
+    `poptorch.custom_op` with this name and domain. PopTorch has no such function: a
+    program that runs on IPUs loads the compiled operation.
+
+    Args:
+        name: Of the operation.
+        domain: Of the operation.
+        function: Takes the input tensors, and the attributes by name; returns a
+            tensor, or a tuple or list of them. A trace doesn't look into it: it may
+            read values, change its inputs in place and use a `torch.autograd.Function`
+            for the gradients. It also runs while the model is traced. `None` forgets
+            the operation.
+
+    Raises:
+        Error: `function` can't be called.
+
+    Example:
+        >>> import ipufit.emulator as poptorch
+        >>> def leaky_relu(x, alpha):
+        ...     return torch.where(x > 0, x, alpha * x)
+        >>> poptorch.register_custom_op("LeakyRelu", "com.acme", leaky_relu)
+        >>> class Network(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return poptorch.custom_op(
+        ...             [x], "LeakyRelu", "com.acme", 1, [x], attributes={"alpha": 0.5}
+        ...         )[0]
+        >>> poptorch.inferenceModel(Network())(torch.tensor([-1.0, 1.0]))
+        tensor([-0.5000,  1.0000])
+        >>> poptorch.register_custom_op("LeakyRelu", "com.acme", None)
+    """
+    if function is None:
+        _stand_ins.pop((domain, name), None)
+        return
+    if not callable(function):
+        raise createPoptorchError(
+            f"What computes {domain}::{name} must be a function. Got {function!r}."
+        )
+    _stand_ins[domain, name] = function
+
+
+def custom_op(
+    inputs: Sequence[Tensor],
+    name: str,
+    domain: str,
+    domain_version: int,
+    example_outputs: Sequence[Tensor],
+    attributes: dict[str, Any] | None = None,
+) -> list[Tensor]:
+    """Run an operation that is written in C++ for PopART.
+
+    On the host it gives zeros, as PopTorch does. There is no PopART here: a model may
+    call the operations that PopTorch has itself (`FastGatherLastDim`), and those that
+    `register_custom_op` was told about.
+
+    Args:
+        inputs: What the operation takes.
+        name: Of the operation.
+        domain: Of the operation.
+        domain_version: Of the operation.
+        example_outputs: Tensors of the shapes and types that it returns.
+        attributes: Names to floats, ints, strings, or lists or tuples of one of
+            these.
+
+    Returns:
+        Zeros like `example_outputs`; in a trace, what the operation returns.
+
+    Raises:
+        ValueError: An attribute is none of these, or isn't ASCII.
+        Error: In a trace: an attribute doesn't fit into 32 bits, an input is the
+            host's, nobody has said what the operation computes, or it returns
+            something else than `example_outputs`.
+
+    Example:
+        >>> x = torch.tensor([1.0])
+        >>> custom_op([x], "Cube", "ops.example", 1, example_outputs=[x])
+        [tensor([0.])]
+    """
+    attributes = attributes or {}
+    _check_attributes(attributes)
+    attributes_lists.append(attributes)
+    trace = current_trace()
+    if trace is None:
+        return [torch.zeros_like(example) for example in example_outputs]
+    for value in attributes.values():
+        for element in _elements(value):
+            _check_range(element)
+    outputs: list[Any]
+    inputs, full_name = list(inputs), f"{domain}::{name}"
+    trace.require_device(full_name, inputs)
+    if (domain, name) in _stand_ins:
+        stand_in = _StandIn(_stand_ins[domain, name], attributes)
+        outputs = trace.call(run_custom_op, stand_in, inputs)
+    elif domain == DOMAIN and name in SHIPPED_OPERATIONS:
+        outputs = [SHIPPED_OPERATIONS[name](*inputs, **attributes)]
+    else:
+        raise _unknown(name, domain, domain_version, attributes)
+    _check_outputs(full_name, outputs, list(example_outputs))
+    return outputs
+
+
+def run_custom_op(stand_in: _StandIn, inputs: list[Tensor]) -> list[Any]:
+    """What the device does for a custom operation that was registered."""
+    outputs = stand_in.function(*inputs, **stand_in.attributes)
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    # Views have gradients of their own, be they made by a torch.autograd.Function.
+    return [o.view_as(o) if isinstance(o, Tensor) else o for o in outputs]
+
+
+def _unknown(
+    name: str, domain: str, domain_version: int, attributes: dict[str, Any]
+) -> Error:
+    if domain == DOMAIN:
+        known = ", ".join(SHIPPED_OPERATIONS)
+        return createPoptorchError(
+            f"PopTorch has no custom operation {domain}::{name} for models. There are "
+            f"{known}; parts of a model run on the host with poptorch.CPU."
+        )
+    parameters = ", ".join(["*inputs", *attributes])
+    return createPoptorchError(
+        f"The custom operation {domain}::{name} (version {domain_version}) is C++ code "
+        "of PopART, which can't be emulated. Say in Python what it computes, before "
+        f"the model is compiled: `ipufit.emulator.register_custom_op({name!r}, "
+        f"{domain!r}, function)` with `def function({parameters})`, or compose it of "
+        "torch functions, or run this model on real IPUs."
+    )
+
+
+def _check_outputs(name: str, outputs: list[Any], examples: list[Tensor]) -> None:
+    """Later calls were written for tensors like the examples."""
+    got, expected = _kinds(outputs), _kinds(examples)
+    if got != expected:
+        raise createPoptorchError(
+            f"The custom operation {name} returns {', '.join(got) or 'nothing'}, but "
+            f"example_outputs are {', '.join(expected) or 'empty'}."
+        )
+
+
+def _kinds(values: list[Any]) -> list[str]:
+    return [
+        f"{host_tensor(value).dtype} of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+        for value in values
+    ]
+
+
+def attributes_at(address: str) -> dict[str, Any] | None:
+    """The attributes that `torch.ops.poptorch.custom_operation` is told.
+
+    Args:
+        address: `ATTR_PREFIX` and the hexadecimal address of one of
+            `attributes_lists`, or of `None`.
+
+    Returns:
+        That dict; None if it is none of these.
+
+    Example:
+        >>> attributes_at(f"{ATTR_PREFIX}{hex(id(None))}") is None
+        True
+    """
+    for attributes in attributes_lists:
+        if address == f"{ATTR_PREFIX}{hex(id(attributes))}":
+            return attributes
+    return None
+
+
+def _elements(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _check_attributes(attributes: dict[str, Any]) -> None:
+    for key, value in attributes.items():
+        if not isinstance(key, str):
+            raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
+        _check_ascii(key)
+        elements = _elements(value)
+        if not all(isinstance(element, _ATTRIBUTE_TYPES) for element in elements):
+            raise ValueError(
+                "Attribute values must be floats, ints, strings or a list/tuple of "
+                f"float, ints of strings. {key!r} is {value!r}."
+            )
+        if not all(isinstance(element, type(elements[0])) for element in elements):
+            raise ValueError(
+                "The types in a list/tuple attribute must all be the same. "
+                f"{key!r} is {value!r}."
+            )
+        for element in elements:
+            if isinstance(element, str):
+                _check_ascii(element)
+
+
+def _check_ascii(text: str) -> None:
+    if not text.isascii():
+        raise ValueError(f"{text} contains non-ASCII characters.")
+
+
+def _check_range(value: Any) -> None:
+    if isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
+        side = "high" if value > 0 else "low"
+        raise createPoptorchError(
+            f"{value:g} is too {side} for a Popart float attribute."
+        )

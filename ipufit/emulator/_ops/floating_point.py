@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floating-point exceptions: stop where a value ceases to be a number.
+
+With `Options.Precision.enableFloatingPointExceptions(True)` a device stops at a
+division by zero, an invalid operation, a comparison with NaN, or an overflow. Here
+each recorded call of the forward pass is checked for results that are not finite
+although its arguments are; the backward pass is checked at the gradients of the
+weights.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
+from torch import Tensor
+from torch.fx.graph import Graph
+from torch.fx.graph_module import GraphModule
+from torch.fx.node import Node
+
+from ipufit.emulator._tracing.constant_nodes import function_name
+from ipufit.emulator._tracing.operands import map_leaves, tensors_in
+from ipufit.emulator.errors import Error, createPoptorchError
+
+if TYPE_CHECKING:
+    from ipufit.emulator._options.options import Options
+
+_COMPARISONS = frozenset(
+    form
+    for name in ("eq", "ge", "gt", "le", "lt", "ne")
+    for form in (name, f"__{name}__")
+)
+
+
+def stops_at_exceptions(options: Options) -> bool:
+    """Whether options ask for floating-point exceptions.
+
+    Example:
+        >>> from ipufit.emulator import Options
+        >>> stops_at_exceptions(Options())
+        False
+    """
+    return bool(options._Popart.options.get("enableFloatingPointChecks"))
+
+
+def checked(graph: GraphModule) -> GraphModule:
+    """A copy of `graph` that raises where a floating-point exception occurs.
+
+    Args:
+        graph: A recorded program.
+
+    Returns:
+        It, with a check around every call.
+
+    Example:
+        >>> import torch
+        >>> program = torch.fx.symbolic_trace(lambda x: 1.0 / x)
+        >>> checked(program)(torch.zeros(1))
+        Traceback (most recent call last):
+            ...
+        ipufit.emulator.errors.Error: 'poptorch_py_error': Floating point exception...
+    """
+    copy = Graph()
+    copy.output(copy.graph_copy(graph.graph, {}))
+    for node in copy.nodes:
+        is_call = node.op in ("call_function", "call_method")
+        if is_call and not _is_uninitialised(function_name(node)):
+            node.target, node.op = _checking(node), "call_function"
+    program: GraphModule = GraphModule(graph, copy)
+    return program
+
+
+def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
+    """Raise if a gradient is not finite.
+
+    Raises:
+        Error: The name of its weight is in the message.
+
+    Example:
+        >>> import torch
+        >>> refuse_bad_gradients({"weight": torch.ones(2), "bias": None})
+    """
+    for name, gradient in gradients.items():
+        if gradient is not None and not gradient.isfinite().all():
+            raise _exception(f"the gradient of {name} is not finite")
+
+
+def _checking(node: Node) -> Callable[..., Any]:
+    target: Any = node.target
+    is_method = node.op == "call_method"
+    name = function_name(node)
+
+    def check(*args: Any, **kwargs: Any) -> Any:
+        before = _Kinds.of((args, kwargs))
+        call = getattr(args[0], target) if is_method else target
+        result = call(*(args[1:] if is_method else args), **kwargs)
+        after = _Kinds.of(result)
+        if after.has_nan and not before.has_nan:
+            raise _exception(f"`{name}` gave NaN (an invalid operation)")
+        if after.has_infinity and not (before.has_infinity or before.has_nan):
+            raise _exception(
+                f"`{name}` gave infinity (an overflow or a division by zero)"
+            )
+        if name in _COMPARISONS and before.has_nan:
+            raise _exception(f"`{name}` compared a NaN")
+        return result
+
+    check.__name__ = check.__qualname__ = f"checked_{name}"
+    return check
+
+
+def _is_uninitialised(name: str) -> bool:
+    return name.startswith(("empty", "new_empty"))
+
+
+class _Kinds:
+    """Which values that are not finite there are among tensors and numbers."""
+
+    def __init__(self, *, has_nan: bool, has_infinity: bool) -> None:
+        self.has_nan = has_nan
+        self.has_infinity = has_infinity
+
+    @classmethod
+    def of(cls, value: Any) -> _Kinds:
+        tensors = [t for t in tensors_in(value) if t.is_floating_point()]
+        numbers: list[float] = []
+        map_leaves(value, lambda v: numbers.append(v) if isinstance(v, float) else v)
+        return cls(
+            has_nan=any(bool(t.isnan().any()) for t in tensors)
+            or any(map(math.isnan, numbers)),
+            has_infinity=any(bool(t.isinf().any()) for t in tensors)
+            or any(map(math.isinf, numbers)),
+        )
+
+
+def _exception(what: str) -> Error:
+    return createPoptorchError(
+        f"Floating point exception: {what}. "
+        "Options.Precision.enableFloatingPointExceptions(True) asks to stop here."
+    )

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings PopTorch's backend knows, and the check of them before compiling."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from ipufit.emulator import _popart
+from ipufit.emulator._ground.logging import logger
+from ipufit.emulator.errors import Error
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BOOL = _names(
+    """
+    auto_round_num_ipus use_model serial_phases_execution separate_backward_phase
+    broadcast_buffers enableExplicitIR enableInplaceAmbiguityChecking
+    enableLoadAndOffloadRNGState
+    batchSerializationSettings.concatOnVirtualGraphChange
+    batchSerializationSettings.concatOnExecutionPhaseChange
+    batchSerializationSettings.concatOnPipelineStageChange
+    strictOpVersions opxAliasChecking opxModifyChecking dotOpNames
+    exportPoplarComputationGraph exportPoplarVertexGraph separateCallOpPdfs
+    enableOutlining enableOutliningCopyCostPruning rearrangeAnchorsOnHost
+    rearrangeStreamsOnHost enablePrefetchDatastreams enableNonStableSoftmax
+    enableReplicatedGraphs enableGradientAccumulation
+    instrumentWithHardwareCycleCounter enablePipelining
+    disableGradAccumulationTensorStreams disableOptimizerStateTensorStreams
+    compileEngine constantWeights enableEngineCaching enableMergeExchange
+    enableFloatingPointChecks enableStochasticRounding ensureFp32LossScaleTensor
+    explicitRecomputation enableExplicitMainLoops useHostCopyOps aliasZeroCopy
+    delayVarUpdates enableFullyConnectedPass enableSerializedMatmuls enableStableNorm
+    decomposeGradSum enableDistributedReplicatedGraphs groupHostSync
+    automaticLossScalingSettings.enabled enableSupportedDataTypeCasting
+    groupNormStridedChannelGrouping scheduleNonWeightUpdateGradientConsumersEarly
+    replicatedCollectivesSettings.prepareScheduleForMergingCollectives
+    replicatedCollectivesSettings.mergeAllReduceCollectives
+    """
+)
+_UINT = _names(
+    """
+    device_iterations num_distributed_processes distributed_process_id ipu_version
+    ipu_id gradient_accumulation output_return_period replication_factor
+    input_group_size input_cgt execution_mode tensors_liveness output_mode
+    connection_type accumulateOuterFragmentSettings.schedule max_repeat_logs
+    accumulation_and_replication_reduction_type sync_pattern random_seed
+    executionPhaseSettings.phases executionPhaseSettings.stages
+    batchSerializationSettings.factor firstDotOp finalDotOp numIOTiles
+    mergeVarUpdateMemThreshold looseThresholdAtPeak accumulationFactor
+    swapLimitScheduler globalReplicationFactor globalReplicaOffset
+    defaultBufferingDepth defaultPrefetchBufferingDepth compilationProgressTotal
+    transitiveClosureOptimizationThreshold automaticLossScalingSettings.updatePeriod
+    autodiffSettings.stitchStrategy batchSerializationSettings.transformContext
+    batchSerializationSettings.method batchSerializationSettings.batchSchedule
+    autoRecomputation mergeVarUpdate virtualGraphMode syntheticDataMode
+    subgraphCopyingStrategy accumulationAndReplicationReductionType
+    meanAccumulationAndReplicationReductionStrategy
+    automaticLossScalingSettings.gradientTensorTrackingMethod
+    """
+)
+_FLOAT = _names(
+    """
+    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+    automaticLossScalingSettings.thresholdUpperCountProportion
+    automaticLossScalingSettings.binEdgeLocation
+    """
+)
+_STR = _names(
+    """
+    log_dir saveInitializersToFile model_name logDir cachePath partialsTypeMatMuls
+    customCodeletCompileFlags serializedPoprithmsShiftGraphsDir kahnTieBreaker
+    """
+)
+_LIST = _names(
+    """
+    accumulateOuterFragmentSettings.excludedVirtualGraphs dotChecks
+    hardwareInstrumentations customCodelets updatableNamedBuffers
+    """
+)
+_DICT = _names(
+    """
+    engineOptions reportOptions convolutionOptions matmulOptions lstmOptions
+    gclOptions location_activation location_weight location_optimizer
+    location_accumulator
+    """
+)
+KNOWN_POPART_OPTIONS: Mapping[str, frozenset[str]] = {
+    "bool": _BOOL,
+    "uint": _UINT,
+    "float": _FLOAT,
+    "str": _STR,
+    "list": _LIST,
+    "dict": _DICT,
+}
+"""The keys the backend accepts, by the kind of Python value that carries them."""
+
+ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
+    "accumulateOuterFragmentSettings.schedule": _popart.AccumulateOuterFragmentSchedule,
+    "accumulationAndReplicationReductionType": _popart.ReductionType,
+    "accumulation_and_replication_reduction_type": _popart.ReductionType,
+    "autoRecomputation": _popart.RecomputationType,
+    "autodiffSettings.stitchStrategy": _popart.AutodiffStitchStrategy,
+    "automaticLossScalingSettings.gradientTensorTrackingMethod": (
+        _popart.GradientTensorTrackingMethod
+    ),
+    "batchSerializationSettings.batchSchedule": _popart.BatchSerializationBatchSchedule,
+    "batchSerializationSettings.method": _popart.BatchSerializationMethod,
+    "batchSerializationSettings.transformContext": (
+        _popart.BatchSerializationTransformContext
+    ),
+    "connection_type": _popart.DeviceConnectionType,
+    "hardwareInstrumentations": _popart.Instrumentation,
+    "meanAccumulationAndReplicationReductionStrategy": _popart.MeanReductionStrategy,
+    "mergeVarUpdate": _popart.MergeVarUpdateType,
+    "subgraphCopyingStrategy": _popart.SubgraphCopyingStrategy,
+    "sync_pattern": _popart.SyncPattern,
+    "syntheticDataMode": _popart.SyntheticDataMode,
+    "virtualGraphMode": _popart.VirtualGraphMode,
+}
+"""The settings whose numbers are those of an enumeration of PopART's."""
+
+_NOT_PARSED = frozenset({"anchored_tensors", "patterns_level"})
+_PROGRESS_CALLBACK = "compilation_progress_bar_fn"
+_MEMORY_PROPORTION = "available_memory_proportion"
+
+
+def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
+    """Check settings as PopTorch's backend does before it compiles, and log them.
+
+    A setting is looked up among those of its value's type, so a known name with
+    a value of another type is unknown too. Empty containers set nothing and
+    aren't looked up. What was set is told at DEBUG.
+
+    Args:
+        options_dict: What `Options.toDict` returns.
+
+    Raises:
+        Error: If a setting is unknown, out of range, or of a type that the
+            backend doesn't take.
+
+    Example:
+        >>> from ipufit.emulator import Options, OutputMode
+        >>> options = Options().outputMode(OutputMode.All)
+        >>> validate_popart_options(options.toDict())
+        >>> _ = options._Popart.set("enableOutlinning", True)
+        >>> validate_popart_options(options.toDict())
+        Traceback (most recent call last):
+        ...
+        ipufit.emulator.errors.Error: 'poptorch_cpp_error': Unknown bool option ...
+    """
+    for key, value in options_dict.items():
+        if key in _NOT_PARSED or (key == _PROGRESS_CALLBACK and callable(value)):
+            continue
+        if isinstance(value, dict):
+            _check_dict(key, value, options_dict)
+        elif isinstance(value, (list, tuple, set)):
+            _check_elements(key, value)
+            if value:
+                _check_known("list", key)
+            for element in value:
+                _check_range(key, element)
+        else:
+            _check_known(_kind(key, value), key)
+            _check_range(key, value)
+        _log_setting(key, value)
+
+
+def _backend_error(message: str) -> Error:
+    return Error(message, type="poptorch_cpp_error")
+
+
+def _kind(key: str, value: Any) -> str:
+    for kind, python_type in (
+        ("bool", bool),  # before int, which bool is too
+        ("float", float),
+        ("uint", int),
+        ("str", str),
+    ):
+        if isinstance(value, python_type):
+            return kind
+    raise _backend_error(
+        f"Unknown value type {type(value).__name__} for option {key}: use a bool, "
+        "int, float, str, or a list or dict of them."
+    )
+
+
+def _log_setting(key: str, value: Any) -> None:
+    if isinstance(value, dict):
+        for name, element in value.items():
+            logger.debug("poptorch.Options set %s[%s] to %s", key, name, _text(element))
+    elif isinstance(value, (list, tuple, set)):
+        for element in value:
+            logger.debug("poptorch.Options added %s to %s", _text(element), key)
+    else:
+        logger.debug("poptorch.Options set %s to value %s", key, _text(value))
+
+
+def _text(value: Any) -> str:
+    """A value as C++ shows it: `true`, and enumerations as numbers."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, int) else str(value)
+
+
+def _check_known(kind: str, key: str) -> None:
+    if key in KNOWN_POPART_OPTIONS[kind]:
+        return
+    homes = [other for other, keys in KNOWN_POPART_OPTIONS.items() if key in keys]
+    hint = f" It takes a {homes[0]}." if homes else " Check its spelling."
+    raise _backend_error(f"Unknown {kind} option {key}.{hint}")
+
+
+def _check_range(key: str, value: Any) -> None:
+    enumeration = ENUMERATIONS.get(key)
+    if enumeration is None:
+        return
+    names = {str(int(member)): member.name for member in enumeration}
+    if _text(value) not in names:
+        known = ", ".join(f"{number} ({name})" for number, name in names.items())
+        raise _backend_error(
+            f"Value for {enumeration.__name__} out of range: option {key} = "
+            f"{_text(value)}, and PopART knows {known}."
+        )
+
+
+def _check_elements(key: str, values: Any) -> None:
+    for value in values:
+        if not isinstance(value, (str, int)):
+            raise _backend_error(
+                f"Unknown value type {type(value).__name__} inside option {key}: "
+                "use str or int."
+            )
+
+
+def _check_dict(key: str, value: dict[Any, Any], options: Mapping[str, Any]) -> None:
+    if key == _MEMORY_PROPORTION:
+        for ipu, proportion in value.items():
+            if not isinstance(proportion, (int, float)):
+                raise _backend_error(
+                    f"Unknown value type {type(proportion).__name__} for the memory "
+                    f"proportion of IPU{ipu}: use a float."
+                )
+        return
+    _check_elements(key, value.values())
+    if key == "patterns":
+        if "patterns_level" not in options:
+            raise _backend_error(
+                "Option patterns needs patterns_level: use `_Popart.setPatterns`."
+            )
+    elif value:
+        _check_known("dict", key)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How options are stored: checked against their current type, freezable, cloneable."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Mapping, TypeVar
+
+from ipufit.emulator._ground.checks import require
+
+_FreezableT = TypeVar("_FreezableT", bound="Freezable")
+
+
+class Freezable:
+    """An object that can refuse changes; its copies are never frozen."""
+
+    _is_frozen: bool
+
+    def checkIsFrozen(self, option: str | None = None) -> None:
+        """Raise if these options belong to a model or a data loader.
+
+        Args:
+            option: What is about to change; it makes no difference.
+
+        Raises:
+            AttributeError: If they are frozen.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().checkIsFrozen()
+        """
+        if self._is_frozen:
+            raise AttributeError(
+                "Can't modify frozen Options: a data loader or a model uses them. "
+                "Change a copy instead: `options.clone()`."
+            )
+
+    def _freeze(self) -> None:
+        self._set_frozen(True)
+
+    def _unfreeze(self) -> None:
+        self._set_frozen(False)
+
+    def _set_frozen(self, frozen: bool) -> None:
+        self.__dict__["_is_frozen"] = frozen
+        for part in self.__dict__.values():
+            if isinstance(part, Freezable):
+                part._set_frozen(frozen)
+
+    def __deepcopy__(self: _FreezableT, memo: dict[int, Any]) -> _FreezableT:
+        duplicate = self.__class__.__new__(self.__class__)
+        for name, value in self.__dict__.items():
+            duplicate.__dict__[name] = copy.deepcopy(value, memo)
+        duplicate.__dict__["_is_frozen"] = False
+        return duplicate
+
+
+class OptionsDict(Freezable):
+    """Named public values, and a set of private attributes fixed at construction.
+
+    Args:
+        values: The public options and their first values.
+        private: The private attributes; each name starts with an underscore.
+
+    Example:
+        >>> from ipufit.emulator import Options
+        >>> options = Options()
+        >>> options.replication_factor = 4
+        >>> options("replication_factor")
+        4
+    """
+
+    _values: dict[str, Any]
+
+    def __init__(self, values: Mapping[str, Any], **private: Any) -> None:
+        # Through __dict__: __setattr__ refuses names that don't exist yet.
+        self.__dict__.update(private, _values=dict(values), _is_frozen=False)
+
+    def set(self, **kwargs: Any) -> None:
+        """Change existing options, one after the other.
+
+        Args:
+            kwargs: New values by name. Each must be an instance of the type of
+                the value it replaces; ranges aren't checked.
+
+        Raises:
+            AttributeError: If the options are frozen.
+            AssertionError: If an option doesn't exist or the type differs.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options()
+            >>> options.set(device_iterations=8)
+            >>> options.device_iterations
+            8
+        """
+        self.checkIsFrozen()
+        for name, value in kwargs.items():
+            require(
+                name in self._values,
+                f"Invalid option {name}. Options here: {', '.join(self._values)}.",
+            )
+            expected = type(self._values[name])
+            require(
+                isinstance(value, expected),
+                f"Unexpected type {type(value).__name__} for option {name}: "
+                f"use {expected.__name__}.",
+            )
+            self._values[name] = value
+
+    def createOrSet(self, **kwargs: Any) -> None:
+        """Set options, creating those that don't exist with any type.
+
+        Args:
+            kwargs: New values by name. The first value decides the type of
+                all later ones.
+
+        Raises:
+            AttributeError: If the options are frozen.
+            AssertionError: If an option exists and the type differs.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options()
+            >>> options.createOrSet(model_name="net")
+            >>> options.model_name
+            'net'
+        """
+        self.checkIsFrozen()
+        for name, value in kwargs.items():
+            if name in self._values:
+                self.set(**{name: value})
+            else:
+                self._values[name] = value
+
+    def exists(self, option: str) -> bool:
+        """Tell whether a public option has a value.
+
+        Args:
+            option: Its name.
+
+        Returns:
+            Whether it was ever set.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().exists("random_seed")
+            False
+        """
+        return option in self._values
+
+    def deleteIfExists(self, option: str) -> None:
+        """Remove a public option; as in PopTorch, also from frozen options.
+
+        Args:
+            option: Its name.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().modelName("net")
+            >>> options.deleteIfExists("model_name")
+            >>> options.exists("model_name")
+            False
+        """
+        self._values.pop(option, None)
+
+    def toDict(self) -> dict[str, Any]:
+        """Copy the public options.
+
+        Returns:
+            Values by name.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().Distributed.toDict()["num_distributed_processes"]
+            1
+        """
+        return self.update({})
+
+    def update(self, other: dict[str, Any]) -> dict[str, Any]:
+        """Add the public options to a dict.
+
+        Args:
+            other: Values by name.
+
+        Returns:
+            `other`, which is changed.
+
+        Raises:
+            AssertionError: If a name is there already.
+
+        Example:
+            >>> from ipufit.emulator import TensorLocationSettings
+            >>> TensorLocationSettings().useIOTilesToLoad().update({"onChip": 1})
+            {'onChip': 1, 'useIOTilesToLoad': 1}
+        """
+        for name, value in self._values.items():
+            require(
+                name not in other,
+                f"Option {name} is set in two places. Remove it from `_Popart`.",
+            )
+            other[name] = value
+        return other
+
+    def __call__(self, option: str) -> Any:
+        return getattr(self, option)
+
+    # Hidden from type checkers: with these in sight every misspelt option would
+    # type check. The classes annotate the options they hold.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            values = self.__dict__.get("_values", {})  # absent while unpickling
+            if name in values:
+                return values[name]
+            raise AttributeError(f"Invalid attribute {name}.")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "__class__":  # popdist swaps the class of `Distributed`
+                object.__setattr__(self, name, value)
+            elif not name.startswith("_"):
+                self.set(**{name: value})
+            elif name in self.__dict__:
+                self.checkIsFrozen()
+                self.__dict__[name] = value
+            else:
+                raise AttributeError(f"Invalid private attribute {name}.")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._describe())})"
+
+    def _describe(self) -> list[str]:
+        private = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_values", "_is_frozen")
+        }
+        return [f"{k}={v!r}" for k, v in {**self._values, **private}.items()]

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Combinations of calls that PopTorch doesn't compile.
+
+What one call's arguments show is refused while tracing (`_limits.py`). These need to
+know where the arguments come from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx.graph import Graph
+from torch.fx.node import Node
+
+from ipufit.emulator._tracing.constant_nodes import function_name, is_in_place
+from ipufit.emulator.errors import createPoptorchError
+
+
+def check_graph(graph: Graph, constants: set[Node]) -> None:
+    """Refuse a traced program that doesn't compile.
+
+    Args:
+        graph: The program.
+        constants: Its constant nodes, which are computed while it is compiled.
+
+    Raises:
+        Error: It takes the triangle of a tensor or the offsets of an embedding bag
+            that aren't constant, or changes elements in place that aren't adjacent.
+
+    Example:
+        >>> import torch
+        >>> graph = Graph()
+        >>> _ = graph.call_function(torch.triu, (graph.placeholder("x"),))
+        >>> check_graph(graph, constants=set())
+        Traceback (most recent call last):
+            ...
+        ipufit.emulator.errors.Error: ... torch.triu is only supported within ...
+    """
+    for node in graph.nodes:
+        if node in constants:
+            continue
+        name = function_name(node)
+        if name in ("triu", "triu_"):
+            raise createPoptorchError(
+                "torch.triu is only supported within constant expressions: multiply by "
+                "the triangle of a constant, torch.triu(torch.ones(n, n))."
+            )
+        if name == "embedding_bag":
+            _check_offsets(node, constants)
+        if is_in_place(node):
+            _check_steps(node)
+
+
+def _check_offsets(node: Node, constants: set[Node]) -> None:
+    positional = node.args[2] if len(node.args) > 2 else None
+    offsets = node.kwargs.get("offsets", positional)
+    if isinstance(offsets, Node) and offsets not in constants:
+        raise createPoptorchError(
+            "Unsupported aten::embedding_bag operation: offsets tensor must be a "
+            "constant, made in `forward` with torch.tensor or torch.arange."
+        )
+
+
+def _check_steps(node: Node) -> None:
+    """`node` writes to a tensor, or to slices of slices of one."""
+    indices = [node.args[1]] if function_name(node) == "__setitem__" else []
+    base = node.args[0] if node.args else None
+    while isinstance(base, Node) and function_name(base) == "__getitem__":
+        indices.append(base.args[1])
+        base = base.args[0]
+    if any(_step(part) not in (None, 1) for index in indices for part in _parts(index)):
+        raise createPoptorchError(
+            "In-place modification of slices with step size other than 1 is not "
+            "supported. Use torch.where with a constant mask."
+        )
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _step(part: Any) -> Any:
+    return part.step if isinstance(part, slice) else None

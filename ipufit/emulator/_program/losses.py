@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which value of a traced training model is *the* loss.
+
+`identity_loss` and the loss functions that are one operator of torch mark their result.
+A marker from which another marker is computed is only a step on the way; exactly one
+marker must remain (PopTorch, `RemoveSurplusIdentityLosses.cpp`).
+
+Markers are put on operators (PopTorch, `LossOps.cpp`), not on what
+`torch.nn.functional` makes of them: `cross_entropy` of probabilities has none, with
+label smoothing the marker is on the part without smoothing, and that of
+`kl_div(reduction="batchmean")` is on the sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C import _nn
+from torch.fx.graph import Graph
+from torch.fx.node import Node
+
+from ipufit.emulator._ops.identity_loss import identity_loss
+from ipufit.emulator._program.loss_shapes import reduce_to_one_element
+from ipufit.emulator._tracing.half import original
+from ipufit.emulator._tracing.liveness import effects_of
+from ipufit.emulator.errors import createPoptorchError
+
+_NAMES = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "cross_entropy_loss",
+    "ctc_loss",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "nll_loss",
+    "nll_loss_nd",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+)
+
+
+def _named(*names: str) -> frozenset[Callable[..., object]]:
+    return frozenset(
+        getattr(home, name)
+        for home in (F, torch, _nn)
+        for name in names
+        if hasattr(home, name)
+    )
+
+
+_BUILT_IN = _named(*_NAMES)
+_CROSS_ENTROPY = _named("cross_entropy", "cross_entropy_loss")
+_DIVERGENCE = _named("kl_div")
+_REDUCED_BEFORE = _named("l1_loss")
+"""Losses whose marker is put on what is reduced already (PopTorch, `l1lossHandler`)."""
+
+_ARGUMENTS: Mapping[Callable[..., object], tuple[str, ...]] = {
+    F.cross_entropy: (
+        "input",
+        "target",
+        "weight",
+        "size_average",
+        "ignore_index",
+        "reduce",
+        "reduction",
+        "label_smoothing",
+    ),
+    _nn.cross_entropy_loss: (  # type: ignore[attr-defined,unused-ignore]
+        "self",
+        "target",
+        "weight",
+        "reduction",
+        "ignore_index",
+        "label_smoothing",
+    ),
+    F.kl_div: ("input", "target", "size_average", "reduce", "reduction", "log_target"),
+}
+
+
+def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
+    """Return the loss of a training program as its last result.
+
+    The program becomes what PopTorch makes of it: the results of markers that are no
+    longer needed have one dimension of one element.
+
+    Args:
+        graph: The program, without dead calls.
+        results: What the nodes gave while it was traced.
+
+    Raises:
+        Error: There is no marker, or more than one that is final; the final loss isn't
+            one number; or something can't take the shape of a marker's result.
+
+    Example:
+        >>> graph = Graph()
+        >>> _ = graph.output((graph.placeholder("x"),))
+        >>> add_final_loss(graph, {})
+        Traceback (most recent call last):
+            ...
+        ipufit.emulator.errors.Error: ... Couldn't find a loss in graph! ...
+    """
+    markers = _markers(graph, results)
+    if not markers:
+        raise createPoptorchError(
+            "Couldn't find a loss in graph! A training model must compute a loss with "
+            "one of torch's loss functions or mark it with poptorch.identity_loss, and "
+            "must return something that depends on it: what no output depends on is "
+            "eliminated first."
+        )
+    surplus = _surplus(graph, markers)
+    final = [marker for marker in markers if marker not in surplus]
+    if len(final) > 1:
+        raise createPoptorchError(
+            "Multiple independent losses found in graph. Graph must have one final "
+            "loss. Wrap final graph loss in poptorch.identity_loss. "
+            f"Found: {', '.join(str(node) for node in final)}."
+        )
+    (loss,) = final
+    _refuse_vector(loss, results[markers[loss]])
+    marked = [markers[m] for m in markers if m in surplus and _reduces(m, results)]
+    reduce_to_one_element(graph, marked, results)
+    for marker, node in markers.items():
+        if marker is not node and marker is not loss:
+            graph.erase_node(marker)
+    *_, output = graph.nodes
+    output.args = ((*output.args[0], loss),)
+
+
+def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
+    """The markers, each with the node that gives its result or is computed from it."""
+    markers: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        function = original(node.target)
+        if node.op != "call_function":
+            continue
+        if function is identity_loss:
+            markers[node] = node
+        elif function in _CROSS_ENTROPY:
+            if not _is_of_probabilities(node, results):
+                smoothing = _argument(node, "label_smoothing") or 0.0
+                changed: dict[str, Any] = {"label_smoothing": 0.0} if smoothing else {}
+                markers[_part(graph, node, changed)] = node
+        elif function in _BUILT_IN:
+            is_divided = function in _DIVERGENCE and (
+                _argument(node, "reduction") == "batchmean"
+            )
+            changed = {"reduction": "sum"} if is_divided else {}
+            markers[_part(graph, node, changed)] = node
+    return markers
+
+
+def _part(graph: Graph, node: Node, changed: Mapping[str, Any]) -> Node:
+    """The marker inside a composed function: the same call with other arguments."""
+    if not changed:
+        return node
+    names = _ARGUMENTS[original(node.target)]
+    arguments = {**dict(zip(names, node.args)), **node.kwargs, **changed}
+    args = tuple(arguments.pop(name) for name in names[:2])
+    with graph.inserting_before(node):
+        part: Node = graph.call_function(node.target, args, arguments)  # type: ignore[arg-type,unused-ignore]
+    part.meta.update(node.meta)
+    return part
+
+
+def _argument(node: Node, name: str) -> Any:
+    names = _ARGUMENTS.get(original(node.target), ())
+    return {**dict(zip(names, node.args)), **node.kwargs}.get(name)
+
+
+def _is_of_probabilities(node: Node, results: Mapping[Node, Any]) -> bool:
+    """Torch takes targets of the outputs' shape for probabilities."""
+    scores, target = (results[source] for source in _operands(node))
+    is_same: bool = scores.shape == target.shape
+    return is_same
+
+
+def _operands(node: Node) -> list[Node]:
+    names = _ARGUMENTS[original(node.target)][:2]
+    return [_argument(node, name) for name in names]
+
+
+def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
+    """The markers from which another one is computed, also through memory."""
+    inner = {node: marker for marker, node in markers.items() if marker is not node}
+    before: dict[Node, set[Node]] = {}
+    written: dict[int, set[Node]] = {}
+    surplus: set[Node] = set()
+    for node in graph.nodes:
+        effects = effects_of(node)
+        sources = [before[source] for source in node.all_input_nodes]
+        sources += [written[m] for m in effects.reads if m in written]
+        known = set().union(*sources)
+        if node in markers:
+            surplus |= known
+            known = known | {node}
+        if node in inner:
+            known = known | {inner[node]}
+        before[node] = known
+        for memory in effects.writes:
+            written[memory] = written.get(memory, set()) | known
+    return surplus
+
+
+def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
+    """Whether PopTorch reduces what a marker that it removes is put on."""
+    function = original(marker.target)
+    reduction = marker.kwargs.get("reduction")
+    if function is identity_loss and len(marker.args) > 1:
+        reduction = marker.args[1]
+    is_kept = reduction in ("none", 0) or function in _REDUCED_BEFORE
+    result = results.get(marker)
+    return not is_kept and (result is None or result.dim() == 0)
+
+
+def _refuse_vector(loss: Node, result: Tensor) -> None:
+    if result.numel() > 1:
+        raise createPoptorchError(
+            f"Loss tensor must be a scalar tensor, but that of {loss} has the shape "
+            f"{list(result.shape)}. Reduce it: poptorch.identity_loss(loss, "
+            "reduction='mean') or 'sum'."
+        )

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutional programs in channels_last: the same values, faster on a processor.
+
+Inside such a program the channels of a pixel lie side by side. Images are brought into
+that order where they enter a convolution, and back before any call that isn't known to
+work in either order: what a user's program sees of strides, views above all, is as if
+nothing had happened. Weights stay as they are, and so does all that is outside.
+
+Three rules make that sound. Only calls in `_EITHER_ORDER` ever see a tensor in the
+other order. One that went back has been copied, so nothing may write to its memory
+afterwards, nor to what may be a view of the copy: such programs stay as they are. And
+so do those that draw gradients for some of their calls only, compute in half precision,
+or branch, since none of these is worth a rule of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Sequence
+
+import torch
+from torch.fx.graph import Graph
+from torch.fx.graph_module import GraphModule
+from torch.fx.node import Node
+
+from ipufit.emulator._tracing.constant_nodes import function_name, is_in_place
+from ipufit.emulator._tracing.half import original
+
+_CONVOLUTIONS = frozenset({"conv2d", "conv_transpose2d"})
+
+_POOLING = frozenset({"avg_pool2d", "max_pool2d"})
+
+_EITHER_ORDER = _POOLING | frozenset(
+    """
+    __add__ __iadd__ __imul__ __isub__ __itruediv__ __mul__ __neg__ __pow__ __radd__
+    __rdiv__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__ abs abs_
+    adaptive_avg_pool2d add add_ amax amin batch_norm cat celu clamp clamp_ clamp_max
+    clamp_min clone concat div div_ elu elu_ exp gelu hardsigmoid hardswish
+    hardtanh hardtanh_ interpolate leaky_relu leaky_relu_ log logsigmoid maximum mean
+    minimum mish mul mul_ neg neg_ pad pow prelu reciprocal relu relu6 relu_ rsqrt
+    rsub selu sigmoid sigmoid_ silu snapshot softplus softsign sqrt square sub sub_ sum
+    tanh tanh_ true_divide upsample where
+    """.split()  # noqa: SIM905 - one per line would be two pages
+)
+"""Calls whose values don't depend on strides, and that give no view of an argument.
+
+`group_norm` isn't among them: for channels_last torch takes the variance as the mean of
+squares less the square of the mean, of which nothing is left where means are large.
+"""
+
+_FRESH = _EITHER_ORDER | frozenset(
+    """
+    addmm baddbmm bmm cross_entropy group_norm layer_norm linear log_softmax logsumexp
+    matmul mm mse_loss nll_loss softmax
+    """.split()  # noqa: SIM905 - as above
+)
+"""Calls whose result has memory of its own, unless they write to an argument."""
+
+_NOT_WORTH_A_RULE = frozenset(
+    """
+    _set_grad_enabled call_on_host run_branch run_custom_op run_loop set_ setattr
+    """.split()  # noqa: SIM905 - as above
+)
+
+_LANES = 16
+_MOST_WEIGHTS = 2**18
+"""Where a convolution in the plain order begins to be faster, however it is used."""
+
+
+def in_channels_last(
+    graph: GraphModule,
+    weight_shapes: Sequence[Sequence[int]],
+    *,
+    is_differentiated: bool,
+) -> GraphModule:
+    """Let the convolutions of a program run in channels_last where that pays.
+
+    It pays for pooling and for convolutions of each channel by itself; and for two or
+    more convolutions, if nothing is differentiated or if their numbers of channels
+    aren't multiples of 16, which torch's kernels for the plain order pad. It doesn't
+    from the first convolution on that has more than 2**18 weights. (Measured with
+    oneDNN on an x86 processor, one thread.)
+
+    Args:
+        graph: A program; its first inputs are the weights.
+        weight_shapes: Of these.
+        is_differentiated: Whether a backward pass will follow.
+
+    Returns:
+        An equal program whose results are contiguous; `graph` itself if there is
+        nothing to gain, or no such program.
+
+    Example:
+        >>> class Blur(torch.nn.Module):
+        ...     def forward(self, kernel, image):
+        ...         blurred = torch.conv2d(image, kernel)
+        ...         return torch.nn.functional.max_pool2d(blurred, 2).view(-1)
+        >>> plain = torch.fx.symbolic_trace(Blur())
+        >>> program = in_channels_last(plain, [(8, 3, 1, 1)], is_differentiated=False)
+        >>> [n.name for n in program.graph.nodes if n.op == "call_method"]
+        ['to', 'contiguous', 'view']
+        >>> tensors = torch.ones(8, 3, 1, 1), torch.ones(2, 3, 4, 4)
+        >>> torch.equal(program(*tensors), plain(*tensors))
+        True
+    """
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    shapes = {node.name: tuple(s) for node, s in zip(inputs, weight_shapes)}
+    chosen = _convolutions(graph.graph, shapes)
+    if not chosen or _is_beyond_rules(graph.graph):
+        return graph
+    rewriting = _Rewriting(chosen)
+    if not rewriting.run(graph.graph) or not rewriting.pays(is_differentiated):
+        return graph
+    program: GraphModule = GraphModule(graph, rewriting.graph)
+    return program
+
+
+def _convolutions(
+    graph: Graph, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, _Convolution]:
+    """The convolutions up to the first one that is too large, by the node's name."""
+    found: dict[str, _Convolution] = {}
+    for node in graph.nodes:
+        if function_name(node) not in _CONVOLUTIONS or len(node.args) < 2:
+            continue
+        weight = node.args[1]
+        shape = shapes.get(weight.name, ()) if isinstance(weight, Node) else ()
+        convolution = _Convolution(shape, function_name(node) == "conv_transpose2d")
+        if len(shape) != 4 or convolution.num_weights > _MOST_WEIGHTS:
+            break
+        found[node.name] = convolution
+    return found
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """What the shape of its weight says about a convolution."""
+
+    shape: tuple[int, ...]
+    is_transposed: bool
+
+    @property
+    def num_weights(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def is_of_single_channels(self) -> bool:
+        return not self.is_transposed and self.shape[1] == 1 and self.shape[0] > 1
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether kernels for the plain order work on channels that aren't there."""
+        rows, columns = self.shape[:2]
+        return columns >= _LANES // 4 and bool(rows % _LANES or columns % _LANES)
+
+
+def _is_beyond_rules(graph: Graph) -> bool:
+    return any(
+        function_name(node) in _NOT_WORTH_A_RULE
+        or original(node.target) is not node.target
+        or node.target is setattr
+        for node in graph.nodes
+    )
+
+
+@dataclass
+class _Rewriting:
+    """The program as it is written anew.
+
+    Attributes:
+        chosen: The convolutions to run in channels_last, by name.
+        graph: The new program.
+        region: Nodes that may be in channels_last, each with the first node whose
+            memory it has.
+        views: Nodes that may be views of a tensor that went back.
+    """
+
+    chosen: Mapping[str, _Convolution]
+    graph: Graph = field(default_factory=Graph)
+    region: dict[Node, Node] = field(default_factory=dict)
+    views: set[Node] = field(default_factory=set)
+    _new: dict[Node, Node] = field(default_factory=dict)
+    _entered: dict[Node, Node] = field(default_factory=dict)
+    _left: dict[Node, Node] = field(default_factory=dict)
+    _num_entries: int = 0
+    _num_convolutions: int = 0
+    _has_pooling: bool = False
+
+    def run(self, graph: Graph) -> bool:
+        """Write it; False if that can't be done."""
+        for node in graph.nodes:
+            if self._writes_what_was_copied(node):
+                return False
+            if _is_write(node):
+                self._entered.clear()
+            if node.name in self.chosen:
+                self._convolve(node)
+            elif self._stays(node):
+                self._copy(node)
+                base = node.args[0] if _is_write(node) or _is_nothing(node) else node
+                self.region[node] = self.region.get(base, node)
+                self._has_pooling |= function_name(node) in _POOLING
+            else:
+                self._leave(node)
+        return True
+
+    def pays(self, is_differentiated: bool) -> bool:
+        """Whether it is faster: measured, see `in_channels_last`."""
+        if 2 * self._num_entries > self._num_convolutions + 1:
+            return False
+        convolutions = self.chosen.values()
+        return (
+            self._has_pooling
+            or any(c.is_of_single_channels for c in convolutions)
+            or (
+                len(convolutions) > 1
+                and (not is_differentiated or any(c.is_padded for c in convolutions))
+            )
+        )
+
+    def _writes_what_was_copied(self, node: Node) -> bool:
+        if not _is_write(node):
+            return False
+        target = node.args[0] if node.args else None
+        if not isinstance(target, Node) or node.kwargs.get("out") is not None:
+            return True
+        first = self.region.get(target)
+        if first is None:
+            return target in self.views
+        # What isn't in the list would write to a copy.
+        return first in map(self.region.get, self._left) or not self._stays(node)
+
+    def _stays(self, node: Node) -> bool:
+        """Whether a call takes tensors in either order, and is given one."""
+        if _is_nothing(node):
+            return node.args[0] in self.region
+        if function_name(node) not in _EITHER_ORDER:
+            return False
+        if _is_write(node):
+            return node.args[0] in self.region
+        return any(argument in self.region for argument in node.all_input_nodes)
+
+    def _convolve(self, node: Node) -> None:
+        image = node.args[0]
+        if isinstance(image, Node) and image not in self.region:
+            if image not in self._entered:
+                self._entered[image] = self.graph.call_method(
+                    "to",
+                    (self._new[image],),
+                    {"memory_format": torch.channels_last},
+                )
+                self._num_entries += 1
+            before, self._new[image] = self._new[image], self._entered[image]
+            self._copy(node)
+            self._new[image] = before
+        else:
+            self._copy(node)
+        self.region[node] = node
+        self._num_convolutions += 1
+
+    def _leave(self, node: Node) -> None:
+        """A call that is given tensors in the plain order."""
+        has_views = False
+        for argument in node.all_input_nodes:
+            if argument in self.region and argument not in self._left:
+                back = self.graph.call_method("contiguous", (self._new[argument],))
+                self._left[argument] = back
+            has_views |= argument in self.region or argument in self.views
+        is_fresh = function_name(node) in _FRESH and not _is_write(node)
+        if has_views and not is_fresh:
+            self.views.add(node)
+        self._new[node] = self.graph.node_copy(
+            node, lambda argument: self._left.get(argument, self._new[argument])
+        )
+
+    def _copy(self, node: Node) -> None:
+        self._new[node] = self.graph.node_copy(node, self._new.__getitem__)
+
+
+def _is_write(node: Node) -> bool:
+    """Whether a node writes to a tensor that it is given."""
+    is_asked_to = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
+    return node.op.startswith("call") and (is_in_place(node) or bool(is_asked_to))
+
+
+def _is_nothing(node: Node) -> bool:
+    """Whether a node gives the tensor that it is given: dropout while evaluating."""
+    is_dropout = "dropout" in function_name(node)
+    return is_dropout and node.kwargs.get("training") is False

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strict mode: refuse the operators that PopTorch doesn't compile.
+
+The emulator computes with all of torch. With `IPUFIT_EMULATOR_STRICT=1` a model that
+calls what no IPU has fails when it is compiled, as on a pod. What counts are the
+operators that a function of torch is made of, as PopTorch's dispatcher sees them, so a
+function that torch composes of supported ones is fine. So are functions of constants,
+which are computed while the model is compiled, and results that nothing uses.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Collection, NamedTuple
+
+from torch import Tensor
+from torch.fx.graph import Graph
+from torch.overrides import resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ipufit.emulator._ground.switches import STRICT_VARIABLE
+from ipufit.emulator._program.supported_ops import SUPPORTED_OPERATORS
+from ipufit.emulator._tracing.constant_nodes import constant_nodes
+from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator._tracing.trace_state import recorded
+from ipufit.emulator._tracing.tracer import Tracer
+from ipufit.emulator.errors import createPoptorchError
+
+_CALL = "call_of_torch"
+_EMULATOR = "ipufit.emulator"
+_ALTERNATIVES = {
+    "diag": "x[i, i] with i = torch.arange(n)",
+    "diagonal": "x[i, i] with i = torch.arange(n)",
+    "histc": "torch.bucketize and torch.bincount",
+    "huber_loss": "torch.nn.SmoothL1Loss",
+    "index_add": "torch.scatter_add",
+    "index_copy": "torch.scatter, or poptorch.dynamic_update",
+    "isin": "(x[..., None] == values).any(-1)",
+    "kthvalue": "torch.topk",
+    "lerp": "start + weight * (end - start)",
+    "logaddexp": "torch.logsumexp of torch.stack",
+    "logical_xor": "x != y, of bools",
+    "nan_to_num": "torch.where(torch.isnan(x), value, x)",
+    "quantile": "torch.sort",
+    "searchsorted": "torch.bucketize",
+    "take": "x.flatten()[index]",
+    "trace": "(x * torch.eye(n)).sum()",
+    "tril": "x * torch.ones(n, n).tril()",
+    "xlogy": "x * torch.log(y)",
+}
+"""What to write instead, where that is obvious."""
+
+
+class _Call(NamedTuple):
+    """A call of torch, and the operators that it was made of."""
+
+    function: Callable[..., Any]
+    operators: frozenset[str]
+
+
+class _OperatorWatch(TorchDispatchMode):
+    """Notes the operators that run on something else than constants made meanwhile.
+
+    Args:
+        is_recording: Whether they belong to a call that is recorded.
+    """
+
+    def __init__(self, is_recording: Callable[[], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._is_recording = is_recording
+        self.seen: set[str] = set()
+        self._constants: dict[int, Tensor] = {}  # by id; kept alive: ids are reused
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func`, and note it."""
+        if not self._is_recording():
+            return func(*args, **(kwargs or {}))
+        touched = [id(tensor) for tensor in tensors_in((args, kwargs or {}))]
+        result = func(*args, **(kwargs or {}))
+        results = {id(tensor): tensor for tensor in tensors_in(result)}
+        if all(tensor in self._constants for tensor in touched):
+            self._constants.update(results)
+            return result
+        for changed in self._constants.keys() & results.keys():
+            del self._constants[changed]
+        library, _, name = func._schema.name.partition("::")
+        self.seen.add(_bare(name) if library == "aten" else f"{library}::{name}")
+        return result
+
+
+class StrictTracer(Tracer):
+    """A tracer that remembers what operators each call was made of.
+
+    Args:
+        weights: As for `Tracer`.
+        inputs: As for `Tracer`.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Record the call with its operators."""
+        before = next(iter(reversed(self.graph.nodes)), None)
+        with _OperatorWatch(self.is_recording) as watch:
+            result = super().__torch_function__(func, types, args, kwargs)
+        call = _Call(recorded(func), frozenset(watch.seen))
+        for node in reversed(self.graph.nodes):
+            if node is before:
+                break
+            node.meta.setdefault(_CALL, call)
+        return result
+
+
+def refuse_unsupported_operators(
+    graphs: Collection[Graph], constant_inputs: Collection[str]
+) -> None:
+    """Refuse a program with operators that PopTorch doesn't compile.
+
+    Args:
+        graphs: Recorded by a `StrictTracer`, without dead calls.
+        constant_inputs: Names of inputs that are compiled in.
+
+    Raises:
+        Error: There are some; it lists them all.
+    """
+    unsupported: dict[str, set[str]] = {}
+    for graph in graphs:
+        constants = constant_nodes(graph, constant_inputs)
+        for node in graph.nodes:
+            call = node.meta.get(_CALL)
+            if call is not None and node not in constants:
+                operators = _unsupported(call)
+                if operators:
+                    unsupported.setdefault(_written(call.function), set()).update(
+                        operators
+                    )
+    if unsupported:
+        names = ", ".join(sorted(set().union(*unsupported.values())))
+        calls = "; ".join(_advice(function) for function in sorted(unsupported))
+        raise createPoptorchError(
+            f"Unsupported ops found in compiled model: [{names}]. They come from "
+            f"{calls}. Not all operations of torch run on an IPU (PopTorch user guide, "
+            '"IPU supported operations"): compose them of those that do, or let the '
+            "host compute them before or after the model. This is the emulator's "
+            f"strict mode: without {STRICT_VARIABLE} it computes them all."
+        )
+
+
+def _unsupported(call: _Call) -> set[str]:
+    module = getattr(call.function, "__module__", None) or ""
+    name = getattr(call.function, "__name__", "")
+    if module.startswith(_EMULATOR) or _bare(name) in SUPPORTED_OPERATORS:
+        return set()
+    return {_qualified(name) for name in call.operators - SUPPORTED_OPERATORS}
+
+
+def _advice(function: str) -> str:
+    way = _ALTERNATIVES.get(_bare(function.rpartition(".")[2]))
+    return f"{function} (try {way})" if way else function
+
+
+def _bare(name: str) -> str:
+    """A name without the underscore of functions that work in place."""
+    return name if name.endswith("__") else name.rstrip("_")
+
+
+def _qualified(operator: str) -> str:
+    return operator if "::" in operator else f"aten::{operator}"
+
+
+def _written(function: Callable[..., Any]) -> str:
+    """A function's name as users write it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it looks at what is deprecated too
+        name: str | None = resolve_name(function)  # type: ignore[no-untyped-call,unused-ignore]
+    name = name or str(getattr(function, "__name__", function))
+    name = name.replace(".__get__", "")  # a property
+    return name.replace("torch.functional.", "torch.")

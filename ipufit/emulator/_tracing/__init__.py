@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a module once, and the graph of what it did."""

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block annotations: which part of a model runs on which IPU.
+
+Outside a trace they do nothing, so that an annotated model runs on the host as it
+is. During one, `tracing_blocks` reports every begin and end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    Iterator,
+    TypeVar,
+    overload,
+)
+
+import torch
+
+from ipufit.emulator._ground.checks import require
+from ipufit.emulator._options.stages import BEFORE_BLOCKS, BlockPlacement
+from ipufit.emulator._options.strategies import ExecutionStrategy
+from ipufit.emulator.errors import createPoptorchError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = [
+    "BEFORE_BLOCKS",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "BlockPlacement",
+    "LegacyBeginBlockFn",
+    "removeBlocks",
+    "tracing_blocks",
+]
+
+_ResultT = TypeVar("_ResultT")
+_ModuleT = TypeVar("_ModuleT", bound=torch.nn.Module)
+
+
+class _BlockTracer:
+    """Resolves the blocks of one trace and reports them."""
+
+    def __init__(
+        self,
+        strategy: ExecutionStrategy,
+        on_begin: Callable[[BlockPlacement], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._manager = strategy._manager
+        self._on_begin = on_begin
+        self.end = on_end
+
+    def begin(self, user_id: str | None, ipu_id: int | None) -> None:
+        self._on_begin(self._manager.place(user_id, ipu_id))
+
+    def next_auto_id(self) -> str:
+        return self._manager.next_auto_id()
+
+    def reset_auto_id(self) -> None:
+        self._manager.reset_auto_id()
+
+
+class Block(torch.nn.Module):
+    """A part of a model, as a context manager.
+
+    There is no stack of blocks: on leaving, no block is active, not even one
+    around this one.
+
+    Args:
+        user_id: The block's name. Without one it gets "0", "1", ... in turn.
+        ipu_id: The IPU it runs on, unless the execution strategy says another.
+
+    Example:
+        >>> import torch
+        >>> from ipufit.emulator import Block
+        >>> class Network(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         with Block("first", ipu_id=0):
+        ...             x = x + 1
+        ...         with Block("second", ipu_id=1):
+        ...             return x * 2
+        >>> Network()(torch.tensor([1.0]))
+        tensor([4.])
+    """
+
+    _stages_manager: ClassVar[_BlockTracer | None] = None
+
+    def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
+        super().__init__()
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Number blocks without a name from 0 again: call it first in `forward`.
+
+        Example:
+            >>> from ipufit.emulator import Block
+            >>> Block.useAutoId()
+        """
+        if Block._stages_manager is not None:
+            Block._stages_manager.reset_auto_id()
+
+    @staticmethod
+    def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
+        """Begin a block that lasts until the next one begins or ends.
+
+        Args:
+            user_id: The block's name.
+            ipu_id: The IPU it runs on.
+
+        Raises:
+            AssertionError: During a trace, if the execution strategy doesn't
+                know the block, or needs its IPU.
+
+        Example:
+            >>> from ipufit.emulator import Block
+            >>> Block.start("head", ipu_id=1)
+        """
+        if Block._stages_manager is not None:
+            Block._stages_manager.begin(user_id, ipu_id)
+
+    def __enter__(self) -> None:
+        Block.start(self._user_id, self._ipu_id)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if Block._stages_manager is not None:
+            Block._stages_manager.end()
+
+
+class LegacyBeginBlockFn(torch.nn.Module):
+    """A function whose calls begin a block; what `BeginBlock` makes of one.
+
+    Args:
+        layer_to_call: The function.
+        user_id: The block's name.
+        ipu_id: The IPU it runs on.
+
+    Example:
+        >>> from ipufit.emulator import LegacyBeginBlockFn
+        >>> LegacyBeginBlockFn(abs, user_id="abs", ipu_id=1)(-3)
+        3
+    """
+
+    def __init__(
+        self,
+        layer_to_call: Callable[..., Any],
+        user_id: str | None = None,
+        ipu_id: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._layer_to_call = layer_to_call
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin the block and call the function.
+
+        Args:
+            args: For the function.
+            kwargs: For the function.
+
+        Returns:
+            What the function returns.
+        """
+        Block.start(self._user_id, self._ipu_id)
+        return self._layer_to_call(*args, **kwargs)
+
+
+class _BeginBlockHook:
+    """The forward-pre-hook of an annotated module.
+
+    A class, not a closure: it has to survive copies and pickling.
+    """
+
+    def __init__(self, user_id: str | None, ipu_id: int | None) -> None:
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        tracer = Block._stages_manager
+        if tracer is not None:
+            # The first automatic id is kept for ever.
+            self._user_id = self._user_id or tracer.next_auto_id()
+            tracer.begin(self._user_id, self._ipu_id)
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
+
+
+def is_block_hook(hook: object) -> bool:
+    """Whether a forward-pre-hook is that of a module which begins a block.
+
+    Example:
+        >>> is_block_hook(print)
+        False
+    """
+    return isinstance(hook, _BeginBlockHook)
+
+
+@overload
+def BeginBlock(  # type: ignore[overload-overlap]  # modules are callable too
+    layer_to_call: _ModuleT, user_id: str | None = None, ipu_id: int | None = None
+) -> _ModuleT: ...
+
+
+@overload
+def BeginBlock(
+    layer_to_call: Callable[..., Any],
+    user_id: str | None = None,
+    ipu_id: int | None = None,
+) -> LegacyBeginBlockFn: ...
+
+
+def BeginBlock(
+    layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None
+) -> Any:
+    """Begin a block whenever a module is called.
+
+    The block holds the module and all that runs after it, until the next begins.
+
+    Args:
+        layer_to_call: A module, which is changed in place, or a function.
+        user_id: The block's name.
+        ipu_id: The IPU it runs on.
+
+    Returns:
+        The same module; of a function, a `LegacyBeginBlockFn`.
+
+    Raises:
+        Error: If the module begins a block already, or it is neither.
+
+    Example:
+        >>> import torch
+        >>> from ipufit.emulator import BeginBlock
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> BeginBlock(layer, "head", ipu_id=1) is layer
+        True
+    """
+    if not isinstance(layer_to_call, torch.nn.Module):
+        if callable(layer_to_call):
+            return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
+        raise createPoptorchError(
+            "module is not an instance of torch.nn.Module or function. Got "
+            f"{layer_to_call!r}."
+        )
+    hooks = layer_to_call._forward_pre_hooks.values()
+    if any(isinstance(hook, _BeginBlockHook) for hook in hooks):
+        raise createPoptorchError(
+            "module has already been assigned to a block. Call "
+            "poptorch.removeBlocks(module) first."
+        )
+    layer_to_call.register_forward_pre_hook(_BeginBlockHook(user_id, ipu_id))
+    return layer_to_call
+
+
+def BlockFunction(
+    user_id: str | None = None, ipu_id: int | None = None
+) -> Callable[[Callable[..., _ResultT]], Callable[..., _ResultT]]:
+    """Run a function in a block.
+
+    As in PopTorch, the decorated function's name becomes `wrapper`.
+
+    Args:
+        user_id: The block's name.
+        ipu_id: The IPU it runs on.
+
+    Returns:
+        A decorator.
+
+    Example:
+        >>> from ipufit.emulator import BlockFunction
+        >>> @BlockFunction("double", ipu_id=1)
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(4)
+        8
+    """
+
+    def decorate(func: Callable[..., _ResultT]) -> Callable[..., _ResultT]:
+        def wrapper(*args: Any, **kwargs: Any) -> _ResultT:
+            with Block(user_id, ipu_id):
+                return func(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def removeBlocks(module: torch.nn.Module) -> None:
+    """Undo `BeginBlock` on a module and all modules in it.
+
+    Args:
+        module: The module; its other hooks stay.
+
+    Raises:
+        AssertionError: If it isn't a module.
+
+    Example:
+        >>> import torch
+        >>> from ipufit.emulator import BeginBlock, removeBlocks
+        >>> layer = BeginBlock(torch.nn.Linear(2, 2), ipu_id=1)
+        >>> removeBlocks(layer)
+        >>> len(layer._forward_pre_hooks)
+        0
+    """
+    require(isinstance(module, torch.nn.Module), f"Not a torch module: {module!r}.")
+    for part in module.modules():
+        for key, hook in list(part._forward_pre_hooks.items()):
+            if isinstance(hook, _BeginBlockHook):
+                del part._forward_pre_hooks[key]
+
+
+@contextlib.contextmanager
+def tracing_blocks(
+    strategy: ExecutionStrategy,
+    on_begin: Callable[[BlockPlacement], None],
+    on_end: Callable[[], None],
+) -> Iterator[None]:
+    """Report the blocks of the models called inside.
+
+    As in PopTorch, the strategy remembers from one trace to the next which
+    automatic ids and stages it has given.
+
+    Args:
+        strategy: Decides the stage and the IPU of each block.
+        on_begin: Called when a block begins, however it is written.
+        on_end: Called when a `with Block` is left; then no block is active.
+
+    Yields:
+        Nothing.
+
+    Example:
+        >>> from ipufit.emulator import PipelinedExecution
+        >>> with tracing_blocks(PipelinedExecution("a"), print, lambda: None):
+        ...     with Block("a"):
+        ...         pass
+        BlockPlacement(block_id='a', stage=0, ipu=0, phase=-1)
+    """
+    previous = Block._stages_manager
+    Block._stages_manager = _BlockTracer(strategy, on_begin, on_end)
+    try:
+        yield
+    finally:
+        Block._stages_manager = previous

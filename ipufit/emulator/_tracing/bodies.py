@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cut the calls of a function out of a trace, as a program of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+from torch import Tensor
+from torch.fx.graph import Graph
+from torch.fx.graph_module import GraphModule
+from torch.fx.node import Node
+
+from ipufit.emulator._tracing.liveness import erase_dead
+from ipufit.emulator._tracing.refusals import host_tensor_among
+from ipufit.emulator.errors import createPoptorchError
+
+if TYPE_CHECKING:
+    from ipufit.emulator._tracing.tracer import Tracer
+
+
+class Body:
+    """A function as the device runs it.
+
+    Args:
+        program: Takes the inputs, then what the function uses besides them.
+        captured: Those other tensors, in order, as they are in the trace.
+        example: What the function returned while it was traced.
+    """
+
+    def __init__(
+        self, program: GraphModule, captured: list[Tensor], example: list[Tensor]
+    ) -> None:
+        self._program = program
+        self.captured = captured
+        self.example = example
+
+    @property
+    def graph(self) -> Graph:
+        """What the function does."""
+        return self._program.graph
+
+    def run(self, inputs: list[Tensor], captured: list[Tensor]) -> list[Tensor]:
+        """Call it, which may change `inputs` but no tensor of `captured`."""
+        outputs: list[Tensor] = self._program.forward(*inputs, *captured)
+        return outputs
+
+
+def record_body(
+    tracer: Tracer, function: Callable[[], list[Any]], inputs: list[Tensor]
+) -> Body:
+    """Call `function` once; take what it recorded out of the trace's graph.
+
+    Args:
+        tracer: It records the calls.
+        function: Returns a list of tensors.
+        inputs: The tensors that it will be given others for.
+
+    Returns:
+        What it recorded, to be called from the graph as often as it takes.
+
+    Raises:
+        Error: It returns something else than tensors of the device, or changes a
+            tensor in place that isn't one of `inputs`.
+    """
+    bindings = tracer.bindings()
+    starts = [bindings[id(tensor)] for tensor in inputs]
+    outside = [t for t in tracer.tensors() if all(t is not i for i in inputs)]
+    versions = [tensor._version for tensor in outside]
+    num_nodes = len(tracer.graph.nodes)
+    outputs = function()
+    _check_outputs(tracer, outputs)
+    if any(t._version != version for t, version in zip(outside, versions)):
+        raise createPoptorchError(
+            "The body of poptorch.for_loop or poptorch.cond changes a tensor in place "
+            "that is not one of its inputs: on the device it has a copy, and the "
+            "change would be lost. Make it an input, and return it."
+        )
+    after = tracer.bindings()
+    cut = list(tracer.graph.nodes)[num_nodes:]
+    graph, captured = _subgraph(cut, starts, [after[id(t)] for t in outputs])
+    program = GraphModule(tracer.root, graph)
+    for node in reversed(cut):
+        tracer.graph.erase_node(node)
+    tracer.rebind(bindings)
+    tensor_of = {
+        bindings[id(t)]: t for t in reversed(tracer.tensors()) if id(t) in bindings
+    }
+    return Body(program, [tensor_of[node] for node in captured], outputs)
+
+
+def _check_outputs(tracer: Tracer, outputs: list[Any]) -> None:
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise createPoptorchError(
+                "The body of poptorch.for_loop or poptorch.cond must return tensors. "
+                f"Got {type(output).__name__}."
+            )
+        if not tracer.is_on_device(output):
+            raise host_tensor_among("return", output)
+
+
+def _subgraph(
+    nodes: list[Node], inputs: list[Node], results: list[Node]
+) -> tuple[Graph, list[Node]]:
+    """A graph of copies of `nodes`, and the nodes that it takes after `inputs`."""
+    inside = {*nodes, *inputs}
+    used = [source for node in nodes for source in node.all_input_nodes]
+    captured = list(dict.fromkeys(n for n in [*used, *results] if n not in inside))
+    graph = Graph()
+    copy_of = {
+        node: graph.placeholder(f"argument_{index}")
+        for index, node in enumerate([*inputs, *captured])
+    }
+    for node in nodes:
+        copy_of[node] = graph.node_copy(node, copy_of.__getitem__)
+    outputs = [copy_of[node] for node in results]
+    erase_dead(graph, outputs)
+    graph.output(outputs)
+    return graph, captured

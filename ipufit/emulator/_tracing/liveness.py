@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls of a trace the compiled program makes.
+
+PopTorch eliminates dead operators before it looks at anything else (PopTorch,
+`LowerToPopartFactories.cpp`). A call is live if a result of the model depends on it,
+or if it writes to memory that a weight, an input or a later live call reads (torch's
+`EliminateDeadCode`). Everything that the emulator checks, it checks on what is left.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, Collection, Iterable
+
+import torch
+from torch import Tensor
+from torch._C import _set_grad_enabled
+from torch.fx.graph import Graph
+from torch.fx.node import Node
+
+from ipufit.emulator._tracing.constant_nodes import function_name
+from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator.errors import createPoptorchError
+
+NORM_FUNCTIONS = frozenset({"batch_norm", "instance_norm"})
+"""Functions that keep running statistics."""
+
+_EFFECTS = "effects"
+_HAS_SIDE_EFFECTS = ("call_on_host", _set_grad_enabled.__name__)
+_SUBGRAPHS = {"run_loop": "for_loop", "run_branch": "cond"}
+_IDENTITIES = frozenset(
+    {
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "feature_dropout",
+        "nop",
+        "recomputationCheckpoint",
+    }
+)
+"""Functions that are operators of PopTorch even if they return their argument."""
+
+_ANNOTATIONS = frozenset({"overlapped_input", "overlapped_output"})
+"""Functions that become attributes of the program (PopTorch, `OverlappedIO.cpp`)."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What one call did to memory; a number stands for a tensor's storage.
+
+    Attributes:
+        reads: Memory of its arguments.
+        writes: What it changed in place.
+        statistics: What it changed as the statistics of a normalisation layer.
+            PopTorch's operator doesn't say that it does: it is no write in place.
+        results: Memory of its results.
+        is_operator: Whether PopTorch makes an operator of it: not if it only gave its
+            argument back.
+    """
+
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    statistics: frozenset[int] = frozenset()
+    results: frozenset[int] = frozenset()
+    is_operator: bool = False
+
+
+class CallWatch:
+    """Finds out what a call does to its arguments; make one before the call.
+
+    Args:
+        name: Of the function.
+        touched: The tensors among its arguments.
+
+    Example:
+        >>> x = torch.ones(1)
+        >>> watch = CallWatch("add_", [x])
+        >>> effects = watch.effects(x.add_(1))
+        >>> effects.writes == effects.reads == effects.results, effects.is_operator
+        (True, True)
+    """
+
+    def __init__(self, name: str, touched: list[Tensor]) -> None:
+        self._name = name
+        self._touched = touched
+        self._versions = [tensor._version for tensor in touched]
+        self._memory = [storage_of(tensor) for tensor in touched]
+        # Normalisation updates its statistics without telling the version counter.
+        self._values = (
+            [tensor.detach().clone() for tensor in touched]
+            if name in NORM_FUNCTIONS
+            else []
+        )
+
+    def effects(self, result: Any) -> Effects:
+        """What the call did that gave `result`."""
+        results = list(tensors_in(result))
+        writes = frozenset(
+            memory
+            for tensor, version, before in zip(
+                self._touched, self._versions, self._memory
+            )
+            if tensor._version != version or storage_of(tensor) != before
+            for memory in (before, storage_of(tensor))  # `x.data = y` exchanges it
+        )
+        is_new = any(all(r is not t for t in self._touched) for r in results)
+        is_operator = is_new or bool(writes) or self._name in _IDENTITIES
+        return Effects(
+            reads=frozenset(self._memory),
+            writes=writes,
+            statistics=frozenset(
+                storage_of(tensor)
+                for tensor, before in zip(self._touched, self._values)
+                if not torch.equal(tensor, before)
+            ),
+            results=frozenset(map(storage_of, results)),
+            is_operator=is_operator and self._name not in _ANNOTATIONS,
+        )
+
+
+def storage_of(tensor: Tensor) -> int:
+    """A number for the memory of a tensor, as long as that lives."""
+    return tensor.untyped_storage().data_ptr() if not tensor.is_sparse else id(tensor)
+
+
+def effects_of(node: Node) -> Effects:
+    """What the call of a node did, as `note_effects` says.
+
+    Example:
+        >>> effects_of(Graph().placeholder("x")) == Effects()
+        True
+    """
+    effects: Effects = node.meta.get(_EFFECTS, _NONE)
+    return effects
+
+
+def note_effects(node: Node, effects: Effects) -> None:
+    """Remember with a node what its call did."""
+    node.meta[_EFFECTS] = effects
+
+
+def erase_dead(
+    graph: Graph, results: Iterable[Node], outside: Collection[int] = frozenset()
+) -> None:
+    """Erase the calls that have no effect on what a program returns or keeps.
+
+    Args:
+        graph: The program, without an output node.
+        results: What it returns.
+        outside: The memory of its weights and inputs: writing to it is an effect.
+
+    Raises:
+        Error: Nothing uses what a loop or a branch returns.
+
+    Example:
+        >>> graph = Graph()
+        >>> x = graph.placeholder("x")
+        >>> used, unused = (graph.call_function(torch.relu, (x,)) for _ in range(2))
+        >>> erase_dead(graph, [used])
+        >>> [node.name for node in graph.nodes]
+        ['x', 'relu']
+    """
+    results = list(results)
+    live: set[Node] = set()
+    wanted = set(results)
+    memory = {storage for node in results for storage in effects_of(node).results}
+
+    def keep(node: Node) -> None:
+        live.add(node)
+        wanted.update(node.all_input_nodes)
+        memory.update(effects_of(node).reads)
+
+    for node in graph.nodes:
+        is_outside = effects_of(node).writes.intersection(outside)
+        if is_outside or function_name(node) in _HAS_SIDE_EFFECTS:
+            keep(node)
+    for node in reversed(graph.nodes):
+        if node in wanted or effects_of(node).writes & memory:
+            keep(node)
+    for node in graph.nodes:  # the results of one operator live together
+        if node.target is operator.getitem and node.args[0] in live:
+            live.add(node)
+    for node in reversed(graph.nodes):
+        if node not in live and node.op != "placeholder":
+            _refuse_open_subgraph(node)
+            graph.erase_node(node)
+
+
+def erase_calls(graph: Graph) -> None:
+    """Erase everything but the inputs, as PopTorch does if a model returns nothing."""
+    for node in reversed(graph.nodes):
+        if node.op != "placeholder":
+            graph.erase_node(node)
+
+
+def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
+    """The memory that calls change, each with the names of the functions.
+
+    Example:
+        >>> changed_memory([Graph()])
+        {}
+    """
+    changes: dict[int, set[str]] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            effects = effects_of(node)
+            for storage in effects.writes | effects.statistics:
+                changes.setdefault(storage, set()).add(function_name(node))
+    return changes
+
+
+def _refuse_open_subgraph(node: Node) -> None:
+    """The end of a loop or branch has no side effect in PopTorch, its start has one."""
+    name = _SUBGRAPHS.get(function_name(node))
+    if name is not None:
+        raise createPoptorchError(
+            f"Nothing uses what poptorch.{name} returns: its end is eliminated, as "
+            "dead code is, and its start is left without one. Return something that "
+            "depends on it, or leave it out."
+        )
+
+
+_NONE = Effects()

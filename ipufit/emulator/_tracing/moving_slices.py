@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`x[a : a + n]` on the device: slices that move with a tensor `a`.
+
+Their size has to be a constant of the program, so both ends must be the same tensor
+with constants added to it (PopTorch user guide, "IPU supported operations"). Unlike
+torch's, such a slice goes on at the beginning of the dimension where it would pass the
+end (PopTorch, `SliceOps.cpp`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.fx.node import Node
+
+from ipufit.emulator._tracing.slices import check_factor, check_size, slice_tensor
+from ipufit.emulator.errors import Error, createPoptorchError
+
+_CASTS = frozenset({"clone", "int", "long", "positive", "short", "to"})
+_SIGNS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
+
+
+def moving_sizes(index: Any, nodes: Mapping[int, Node]) -> dict[int, int]:
+    """Find the slices whose ends are on the device, and their sizes.
+
+    Args:
+        index: As in `tensor[index]`.
+        nodes: Those of the device's tensors, by the tensor's id.
+
+    Returns:
+        Position among the parts of `index` -> size.
+
+    Raises:
+        Error: A size isn't a constant, or isn't positive.
+
+    Example:
+        >>> moving_sizes((slice(1, 3), 0), {})
+        {}
+    """
+    sizes = {}
+    for position, part in enumerate(_parts(index)):
+        if isinstance(part, slice):
+            ends = (part.start, part.stop)
+            if any(isinstance(end, Tensor) and id(end) in nodes for end in ends):
+                start, stop = (_from_origin(end, nodes) for end in ends)
+                if start[0] is not stop[0]:
+                    raise _size_varies()
+                sizes[position] = stop[1] - start[1]
+                check_size(sizes[position])
+    return sizes
+
+
+def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
+    """What the device does for `tensor[index]` with slices that move.
+
+    Args:
+        tensor: What to index.
+        index: As in `tensor[index]`.
+        sizes: What `moving_sizes` found.
+
+    Returns:
+        The part of `tensor`.
+
+    Raises:
+        Error: A size doesn't divide the dimension.
+
+    Example:
+        >>> a = torch.tensor(4)
+        >>> moving_slices(torch.arange(6), slice(a, None, 2), {0: 3})
+        tensor([4, 0])
+    """
+    parts = list(_parts(index))
+    for position, size in sizes.items():
+        dim = _dimension(parts, position, tensor.dim())
+        part = parts[position]
+        check_factor(size, tensor.shape[dim])
+        step = 1 if part.step is None else part.step
+        tensor = slice_tensor(tensor, dim, part.start, size, step)
+        parts[position] = slice(None)
+    part_of_it: Tensor = tensor[tuple(parts)]
+    return part_of_it
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _dimension(parts: list[Any], position: int, rank: int) -> int:
+    """Which dimension the part at `position` indexes."""
+    dims = [0 if part is None else 1 for part in parts]
+    for place, part in enumerate(parts):
+        if part is Ellipsis:
+            dims[place] = rank - (sum(dims) - 1)
+    return sum(dims[:position])
+
+
+def _from_origin(end: Any, nodes: Mapping[int, Node]) -> tuple[Node, int]:
+    """The tensor that an end is computed from, and what was added to it."""
+    if not isinstance(end, Tensor):
+        raise _size_varies()
+    node, offset = nodes[id(end)], 0
+    while True:
+        name = node.target if isinstance(node.target, str) else _name(node.target)
+        if node.op not in ("call_function", "call_method"):
+            return node, offset
+        if name in _CASTS:
+            node = node.all_input_nodes[0]
+        elif name in _SIGNS and not node.kwargs:
+            variable, constant = _operands(node)
+            if variable is None or constant is None:
+                return node, offset
+            node, offset = variable, offset + _SIGNS[name] * constant
+        else:
+            return node, offset
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "")
+
+
+def _operands(node: Node) -> tuple[Node | None, int | None]:
+    first, second = node.args[:2]
+    constant = _constant(second)
+    return (first if isinstance(first, Node) else None), constant
+
+
+def _constant(value: Any) -> int | None:
+    if isinstance(value, int):
+        return value
+    if isinstance(value, Node) and value.target is torch.tensor:
+        return _single(value.args[0])
+    return None
+
+
+def _single(value: Any) -> int | None:
+    while isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, int) else None
+
+
+def _size_varies() -> Error:
+    return createPoptorchError(
+        "The size of the sliced tensor must be a constant for each execution of the "
+        "model when running on the IPU: write `x[a : a + n]` with a number n, or use "
+        "poptorch.dynamic_slice."
+    )

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of one whole number in places where torch takes an int: `x.repeat(n, 1)`.
+
+Torch turns them into ints before PopTorch sees the call. For a tensor of the host that
+is a constant like any other. For one of the device it needs the value, as `.item()`
+does. Which places these are is what the schemas of torch's operators say.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+from torch._C import _jit_get_schemas_for_operator
+
+from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator._tracing.refusals import value_needed
+
+_SCHEMAS = {"interpolate": "__interpolate"}
+"""Functions with another name than their schemas."""
+
+_READ_BY_TORCH = frozenset({"narrow", "tensor_split"})
+"""Functions with forms for tensors, which torch reads itself."""
+
+_FACTORIES = frozenset(
+    {"empty", "eye", "full", "ones", "rand", "randint", "randn", "randperm", "zeros"}
+)
+"""Functions of sizes alone."""
+
+_INT = "int"
+_LIST = "List[int]"
+_SEVERAL = "int, int, ..."
+_TENSOR = "Tensor"
+
+
+def with_plain_sizes(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_on_device: Callable[[Tensor], bool],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Put ints in the places of the host's tensors that torch takes for ints.
+
+    Args:
+        func: A function of torch.
+        args: Its arguments.
+        kwargs: The same by name.
+        is_on_device: Tells the device's tensors.
+
+    Returns:
+        The arguments; tensors that aren't in such a place stay.
+
+    Raises:
+        Error: A tensor of the device is in such a place.
+
+    Example:
+        >>> x, n = torch.zeros(4), torch.tensor(2)
+        >>> with_plain_sizes(Tensor.reshape, (x, n, n), {}, lambda tensor: False)[0]
+        (tensor([0., 0., 0., 0.]), 2, 2)
+        >>> with_plain_sizes(Tensor.add, (x, n), {}, lambda tensor: False)[0]
+        (tensor([0., 0., 0., 0.]), tensor(2))
+    """
+    if not any(_is_whole_number(tensor) for tensor in tensors_in((args, kwargs))):
+        return args, kwargs
+    name = getattr(func, "__name__", "")
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not _is_whole_number(value):
+            return value
+        if is_on_device(value):
+            raise value_needed(f"a tensor as a size, dimension or index of `{name}`")
+        return int(value)
+
+    def in_place(value: Any, place: int | str) -> Any:
+        forms = _forms(name, place, is_method=getattr(Tensor, name, None) is func)
+        if isinstance(value, Tensor):
+            is_taken = _SEVERAL in forms or (_INT in forms and value.dim() == 0)
+            is_refused = bool(forms) and is_on_device(value)
+            return plain(value) if is_taken or is_refused else value
+        if _LIST in forms and isinstance(value, (tuple, list)):
+            return type(value)(map(plain, value))
+        return value
+
+    def in_index(value: Any) -> Any:
+        is_single = isinstance(value, Tensor) and value.dim() == 0
+        is_mask = isinstance(value, Tensor) and value.dtype == torch.uint8
+        return plain(value) if is_single and not is_mask else value
+
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1]
+        index = tuple(map(in_index, index)) if type(index) is tuple else in_index(index)
+        return (args[0], index, *args[2:]), kwargs
+    return (
+        tuple(in_place(value, place) for place, value in enumerate(args)),
+        {key: in_place(value, key) for key, value in kwargs.items()},
+    )
+
+
+def _is_whole_number(tensor: Tensor) -> bool:
+    is_fraction = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() == 1 and not is_fraction and tensor.dtype != torch.bool
+
+
+@functools.lru_cache(maxsize=None)
+def _forms(name: str, place: int | str, *, is_method: bool) -> frozenset[str]:
+    """In which forms a function takes ints in a place; none: it takes no ints there."""
+    found: set[str] = set()
+    operator = f"aten::{_SCHEMAS.get(name, name)}"
+    for schema in _jit_get_schemas_for_operator(operator):
+        by_name = {argument.name: _form(argument) for argument in schema.arguments}
+        positional = [_form(a) for a in schema.arguments if not a.kwarg_only]
+        if positional[:1] != [_TENSOR] and name not in _FACTORIES:
+            continue  # for strings and lists of TorchScript
+        if isinstance(place, str):
+            found.add(by_name.get(place, ""))
+        elif place and is_method and positional[1:] == [_LIST]:
+            found.update((_LIST, _SEVERAL))  # as in `x.view(2, 3)`
+        else:
+            found.update(positional[place : place + 1])
+    if _TENSOR in found and name not in _READ_BY_TORCH:
+        return frozenset()
+    return frozenset(found & {_INT, _LIST, _SEVERAL})
+
+
+def _form(argument: Any) -> str:
+    kind = str(argument.type)
+    if _TENSOR in kind:
+        return _TENSOR
+    return kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind

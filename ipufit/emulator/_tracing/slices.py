@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices whose start is computed on the device."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from ipufit.emulator._tracing.trace_state import (
+    current_trace,
+    is_tracing,
+    require_tensor,
+)
+from ipufit.emulator.errors import createPoptorchError
+
+_INDEX_TYPES = (torch.int16, torch.int32, torch.int64)
+
+
+def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Any:
+    """`tensor[start : start + size : step]` along `dim`, for any `start`.
+
+    On the device a slice beyond the end goes on at the beginning; on the host it
+    ends there.
+
+    Args:
+        tensor: What to cut.
+        dim: The dimension.
+        start: An integer; its first element counts.
+        size: Elements between the ends, always the same. On the device it must
+            divide the dimension.
+        step: Between the elements that are taken.
+
+    Returns:
+        The slice.
+
+    Raises:
+        Error: An argument has another type, or the device can't have this size.
+
+    Example:
+        >>> x = torch.arange(6)
+        >>> dynamic_slice(x, 0, torch.tensor([2]), 3, 1)
+        tensor([2, 3, 4])
+    """
+    require_tensor(tensor, "dynamic_slice must take a torch.tensor input.")
+    _check_position(dim, start, size, "dynamic_slice")
+    _require_int(step, "Step")
+    trace = current_trace()
+    if trace is None:
+        first = _first_of(start)
+        key = (slice(None),) * (dim % tensor.dim())
+        return tensor[(*key, slice(first, first + size, step))]
+    check_size(size)
+    if step < 1:
+        raise createPoptorchError(f"Slicing step must be at least 1. Got {step}.")
+    check_factor(size, tensor.shape[dim])
+    return trace.call(slice_tensor, tensor, dim, start, size, step)
+
+
+def dynamic_update(
+    input: Tensor, src: Tensor, dim: int, start: Tensor, size: int
+) -> Tensor:
+    """A copy of `input` with `src` in `[start, start + size)` along `dim`.
+
+    Args:
+        input: What to copy.
+        src: What to write, `size` long along `dim`.
+        dim: The dimension.
+        start: An integer; its first element counts.
+        size: Elements to write, always the same.
+
+    Returns:
+        The changed copy.
+
+    Raises:
+        Error: An argument has another type, `input` and `src` don't go together, or
+            the device can't have this size.
+
+    Example:
+        >>> x = torch.zeros(4)
+        >>> dynamic_update(x, torch.ones(2), 0, torch.tensor([1]), 2)
+        tensor([0., 1., 1., 0.])
+    """
+    require_tensor(input, "dynamic_update must take a torch.tensor input.")
+    require_tensor(src, "dynamic_update must take a torch.tensor src.")
+    _check_position(dim, start, size, "dynamic_update")
+    if input.dim() != src.dim():
+        raise createPoptorchError(
+            "input and src tensors must have same dimensionality. "
+            f"({input.dim()}) vs ({src.dim()})"
+        )
+    types = (_type_seen(input), _type_seen(src))
+    if types[0] != types[1]:
+        raise createPoptorchError(
+            f"input and src tensor must have same dtype. ({types[0]} vs {types[1]})"
+        )
+    trace = current_trace()
+    if trace is None:
+        first = _first_of(start)
+        return torch.slice_scatter(input, src, dim, first, first + size, 1)
+    check_size(size)
+    result: Tensor = trace.call(update_tensor, input, src, dim, start, size)
+    return result
+
+
+def slice_tensor(
+    tensor: Tensor, dim: int, start: Tensor, size: int, step: int
+) -> Tensor:
+    """What the device does for `dynamic_slice`."""
+    places = _places(tensor, dim, start, size, step)
+    return torch.index_select(tensor, dim, places)
+
+
+def update_tensor(
+    tensor: Tensor, src: Tensor, dim: int, start: Tensor, size: int
+) -> Tensor:
+    """What the device does for `dynamic_update`."""
+    places = _places(tensor, dim, start, size, 1)
+    return torch.index_copy(tensor, dim, places, src)
+
+
+def constant_bounds(index: Any, is_on_device: Callable[[Tensor], bool]) -> Any:
+    """Read the bounds of slices that are tensors of the host: they are constants.
+
+    Args:
+        index: As in `tensor[index]`.
+        is_on_device: Tells the device's tensors, which stay.
+
+    Returns:
+        The index with numbers for them.
+
+    Example:
+        >>> constant_bounds((slice(torch.tensor([1]), None), 0), lambda tensor: False)
+        (slice(1, None, None), 0)
+    """
+    if isinstance(index, tuple):
+        return tuple(constant_bounds(part, is_on_device) for part in index)
+    if isinstance(index, slice):
+        return slice(
+            *(
+                int(bound)
+                if isinstance(bound, Tensor) and not is_on_device(bound)
+                else bound
+                for bound in (index.start, index.stop, index.step)
+            )
+        )
+    return index
+
+
+def check_factor(size: int, length: int) -> None:
+    """Refuse a size that doesn't divide the dimension.
+
+    Raises:
+        Error: It doesn't.
+
+    Example:
+        >>> check_factor(2, 4)
+    """
+    if length % size:
+        raise createPoptorchError(
+            f"The size of the slice ({size}) must be a factor of the slicing "
+            f"dimension ({length})."
+        )
+
+
+def check_size(size: int) -> None:
+    """Refuse a size that isn't positive.
+
+    Raises:
+        Error: It isn't.
+
+    Example:
+        >>> check_size(1)
+    """
+    if size == 0:
+        raise createPoptorchError("The start and end of a slice must be different.")
+    if size < 0:
+        raise createPoptorchError(
+            "Taking a slice of a tensor with the end less than the start is not "
+            f"supported. The size is {size}."
+        )
+
+
+def _places(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
+    first = start.reshape(-1)[:1].long()
+    return torch.remainder(first + torch.arange(0, size, step), tensor.shape[dim])
+
+
+def _first_of(start: Tensor) -> int:
+    return int(start.reshape(-1)[0])
+
+
+def _check_position(dim: Any, start: Any, size: Any, function: str) -> None:
+    _require_int(dim, "Dimension")
+    require_tensor(start, f"Slice start argument to {function} must be a torch.tensor.")
+    _require_int(size, "Size")
+    if start.dtype not in _INDEX_TYPES:
+        raise createPoptorchError(
+            f"Expected integer typed start tensor, got {start.dtype}."
+        )
+
+
+def _require_int(value: Any, what: str) -> None:
+    if not isinstance(value, int):
+        raise createPoptorchError(
+            f"{what} must be an integer. Got {type(value).__name__}."
+        )
+
+
+def _type_seen(tensor: Tensor) -> torch.dtype:
+    """The type of a tensor where the code runs: a device has 32-bit integers."""
+    narrow = {torch.int64: torch.int32, torch.float64: torch.float32}
+    return narrow.get(tensor.dtype, tensor.dtype) if is_tracing() else tensor.dtype

@@ -1,0 +1,562 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on the device against plain loops of torch, and what runs per call."""
+
+# ruff: noqa: N803 - D, G, R and B are the letters of the user guide
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import MeanReductionStrategy, ReductionType, optim
+from ipufit.emulator._device.device import GradientReduction
+from ipufit.emulator._layout.device_rng import DeviceRng
+
+CALLS = 3
+small = st.integers(1, 3)
+quick = settings(max_examples=25, deadline=None)
+
+
+class Network(nn.Module):
+    """Regression with its loss inside; parameters of three shapes."""
+
+    def __init__(self, reduction="mean"):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 1)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.reduction = reduction
+
+    def forward(self, x, y):
+        out = self.second(torch.tanh(self.first(x))) * self.scale
+        return out, nn.functional.mse_loss(out, y, reduction=self.reduction)
+
+
+class HandMadeLamb(torch.optim.Optimizer):
+    """LAMB by its formula, in float64."""
+
+    def __init__(self, params, lr, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        (group,) = self.param_groups
+        for parameter in group["params"]:
+            state = self.state[parameter]
+            w, g = parameter.double(), parameter.grad.double()
+            state["t"] = t = state.get("t", 0) + 1
+            state["m"] = m = 0.9 * state.get("m", 0.0) + 0.1 * g
+            state["v"] = v = 0.999 * state.get("v", 0.0) + 0.001 * g * g
+            x = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+            x = x + group["weight_decay"] * w
+            ratio = w.norm() / x.norm() if w.norm() > 0 and x.norm() > 0 else 1.0
+            parameter.copy_(w - group["lr"] * ratio * x)
+
+
+OPTIMIZERS = {
+    "SGD": (optim.SGD, torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
+    "Nesterov": (
+        optim.SGD,
+        torch.optim.SGD,
+        {"lr": 0.05, "momentum": 0.5, "nesterov": True, "weight_decay": 0.1},
+    ),
+    "Adam": (optim.Adam, torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1}),
+    "AdamW": (optim.AdamW, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "RMSprop": (optim.RMSprop, torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5}),
+    "LAMB": (optim.LAMB, HandMadeLamb, {"lr": 0.01, "weight_decay": 0.1}),
+}
+
+
+def make_options(D=1, G=1, R=1, kind=ReductionType.Mean, strategy=None):
+    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    options.autoRoundNumIPUs(True)
+    options.Training.gradientAccumulation(G)
+    options.Training.accumulationAndReplicationReductionType(kind)
+    if strategy is not None:
+        options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
+    return options.outputMode(poptorch.OutputMode.All)
+
+
+def make_data(rows, calls=CALLS):
+    generator = torch.Generator().manual_seed(rows)
+    return [
+        (
+            torch.randn(rows, 3, generator=generator),
+            torch.randn(rows, 1, generator=generator),
+        )
+        for _ in range(calls)
+    ]
+
+
+def train_by_hand(model, optimizer, data, D, G, R, kind):
+    """data.md section 16: the loops, nothing else."""
+    losses = []
+    for x, y in data:
+        blocks = list(zip(x.chunk(D * G * R), y.chunk(D * G * R)))
+        for d in range(D):
+            optimizer.zero_grad()
+            for g in range(G):
+                for r in range(R):
+                    _, loss = model(*blocks[(d * G + g) * R + r])
+                    loss.backward()
+                    losses.append(loss.detach())
+            if kind == ReductionType.Mean:
+                for parameter in model.parameters():
+                    parameter.grad /= G * R
+            optimizer.step()
+    return torch.stack(losses)
+
+
+def assert_same_weights(actual, expected, rtol=1e-5):
+    assert set(actual) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            actual[name], value, rtol=rtol, atol=1e-6, check_dtype=False
+        )
+
+
+def train_on_device(model, optimizer, data, options):
+    executor = poptorch.trainingModel(model, options, optimizer)
+    losses = [executor(x, y)[1].reshape(-1) for x, y in data]
+    executor.copyWeightsToHost()
+    return torch.cat(losses)
+
+
+# Differential -----------------------------------------------------------------
+
+
+@quick
+@given(
+    small,
+    small,
+    small,
+    small,
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.sampled_from([ReductionType.Mean, ReductionType.Sum]),
+    st.sampled_from([MeanReductionStrategy.Post, MeanReductionStrategy.Running]),
+    st.sampled_from([None, 1.0, 256.0]),
+)
+def test_training_equals_a_plain_loop(D, G, R, B, name, kind, strategy, scaling):
+    poptorch_class, torch_class, arguments = OPTIMIZERS[name]
+    if kind == ReductionType.Sum:  # a rate that doesn't diverge
+        arguments = {**arguments, "lr": arguments["lr"] / (G * R)}
+    data = make_data(D * G * R * B)
+    by_hand = Network()
+    expected = train_by_hand(
+        by_hand, torch_class(by_hand.parameters(), **arguments), data, D, G, R, kind
+    )
+    model = Network()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = poptorch_class(model.parameters(), loss_scaling=scaling, **arguments)
+    losses = train_on_device(
+        model, optimizer, data, make_options(D, G, R, kind, strategy)
+    )
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    trained = model.state_dict()
+    assert_same_weights(trained, by_hand.state_dict())
+    assert all(not torch.equal(trained[name], before[name]) for name in before)
+
+
+def test_mean_of_means_equals_one_big_batch():
+    data = make_data(12)
+    one, many = Network(), Network()
+    for model, options in [(one, make_options()), (many, make_options(G=3, R=2))]:
+        sgd = optim.SGD(model.parameters(), lr=0.1)
+        train_on_device(model, sgd, data, options)
+    assert_same_weights(many.state_dict(), one.state_dict())
+
+
+def test_the_sum_of_sums_equals_one_big_batch():
+    data = make_data(12)
+    one, many = Network("sum"), Network("sum")
+    options = make_options(G=3, R=2, kind=ReductionType.Sum)
+    for model, chosen in [(one, make_options()), (many, options)]:
+        sgd = optim.SGD(model.parameters(), lr=0.001)
+        train_on_device(model, sgd, data, chosen)
+    assert_same_weights(many.state_dict(), one.state_dict())
+
+
+def test_a_torch_optimizer_trains_as_it_does_on_the_host():
+    data = make_data(4)
+    by_hand, model = Network(), Network()
+    adam = torch.optim.Adam(by_hand.parameters(), lr=0.01)
+    train_by_hand(by_hand, adam, data, 2, 1, 1, ReductionType.Mean)
+    on_device = torch.optim.Adam(model.parameters(), lr=0.01)
+    train_on_device(model, on_device, data, make_options(D=2))
+    assert_same_weights(model.state_dict(), by_hand.state_dict())
+
+
+def test_the_default_optimizer_is_sgd_with_a_rate_of_one_hundredth():
+    data = make_data(4)
+    by_hand, model = Network(), Network()
+    sgd = torch.optim.SGD(by_hand.parameters(), lr=0.01)
+    train_by_hand(by_hand, sgd, data, 1, 1, 1, ReductionType.Mean)
+    train_on_device(model, None, data, make_options())
+    assert_same_weights(model.state_dict(), by_hand.state_dict())
+
+
+def test_the_returned_loss_is_neither_scaled_nor_divided():
+    model = Network()
+    x, y = make_data(8)[0]
+    expected = torch.stack([model(*rows)[1] for rows in zip(x.chunk(4), y.chunk(4))])
+    sgd = optim.SGD(model.parameters(), lr=0.0, loss_scaling=1024.0)
+    losses = train_on_device(model, sgd, [(x, y)], make_options(G=2, R=2))
+    torch.testing.assert_close(losses, expected.detach())
+
+
+def test_frozen_parameters_stay():
+    model = Network()
+    model.first.weight.requires_grad = False
+    before = copy.deepcopy(model.state_dict())
+    train_on_device(model, None, make_data(4), make_options())
+    after = model.state_dict()
+    assert torch.equal(after["first.weight"], before["first.weight"])
+    assert not torch.equal(after["first.bias"], before["first.bias"])
+
+
+def test_a_model_without_anything_to_train_runs():
+    model = Network()
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    expected = copy.deepcopy(model.state_dict())
+    losses = train_on_device(model, None, make_data(4), make_options())
+    assert losses.numel() == CALLS
+    assert_same_weights(model.state_dict(), expected)
+
+
+def test_parameters_the_loss_does_not_reach_stay():
+    class Spare(Network):
+        def __init__(self):
+            super().__init__()
+            self.spare = nn.Linear(2, 2)
+
+    model = Spare()
+    before = copy.deepcopy(model.spare.state_dict())
+    adam = optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    train_on_device(model, adam, make_data(4), make_options())
+    assert_same_weights(model.spare.state_dict(), before, rtol=0)
+
+
+def test_weights_in_two_places_are_one_weight():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = nn.Linear(3, 3)
+            self.second = nn.Linear(3, 3)
+            self.second.weight = self.first.weight
+
+        def forward(self, x, y):
+            out = self.second(self.first(x)) + nn.functional.linear(
+                x, self.first.weight
+            )
+            return out, nn.functional.mse_loss(out, y.expand_as(out))
+
+    by_hand, model = Tied(), Tied()
+    data = make_data(4)
+    sgd = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    train_by_hand(by_hand, sgd, data, 2, 1, 1, ReductionType.Mean)
+    train_on_device(
+        model, optim.SGD(model.parameters(), lr=0.1), data, make_options(D=2)
+    )
+    assert_same_weights(model.state_dict(), by_hand.state_dict())
+    assert model.second.weight is model.first.weight
+
+
+# Buffers ----------------------------------------------------------------------
+
+
+class Counter(nn.Module):
+    """Counts micro-batches in a float and in an integer buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("whole", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("read_only", torch.full((1,), 5.0))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        self.whole += 1
+        loss = poptorch.identity_loss(x * self.weight, reduction="sum")
+        return self.calls * 1, self.whole * 1, self.read_only + x, loss
+
+
+def test_a_buffer_is_updated_once_per_micro_batch():
+    model = Counter()
+    executor = poptorch.trainingModel(model, make_options(D=2, G=3))
+    for call in range(2):
+        calls, *_ = executor(torch.ones(6))
+        assert calls.tolist() == [6 * call + n for n in range(1, 7)]
+    assert model.calls.item() == 12
+
+
+def test_replicas_have_buffers_of_their_own():
+    model = Counter()
+    options = make_options(D=2, R=2).broadcastBuffers(False)
+    executor = poptorch.trainingModel(model, options)
+    calls, *_ = executor(torch.ones(4))
+    assert calls.tolist() == [1, 1, 2, 2]  # one counter would give 1, 2, 3, 4
+    assert model.calls.item() == 2
+
+
+def test_buffers_of_replicas_diverge_and_the_first_comes_back():
+    class Total(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(1))
+
+        def forward(self, x):
+            self.total += x
+            return self.total * 1
+
+    model = Total()
+    options = make_options(D=2, R=2).broadcastBuffers(False)
+    executor = poptorch.inferenceModel(model, options)
+    assert executor(torch.tensor([1.0, 10.0, 2.0, 20.0])).tolist() == [1, 10, 3, 30]
+    executor.copyWeightsToHost()
+    assert model.total.item() == 3
+
+
+def test_changes_to_an_integer_buffer_do_not_persist():
+    model = Counter()
+    executor = poptorch.trainingModel(model, make_options(D=2))
+    for _ in range(2):
+        _, whole, *_ = executor(torch.ones(2))
+        assert whole.tolist() == [1, 1]
+    assert model.whole.item() == 0
+
+
+def test_integer_buffers_are_compiled_in():
+    class Offset(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("offset", torch.tensor([1]))
+
+        def forward(self, x):
+            return x + self.offset
+
+    model = Offset()
+    executor = poptorch.inferenceModel(model)
+    assert executor(torch.zeros(1)).item() == 1
+    model.offset.fill_(5)
+    executor.copyWeightsToDevice()
+    assert executor(torch.zeros(1)).item() == 1
+    executor.copyWeightsToHost()
+    assert model.offset.item() == 5
+    executor.detachFromDevice()
+    assert executor(torch.zeros(1)).item() == 1
+    executor.destroy()
+    assert executor(torch.zeros(1)).item() == 5
+
+
+def test_what_training_writes_into_a_parameter_persists():
+    class Clamped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([5.0]))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.clamp_(max=1.0)
+            return poptorch.identity_loss(self.weight * x, reduction="sum")
+
+    model = Clamped()
+    sgd = optim.SGD(model.parameters(), lr=0.25)
+    executor = poptorch.trainingModel(model, optimizer=sgd)
+    executor(torch.ones(1))
+    assert model.weight.item() == 0.75
+
+
+# Normalisation ----------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4, momentum=0.3)
+
+    def forward(self, x, y):
+        out = self.norm(self.linear(x))
+        return out, nn.functional.mse_loss(out, y.expand_as(out))
+
+
+def test_statistics_equal_torchs():
+    by_hand, model = Normed(), Normed()
+    data = make_data(24)
+    sgd = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    train_by_hand(by_hand, sgd, data, 2, 3, 1, ReductionType.Mean)
+    train_on_device(
+        model, optim.SGD(model.parameters(), lr=0.1), data, make_options(D=2, G=3)
+    )
+    expected = by_hand.state_dict()
+    assert expected.pop("norm.num_batches_tracked") == 18
+    actual = model.state_dict()
+    assert actual.pop("norm.num_batches_tracked") == 0  # an integer: it stays
+    assert_same_weights(actual, expected)
+    assert not torch.equal(actual["norm.running_mean"], torch.zeros(4))
+
+
+def test_statistics_are_those_of_the_first_replica():
+    model = Normed()
+    x, y = make_data(8, calls=1)[0]
+    executor = poptorch.trainingModel(model, make_options(R=2))
+    executor(x, y)
+    alone = Normed()
+    alone(x[:4], y[:4])
+    torch.testing.assert_close(model.norm.running_mean, alone.norm.running_mean)
+
+
+def test_normalisation_in_eval_mode_changes_nothing():
+    model = Normed()
+    model.norm.eval()
+    executor = poptorch.trainingModel(model, make_options(R=2))
+    executor(*make_data(8, calls=1)[0])
+    assert not model.norm.running_mean.any()
+
+
+# Random numbers ---------------------------------------------------------------
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5), torch.rand(1)
+
+
+def draws(seed, calls=2):
+    options = make_options(D=2, R=2)
+    if seed is not None:
+        options.randomSeed(seed)
+    executor = poptorch.inferenceModel(Noisy(), options)
+    return executor, [executor(torch.ones(64)) for _ in range(calls)]
+
+
+def test_every_micro_batch_draws_fresh_numbers():
+    _, calls = draws(seed=1)
+    numbers = torch.cat([noise for _, noise in calls])
+    assert numbers.numel() == 8
+    assert len(set(numbers.tolist())) == 8
+    masks = {tuple(rows.tolist()) for kept, _ in calls for rows in kept.chunk(4)}
+    assert len(masks) == 8
+
+
+def test_a_seed_gives_the_same_numbers_again():
+    (_, first), (_, again), (_, other) = draws(1), draws(1), draws(2)
+    assert torch.equal(first[1][0], again[1][0])
+    assert torch.equal(first[1][1], again[1][1])
+    assert not torch.equal(first[1][1], other[1][1])
+
+
+def test_without_a_seed_the_hosts_decides():
+    torch.manual_seed(5)
+    _, first = draws(None)
+    torch.manual_seed(5)
+    _, again = draws(None)
+    torch.manual_seed(6)
+    _, other = draws(None)
+    assert torch.equal(first[0][1], again[0][1])
+    assert not torch.equal(first[0][1], other[0][1])
+
+
+def test_the_device_leaves_the_hosts_random_state_alone():
+    before = torch.random.get_rng_state()
+    executor, _ = draws(None)
+    executor.detachFromDevice()
+    executor(torch.ones(64))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_an_error_on_the_device_gives_the_hosts_random_state_back():
+    def fail():
+        with DeviceRng(1):
+            raise ZeroDivisionError(torch.rand(1))
+
+    before = torch.random.get_rng_state()
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_detaching_keeps_the_random_state():
+    executor, _ = draws(1, calls=1)
+    _, longer = draws(1, calls=2)
+    executor.detachFromDevice()
+    assert torch.equal(executor(torch.ones(64))[1], longer[1][1])
+
+
+def test_destroying_begins_anew():
+    executor, calls = draws(1, calls=2)
+    executor.destroy()
+    assert torch.equal(executor(torch.ones(64))[1], calls[0][1])
+
+
+# Grad modes -------------------------------------------------------------------
+
+
+def test_calls_work_in_any_grad_mode_and_leave_it():
+    model, by_hand = Network(), Network()
+    data = make_data(2, calls=2)
+    executor = poptorch.trainingModel(model, make_options())
+    with torch.no_grad():
+        out, loss = executor(*data[0])
+        assert not torch.is_grad_enabled()
+    executor(*data[1])
+    assert torch.is_grad_enabled()
+    assert not out.requires_grad
+    assert not loss.requires_grad
+    sgd = torch.optim.SGD(by_hand.parameters(), lr=0.01)
+    train_by_hand(by_hand, sgd, data, 1, 1, 1, ReductionType.Mean)
+    assert_same_weights(model.state_dict(), by_hand.state_dict())
+
+
+def test_a_forward_that_ends_without_gradients_trains_the_next_micro_batch():
+    class Quiet(Network):
+        def forward(self, x, y):
+            out, loss = super().forward(x, y)
+            with torch.no_grad():
+                accuracy = (out - y).abs().mean()
+            torch.set_grad_enabled(False)
+            return accuracy * 2, loss
+
+    by_hand, model = Network(), Quiet()
+    data = make_data(6)
+    sgd = torch.optim.SGD(by_hand.parameters(), lr=0.01)
+    train_by_hand(by_hand, sgd, data, 3, 2, 1, ReductionType.Mean)
+    train_on_device(model, None, data, make_options(D=3, G=2))
+    assert torch.is_grad_enabled()
+    assert_same_weights(model.state_dict(), by_hand.state_dict())
+
+
+def test_inputs_get_no_gradients(caplog):
+    model = Network()
+    x, y = make_data(2, calls=1)[0]
+    x.requires_grad_()
+    poptorch.trainingModel(model, make_options())(x, y)
+    assert x.grad is None
+    assert "requires_grad=True" in caplog.text
+
+
+def test_the_hosts_parameters_get_no_gradients():
+    model = Network()
+    executor = poptorch.trainingModel(model, make_options())
+    executor(*make_data(2, calls=1)[0])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_call_that_failed_midway_leaves_no_half_precision_gradients():
+    weight = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    reduction = GradientReduction(1, False, 1.0, {})
+    for value in (3.0, 5.0):
+        reduction.forget()
+        weight.grad = torch.full_like(weight, value)
+        reduction.accumulate({"w": weight})
+    assert reduction.take_gradients({"w": weight})["w"].tolist() == [5.0, 5.0]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What executors say about time."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import OutputMode
+from ipufit.emulator._device.timings import COUNTERS
+from tests.emulator._models import ONE, wrap
+
+LATENCIES = (
+    "getHostIpuLatency",
+    "getComputeLatency",
+    "getIpuHostLatency",
+    "getLatency",
+)
+
+
+class Both(nn.Module):
+    def forward(self, x, y):
+        return x + y, x * y, x - y
+
+
+def infer(module=None, **settings):
+    options = poptorch.Options()
+    for name, value in settings.items():
+        getattr(options, name)(value)
+    return poptorch.inferenceModel(module or Both(), options)
+
+
+# Compilation time -------------------------------------------------------------
+
+
+def test_the_compilation_time_is_known_after_compiling():
+    _, executor = wrap()
+    with pytest.raises(poptorch.Error, match="Please compile the model before"):
+        executor.compilationTime()
+    executor.compile(ONE)
+    assert executor.compilationTime() > datetime.timedelta()
+    executor.destroy()
+    with pytest.raises(poptorch.Error, match="Please compile the model before"):
+        executor.compilationTime()
+
+
+def test_without_the_progress_bar_there_is_no_compilation_time():
+    _, executor = wrap(options=poptorch.Options().showCompilationProgressBar(False))
+    with pytest.raises(poptorch.Error, match="Please compile the model before"):
+        executor.compilationTime()
+    executor.compile(ONE)
+    with pytest.raises(poptorch.Error, match="Please set showCompilationProgressBar"):
+        executor.compilationTime()
+
+
+# Counters and latencies -------------------------------------------------------
+
+
+def test_before_a_call_there_is_nothing():
+    executor = infer()
+    empty = {name: [[]] for name in COUNTERS}
+    assert executor.getPerfCounters() == empty
+    executor.compile(ONE, ONE)
+    assert executor.getPerfCounters() == empty
+    for latency in LATENCIES:
+        assert getattr(executor, latency)() == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "returned"),
+    [(OutputMode.All, 8), (OutputMode.Final, 2), (OutputMode.Sum, 2)],
+)
+def test_every_tensor_has_as_many_times_as_transfers(mode, returned):
+    executor = infer(deviceIterations=4, replicationFactor=2, outputMode=mode)
+    executor(torch.ones(8), torch.ones(8))
+    counters = executor.getPerfCounters()
+    sizes = {name: [len(times) for times in of] for name, of in counters.items()}
+    assert sizes == {
+        "input": [8, 8],
+        "input_complete": [8, 8],
+        "output": [returned] * 3,
+        "output_complete": [returned] * 3,
+    }
+
+
+def test_every_micro_batch_of_training_is_an_input():
+    options = poptorch.Options().deviceIterations(2).outputMode(OutputMode.All)
+    options.Training.gradientAccumulation(3)
+    _, executor = wrap(options=options)
+    executor(torch.ones(6))
+    counters = executor.getPerfCounters()
+    assert [len(times) for times in counters["input"]] == [6]
+    assert [len(times) for times in counters["output"]] == [6, 6]
+
+
+def test_times_are_in_the_order_of_what_happens():
+    executor = infer(deviceIterations=3)
+    executor(torch.ones(3), torch.ones(3))
+    counters = {name: of[0] for name, of in executor.getPerfCounters().items()}
+    for step in range(3):
+        moments = [times[step] for times in counters.values()]
+        assert moments == sorted(moments)
+    for times in counters.values():
+        assert times == sorted(times)
+    for latency in LATENCIES:
+        least, largest, mean = getattr(executor, latency)()
+        assert 0 <= least <= mean <= largest
+        assert largest > 0
+
+
+def test_slow_programs_show_in_the_compute_latency():
+    def spin(x):
+        for _ in range(300):
+            x = x + 1
+        return x
+
+    class Spin(nn.Module):
+        def forward(self, x):
+            return spin(x)
+
+    fast, slow = infer(nn.Identity()), infer(Spin())
+    for _ in range(3):
+        fast(ONE), slow(ONE)
+    assert slow.getComputeLatency() > fast.getComputeLatency()
+
+
+def test_each_call_has_its_own_times():
+    executor = infer()
+    executor(ONE, ONE)
+    first = executor.getPerfCounters()
+    executor(ONE, ONE)
+    second = executor.getPerfCounters()
+    assert second["input"][0][0] > first["output_complete"][0][0]
+
+
+def test_times_outlive_an_attachment_but_no_executable():
+    executor = infer()
+    executor(ONE, ONE)
+    times = executor.getPerfCounters()
+    executor.detachFromDevice()
+    assert executor.getPerfCounters() == times
+    executor.destroy()
+    assert executor.getPerfCounters()["input"] == [[]]
+
+
+def test_synthetic_data_is_not_transferred():
+    executor = infer(deviceIterations=4, enableSyntheticData=True)
+    executor(torch.ones(4), torch.ones(4))
+    assert executor.getPerfCounters() == {
+        "input": [[], []],
+        "input_complete": [[], []],
+        "output": [[], [], []],
+        "output_complete": [[], [], []],
+    }
+    assert executor.getLatency() == (0.0, 0.0, 0.0)
+
+
+# Cycles -----------------------------------------------------------------------
+
+
+def test_cycles_are_counted_on_demand():
+    executor = infer()
+    executor(ONE, ONE)
+    with pytest.raises(poptorch.Error, match="Cycle count logging is disabled"):
+        executor.cycleCount()
+
+
+def test_cycles_are_those_of_the_last_call(caplog):
+    executor = infer(logCycleCount=True)
+    for prepare in (lambda: None, lambda: executor.compile(ONE, ONE)):
+        prepare()
+        with pytest.raises(poptorch.Error, match="Please run the model at least once"):
+            executor.cycleCount()
+    with caplog.at_level("DEBUG", logger="poptorch::python"):
+        executor(ONE, ONE)
+    cycles = executor.cycleCount()
+    assert cycles > 0
+    assert f"Total number of IPU cycles: {cycles}" in caplog.text
+    executor.destroy()
+    with pytest.raises(poptorch.Error, match="Please run the model at least once"):
+        executor.cycleCount()
+
+
+def test_calls_that_are_not_counted_log_no_cycles(caplog):
+    executor = infer()
+    with caplog.at_level("DEBUG", logger="poptorch::python"):
+        executor(ONE, ONE)
+    assert "cycles" not in caplog.text

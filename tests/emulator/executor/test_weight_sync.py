@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When weights move between the host and the device: what copies what."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from tests.emulator._models import ONE, on_device, wrap
+
+
+@pytest.fixture
+def transfers(monkeypatch):
+    """Every copy of weights between host and device, in order."""
+    from ipufit.emulator._device.attachment import Attachment
+
+    seen = []
+    for name in ("download", "upload"):
+        original = getattr(Attachment, name)
+
+        def spy(self, name=name, original=original):
+            seen.append(name)
+            original(self)
+
+        monkeypatch.setattr(Attachment, name, spy)
+    return seen
+
+
+def test_weights_are_kept_apart():
+    model, executor = wrap()
+    executor(ONE)
+    with torch.no_grad():
+        model.weight.fill_(10)  # fetches first
+    assert on_device(executor) == -1
+    executor.copyWeightsToDevice()
+    assert on_device(executor) == 10
+
+
+def test_a_training_call_copies_nothing(transfers):
+    _, executor = wrap()
+    executor(ONE)
+    executor(ONE)
+    assert transfers == []
+
+
+def test_reading_copies_once_per_stale_period(transfers):
+    model, executor = wrap()
+    executor(ONE)
+    model.state_dict()
+    list(model.parameters())
+    copy.copy(model)
+    assert transfers == ["download"]
+    executor(ONE)
+    assert model.weight.item() == -2
+    assert transfers == ["download"] * 2
+
+
+def test_copying_to_the_host_is_unconditional(transfers):
+    _, executor = wrap()
+    executor(ONE)
+    executor.copyWeightsToHost()
+    executor.copyWeightsToHost()
+    assert not executor.copyWeightsToHostIfNeeded()
+    assert transfers == ["download"] * 2
+
+
+@pytest.mark.parametrize("method", ["detachFromDevice", "destroy"])
+def test_leaving_the_device_copies_if_stale(method, transfers):
+    model, executor = wrap()
+    executor(ONE)
+    getattr(executor, method)()
+    assert transfers == ["download"]
+    assert model.weight.item() == -1
+
+
+@pytest.mark.parametrize("method", ["detachFromDevice", "destroy"])
+def test_leaving_the_device_copies_nothing_if_not_stale(method, transfers):
+    _, executor = wrap()
+    executor.compile(ONE)
+    getattr(executor, method)()
+    assert transfers == []
+
+
+def test_a_host_edit_of_stale_weights_is_overwritten_by_the_fetch():
+    model, executor = wrap()
+    memory = model.weight.data
+    executor(ONE)
+    memory.fill_(10)  # an alias: it fetches nothing
+    assert model.weight.item() == -1
+    assert on_device(executor) == -1
+
+
+def test_uploading_without_reading_first_loses_what_was_learnt():
+    model, executor = wrap()
+    executor(ONE)
+    executor.copyWeightsToDevice()
+    assert on_device(executor) == 0
+    assert model.weight.item() == 0
+
+
+def test_loading_into_the_executor_uploads(transfers):
+    model, executor = wrap()
+    executor(ONE)
+    state = {"weight": torch.tensor([7.0]), "calls": torch.tensor([3.0])}
+    result = executor.load_state_dict(state)
+    assert result.missing_keys == []
+    assert "upload" in transfers
+    assert on_device(executor) == 7
+    assert model.calls.item() == 4
+    with pytest.raises(RuntimeError, match="Missing key"):
+        executor.load_state_dict({})
+    assert executor.load_state_dict({}, strict=False).missing_keys == [*state]
+
+
+def test_loading_into_the_module_does_not_upload(transfers):
+    model, executor = wrap()
+    executor(ONE)
+    model.load_state_dict({"weight": torch.tensor([7.0]), "calls": torch.zeros(1)})
+    assert "upload" not in transfers
+    assert on_device(executor) == -1
+
+
+def test_loading_before_attaching_is_loading_on_the_host():
+    _, executor = wrap()
+    executor.load_state_dict({"weight": torch.tensor([7.0]), "calls": torch.zeros(1)})
+    assert on_device(executor) == 7
+
+
+def test_what_inference_writes_into_buffers_comes_back_on_request_only():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls += 1
+            return x + self.calls
+
+    model = Counter()
+    executor = poptorch.inferenceModel(model)
+    assert [executor(torch.zeros(1)).item() for _ in range(2)] == [1, 2]
+    assert model.calls.item() == 0
+    executor.copyWeightsToHost()
+    assert model.calls.item() == 2
+    executor(torch.zeros(1))
+    executor.detachFromDevice()
+    assert model.calls.item() == 2
+    assert executor(torch.zeros(1)).item() == 3  # from the host's 2 again
+
+
+def test_double_precision_weights_come_back_in_double_precision():
+    model = nn.Linear(1, 1).double()
+    model.forward = lambda x: poptorch.identity_loss(x * model.weight[0], "sum")
+    executor = poptorch.trainingModel(model)
+    executor(torch.ones(1))
+    assert model.weight.dtype == torch.float64
+
+
+# From a training executor to an inference executor of the same module ---------------
+# (PopTorch, `python/_poplar_executor.py`, `__call__`)
+
+
+def test_the_first_call_after_training_uploads_once_more(transfers):
+    model, training = wrap()
+    training(ONE)
+    assert model.weight.item() == -1
+    transfers.clear()
+    inference = poptorch.inferenceModel(model)
+    assert inference(ONE)[1].item() == -1  # attaching has uploaded already
+    assert transfers == ["upload"]
+    inference(ONE)
+    assert transfers == ["upload"]
+
+
+def test_the_first_call_without_training_uploads_nothing_more(transfers):
+    model, _ = wrap()
+    poptorch.inferenceModel(model)(ONE)
+    assert transfers == []
+
+
+def test_each_fetch_from_the_trainer_is_uploaded_once(transfers):
+    model, training = wrap()
+    inference = poptorch.inferenceModel(model)
+    inference(ONE)
+    for step in (1, 2):
+        training(ONE)
+        transfers.clear()
+        assert inference(ONE)[1].item() == -step
+        assert transfers == ["download", "upload"]
+        inference(ONE)
+        assert transfers == ["download", "upload"]
+
+
+def test_a_fetch_by_the_inference_executor_is_uploaded_again(transfers):
+    model, training = wrap()
+    inference = poptorch.inferenceModel(model)
+    inference(ONE)
+    inference.copyWeightsToHost()
+    inference(ONE)
+    inference(ONE)
+    assert transfers == ["download", "upload"]
+    assert training.model is model
+
+
+def test_a_trainer_that_is_gone_has_no_version(transfers):
+    model, training = wrap()
+    del training
+    gc.collect()
+    inference = poptorch.inferenceModel(model)
+    inference(ONE)
+    inference(ONE)
+    assert transfers == ["upload"]
+    with pytest.raises(TypeError):  # None + 1
+        inference.copyWeightsToHost()
+
+
+@pytest.mark.parametrize("method", ["copyWeightsToHost", "copyWeightsToDevice"])
+def test_a_detached_model_copies_nothing(method, transfers):
+    """A Poplar engine runs on a device only (PopART, `devicex.cpp`)."""
+    _, executor = wrap()
+    executor(ONE)
+    executor.detachFromDevice()
+    transfers.clear()
+    with pytest.raises(poptorch.Error, match=f"{method}.* needs a device"):
+        getattr(executor, method)()
+    assert transfers == []
+
+
+# Other tensors in the places of the weights -----------------------------------------
+# (PopTorch, `copyWeightsToDevice`: it names the module's parameters each time)
+
+
+def replaced(model, value):
+    model.weight = nn.Parameter(torch.full((1,), value))
+
+
+def test_weights_are_looked_up_by_name_at_each_copy():
+    model, executor = wrap()
+    executor(ONE)
+    replaced(model, 10.0)
+    assert on_device(executor) == -1
+    executor.copyWeightsToDevice()
+    assert on_device(executor) == 10
+    executor(ONE)
+    executor.copyWeightsToHost()
+    assert model.weight.item() == 9
+
+
+def test_they_are_looked_up_when_attaching_too():
+    model, executor = wrap()
+    executor(ONE)
+    executor.detachFromDevice()
+    replaced(model, 10.0)
+    assert on_device(executor) == 10
+
+
+def test_a_weight_that_is_gone_is_an_error():
+    model, executor = wrap()
+    executor(ONE)
+    del model.weight
+    with pytest.raises(poptorch.Error, match="compiled with weight, which"):
+        executor.copyWeightsToDevice()
+
+
+def test_a_weight_that_no_operator_reads_is_never_fetched():
+    """PopTorch removes such parameters (`LowerToPopart.cpp`, `lowerParameters`)."""
+
+    class Partly(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+            self.register_buffer("unread", torch.zeros(1))
+            self.unused = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            _ = self.unread + 1.0
+            return poptorch.identity_loss(self.layer(x), reduction="mean")
+
+    module = Partly()
+    training = poptorch.trainingModel(
+        module, optimizer=poptorch.optim.SGD(module.parameters(), lr=0.1)
+    )
+    before = module.layer.weight.detach().clone()
+    training(torch.ones(1, 2))
+    module.unread.data.fill_(3.0)
+    module.unused.data.fill_(4.0)
+    training(torch.ones(1, 2))
+    training.copyWeightsToHost()
+    assert not torch.equal(module.layer.weight, before)
+    assert (module.unread.item(), module.unused.item()) == (3.0, 4.0)

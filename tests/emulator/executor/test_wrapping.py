@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user's module is like while a training executor holds it.
+
+Random sequences of such steps were compared with PopTorch 3.4's own Python front end;
+what is expected here was seen there (`python/_impl.py`, `python/_poplar_executor.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._executor.wrapper_registry import (
+    _remembered,
+    is_wrapped,
+    rewrap_model,
+    unwrap_model,
+)
+
+
+class Model(nn.Module):
+    """At module level: its pickles name it."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.tied = self.fc
+        self.top = nn.Parameter(torch.ones(1))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x):
+        self.steps += 1
+        return poptorch.identity_loss(self.tied(self.fc(x)) * self.top, "sum")
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """A module whose host copy is stale, its executor, and the copies made so far."""
+    torch.manual_seed(0)
+    model = Model()
+    executor = poptorch.trainingModel(
+        model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    executor(torch.ones(1, 2))
+    copies = []
+    original = executor._attachment.download
+    monkeypatch.setattr(
+        executor._attachment, "download", lambda: (copies.append(1), original())
+    )
+    return model, executor, copies
+
+
+def test_the_class_says_whose_it_is(trained):
+    model, *_ = trained
+    assert type(model).__name__ == "PoptorchModel"
+    assert isinstance(model, Model)
+    assert isinstance(model.top, nn.Parameter)
+    assert type(model.top).__name__ == "PoptorchParameter"
+    assert type(model.steps).__name__ == "PoptorchBuffer"
+    assert is_wrapped(model)
+    assert not is_wrapped(model.fc)
+
+
+READS = {
+    "parameters": lambda model: list(model.parameters()),
+    "named_parameters": lambda model: dict(model.named_parameters()),
+    "buffers": lambda model: list(model.buffers()),
+    "state_dict": lambda model: model.state_dict(),
+    "parameter": lambda model: model.top + 1,
+    "inner parameter": lambda model: model.fc.weight.sum(),
+    "inner data": lambda model: model.fc.bias.data,
+    "torch function": lambda model: torch.equal(torch.ones(2, 2), model.fc.weight),
+    "buffer": lambda model: model.steps.item(),
+    "forward": lambda model: model(torch.ones(1, 2)),
+    "copy": lambda model: copy.copy(model.top),
+    "deepcopy": lambda model: copy.deepcopy(model.top),
+    "pickle": pickle.dumps,
+    "save": lambda model: torch.save(model, io.BytesIO()),
+    "print": lambda model: str(model.top),
+    "grad": lambda model: model.fc.weight.grad,
+    "to": lambda model: model.to(torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reading_fetches_the_weights_once(trained, name):
+    model, executor, copies = trained
+    assert executor._dirty_host_weights
+    for _ in range(3):
+        READS[name](model)
+    assert len(copies) == 1
+    executor(torch.ones(1, 2))
+    READS[name](model)
+    READS["state_dict"](model)
+    assert len(copies) == 2
+
+
+def test_without_reading_nothing_is_fetched(trained):
+    model, executor, copies = trained
+    executor(torch.ones(1, 2))
+    model.train()
+    assert model.fc.in_features == 2
+    assert copies == []
+
+
+def test_fetched_values_are_the_trained_ones(trained):
+    model, executor, _ = trained
+    before = model.steps.item()
+    executor(torch.ones(1, 2))
+    assert model.steps.item() == before + 1
+    assert model.top.item() != 1
+
+
+def test_fetching_by_hand_says_whether_there_was_something(trained):
+    model, _, copies = trained
+    assert model.copyWeightsToHostIfNeeded()
+    assert not model.copyWeightsToHostIfNeeded()
+    assert len(copies) == 1
+
+
+def test_state_dicts_are_plain_and_load_elsewhere(trained):
+    model, *_ = trained
+    for keep_vars in (False, True):
+        state = model.state_dict(keep_vars=keep_vars)
+        assert list(state) == list(Model().state_dict())
+        allowed = (torch.Tensor, nn.Parameter)
+        assert {type(value) for value in state.values()} <= set(allowed)
+        Model().load_state_dict(state)
+        assert not hasattr(state, "_metadata")
+    assert state["fc.weight"] is state["tied.weight"]
+    assert isinstance(state["top"], nn.Parameter)
+    assert model.state_dict(prefix="p.")["p.top"].item() == model.top.item()
+
+
+def is_plain(value):
+    return type(value) in (torch.Tensor, nn.Parameter)
+
+
+def assert_plain_twin(twin, model):
+    assert type(twin) is Model
+    assert all(map(is_plain, [*twin.parameters(), *twin.buffers()]))
+    assert twin.tied is twin.fc
+    for name, value in model.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], value)
+    twin.top.data.fill_(100)
+    assert model.top.item() != 100
+    assert twin.top.requires_grad
+    assert not twin.steps.requires_grad
+
+
+def test_modules_with_buffers_cannot_be_copied_deeply(trained):
+    model, *_ = trained
+    for item in (model, model.steps):
+        with pytest.raises(RuntimeError, match="__deepcopy__"):
+            copy.deepcopy(item)
+    assert is_wrapped(model)
+    assert is_wrapped(model.steps)
+
+
+def test_a_deep_copy_without_buffers_is_a_plain_module_of_wrapped_parameters():
+    model = nn.Sequential(nn.Linear(2, 2))
+    executor = poptorch.trainingModel(model)
+    twin = copy.deepcopy(model)
+    assert type(twin) is nn.Sequential
+    assert type(twin[0].weight) is type(model[0].weight)
+    assert twin[0].weight.data_ptr() != model[0].weight.data_ptr()
+    assert executor.model is model
+
+
+def test_what_is_computed_from_a_buffer_has_its_class(trained):
+    model, *_ = trained
+    assert type(model.steps + 1) is type(model.steps)
+    assert type(model.steps.detach()) is type(model.steps)
+    assert type(model.top + 1) is torch.Tensor
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_an_unpickled_module_is_plain(trained, protocol):
+    model, *_ = trained
+    data = pickle.dumps(model, protocol)
+    assert_plain_twin(pickle.loads(data), model)
+    assert is_wrapped(model)
+
+
+def test_a_saved_module_is_plain(trained):
+    model, *_ = trained
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    arguments = {"weights_only": False} if sys.version_info >= (3, 10) else {}
+    assert_plain_twin(torch.load(file, **arguments), model)
+
+
+@pytest.mark.parametrize("read", [lambda m: m.top, lambda m: m.steps])
+def test_unpickled_weights_are_plain(trained, read):
+    model, *_ = trained
+    weight = read(model)
+    twin = pickle.loads(pickle.dumps(weight))
+    assert is_plain(twin)
+    assert torch.equal(twin, weight)
+    assert twin.requires_grad == weight.requires_grad
+    assert twin.data_ptr() != weight.data_ptr()
+
+
+def test_a_shallow_copy_keeps_the_wrapper(trained):
+    model, executor, _ = trained
+    twin = copy.copy(model)
+    assert is_wrapped(twin)
+    assert twin.fc is model.fc
+    assert twin._host_weights_version == executor._host_weights_version
+    weight = copy.copy(model.top)
+    assert type(weight) is type(model.top)
+    assert weight.data_ptr() == model.top.data_ptr()
+
+
+def test_modules_with_copying_of_their_own_are_asked():
+    class Own(Model):
+        def __deepcopy__(self, memo):
+            twin = type(self)()
+            twin.made_by = "own"
+            return twin
+
+        def __copy__(self):
+            twin = type(self).__new__(type(self))
+            twin.__dict__.update(self.__dict__, made_by="copy")
+            return twin
+
+    model = Own()
+    executor = poptorch.trainingModel(model)
+    assert copy.deepcopy(model).made_by == "own"
+    assert copy.copy(model).made_by == "copy"
+    assert executor.model is model
+
+
+def test_destroying_unwraps(trained):
+    model, executor, _ = trained
+    top = model.top
+    executor.destroy()
+    assert type(model) is Model
+    assert model.top is top
+    assert type(top) is nn.Parameter
+    assert type(model.steps) is torch.Tensor
+    assert top.item() != 1
+    assert not hasattr(model, "copyWeightsToHostIfNeeded")
+    poptorch.trainingModel(model)
+
+
+def test_a_module_can_be_destroyed_by_itself(trained):
+    model, executor, _ = trained
+    model.destroy()
+    assert not executor.isCompiled()
+    assert type(model) is Model
+
+
+def test_an_executor_that_is_gone_takes_what_it_learnt_with_it():
+    model = Model()
+    poptorch.trainingModel(model)(torch.ones(1, 2))
+    gc.collect()
+    assert model.top.item() == 1
+    assert model._host_weights_version is None
+    assert not model.copyWeightsToHostIfNeeded()
+    assert len(list(model.parameters())) == 3
+
+
+def test_buffers_of_other_classes_are_refused():
+    class Special(torch.Tensor):
+        pass
+
+    model = nn.Linear(1, 1)
+    model.register_buffer("special", torch.ones(1).as_subclass(Special))
+    message = r"All buffers must be an instance of torch\.Tensor \(Got .*Special"
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.trainingModel(model)
+    assert type(model) is nn.Linear
+    assert type(model.weight).__name__ == "PoptorchParameter"  # of no executor
+    assert not is_wrapped(model.weight)
+
+
+# What is remembered after `destroy()` --------------------------------------------
+
+
+def normed():
+    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+
+class Trained(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = normed()
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.net(x), "sum")
+
+
+X = torch.ones(4, 2)
+
+
+def test_an_inference_compilation_brings_the_destroyed_wrappers_back():
+    model = Trained()
+    executor = poptorch.trainingModel(model)
+    executor(X)
+    executor.destroy()
+    assert all(map(is_plain, [*model.parameters(), *model.buffers()]))
+    inference = poptorch.inferenceModel(model)
+    assert all(map(is_plain, [*model.parameters(), *model.buffers()]))
+    inference(X)
+    assert type(model) is Trained
+    assert all(map(is_wrapped, [*model.parameters(), *model.buffers()]))
+    message = r"All buffers must be an instance of torch\.Tensor \(Got .*PoptorchBuffer"
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.trainingModel(model)
+
+
+def test_a_failed_inference_compilation_brings_them_back_too():
+    model = Trained()
+    executor = poptorch.trainingModel(model)
+    executor(X)
+    executor.destroy()
+    with pytest.raises(RuntimeError):
+        poptorch.inferenceModel(model)(torch.ones(4, 3))
+    assert all(map(is_wrapped, model.buffers()))
+
+
+def test_weights_without_buffers_can_be_trained_again():
+    model = nn.Linear(2, 2)
+    model.forward = lambda x: poptorch.identity_loss(x * model.weight, "sum")
+    executor = poptorch.trainingModel(model)
+    executor(torch.ones(2, 2))
+    executor.destroy()
+    poptorch.inferenceModel(model)(torch.ones(2, 2))
+    again = poptorch.trainingModel(model)
+    again(torch.ones(2, 2))
+    again.destroy()
+    assert type(model.weight) is nn.Parameter
+
+
+def test_a_module_whose_compilation_failed_stays_wrapped():
+    model = Trained()
+    executor = poptorch.trainingModel(model)
+    with pytest.raises(RuntimeError):
+        executor(torch.ones(4, 3))
+    executor.destroy()  # not compiled: does nothing
+    assert is_wrapped(model)
+    del executor
+    gc.collect()
+    model.destroy()
+    with pytest.raises(RuntimeError, match="already been wrapped"):
+        poptorch.trainingModel(model)
+
+
+def test_forward_sees_plain_classes():
+    seen = []
+
+    class Looks(Trained):
+        def forward(self, x):
+            weight, mean = self.net[0].weight, self.net[1].running_mean
+            seen.extend([type(self), type(weight), type(mean)])
+            return super().forward(x)
+
+    model = Looks()
+    executor = poptorch.trainingModel(model)
+    poptorch.inferenceModel(model)(X)
+    executor(X)
+    assert seen == [Looks, nn.Parameter, torch.Tensor] * 2
+    assert is_wrapped(model)
+    assert is_wrapped(model.net[1].running_mean)
+
+
+def test_compiling_loses_classes_of_parameters():
+    class Own(nn.Parameter):
+        pass
+
+    model = nn.Linear(2, 2)
+    model.weight = Own(torch.ones(2, 2))
+    inference = poptorch.inferenceModel(model)
+    assert type(model.weight) is Own
+    inference(X)
+    assert type(model.weight) is nn.Parameter
+
+
+def test_what_is_remembered_dies_with_its_object():
+    model = Trained()
+    executor = poptorch.trainingModel(model)
+    executor(X)
+    gc.collect()
+    before = len(_remembered)
+    twins = [copy.copy(model.net[0].weight) for _ in range(10)]
+    assert len(_remembered) == before + 10
+    twins.clear()
+    gc.collect()
+    assert len(_remembered) == before
+
+
+def test_unwrapping_and_rewrapping_by_hand():
+    model = Trained()
+    executor = poptorch.trainingModel(model)
+    executor(X)
+    unwrap_model(model)
+    assert type(model) is Trained
+    assert all(map(is_plain, [*model.parameters(), *model.buffers()]))
+    rewrap_model(model)
+    assert all(map(is_wrapped, [model, *model.parameters(), *model.buffers()]))
+    assert model._host_weights_version == executor._host_weights_version
+
+
+def test_a_child_with_buffers_cannot_be_wrapped_again():
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    executor = poptorch.trainingModel(model)
+    with pytest.raises(poptorch.Error, match="All buffers must be"):
+        poptorch.trainingModel(model[0])
+    assert executor.model is model
+
+
+def test_a_child_with_parameters_moves_to_the_second_executor():
+    model = Model()
+    first = poptorch.trainingModel(model)
+    first(torch.ones(1, 2))
+    second = poptorch.trainingModel(model.fc)
+    assert "PoptorchLinear" in type(model.fc).__name__
+    assert second.model is model.fc
+
+
+def test_host_training_of_a_wrapped_module_works(trained):
+    model, executor, _ = trained
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = model.top.item()
+    model(torch.ones(1, 2)).backward()
+    sgd.step()
+    assert model.top.item() != before
+    executor.copyWeightsToDevice()
+    executor.copyWeightsToHost()
+    assert model.top.item() != before
+
+
+def test_a_parameter_of_the_top_is_shown_as_no_tensor(trained):
+    model, executor, _ = trained
+    view = executor.top
+    assert not isinstance(view, torch.Tensor)
+    assert view.shape == (1,)
+    assert view.item() == model.top.item()
+    with pytest.raises(TypeError):
+        torch.add(view, 1)
+    assert executor.fc.weight is model.fc.weight

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows to micro-batches and results to rows, against a reference made of loops."""
+
+# ruff: noqa: N803, N806 - D, G, R, B and S are the letters of the user guide
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import OutputMode
+from ipufit.emulator._layout.layout import Inputs, Layout, Outputs
+
+MODES = [OutputMode.All, OutputMode.Final, OutputMode.Sum, OutputMode.EveryN]
+Pair = collections.namedtuple("Pair", ["first", "second"])
+small = st.integers(1, 3)
+quick = settings(max_examples=60, deadline=None)
+
+
+def rows_of(d, g, r, b, *, G, R, B):
+    """data.md 11.1, one row at a time."""
+    return ((d * G + g) * R + r) * B + b
+
+
+def reference(outputs_of, D, G, R, mode, period=1):
+    """Blocks in the order they come back; `outputs_of(d, g, r)` is one micro-batch."""
+    blocks = []
+    if mode == OutputMode.Sum:
+        for r in range(R):
+            parts = [outputs_of(d, g, r) for d in range(D) for g in range(G)]
+            blocks.append(sum(parts[1:], parts[0]))
+    else:
+        step = 0
+        for d in range(D):
+            for g in range(G):
+                step += 1
+                is_last = d == D - 1 and g == G - 1
+                wanted = {
+                    OutputMode.All: True,
+                    OutputMode.Final: is_last,
+                    OutputMode.EveryN: step % period == 0,
+                }[mode]
+                if wanted:
+                    blocks += [outputs_of(d, g, r) for r in range(R)]
+    if blocks[0].dim() == 0:
+        return blocks[0] if len(blocks) == 1 else torch.stack(blocks)
+    return torch.cat(blocks)
+
+
+class Rows(torch.nn.Module):
+    """Returns its rows and a scalar; trains nothing that matters."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        loss = poptorch.identity_loss(self.weight * x.sum(), reduction="sum")
+        return x, x.mean() + 0 * loss  # what no output depends on is eliminated
+
+
+def make_options(D, G, R, mode=None, period=1):
+    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    options.autoRoundNumIPUs(True)
+    options.Training.gradientAccumulation(G)
+    if mode is not None:
+        options.outputMode(mode, period)
+    return options
+
+
+def run(D, G, R, B, mode=None, period=1, *, training=True):
+    model = Rows()
+    options = make_options(D, G, R, mode, period)
+    executor = (
+        poptorch.trainingModel(model, options)
+        if training
+        else poptorch.inferenceModel(model, options)
+    )
+    return executor(torch.arange(float(D * G * R * B)))
+
+
+# The worked examples of the facts ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "scalars"),
+    [
+        (OutputMode.All, range(16), [0.5, 2.5, 4.5, 6.5, 8.5, 10.5, 12.5, 14.5]),
+        (OutputMode.Final, [12, 13, 14, 15], [12.5, 14.5]),
+        (None, [12, 13, 14, 15], [12.5, 14.5]),
+        (OutputMode.Sum, [24, 28, 32, 36], [26.0, 34.0]),
+        (OutputMode.EveryN, [4, 5, 6, 7, 12, 13, 14, 15], [4.5, 6.5, 12.5, 14.5]),
+    ],
+)
+def test_outputs_of_the_worked_example(mode, rows, scalars):
+    x, mean = run(2, 2, 2, 2, mode, period=2)
+    assert x.tolist() == list(rows)
+    assert mean.tolist() == scalars
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "scalar"),
+    [
+        (OutputMode.All, [0, 1, 2, 3], [0, 1, 2, 3]),
+        (OutputMode.Final, [3], 3),
+        (OutputMode.Sum, [6], 6),
+        (OutputMode.EveryN, [1, 3], [1, 3]),
+    ],
+)
+def test_one_replica_and_one_sample(mode, rows, scalar):
+    x, mean = run(2, 2, 1, 1, mode, period=2)
+    assert x.tolist() == rows
+    assert mean.tolist() == scalar  # a plain number: 0-d
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows"),
+    [
+        (OutputMode.All, [*range(8)]),
+        (None, [*range(8)]),
+        (OutputMode.Final, [6, 7]),
+        (OutputMode.Sum, [12, 16]),
+        (OutputMode.EveryN, [2, 3, 6, 7]),
+    ],
+)
+def test_inference_on_two_replicas(mode, rows):
+    x, _ = run(4, 1, 2, 1, mode, period=2, training=False)
+    assert x.tolist() == rows
+
+
+def test_every_third_of_six_iterations():
+    x, mean = run(6, 1, 1, 2, OutputMode.EveryN, period=3, training=False)
+    assert x.tolist() == [4, 5, 10, 11]
+    assert mean.tolist() == [4.5, 10.5]
+
+
+def test_inputs_of_the_worked_example():
+    layout = Layout(2, 2, replicas=2, input_groups=2)
+    inputs = Inputs(layout, [torch.arange(16)])
+    seen = {
+        (step, replica): rows[0].tolist()
+        for step in range(4)
+        for replica, rows in inputs.micro_batches(step)
+    }
+    assert seen == {
+        (0, 0): [0, 1],
+        (0, 1): [2, 3],
+        (1, 0): [4, 5],
+        (1, 1): [6, 7],
+        (2, 0): [8, 9],
+        (2, 1): [10, 11],
+        (3, 0): [12, 13],
+        (3, 1): [14, 15],
+    }
+
+
+# Any factors ------------------------------------------------------------------
+
+
+@quick
+@given(small, small, small, small, st.sampled_from(MODES), st.data())
+def test_every_leaf_of_every_mode_is_where_the_reference_puts_it(
+    D, G, R, B, mode, data
+):
+    period = data.draw(st.sampled_from([n for n in range(1, D + 1) if D % n == 0]))
+    x, mean = run(D, G, R, B, mode, period)
+
+    def block(d, g, r):
+        return torch.tensor(
+            [float(rows_of(d, g, r, b, G=G, R=R, B=B)) for b in range(B)]
+        )
+
+    torch.testing.assert_close(x, reference(block, D, G, R, mode, period))
+    scalar = reference(lambda *at: block(*at).mean(), D, G, R, mode, period)
+    torch.testing.assert_close(mean, scalar)
+    assert mean.dim() == (0 if mean.numel() == 1 else 1)
+
+
+@quick
+@given(small, small, st.sampled_from([(4, 2), (4, 4), (2, 2), (6, 3)]), st.booleans())
+def test_replicas_of_a_group_read_the_same_rows(D, B, sizes, is_orthogonal):
+    R, S = sizes
+    kind = poptorch.CommGroupType
+    options = make_options(D, 1, R)
+    options.inputReplicaGrouping(
+        S, kind.Orthogonal if is_orthogonal else kind.Consecutive
+    )
+    groups = R // S
+    executor = poptorch.inferenceModel(torch.nn.Identity(), options)
+    out = executor(torch.arange(float(D * groups * B)))
+
+    def block(d, g, r):
+        group = r % groups if is_orthogonal else r // S
+        return torch.tensor([(d * groups + group) * B + b for b in range(B)]).float()
+
+    assert out.tolist() == reference(block, D, 1, R, OutputMode.All).tolist()
+
+
+def test_the_groups_of_four_replicas():
+    consecutive = Layout(1, 1, replicas=4, input_groups=2)
+    orthogonal = Layout(1, 1, replicas=4, input_groups=2, is_orthogonal=True)
+    assert [consecutive.group(r) for r in range(4)] == [0, 0, 1, 1]
+    assert [orthogonal.group(r) for r in range(4)] == [0, 1, 0, 1]
+
+
+def test_shapes_depend_on_the_micro_batch_not_on_what_is_a_batch():
+    class Table(torch.nn.Module):
+        def forward(self, x):
+            return x, torch.ones(5) * x.sum()
+
+    _, table = poptorch.inferenceModel(Table(), make_options(3, 1, 2))(torch.ones(6))
+    assert table.shape == (30,)
+
+
+# Structures -------------------------------------------------------------------
+
+
+def test_nested_outputs_keep_their_structure_and_other_values():
+    class Nested(torch.nn.Module):
+        def forward(self, x):
+            return {
+                "list": [x, (x + 1, None)],
+                "pair": Pair(x.sum(), "text"),
+                "number": 3,
+            }
+
+    out = poptorch.inferenceModel(Nested(), make_options(2, 1, 1))(torch.arange(4.0))
+    assert list(out) == ["list", "pair", "number"]
+    assert out["list"][0].tolist() == [0, 1, 2, 3]
+    assert out["list"][1][0].tolist() == [1, 2, 3, 4]
+    assert out["list"][1][1] is None
+    assert isinstance(out["pair"], Pair)
+    assert out["pair"].first.tolist() == [1, 5]
+    assert out["pair"].second == "text"
+    assert out["number"] == 3
+
+
+def test_nothing_returned_is_none():
+    class Silent(torch.nn.Module):
+        def forward(self, x):
+            x + 1
+
+    assert poptorch.inferenceModel(Silent())(torch.ones(2)) is None
+
+
+def test_a_tensor_returned_twice_comes_back_as_two():
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y, y
+
+    first, second = poptorch.inferenceModel(Twice())(torch.ones(2))
+    first.zero_()
+    assert second.tolist() == [2, 2]
+
+
+def test_outputs_are_fresh_at_every_call():
+    executor = poptorch.inferenceModel(torch.nn.Identity())
+    x = torch.ones(2)
+    first = executor(x)
+    first.zero_()
+    assert x.tolist() == [1, 1]
+    assert executor(x).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_constant_comes_back_once_in_every_mode(mode):
+    class Constant(torch.nn.Module):
+        def forward(self, x):
+            return x, torch.tensor([7, 8])
+
+    options = make_options(2, 1, 2, mode, 2)
+    _, constant = poptorch.inferenceModel(Constant(), options)(torch.ones(4))
+    assert constant.tolist() == [7, 8]
+    assert constant.dtype == torch.int32
+
+
+def test_a_tensor_that_was_created_and_then_filled_is_no_constant():
+    class Filled(torch.nn.Module):
+        def forward(self, x):
+            y = torch.zeros(2)
+            y[0] = x[0]
+            return y
+
+    out = poptorch.inferenceModel(Filled(), make_options(2, 1, 1))(torch.ones(2) * 3)
+    assert out.tolist() == [3, 0, 3, 0]
+
+
+def test_a_tensor_left_on_the_host_comes_back_as_it_was_traced():
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.count = torch.tensor([0.0])
+
+        def forward(self, x):
+            self.count += 1
+            return x, self.count
+
+    model = Counter()
+    executor = poptorch.inferenceModel(model, make_options(2, 1, 1))
+    with pytest.warns(UserWarning, match="expected to be on the IPU but is on cpu"):
+        first = executor(torch.ones(2))
+    assert first[1].tolist() == [1]
+    assert executor(torch.ones(2))[1].tolist() == [1]
+    assert model.count.tolist() == [1]
+
+
+def test_outputs_that_share_memory_with_a_weight_are_values_of_their_moment():
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2))
+
+        def forward(self, x):
+            self.count += 1
+            return x, self.count, self.count[0]
+
+    _, count, first = poptorch.inferenceModel(Counter(), make_options(3, 1, 1))(
+        torch.ones(3)
+    )
+    assert count.tolist() == [1, 1, 2, 2, 3, 3]
+    assert first.tolist() == [1, 2, 3]
+
+
+def test_sums_are_made_in_the_type_of_the_output():
+    outputs = Outputs(Layout(2, 1, 1, 1), OutputMode.Sum, 1)
+    for step in range(2):
+        outputs.add(step, 0, (torch.tensor([60000.0], dtype=torch.float16),))
+    (total,) = outputs.tensors()
+    assert total.dtype == torch.float16
+    assert torch.isinf(total).all()
+
+
+# Inputs changed in place ------------------------------------------------------
+
+
+class Overwrite(torch.nn.Module):
+    def forward(self, x):
+        x += 1
+        return x * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float64])
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_an_input_changed_in_place_is_written_back(dtype, iterations):
+    x = torch.arange(3).to(dtype)
+    executor = poptorch.inferenceModel(Overwrite(), make_options(iterations, 1, 1))
+    assert executor(x).tolist() == [2, 4, 6]
+    assert x.tolist() == [1, 2, 3]
+    assert x.dtype == dtype
+
+
+def test_replicas_that_share_rows_do_not_see_each_others_changes():
+    options = make_options(1, 1, 2).inputReplicaGrouping(
+        2, poptorch.CommGroupType.Consecutive
+    )
+    out = poptorch.inferenceModel(Overwrite(), options)(torch.zeros(2))
+    assert out.tolist() == [2, 2, 2, 2]
+
+
+def test_the_caller_keeps_inputs_that_are_only_read():
+    x = torch.arange(3)
+    poptorch.inferenceModel(torch.nn.Identity())(x)
+    assert x.dtype == torch.int64
+    assert x.tolist() == [0, 1, 2]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs without host data."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._layout.synthetic_data import is_synthetic, synthetic_inputs
+from tests.emulator._models import ONE, Model
+
+
+class Loss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        out = self.layer(x)
+        return out, nn.functional.cross_entropy(out, y)
+
+
+def options(enabled=True):
+    return poptorch.Options().enableSyntheticData(enabled)
+
+
+def test_it_is_off_until_it_is_switched_on():
+    assert not is_synthetic(poptorch.Options())
+    assert is_synthetic(options())
+    assert not is_synthetic(options(False))
+
+
+def test_the_device_makes_the_same_inputs_each_time():
+    shapes = [torch.ones(3), torch.ones(2, dtype=torch.float16)]
+    first, second = synthetic_inputs(shapes), synthetic_inputs(shapes)
+    for made, again, like in zip(first, second, shapes):
+        assert torch.equal(made, again)
+        assert made.dtype == like.dtype
+        assert made.std() > 0
+
+
+def test_integers_are_zero_lest_they_be_indices():
+    made = synthetic_inputs([torch.tensor([7, 9]), torch.tensor([True])])
+    assert [tensor.tolist() for tensor in made] == [[0, 0], [False]]
+
+
+def test_making_inputs_leaves_the_random_state_of_the_host():
+    state = torch.random.get_rng_state()
+    synthetic_inputs([torch.ones(3)])
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_outputs_have_their_shapes_and_nothing_in_them():
+    executor = poptorch.inferenceModel(nn.Linear(4, 2), options().deviceIterations(3))
+    output = executor(torch.ones(6, 4))
+    assert output.shape == (6, 2)
+    assert not output.any()
+
+
+def test_nothing_depends_on_the_callers_data():
+    weights = []
+    for fill in (0.0, 100.0):
+        torch.manual_seed(0)
+        model = Loss()
+        executor = poptorch.trainingModel(model, options())
+        executor(torch.full((2, 4), fill), torch.tensor([1, 1]))
+        weights.append(model.layer.weight.tolist())
+    assert weights[0] == weights[1]
+
+
+def test_weights_are_updated_all_the_same():
+    model = Loss()
+    before = model.layer.weight.tolist()
+    executor = poptorch.trainingModel(model, options())
+    executor(torch.zeros(2, 4), torch.tensor([0, 1]))
+    assert model.layer.weight.tolist() != before
+
+
+def test_inputs_that_a_model_writes_stay_as_they_are():
+    class Writes(nn.Module):
+        def forward(self, x):
+            x += 1
+            return x
+
+    given = torch.zeros(2)
+    poptorch.inferenceModel(Writes(), options())(given)
+    assert given.tolist() == [0, 0]
+    poptorch.inferenceModel(Writes(), options(False))(given)
+    assert given.tolist() == [1, 1]
+
+
+def test_anchored_tensors_are_not_sent_either():
+    chosen = options()
+    for short, name in (("g", "Gradient___weight"), ("x", "input")):
+        chosen.anchorTensor(short, name)
+    executor = poptorch.trainingModel(Model(), chosen)
+    executor(ONE)
+    for short in ("g", "x"):
+        assert executor.getAnchoredTensor(short).tolist() == [0]

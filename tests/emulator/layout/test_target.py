@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pod, the IPU Model or nothing: what a program is compiled for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import ConnectionType, Options
+from ipufit.emulator._layout.target import Target, uses_ipu_model
+from tests.emulator._models import said
+
+MODEL, SMALL = "POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL"
+ONE = torch.ones(1)
+
+
+def compiled(options):
+    executor = poptorch.inferenceModel(nn.Identity(), options)
+    executor.compile(torch.ones(options.replication_factor))
+    return executor
+
+
+# Which one --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked", "expected"),
+    [
+        ({}, None, False),
+        ({MODEL: "1"}, None, True),
+        ({SMALL: "1"}, None, True),
+        ({MODEL: "0", SMALL: "1"}, None, True),
+        ({MODEL: "0", SMALL: "0"}, None, False),
+        ({MODEL: "1"}, False, False),
+        ({}, True, True),
+    ],
+)
+def test_the_option_decides_and_else_the_environment(
+    monkeypatch, variables, asked, expected
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options = Options() if asked is None else Options().useIpuModel(asked)
+    assert uses_ipu_model(options) is expected
+
+
+# The IPU Model ----------------------------------------------------------------
+
+
+def test_the_ipu_model_takes_no_ipus_of_the_pod(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")
+    first = compiled(Options())
+    assert first.isAttachedToDevice()
+    second = compiled(Options().useIpuModel(True).replicationFactor(3))
+    assert second(torch.ones(3)).tolist() == [1, 1, 1]
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        compiled(Options().useIpuModel(False))
+
+
+@pytest.mark.parametrize("offline", ["Never", "useOfflineIpuTarget"])
+def test_the_ipu_model_is_never_offline(offline):
+    options = Options().useIpuModel(True)
+    if offline == "Never":
+        options.connectionType(ConnectionType.Never)
+    else:
+        options.useOfflineIpuTarget()
+    with pytest.raises(poptorch.Error, match=r"Never is not supported .* IPU Model"):
+        compiled(options)
+
+
+def test_the_ipu_model_may_be_on_demand():
+    on_demand = Options().useIpuModel(True).connectionType(ConnectionType.OnDemand)
+    executor = compiled(on_demand)
+    assert executor.isAttachedToDevice()
+    assert executor(ONE).item() == 1
+
+
+def test_caching_for_the_ipu_model_only_warns(tmp_path, caplog):
+    options = Options().useIpuModel(True).enableExecutableCaching(str(tmp_path))
+    assert compiled(options)(ONE).item() == 1
+    assert "IPU Model are not cached" in caplog.text
+    caplog.clear()
+    compiled(Options().useIpuModel(True).enableExecutableCaching(None))
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize("version", ["ipu1", "ipu2", "ipu21"])
+def test_the_ipu_model_has_three_versions(monkeypatch, version):
+    monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", version)
+    assert compiled(Options().useIpuModel(True)).isCompiled()
+
+
+def test_other_versions_of_the_ipu_model_are_refused(monkeypatch):
+    monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "ipu3")
+    compiled(Options())  # hardware has its own
+    with pytest.raises(poptorch.Error, match=r"'ipu3' is no version.*ipu1, ipu2"):
+        compiled(Options().useIpuModel(True))
+
+
+# Offline ----------------------------------------------------------------------
+
+
+def test_an_offline_target_is_no_device_in_particular():
+    with pytest.raises(poptorch.Error, match=r"no device.*useIpuId\(3\)"):
+        compiled(Options().useOfflineIpuTarget().useIpuId(3))
+    executor = compiled(Options().useOfflineIpuTarget().replicationFactor(3))
+    assert executor.isCompiled()
+    assert not executor.isAttachedToDevice()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options().useIpuModel(True),
+        Options().useOfflineIpuTarget(),
+        Options().connectionType(ConnectionType.Never),
+    ],
+    ids=["model", "offline", "never"],
+)
+def test_cycles_are_counted_on_hardware_only(options):
+    with pytest.raises(poptorch.Error, match="only supported on actual IPU hardware"):
+        compiled(options.clone().logCycleCount(True))
+    assert compiled(options.clone().logCycleCount(False)).isCompiled()
+
+
+# Hardware ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_ipus", [1, 2, 4, 64])
+def test_powers_of_two_are_taken_as_they_are(num_ipus):
+    assert Target.of(Options(), num_ipus).num_ipus == num_ipus
+
+
+@pytest.mark.parametrize(("num_ipus", "reserved"), [(3, 4), (5, 8), (33, 64)])
+def test_hardware_has_groups_of_powers_of_two(num_ipus, reserved, caplog):
+    """In every mode (PopTorch, `CompilerImpl.cpp`)."""
+    with pytest.raises(
+        poptorch.Error, match=rf"use of {num_ipus} IPUs.*minimum of {reserved} in order"
+    ):
+        Target.of(Options(), num_ipus)
+    target = Target.of(Options().autoRoundNumIPUs(True), num_ipus)
+    assert target.num_ipus == reserved
+    assert f"{reserved - num_ipus} are idle" in caplog.text
+
+
+def test_idle_ipus_are_held_all_the_same(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
+    three = Options().replicationFactor(3).autoRoundNumIPUs(True)
+    executor = compiled(three)
+    with pytest.raises(poptorch.Error, match="4 of the 4 emulated IPUs are in use"):
+        compiled(Options())
+    executor.detachFromDevice()
+    compiled(Options())
+
+
+def test_without_rounding_the_executor_is_not_compiled():
+    options = Options().replicationFactor(3)
+    executor = poptorch.inferenceModel(nn.Identity(), options)
+    with pytest.raises(poptorch.Error, match=r"autoRoundNumIPUs\(True\)"):
+        executor(torch.ones(3))
+    assert not executor.isCompiled()
+
+
+def test_the_ipus_asked_for_by_number_are_part_of_the_target():
+    assert Target.of(Options().useIpuId(5), 2).first_ipu == 5
+    assert Target.of(Options(), 2).first_ipu is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [Options().useIpuModel(True), Options().connectionType(ConnectionType.Never)],
+)
+def test_only_what_hardware_runs_has_to_be_a_power_of_two(options):
+    options.replicationFactor(3)
+    assert compiled(options).isCompiled()

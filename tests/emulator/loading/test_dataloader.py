@@ -1,0 +1,576 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Combined batches: their size, order, last one, and how modes and processes differ."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+
+import pytest
+import torch
+import torch.utils.data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
+
+from ipufit.emulator._ground.custom_args import registerCustomArgParser
+from ipufit.emulator._loading.dataloader import DataLoader
+from ipufit.emulator.enums import CommGroupType, DataLoaderMode, SharingStrategy
+from ipufit.emulator.errors import Error
+from ipufit.emulator.options import Options
+from tests.emulator._datasets import (
+    IndexStream,
+    Indices,
+    Pair,
+    PairParser,
+    keep_shares,
+    preload_fork_server,
+)
+
+FORK = {"sharing_strategy": SharingStrategy.Fork}
+MODES = list(DataLoaderMode)
+FEW_PROCESSORS = pytest.mark.filterwarnings("ignore:This DataLoader will create 2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_start():
+    preload_fork_server()
+
+
+@pytest.fixture
+def load():
+    """Makes loaders; those with a process fork it, and end it after the test."""
+    loaders = []
+
+    def make(options, dataset, *args, mode=DataLoaderMode.Sync, **kwargs):
+        if mode != DataLoaderMode.Sync:
+            kwargs.setdefault("async_options", FORK)
+        loader = DataLoader(options, dataset, *args, mode=mode, **kwargs)
+        loaders.append(loader)
+        return loader
+
+    yield make
+    for loader in loaders:
+        loader.terminate()
+
+
+def layout(iterations=1, accumulation=1, replicas=1, group=1):
+    options = Options().deviceIterations(iterations).replicationFactor(replicas)
+    if group != 1:
+        options.inputReplicaGrouping(group, CommGroupType.Consecutive)
+    options.Training.gradientAccumulation(accumulation)
+    return options
+
+
+def process(index, count, **kwargs):
+    options = layout(**kwargs)
+    options.Distributed.configureProcessId(index, count)
+    return options
+
+
+def read(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def in_batches_of_two(size, *, drop_last=False):
+    return BatchSampler(SequentialSampler(range(size)), 2, drop_last)
+
+
+# The combined batch ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("group", "expected"), [(1, 120), (2, 60)])
+def test_the_combined_batch_is_the_product_of_all_factors(group, expected):
+    # Numbers from PopTorch 3.4: B=5, D=2, G=3, R=4.
+    options = layout(2, 3, 4, group)
+    loader = DataLoader(options, Indices(240), batch_size=5)
+    assert loader.combinedBatchSize == expected
+    assert loader.batch_size == expected
+    assert {len(batch) for batch in loader} == {expected}
+
+
+def test_processes_do_not_enlarge_the_combined_batch():
+    assert DataLoader(process(0, 4), Indices(80), 5).combinedBatchSize == 5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 50),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_calls_and_drops_make_up_all_samples(size, batch, iterations, replicas, drop):
+    options = layout(iterations, 1, replicas)
+    loader = DataLoader(options, Indices(size), batch, drop_last=drop)
+    batches = list(loader)
+    combined = batch * iterations * replicas
+    num_read = size // combined * combined if drop else size
+    assert [int(x) for rows in batches for x in rows] == list(range(num_read))
+    assert len(batches) == len(loader)
+
+
+def test_the_collate_function_gets_the_samples_of_a_call():
+    sizes = []
+
+    def collate(samples):
+        sizes.append(len(samples))
+        return torch.stack(samples)
+
+    list(DataLoader(layout(3), Indices(12), 2, collate_fn=collate))
+    assert sizes == [6, 6]
+
+
+# Options ---------------------------------------------------------------------
+
+
+def test_the_options_are_kept_and_frozen():
+    options = Options()
+    assert DataLoader(options, Indices(3)).options is options
+    with pytest.raises(AttributeError, match="frozen"):
+        options.deviceIterations(2)
+
+
+def test_options_of_another_type_are_refused():
+    with pytest.raises(AssertionError, match="not dict"):
+        DataLoader({}, Indices(3))
+    with pytest.raises(AttributeError, match="Distributed"):
+        DataLoader({}, Indices(4), batch_sampler=in_batches_of_two(4))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "word"),
+    [
+        ({"sampler": SequentialSampler(range(3)), "shuffle": True}, "sampler"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"persistent_workers": True}, "persistent_workers"),
+    ],
+    ids=["sampler and shuffle", "no rows", "no workers"],
+)
+def test_the_rules_of_torch_hold(kwargs, word):
+    with pytest.raises(ValueError, match=word):
+        DataLoader(Options(), Indices(3), **kwargs)
+
+
+def test_no_device_iterations_are_refused():
+    with pytest.raises(ValueError, match="batch_size"):
+        DataLoader(layout(0), Indices(3))
+
+
+def test_shuffling_in_one_process_is_what_torch_does():
+    torch.manual_seed(5)
+    expected = read(torch.utils.data.DataLoader(Indices(12), 4, shuffle=True))
+    torch.manual_seed(5)
+    assert read(DataLoader(layout(2), Indices(12), 2, shuffle=True)) == expected
+
+
+def test_workers_persist_by_default():
+    loader = DataLoader(layout(2), Indices(8), 2, num_workers=1)
+    assert loader.persistent_workers
+    assert read(loader) == read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert not DataLoader(Options(), Indices(8)).persistent_workers
+
+
+# The last batch --------------------------------------------------------------
+
+
+def test_the_last_batch_is_dropped_by_default(caplog):
+    loader = DataLoader(layout(2), Indices(11), 2)
+    assert read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_the_last_batch_can_be_kept(load, caplog, mode):
+    loader = load(layout(2), Indices(11), 2, drop_last=False, mode=mode)
+    assert len(loader) == 3
+    for _ in range(2):
+        assert read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "11 elements, which isn't a multiple of 4" in record.getMessage()
+
+
+def test_less_than_one_call_gives_nothing():
+    loader = DataLoader(layout(2), Indices(3), 2)
+    assert len(loader) == 0
+    assert read(loader) == []
+
+
+# Without batches -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_elements_pass_unchanged_without_a_batch_size(load, mode):
+    options = layout(4)
+    loader = load(options, Indices(3), None, drop_last=False, mode=mode)
+    assert read(loader) == [0, 1, 2]
+    assert loader.combinedBatchSize is None
+    with pytest.raises(AttributeError, match="options"):
+        _ = loader.options
+    with pytest.raises(AttributeError, match="frozen"):
+        options.deviceIterations(2)
+
+
+def test_only_rebatching_overlooks_the_default_drop_last_without_a_batch_size(load):
+    with pytest.raises(ValueError, match="auto-batching"):
+        DataLoader(Options(), Indices(3), None)
+    with pytest.raises(ValueError, match="auto-batching"):
+        DataLoader(Options(), Indices(3), None, mode=DataLoaderMode.Async)
+    loader = load(Options(), Indices(3), None, mode=DataLoaderMode.AsyncRebatched)
+    assert read(loader) == [0, 1, 2]
+
+
+# Batch samplers --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_micro_batches_of_a_sampler_are_combined(load, mode, drop_last):
+    sampler = in_batches_of_two(10)
+    loader = load(
+        layout(2), Indices(10), batch_sampler=sampler, drop_last=drop_last, mode=mode
+    )
+    expected = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    for _ in range(2):
+        assert read(loader) == (expected[:2] if drop_last else expected)
+    assert loader.combinedBatchSize == 4
+    is_rebatched = mode == DataLoaderMode.AsyncRebatched or (
+        mode == DataLoaderMode.Async and not drop_last
+    )
+    # As in PopTorch: 10 elements by 4, rounded up, or 5 micro-batches.
+    assert len(loader) == (3 if is_rebatched else 5)
+
+
+def test_a_sampler_alone_decides_if_a_call_is_one_micro_batch():
+    loader = DataLoader(
+        Options(), Indices(5), batch_sampler=in_batches_of_two(5), drop_last=True
+    )
+    assert read(loader) == [[0, 1], [2, 3], [4]]
+
+
+def test_the_structure_of_micro_batches_is_kept():
+    dataset = [
+        {"x": torch.tensor([i]), "pair": (torch.tensor(i), "label")} for i in range(4)
+    ]
+    registerCustomArgParser(Pair, PairParser())
+
+    def collate(samples):
+        batch = torch.utils.data.default_collate(samples)
+        return {"custom": Pair(batch["x"], batch["x"] + 1), "pair": batch["pair"]}
+
+    try:
+        loader = DataLoader(
+            layout(2), dataset, batch_sampler=in_batches_of_two(4), collate_fn=collate
+        )
+        (batch,) = loader
+    finally:
+        registerCustomArgParser(Pair, None)
+    assert batch["custom"].left.flatten().tolist() == [0, 1, 2, 3]
+    assert batch["custom"].right.flatten().tolist() == [1, 2, 3, 4]
+    assert batch["pair"][0].tolist() == [0, 1, 2, 3]
+
+
+def test_an_empty_sampler_gives_nothing():
+    loader = DataLoader(
+        layout(2), Indices(4), batch_sampler=in_batches_of_two(0), drop_last=False
+    )
+    assert list(loader) == []
+
+
+def test_an_incomplete_group_of_micro_batches_is_warned_of(caplog):
+    DataLoader(layout(2), Indices(8), batch_sampler=in_batches_of_two(8))
+    assert caplog.records == []
+    DataLoader(layout(2), Indices(10), batch_sampler=in_batches_of_two(10))
+    assert "5 micro-batches" in caplog.text
+    DataLoader(layout(2), Indices(10), batch_sampler=iter([[0, 1], [2, 3]]))
+    assert "an unknown number of micro-batches" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "kwargs"),
+    [
+        (Options(), {"batch_size": 2}),
+        (Options(), {"batch_size": None}),
+        (Options(), {"shuffle": True}),
+        (process(0, 2), {}),
+    ],
+    ids=["batch_size", "no batch_size", "shuffle", "processes"],
+)
+def test_a_batch_sampler_excludes_what_it_decides(options, kwargs):
+    with pytest.raises(Error, match="batch_sampler"):
+        DataLoader(options, Indices(4), batch_sampler=in_batches_of_two(4), **kwargs)
+
+
+def test_a_batch_sampler_may_do_the_partitioning_itself():
+    loader = DataLoader(
+        process(1, 2),
+        Indices(4),
+        batch_sampler=[[2, 3]],
+        auto_distributed_partitioning=False,
+    )
+    assert read(loader) == [[2, 3]]
+
+
+def test_a_batch_sampler_excludes_a_sampler():
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        DataLoader(
+            Options(),
+            Indices(4),
+            batch_sampler=in_batches_of_two(4),
+            sampler=SequentialSampler(range(4)),
+        )
+
+
+# Iterable datasets -----------------------------------------------------------
+
+
+def test_an_iterable_dataset_is_batched_and_can_be_restarted():
+    loader = DataLoader(layout(2), IndexStream(9), 2)
+    next(iter(loader))
+    assert read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_an_iterable_dataset_without_a_length_has_none():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([torch.tensor(1)])
+
+    with pytest.raises(TypeError, match="len"):
+        len(DataLoader(Options(), Endless()))
+
+
+@FEW_PROCESSORS
+def test_workers_that_repeat_an_iterable_dataset_are_warned_of(caplog):
+    loader = DataLoader(
+        Options(), IndexStream(3), num_workers=2, persistent_workers=False
+    )
+    assert "Each of the 2 workers" in caplog.text
+    assert read(loader) == [[0], [0], [1], [1], [2], [2]]
+
+
+@FEW_PROCESSORS
+def test_only_rebatching_joins_what_workers_have_left(load, caplog):
+    # 14 elements in shares of 7; batches of 4.
+    def rows(mode):
+        loader = load(
+            Options(),
+            IndexStream(14, is_shared=True),
+            4,
+            num_workers=2,
+            persistent_workers=False,
+            worker_init_fn=keep_shares,
+            mode=mode,
+        )
+        return [len(batch) for batch in loader]
+
+    assert rows(DataLoaderMode.Async) == [4] * 2
+    assert rows(DataLoaderMode.AsyncRebatched) == [4] * 3
+    assert caplog.records == []
+
+
+# Modes -----------------------------------------------------------------------
+
+
+def test_the_default_options_of_the_process_work(load):
+    # Through the fork server: everything is pickled.
+    loader = load(
+        layout(2, 2),
+        TensorDataset(torch.arange(16), torch.arange(16) * 2),
+        2,
+        mode=DataLoaderMode.Async,
+        async_options={"buffer_size": 2},
+    )
+    for _ in range(2):
+        batches = [(x.tolist(), y.tolist()) for x, y in loader]
+        assert batches[0] == (list(range(8)), list(range(0, 16, 2)))
+        assert len(batches) == len(loader) == 2
+
+
+def test_a_dataset_can_be_shuffled_in_the_process(load):
+    expected = []
+    for mode in (DataLoaderMode.Sync, DataLoaderMode.Async):
+        torch.manual_seed(3)
+        loader = load(Options(), Indices(30), 5, shuffle=True, mode=mode)
+        expected.append(read(loader))
+        first, second = read(loader), read(loader)
+        assert first != second
+        assert sorted(x for batch in first for x in batch) == list(range(30))
+    assert expected[0] == expected[1]
+
+
+@pytest.mark.parametrize("worker_size", [None, 1, 3, 4])
+def test_the_batches_of_workers_do_not_show_when_rebatched(load, worker_size):
+    loader = load(
+        layout(2),
+        Indices(10),
+        2,
+        mode=DataLoaderMode.AsyncRebatched,
+        rebatched_worker_size=worker_size,
+    )
+    assert loader.batch_size == (worker_size or 4)
+    assert read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(loader) == 2
+    assert loader.combinedBatchSize == 4
+    assert loader.rebatched_drop_last is True
+
+
+def test_only_rebatching_has_a_say_on_the_batches_of_workers(load):
+    loader = load(Options(), Indices(4), 2, rebatched_worker_size=1000)
+    assert loader.batch_size == 2
+    assert not hasattr(loader, "rebatched_drop_last")
+    with pytest.raises(AssertionError, match="rebatched_worker_size = 3"):
+        DataLoader(
+            Options(),
+            Indices(4),
+            2,
+            mode=DataLoaderMode.AsyncRebatched,
+            rebatched_worker_size=3,
+        )
+
+
+def test_single_rows_cannot_be_rebatched_but_read_ahead(load):
+    with pytest.raises(AssertionError, match="greater than 1"):
+        DataLoader(Options(), Indices(3), mode=DataLoaderMode.AsyncRebatched)
+    loader = load(Options(), Indices(3), drop_last=False, mode=DataLoaderMode.Async)
+    assert read(loader) == [[0], [1], [2]]
+
+
+def test_the_mode_is_not_checked(load):
+    # As in PopTorch: a number does, a name is taken for Sync.
+    assert load(Options(), Indices(3), mode=1)._accessor is not None
+    loader = DataLoader(Options(), Indices(3), mode="Async")
+    assert loader._accessor is None
+
+
+def test_the_loader_decides_on_the_rebatched_size():
+    with pytest.raises(AssertionError, match="remove it from async_options"):
+        DataLoader(
+            Options(),
+            Indices(3),
+            mode=DataLoaderMode.Async,
+            async_options={"rebatched_size": 2},
+        )
+
+
+def test_a_terminated_loader_cannot_be_iterated_over(load):
+    loader = load(Options(), Indices(3), mode=DataLoaderMode.Async)
+    loader.terminate()
+    loader.terminate()
+    with pytest.raises(AssertionError, match="was terminated"):
+        iter(loader)
+    synchronous = load(Options(), Indices(2))
+    synchronous.terminate()
+    assert read(synchronous) == [[0], [1]]
+
+
+def test_the_process_ends_with_the_loader():
+    loader = DataLoader(
+        Options(), Indices(3), mode=DataLoaderMode.Async, async_options=FORK
+    )
+    pid = loader._accessor._process.pid
+    gc.disable()  # so that a cycle would not be found
+    try:
+        del loader
+    finally:
+        gc.enable()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_too_little_data_for_a_process_is_an_error():
+    with pytest.raises(Error, match="failed to start"):
+        DataLoader(
+            Options(), Indices(3), 4, mode=DataLoaderMode.Async, async_options=FORK
+        )
+
+
+# Several processes -----------------------------------------------------------
+
+
+def test_each_process_reads_its_block():
+    loaders = [DataLoader(process(i, 3), Indices(100), 4) for i in range(3)]
+    assert [len(loader) for loader in loaders] == [8, 8, 8]
+    assert [read(loader)[0][0] for loader in loaders] == [0, 32, 64]
+
+
+def test_blocks_cover_the_data_if_nothing_is_dropped():
+    loaders = [
+        DataLoader(process(i, 3), Indices(100), 4, drop_last=False) for i in range(3)
+    ]
+    assert [len(loader) for loader in loaders] == [9, 9, 9]
+    assert [len(read(loader)[-1]) for loader in loaders] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.Async])
+def test_epochs_of_all_processes_are_shuffled_together(load, mode):
+    # Numbers from PopTorch 3.4.
+    loaders = [
+        load(process(index, 2).randomSeed(42), Indices(10), 2, shuffle=True, mode=mode)
+        for index in range(2)
+    ]
+    assert [read(loader) for loader in loaders] == [
+        [[1, 8], [4, 5]],
+        [[0, 9], [3, 7]],
+    ]
+    assert [read(loader) for loader in loaders] == [
+        [[3, 5], [8, 9]],
+        [[4, 6], [1, 0]],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("is_persistent", "second_epoch"),
+    [(False, [[3, 5], [8, 9]]), (True, [[8, 9], [4, 6]])],
+)
+def test_persistent_workers_keep_the_offset_of_their_first_epoch(
+    is_persistent, second_epoch
+):
+    # As in PopTorch: the permutation is shared with them, the offset isn't.
+    loader = DataLoader(
+        process(0, 2).randomSeed(42),
+        Indices(10),
+        2,
+        shuffle=True,
+        num_workers=1,
+        persistent_workers=is_persistent,
+    )
+    assert read(loader) == [[1, 8], [4, 5]]
+    assert read(loader) == second_epoch
+
+
+def test_datasets_that_fetch_several_elements_at_once_still_do():
+    class Batched(Indices):
+        def __getitems__(self, indices):
+            return [torch.tensor(100 + index) for index in indices]
+
+    assert read(DataLoader(process(1, 2), Batched(8), 2)) == [[104, 105], [106, 107]]
+
+
+def test_shuffling_processes_need_a_common_seed():
+    with pytest.raises(AssertionError, match="randomSeed"):
+        DataLoader(process(0, 2), Indices(10), shuffle=True)
+
+
+def test_data_without_batches_cannot_be_partitioned():
+    with pytest.raises(AssertionError, match="batch_size=None"):
+        DataLoader(process(0, 2), Indices(10), None, drop_last=False)
+
+
+def test_an_iterable_dataset_cannot_be_partitioned():
+    with pytest.raises(AssertionError, match="auto_distributed_partitioning=False"):
+        DataLoader(process(0, 2), IndexStream(10))
+
+
+@pytest.mark.parametrize("dataset", [Indices(4), IndexStream(4)])
+def test_every_process_reads_everything_if_it_partitions_itself(dataset):
+    loader = DataLoader(process(1, 2), dataset, 2, auto_distributed_partitioning=False)
+    assert read(loader) == [[0, 1], [2, 3]]
+    assert loader.dataset is dataset
+
+
+def test_too_little_data_for_all_processes_is_an_error():
+    with pytest.raises(ZeroDivisionError, match="2 processes"):
+        DataLoader(process(0, 2), Indices(7), 4)

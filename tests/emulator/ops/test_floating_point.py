@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Options.Precision.enableFloatingPointExceptions`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._ops.floating_point import refuse_bad_gradients
+
+
+class Apply(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def options(is_checking):
+    chosen = poptorch.Options()
+    chosen.Precision.enableFloatingPointExceptions(is_checking)
+    return chosen
+
+
+ONES, ZEROS = torch.ones(2), torch.zeros(2)
+INFINITE, NAN = torch.full((2,), math.inf), torch.full((2,), math.nan)
+
+EXCEPTIONS = {
+    "division by zero": (torch.div, ONES, ZEROS),
+    "zero times infinity": (torch.mul, ZEROS, INFINITE),
+    "root of a negative number": (torch.sqrt, -ONES),
+    "comparison with NaN": (torch.gt, ONES, NAN),
+    "overflow": (torch.exp, ONES * 4000),
+    "a method in place": (lambda x: (x * 1).sqrt_(), -ONES),
+    "half precision": (torch.mul, torch.full((1,), 300.0).half(), ONES.half() * 300),
+}
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_an_exception_stops_the_model_if_asked_to(name):
+    function, *args = EXCEPTIONS[name]
+    poptorch.inferenceModel(Apply(function), options(False))(*args)
+    poptorch.inferenceModel(Apply(function))(*args)
+    with pytest.raises(poptorch.Error, match="Floating point exception"):
+        poptorch.inferenceModel(Apply(function), options(True))(*args)
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (torch.add, (ONES, ONES)),
+        (torch.add, (INFINITE, ONES)),  # no operation made this infinity
+        (torch.add, (NAN, ONES)),
+        (torch.div, (ZEROS, ONES)),
+        (lambda x: x.masked_fill(x > 0, -math.inf), (ONES,)),
+        (lambda x: x + torch.triu(torch.full((2, 2), -math.inf), 1), (ONES,)),
+        (lambda x: x + torch.empty(2).fill_(1.0), (ONES,)),
+    ],
+)
+def test_what_is_no_exception_passes(function, args):
+    checked = poptorch.inferenceModel(Apply(function), options(True))
+    torch.testing.assert_close(checked(*args), function(*args), equal_nan=True)
+
+
+def test_the_message_names_the_function():
+    checked = poptorch.inferenceModel(Apply(torch.log), options(True))
+    with pytest.raises(poptorch.Error, match="`log` gave infinity"):
+        checked(ZEROS)
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    refuse_bad_gradients({"good": ONES, "none": None})
+    with pytest.raises(poptorch.Error, match="gradient of bad"):
+        refuse_bad_gradients({"good": ONES, "bad": NAN})
+
+
+def test_a_gradient_that_overflows_stops_the_update():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            # The root is 0, its slope isn't finite.
+            return poptorch.identity_loss((self.weight * x).sqrt(), reduction="sum")
+
+    for is_checking in (False, True):
+        model = Model()
+        sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
+        training = poptorch.trainingModel(model, options(is_checking), sgd)
+        if is_checking:
+            with pytest.raises(poptorch.Error, match="gradient of weight"):
+                training(torch.ones(1))
+            assert model.weight.item() == 0
+        else:
+            training(torch.ones(1))
+            assert not model.weight.isfinite().all()
+
+
+def test_a_comparison_of_half_precision_is_checked():
+    checked = poptorch.inferenceModel(Apply(torch.lt), options(True))
+    with pytest.raises(poptorch.Error, match="`lt` compared a NaN"):
+        checked(NAN.half(), ONES.half())
+
+
+class Logarithm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.weight * x.log(), reduction="sum")
+
+
+def training(**factors):
+    chosen = options(True).deviceIterations(factors.get("D", 1))
+    chosen.Training.gradientAccumulation(factors.get("G", 1))
+    model = Logarithm()
+    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    return model, sgd, poptorch.trainingModel(model, chosen, sgd)
+
+
+def test_gradients_of_a_call_that_failed_do_not_count_in_the_next():
+    model, _, executor = training(G=2)
+    with pytest.raises(poptorch.Error, match="Floating point exception"):
+        executor(torch.tensor([math.e**2, -1.0]))
+    assert model.weight.item() == 1
+    executor(torch.tensor([math.e, math.e]))
+    assert model.weight.item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_updates_before_a_failure_come_back():
+    model, sgd, executor = training(D=2)
+    executor.compile(torch.ones(2))
+    assert sgd.state_dict()["ipu_state"]["Accl1___weight"].item() == 0
+    with pytest.raises(poptorch.Error, match="Floating point exception"):
+        executor(torch.tensor([math.e, -1.0]))
+    assert model.weight.item() == pytest.approx(0.0, abs=1e-6)
+    velocity = sgd.state_dict()["ipu_state"]["Accl1___weight"]
+    assert velocity.item() == pytest.approx(1.0)

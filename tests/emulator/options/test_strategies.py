@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages, phases, strategies, and where they put the blocks of a trace."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit.emulator._options.stages import BlockPlacement
+from ipufit.emulator._options.strategies import (
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+    is_pipelined,
+)
+from ipufit.emulator.enums import AutoStage, Liveness
+
+PIPELINES = [PipelinedExecution, ShardedExecution]
+PHASED = [SerialPhasedExecution, ParallelPhasedExecution]
+
+
+def _place(strategy, *blocks):
+    """(IPU, stage) of blocks given as (name, IPU)."""
+    placements = [strategy._manager.place(name, ipu) for name, ipu in blocks]
+    return [(placement.ipu, placement.stage) for placement in placements]
+
+
+# Stage and Phase
+
+
+def test_a_stage_keeps_its_blocks():
+    assert Stage().blocks == ()
+    assert Stage("a", "b").blocks == ("a", "b")
+
+
+def test_a_stage_takes_strings_and_an_integer_ipu():
+    with pytest.raises(AssertionError):
+        Stage("a", 1)
+    with pytest.raises(AssertionError):
+        Stage("a").ipu("1")
+    stage = Stage("a")
+    assert stage.ipu(-5) is stage
+
+
+def test_a_phase_is_of_stages_or_of_one_stage_of_blocks():
+    first, second = Stage("a"), Stage("b")
+    assert Phase(first, second).stages == (first, second)
+    assert Phase(first, second).stage(1) is second
+    assert [stage.blocks for stage in Phase("a", "b").stages] == [("a", "b")]
+    assert Phase().stages == ()
+
+
+@pytest.mark.parametrize("arguments", [(Stage("a"), "b"), (1,), ("a", None)])
+def test_a_phase_of_anything_else_is_refused(arguments):
+    with pytest.raises(AssertionError):
+        Phase(*arguments)
+
+
+def test_a_phase_gives_each_stage_its_ipu():
+    phase = Phase(Stage("a"), Stage("b"))
+    assert phase.ipus(2, 3) is None
+    strategy = SerialPhasedExecution(phase)
+    assert _place(strategy, ("a", None), ("b", 7)) == [(2, -1), (3, -1)]
+    with pytest.raises(AssertionError, match="1 IPUs for 2 stages"):
+        phase.ipus(2)
+
+
+# Pipelined and sharded
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_stages_are_numbered_by_position_whatever_their_form(kind):
+    strategy = kind(["a", "b"], ("c",), "d", Stage("e"), iter(["f"]))
+    blocks = [(name, None) for name in "abcdef"]
+    assert _place(strategy, *blocks) == [
+        (0, 0),
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 4),
+    ]
+
+
+def test_the_ipu_is_that_of_the_stage_then_of_the_block_then_the_position():
+    strategy = PipelinedExecution(Stage("a").ipu(0), "b", "c")
+    assert _place(strategy, ("a", 9), ("b", 0), ("c", None)) == [(0, 0), (0, 1), (2, 2)]
+
+
+def test_a_pipelined_block_has_no_phase():
+    strategy = PipelinedExecution("a")
+    assert strategy._manager.place("a", None) == BlockPlacement("a", 0, 0, -1)
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("arguments", [("a", "a"), (["a", "a"],), (Stage("a"), ["a"])])
+def test_a_block_is_in_one_stage(kind, arguments):
+    with pytest.raises(AssertionError, match="a associated with more than one stage"):
+        kind(*arguments)
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("arguments", [(AutoStage.SameAsIpu, "a"), (3,), (None,)])
+def test_arguments_that_cannot_be_iterated_are_refused(kind, arguments):
+    with pytest.raises(TypeError):
+        kind(*arguments)
+
+
+@pytest.mark.parametrize("argument", [[Stage("a")], [1], ["a", None]])
+def test_elements_of_a_stage_are_strings(argument):
+    with pytest.raises(AssertionError):
+        PipelinedExecution(argument)
+
+
+def test_stages_are_found_by_block():
+    strategy = PipelinedExecution("a", ["b", "c"])
+    assert strategy.stage("c").blocks == ("b", "c")
+    with pytest.raises(AssertionError, match="Unknown block d"):
+        strategy.stage("d")
+
+
+def test_an_automatic_strategy_knows_no_block_by_name():
+    strategy = PipelinedExecution()
+    _place(strategy, ("a", 0))
+    with pytest.raises(AssertionError, match="Unknown block a"):
+        strategy.stage("a")
+
+
+def test_a_block_that_is_not_listed_is_refused_when_it_begins():
+    with pytest.raises(AssertionError, match="Unknown Block 'b'"):
+        _place(PipelinedExecution("a"), ("b", 0))
+
+
+def test_a_stage_in_two_strategies_takes_the_later_number():
+    stage = Stage("a")
+    first = PipelinedExecution(stage)
+    PipelinedExecution("z", stage)
+    assert _place(first, ("a", None)) == [(1, 1)]
+
+
+@pytest.mark.parametrize("arguments", [(), (AutoStage.SameAsIpu,), ([],), (Stage(),)])
+def test_the_stage_is_the_ipu_by_default(arguments):
+    strategy = PipelinedExecution(*arguments)
+    assert _place(strategy, ("a", 0), ("b", 1), ("c", 0)) == [(0, 0), (1, 1), (0, 0)]
+
+
+def test_the_default_needs_an_ipu():
+    with pytest.raises(AssertionError, match=r"SameAsIpu was selected but no IPU"):
+        _place(PipelinedExecution(), ("a", None))
+
+
+def test_automatic_stages_count_new_blocks_from_one():
+    strategy = PipelinedExecution(AutoStage.AutoIncrement)
+    blocks = [("a", 0), ("b", 1), ("c", 2), ("d", 1), ("a", 0)]
+    # PopTorch 3.4, tests/pipelining_test.py:334-365, has IPUs 0, 1, 2, 1.
+    assert _place(strategy, *blocks) == [(0, 1), (1, 2), (2, 3), (1, 4), (0, 1)]
+
+
+def test_automatic_stages_without_ipu_run_on_the_ipu_of_their_number():
+    strategy = PipelinedExecution(AutoStage.AutoIncrement)
+    assert _place(strategy, ("a", None), ("b", None)) == [(1, 1), (2, 2)]
+
+
+def test_a_block_keeps_its_first_stage_but_follows_its_ipu():
+    strategy = PipelinedExecution()
+    assert _place(strategy, ("a", 0), ("a", 2), ("a", None)) == [(0, 0), (2, 0), (0, 0)]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3)), max_size=8))
+def test_a_block_has_one_stage_under_auto_increment(blocks):
+    stages = {}
+    strategy = PipelinedExecution(AutoStage.AutoIncrement)
+    for (name, ipu), (placed_ipu, stage) in zip(blocks, _place(strategy, *blocks)):
+        assert placed_ipu == ipu
+        assert stages.setdefault(name, stage) == stage
+    assert sorted(stages.values()) == list(range(1, len(stages) + 1))
+
+
+def test_blocks_without_name_are_numbered_among_themselves():
+    strategy = PipelinedExecution()
+    ids = [strategy._manager.place(name, 0).block_id for name in (None, "x", "", 0)]
+    assert ids == ["0", "x", "1", "2"]
+
+
+@pytest.mark.parametrize("strategy", [PipelinedExecution(), PipelinedExecution("a")])
+def test_a_block_name_is_a_string(strategy):
+    with pytest.raises(AssertionError):
+        _place(strategy, (3, 0))
+
+
+def test_a_block_ipu_is_an_integer():
+    with pytest.raises(RuntimeError, match="expected an int"):
+        _place(PipelinedExecution("a"), ("a", "1"))
+
+
+# Phased
+
+
+@pytest.mark.parametrize("kind", PHASED)
+def test_phases_take_several_forms(kind):
+    stage = Stage("c")
+    strategy = kind(Phase("a"), stage, "d", ["e", "f"], [Stage("g"), Stage("h")])
+    assert [len(strategy.phase(i).stages) for i in range(5)] == [1, 1, 1, 1, 2]
+    assert strategy.stage("c") is stage
+    assert strategy.stage("e") is strategy.stage("f")
+    assert [strategy._manager.place(name, 0).phase for name in "acdefgh"] == [
+        0,
+        1,
+        2,
+        3,
+        3,
+        4,
+        4,
+    ]
+
+
+@pytest.mark.parametrize("kind", PHASED)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        (("a", "b"),),
+        ([Phase("a"), Phase("b")],),
+        ([Stage("a"), "b"],),
+        ("a", "a"),
+        (None,),
+        (AutoStage.SameAsIpu,),
+    ],
+)
+def test_other_phases_are_refused(kind, arguments):
+    with pytest.raises(AssertionError):
+        kind(*arguments)
+
+
+@pytest.mark.parametrize("kind", PHASED)
+def test_phases_are_found_by_position(kind):
+    strategy = kind("a", "b")
+    for wrong in (-1, "0", None):
+        with pytest.raises(AssertionError):
+            strategy.phase(wrong)
+    with pytest.raises(IndexError):
+        strategy.phase(2)
+
+
+@pytest.mark.parametrize("kind", PHASED)
+def test_a_phased_block_without_ipu_gets_none(kind):
+    assert kind("a")._manager.place("a", None) == BlockPlacement("a", -1, -1, 0)
+
+
+@pytest.mark.parametrize("kind", PHASED)
+def test_a_phased_block_must_be_listed(kind):
+    with pytest.raises(AssertionError, match="Unknown Block 'b'"):
+        _place(kind("a"), ("b", 0))
+
+
+@pytest.mark.parametrize("kind", PHASED)
+def test_the_backward_phase_takes_a_bool(kind):
+    strategy = kind("a")
+    assert strategy.useSeparateBackwardPhase() is strategy
+    assert strategy.backendOptions()["separate_backward_phase"] is True
+    with pytest.raises(AssertionError):
+        strategy.useSeparateBackwardPhase(1)
+
+
+def test_serial_phases_set_their_liveness():
+    strategy = SerialPhasedExecution("a")
+    assert strategy.setTensorsLiveness(Liveness.OffChipAfterEachPhase) is strategy
+    assert strategy.backendOptions() == {
+        "execution_mode": 2,
+        "separate_backward_phase": False,
+        "tensors_liveness": 3,
+        "serial_phases_execution": True,
+    }
+    with pytest.raises(AssertionError):
+        strategy.setTensorsLiveness(3)
+    assert not hasattr(strategy, "sendTensorsOffChipAfterFwd")
+
+
+def test_parallel_phases_send_tensors_off_chip():
+    strategy = ParallelPhasedExecution("a")
+    assert strategy.backendOptions() == {
+        "execution_mode": 2,
+        "separate_backward_phase": False,
+        "tensors_liveness": 0,
+        "serial_phases_execution": False,
+    }
+    assert strategy.sendTensorsOffChipAfterFwd() is strategy
+    assert strategy.backendOptions()["tensors_liveness"] == 1
+    strategy.sendTensorsOffChipAfterFwd(False)
+    assert strategy.backendOptions()["tensors_liveness"] == 0
+    with pytest.raises(AssertionError):
+        strategy.sendTensorsOffChipAfterFwd(1)
+    assert not hasattr(strategy, "setTensorsLiveness")
+
+
+# Modes and copies
+
+
+def test_modes_differ():
+    assert PipelinedExecution().backendOptions() == {"execution_mode": 0}
+    assert ShardedExecution().backendOptions() == {"execution_mode": 1}
+    assert issubclass(ShardedExecution, PipelinedExecution)
+
+
+def test_only_pipelined_execution_is_pipelined():
+    assert is_pipelined(PipelinedExecution("a"))
+    assert not is_pipelined(ShardedExecution("a"))
+    assert not is_pipelined(SerialPhasedExecution("a"))
+    assert not is_pipelined(ParallelPhasedExecution("a"))
+
+
+@pytest.mark.parametrize(
+    "copier", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
+)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        PipelinedExecution("a", Stage("b").ipu(5)),
+        ShardedExecution(AutoStage.AutoIncrement),
+        SerialPhasedExecution(Phase("a"), "b"),
+    ],
+)
+def test_copies_place_blocks_alike_and_count_on_their_own(strategy, copier):
+    duplicate = copier(strategy)
+    blocks = [("a", 1), ("b", 1)]
+    assert _place(duplicate, *blocks) == _place(copier(strategy), *blocks)
+    assert duplicate.backendOptions() == strategy.backendOptions()

@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments: ordered by the signature, then held to the call that was compiled."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._program.args import ArgsParser
+
+Point = collections.namedtuple("Point", ["x", "y"])
+ONE = torch.ones(2)
+TWO = torch.full((2,), 2.0)
+
+
+def parse(forward, *args, **kwargs):
+    parsed = ArgsParser(forward).parse(args, kwargs, is_compiling=True)
+    return parsed.args, parsed.kwargs
+
+
+def plain(a, b, c=3):
+    pass
+
+
+def variadic(a, *rest, b, c=3):
+    pass
+
+
+def open_ended(a, b=2, **others):
+    pass
+
+
+# Order ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((1, 2), {}), ((1,), {"b": 2}), ((), {"b": 2, "a": 1})]
+)
+def test_named_arguments_become_positional_and_defaults_are_filled_in(args, kwargs):
+    assert parse(plain, *args, **kwargs) == ((1, 2, 3), {})
+
+
+def test_names_after_a_variadic_argument_stay_names():
+    assert parse(variadic, 1, 8, 9, b=2) == ((1, 8, 9), {"b": 2, "c": 3})
+    assert parse(variadic, 1, b=2, c=4) == ((1,), {"b": 2, "c": 4})
+
+
+def test_other_names_go_to_the_variadic_keywords():
+    assert parse(open_ended, 1, z=9) == ((1, 2), {"z": 9})
+
+
+def test_a_callable_without_a_signature_takes_anything():
+    assert parse(dict, 1, 2, z=3) == ((1, 2), {"z": 3})
+
+
+def test_too_many_arguments():
+    with pytest.raises(
+        AssertionError, match=r"Too many arguments provided: .*but got 4"
+    ):
+        parse(plain, 1, 2, 3, 4)
+
+
+def test_an_unknown_name():
+    with pytest.raises(AssertionError, match="z is not a valid parameter"):
+        parse(plain, 1, z=2)
+
+
+def test_an_argument_given_twice():
+    with pytest.raises(AssertionError, match="Parameter a was passed more than once"):
+        parse(plain, 1, a=1)
+
+
+@pytest.mark.parametrize("forward", [plain, variadic])
+def test_a_missing_argument(forward):
+    with pytest.raises(poptorch.Error, match="Mandatory parameter b missing"):
+        parse(forward, 1)
+
+
+def test_keyword_only_arguments_fail_as_in_poptorch():
+    class Model(nn.Module):
+        def forward(self, x, *, factor):
+            return x * factor
+
+    with pytest.raises(TypeError):
+        poptorch.inferenceModel(Model())(ONE, factor=2)
+
+
+def test_dicts_get_a_warning_when_compiling(caplog):
+    parser = ArgsParser(plain)
+    parser.parse(({}, 1), {}, is_compiling=False)
+    assert caplog.text == ""
+    parser.parse(({}, 1), {}, is_compiling=True)
+    assert "partial support" in caplog.text
+
+
+def test_strided_tensors_are_made_contiguous_with_one_warning(caplog):
+    parser = ArgsParser(plain)
+    strided = torch.arange(6).reshape(2, 3).T
+    for _ in range(2):
+        parsed = parser.parse(
+            (strided, [(strided,)], {"k": strided}), {}, is_compiling=0
+        )
+        assert all(tensor.is_contiguous() for tensor in parsed.tensors())
+        assert torch.equal(parsed.args[1][0][0], strided)
+    assert caplog.text.count("not contiguous") == 1
+
+
+# Calls that are plainly like the compiled one -----------------------------------
+
+
+def many(a, b=None, c=3, d=()):
+    pass
+
+
+VALUES = st.sampled_from(
+    [
+        None,
+        3,
+        (),
+        ONE,
+        TWO,
+        torch.ones(3),
+        torch.ones(2, dtype=torch.int32),
+        torch.ones(2, 2)[:, 0],
+        nn.Parameter(ONE),
+        [ONE],
+        (ONE, 3),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([plain, variadic, open_ended, many]),
+    st.lists(VALUES, min_size=1, max_size=4),
+    st.lists(VALUES, max_size=4),
+    st.booleans(),
+)
+def test_the_short_way_takes_nothing_that_the_long_way_refuses(
+    forward, first, later, is_same
+):
+    parser = ArgsParser(forward)
+    try:
+        inspect.signature(forward).bind(*first)  # else nothing is ever compiled
+        compiled = parser.parse(tuple(first), {}, is_compiling=True).like_meta()
+    except (TypeError, AssertionError, poptorch.Error):
+        assume(False)
+    later = tuple(first if is_same else later)
+    short = parser.plain_tensors(later, compiled)
+    are_tensors = all(type(v) is torch.Tensor and v.is_contiguous() for v in later)
+    if is_same and are_tensors:
+        assert short is not None
+    if short is not None:
+        arguments = parser.parse(later, {}, is_compiling=False)
+        parser.validate(compiled, arguments)
+        long = arguments.tensors(like=compiled)
+        assert len(short) == len(long)
+        assert all(left is right for left, right in zip(short, long))
+
+
+# Later calls ------------------------------------------------------------------
+
+
+class Echo(nn.Module):
+    def forward(self, first, second=None, *rest, key=None, **others):
+        leaves = [first, second, rest, key, others]
+        return [t * 2 for t in poptorch.flattenTensorStructure(leaves)]
+
+
+def check(compiled, later):
+    executor = poptorch.inferenceModel(Echo())
+    executor.compile(*compiled[0], **compiled[1])
+    return executor(*later[0], **later[1])
+
+
+def call(*args, **kwargs):
+    return args, kwargs
+
+
+MISMATCHES = [
+    (
+        call(ONE, 1, 2),
+        call(ONE, 1),
+        "Number of positional arguments mismatch: expected 3 arguments but got 2.",
+    ),
+    (call(ONE, ONE), call(ONE, 1.0), "Type mismatch for second: expected .*Tensor"),
+    (call(ONE, 1), call(ONE, True), "Type mismatch for second: expected .*int.*bool"),
+    (
+        call(ONE, Point(1, 2)),
+        call(ONE, (1, 2)),
+        "Type mismatch for second: expected .*Point.*tuple",
+    ),
+    (
+        call(ONE, nn.Parameter(ONE)),
+        call(ONE, ONE),
+        "Type mismatch for second: expected .*Parameter",
+    ),
+    (
+        call(ONE, (1, ONE)),
+        call(ONE, (1, ONE, 2)),
+        "Length mismatch for second: expected 2 elements but got 3.",
+    ),
+    (
+        call({"a": ONE, "b": 1}),
+        call({"a": ONE, "d": 1, "c": 1}),
+        r"Keys mismatch for first: Unexpected arguments: c, d\. Missing arguments: b\.",
+    ),
+    (call({"a": ONE}), call({"a": ONE, "b": 1}), r"Unexpected arguments: b\.\n"),
+    (
+        call(ONE),
+        call(ONE.int()),
+        "Data type mismatch for first: expected torch.float32 but got torch.int32.",
+    ),
+    (
+        call(ONE),
+        call(torch.ones(3)),
+        r"Shape mismatch for first: expected torch.Size\(\[2\]\) but got torch.*\[3\]",
+    ),
+    (
+        call(ONE),
+        call(torch.ones(3, dtype=torch.int32)),
+        "Data type mismatch for first",
+    ),
+    (call(ONE, 1), call(ONE, 2), "Value mismatch for second: expected 1 but got 2."),
+    (
+        call(ONE, (ONE, ("text", 1))),
+        call(ONE, (ONE, ("other", 1))),
+        r"Value mismatch for second\[1\]\[0\]: expected text but got other.",
+    ),
+    (
+        call({"a": {"b": 1}, "t": ONE}),
+        call({"a": {"b": 2}, "t": ONE}),
+        r"Value mismatch for first\[a\]\[b\]",
+    ),
+    (call(ONE, 1, 2, 3), call(ONE, 1, 2, 4), r"Value mismatch for \*rest\[1\]"),
+    (call(ONE, key=1), call(ONE, key=2), "Value mismatch for key: expected 1"),
+    (call(ONE, z=1), call(ONE, y=1), "Keys mismatch for named arguments: .*y.*z"),
+    (call(ONE, [1, 2]), call(ONE, [1, 3]), "Value mismatch for second"),
+    (call(ONE, [ONE]), call(ONE, [ONE, ONE]), "Length mismatch for second"),
+    (
+        call(ONE, [ONE, 1]),
+        call(ONE, [torch.ones(3), 1]),
+        r"Shape mismatch for second\[0\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("compiled", "later", "message"), MISMATCHES)
+def test_what_differs_from_the_compiled_call_is_named(compiled, later, message):
+    with pytest.raises(poptorch.Error, match=message) as caught:
+        check(compiled, later)
+    assert "Wrap the model again, or call destroy()" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "later"),
+    [
+        (call(ONE, 1), call(TWO, 1)),
+        (call(ONE, second=1), call(TWO, 1)),
+        (call(ONE), call(TWO, None)),
+        (call(ONE, (1, "text", None)), call(TWO, (1, "text", None))),
+        (call(ONE, [ONE, 1]), call(TWO, [ONE, 2])),  # beside a tensor in a list: unseen
+        (call({"a": ONE, "b": TWO}), call({"b": TWO, "a": TWO})),
+    ],
+)
+def test_what_agrees_passes(compiled, later):
+    assert check(compiled, later)[0].tolist() == [4, 4]
+
+
+def test_the_order_of_keys_is_that_of_the_compiled_call():
+    class Difference(nn.Module):
+        def forward(self, pair):
+            return pair["a"] - pair["b"]
+
+    executor = poptorch.inferenceModel(Difference())
+    assert executor({"a": ONE, "b": TWO}).tolist() == [-1, -1]
+    assert executor({"b": TWO, "a": ONE}).tolist() == [-1, -1]
+
+
+def test_other_arguments_are_constants_while_tracing():
+    class Power(nn.Module):
+        def forward(self, x, power, name="text"):
+            return x**power, name
+
+    executor = poptorch.inferenceModel(Power())
+    assert executor(TWO, 3)[0].tolist() == [8, 8]
+    assert executor(TWO, 3)[1] == "text"
+
+
+def test_a_default_tensor_is_an_input():
+    class Default(nn.Module):
+        def forward(self, x, y=torch.ones(2)):  # noqa: B008
+            return x + y
+
+    executor = poptorch.inferenceModel(Default())
+    assert executor(ONE).tolist() == [2, 2]
+    assert executor(ONE, TWO).tolist() == [3, 3]
+
+
+def test_destroying_lets_other_arguments_in():
+    executor = poptorch.inferenceModel(Echo())
+    executor(ONE)
+    executor.destroy()
+    assert executor(torch.ones(3), 5)[0].tolist() == [2, 2, 2]
+
+
+class Custom:
+    def __init__(self, tensor, name):
+        self.tensor, self.name = tensor, name
+
+
+class CustomParser(poptorch.ICustomArgParser):
+    def yieldTensors(self, struct):  # noqa: N802
+        yield struct.tensor
+
+    def reconstruct(self, original_structure, tensor_iterator):
+        return Custom(next(tensor_iterator), original_structure.name)
+
+
+def test_custom_types_are_cut_leaf_by_leaf_and_come_back():
+    class Model(nn.Module):
+        def forward(self, custom):
+            assert custom.tensor.shape == (2,)
+            return Custom(custom.tensor * 2, "out")
+
+    poptorch.registerCustomArgParser(Custom, CustomParser())
+    try:
+        options = poptorch.Options().deviceIterations(3)
+        executor = poptorch.inferenceModel(Model(), options)
+        for _ in range(2):
+            out = executor(Custom(torch.arange(6.0), "in"))
+            assert out.tensor.tolist() == [0, 2, 4, 6, 8, 10]
+            assert out.name == "out"
+    finally:
+        poptorch.registerCustomArgParser(Custom, None)
+
+
+# Batches and types ------------------------------------------------------------
+
+
+def make_options(d=1, g=1, r=1):
+    options = poptorch.Options().deviceIterations(d).replicationFactor(r)
+    options.autoRoundNumIPUs(True)
+    options.Training.gradientAccumulation(g)
+    return options
+
+
+def test_every_input_is_a_multiple_of_all_factors():
+    executor = poptorch.inferenceModel(Echo(), make_options(d=2, r=3))
+    with pytest.raises(AssertionError, match="Invalid batch dimension") as caught:
+        executor.compile(torch.ones(6), torch.ones(8))
+    for part in (
+        "(8,)",
+        "device iterations (2)",
+        "groups (3",
+        "accumulation (1)",
+        "= 6",
+    ):
+        assert part in str(caught.value)
+    executor.compile(torch.ones(6), torch.ones(12))
+
+
+def test_groups_of_replicas_need_fewer_rows():
+    options = make_options(d=2, r=4)
+    options.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
+    poptorch.inferenceModel(Echo(), options).compile(torch.ones(4))
+
+
+def test_a_number_is_an_input_of_one_micro_batch():
+    out = poptorch.inferenceModel(Echo())(torch.tensor(3.0))
+    assert out[0].shape == ()
+    for options in (make_options(d=2), make_options(r=2)):
+        with pytest.raises(AssertionError, match="Invalid batch dimension"):
+            poptorch.inferenceModel(Echo(), options)(torch.tensor(3.0))
+
+
+def test_no_device_iterations_at_all():
+    with pytest.raises(ZeroDivisionError):
+        poptorch.inferenceModel(Echo(), make_options(d=0))(ONE)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_empty_tensors_are_refused(shape):
+    with pytest.raises(poptorch.Error, match="Zero-sized tensors are unsupported"):
+        poptorch.inferenceModel(Echo())(torch.ones(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_types_without_a_counterpart_are_refused(dtype):
+    with pytest.raises(poptorch.Error, match=f"Unsupported input type {dtype}"):
+        poptorch.inferenceModel(Echo())(torch.ones(2, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("given", "returned"),
+    [
+        (torch.uint8, torch.uint8),
+        (torch.int8, torch.int8),
+        (torch.int16, torch.int16),
+        (torch.int32, torch.int32),
+        (torch.int64, torch.int32),
+        (torch.float16, torch.float16),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.bool, torch.bool),
+    ],
+)
+def test_types_come_back_as_a_device_returns_them(given, returned):
+    out = poptorch.inferenceModel(nn.Identity())(torch.ones(2, dtype=given))
+    assert out.dtype == returned
+    assert out.tolist() == [1, 1]
+
+
+def test_float64_is_computed_in_float32():
+    x = torch.tensor([1e8], dtype=torch.float64)
+    module = nn.Identity()
+    module.forward = lambda x: (x + 1) - x
+    assert poptorch.inferenceModel(module)(x).item() == 0
+
+
+def test_outputs_have_no_backward():
+    out = poptorch.inferenceModel(Echo())(ONE)[0]
+    assert not out.requires_grad
+    with pytest.raises(poptorch.Error, match="cannot be called explicitly on outputs"):
+        out.backward()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions called around every compilation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._program import compile_hooks as _compile_hooks
+
+ONE = torch.ones(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_hooks_left():
+    yield
+    for hooks in (_compile_hooks._before, _compile_hooks._after):
+        hooks.clear()
+
+
+class Noting(nn.Module):
+    def __init__(self, events, fails=False):
+        super().__init__()
+        self.events = events
+        self.fails = fails
+
+    def forward(self, x):
+        self.events.append("forward")
+        if self.fails:
+            raise poptorch.createPoptorchError("on purpose")
+        return x + 1
+
+
+def note(events, word):
+    return lambda: events.append(word)
+
+
+def test_hooks_run_around_the_trace_in_the_order_of_registration():
+    events = []
+    for word in ("pre 1", "pre 2"):
+        poptorch.registerPreCompileHook(note(events, word))
+    for word in ("post 1", "post 2"):
+        poptorch.registerPostCompileHook(note(events, word))
+    executor = poptorch.inferenceModel(Noting(events))
+    executor(ONE)
+    expected = ["pre 1", "pre 2", "forward", "post 1", "post 2"]
+    assert events == expected
+    executor(ONE)
+    assert events == expected
+    executor.destroy()
+    executor(ONE)
+    assert events == expected * 2
+
+
+def test_every_executor_calls_them():
+    events = []
+    poptorch.registerPreCompileHook(note(events, "pre"))
+    for _ in range(2):
+        poptorch.inferenceModel(nn.Identity()).compile(ONE)
+    assert events == ["pre", "pre"]
+
+
+def test_a_removed_hook_is_not_called():
+    events = []
+    handles = [
+        poptorch.registerPreCompileHook(note(events, "pre")),
+        poptorch.registerPostCompileHook(note(events, "post")),
+    ]
+    kept = poptorch.registerPostCompileHook(note(events, "kept"))
+    for handle in handles:
+        handle.remove()
+    poptorch.inferenceModel(nn.Identity()).compile(ONE)
+    assert events == ["kept"]
+    kept.remove()
+    assert not _compile_hooks._after
+
+
+def test_a_hook_may_remove_itself():
+    events = []
+
+    def once():
+        events.append("once")
+        handle.remove()
+
+    handle = poptorch.registerPreCompileHook(once)
+    poptorch.registerPreCompileHook(note(events, "always"))
+    for _ in range(2):
+        poptorch.inferenceModel(nn.Identity()).compile(ONE)
+    assert events == ["once", "always", "always"]
+
+
+@pytest.mark.parametrize(
+    ("register", "kind"),
+    [
+        (poptorch.registerPreCompileHook, "Pre-compile"),
+        (poptorch.registerPostCompileHook, "Post-compile"),
+    ],
+)
+@pytest.mark.parametrize("hook", [2, None, False, "name"])
+def test_what_can_not_be_called_is_refused(register, kind, hook):
+    with pytest.raises(RuntimeError, match=f"{kind} hook must be callable"):
+        register(hook)
+
+
+def test_post_compile_hooks_run_after_a_failed_trace_too():
+    events = []
+    poptorch.registerPostCompileHook(note(events, "post"))
+    with pytest.raises(poptorch.Error, match="on purpose"):
+        poptorch.inferenceModel(Noting(events, fails=True)).compile(ONE)
+    assert events == ["forward", "post"]
+
+
+def test_post_compile_hooks_run_before_a_program_is_refused():
+    events = []
+    poptorch.registerPostCompileHook(note(events, "post"))
+    executor = poptorch.trainingModel(nn.Linear(1, 1))
+    with pytest.raises(poptorch.Error, match="Couldn't find a loss"):
+        executor.compile(torch.ones(1, 1))
+    assert events == ["post"]
+
+
+def test_hooks_are_called_while_the_model_counts_as_running_on_ipus():
+    seen = []
+    poptorch.registerPreCompileHook(lambda: seen.append(poptorch.isRunningOnIpu()))
+    poptorch.registerPostCompileHook(lambda: seen.append(poptorch.isRunningOnIpu()))
+    poptorch.inferenceModel(nn.Identity()).compile(ONE)
+    assert seen == [True, True]
+
+
+def test_an_error_in_a_hook_is_the_users():
+    def fail():
+        raise KeyError("mine")
+
+    poptorch.registerPreCompileHook(fail)
+    executor = poptorch.inferenceModel(nn.Identity())
+    with pytest.raises(KeyError, match="mine"):
+        executor(ONE)
+    assert not executor.isCompiled()
+    _compile_hooks._before.clear()
+    assert executor(ONE).item() == 1

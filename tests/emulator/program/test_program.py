@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace leaves behind: the program, and the module as it was."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._program.args import CallArguments
+from ipufit.emulator._program.program import trace
+from ipufit.emulator._tracing.trace_state import is_tracing
+from tests.emulator._models import Function
+
+
+class Stateful(nn.Module):
+    """Calls `change(self, x)`; has a parameter and a buffer, in a child too."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+        self.register_buffer("total", torch.ones(2))
+        self.weight = nn.Parameter(torch.ones(2))
+        self.child = nn.Module()
+        self.child.register_buffer("total", torch.ones(2))
+
+    def forward(self, x):
+        self.change(self, x)
+        return x * self.weight + self.total
+
+
+def make_program(module, *inputs, is_training=False):
+    return trace(
+        module,
+        CallArguments(inputs, {}),
+        strategy=poptorch.PipelinedExecution(),
+        is_training=is_training,
+    )
+
+
+def reassign(model, x):
+    model.total = model.total + x
+
+
+def reassign_child(model, x):
+    model.child.total = x
+
+
+def reassign_parameter(model, x):
+    model.weight = nn.Parameter(torch.zeros(2))
+
+
+def replace_data(model, x):
+    model.weight.data = model.weight.data * 2
+
+
+def remove(model, x):
+    del model.child.total
+    model.child.total = x * 2  # an ordinary attribute
+
+
+def remove_for_good(model, x):
+    del model.child.total
+
+
+REBOUND = [
+    (reassign, r"Buffer total is reassigned within.*self\.total\.copy_\(src\)"),
+    (reassign_child, "Buffer child.total is reassigned within the model"),
+    (reassign_parameter, "Parameter weight is reassigned within the model"),
+    (replace_data, "Parameter weight is reassigned within the model"),
+    (remove, "Buffer child.total is removed from the model"),
+    (remove_for_good, "Buffer child.total is removed from the model"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REBOUND)
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_cannot_be_rebound_and_stay_what_they_were(change, message, training):
+    model = Stateful(change)
+    before = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = copy.deepcopy(model.state_dict())
+    wrap = poptorch.trainingModel if training else poptorch.inferenceModel
+    executor = wrap(model)
+    with pytest.raises(poptorch.Error, match=message):
+        executor(torch.ones(2))
+    after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert all(torch.equal(after[name], value) for name, value in values.items())
+    assert "total" not in vars(model)
+    assert "total" not in vars(model.child)
+
+
+def test_a_module_is_as_it_was_after_an_error_in_forward():
+    def fail(model, x):
+        model.total = x
+        raise ZeroDivisionError
+
+    model = Stateful(fail)
+    before = model.total
+    with pytest.raises(ZeroDivisionError):
+        poptorch.inferenceModel(model)(torch.ones(2))
+    assert model.total is before
+    assert not is_tracing()
+    assert not poptorch.isRunningOnIpu()
+
+
+def test_weights_that_forward_adds_do_not_stay():
+    def add(model, x):
+        model.child.register_buffer("extra", x * 2)
+        model.child.late = nn.Parameter(torch.ones(1))
+
+    model = Stateful(add)
+    before = list(model.state_dict())
+    poptorch.inferenceModel(model)(torch.ones(2))
+    assert list(model.state_dict()) == before
+
+
+def test_batch_norm_may_do_with_its_statistics_what_it_wants():
+    class Eager(nn.BatchNorm1d):
+        def forward(self, x):
+            out = super().forward(x)
+            self.running_mean = self.running_mean * 1
+            return out
+
+    poptorch.inferenceModel(nn.Sequential(Eager(2)))(torch.ones(3, 2))
+
+
+# What the program knows ---------------------------------------------------------
+
+
+class Updates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("direct", torch.zeros(1))
+        self.register_buffer("viewed", torch.zeros(2))
+        self.register_buffer("whole", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("read", torch.zeros(1))
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x):
+        self.direct += 1
+        self.viewed[0].fill_(5)
+        self.whole += 1
+        return self.norm(x) + self.read + self.direct + self.whole
+
+
+def test_a_program_knows_what_it_changes():
+    program = make_program(Updates(), torch.randn(3, 2))
+    statistics = {"norm.running_mean", "norm.running_var"}
+    assert program.updated_weights == {"direct", "viewed", *statistics}
+    assert program.unsynchronised_weights == {"direct", "viewed"}
+    assert program.volatile_weights == {"whole"}  # the count of batches is never read
+    assert program.written_inputs == ()
+
+
+def test_a_program_knows_the_inputs_that_it_changes():
+    def forward(m, x, y, z):
+        z[0] = 1
+        x.add_(y)
+        return x
+
+    program = make_program(Function(forward), *(torch.ones(2) for _ in range(3)))
+    assert program.written_inputs == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda m, x: x * 2, False),
+        (lambda m, x: x + torch.rand(1), True),
+        (lambda m, x: nn.functional.dropout(x), True),
+        (lambda m, x: nn.functional.dropout(x, training=False), False),
+        (lambda m, x: x.clone().normal_(), True),
+    ],
+)
+def test_a_program_knows_whether_it_draws_numbers(function, expected):
+    assert make_program(Function(function), torch.ones(2)).is_random is expected
+
+
+def test_a_program_runs_on_the_weights_it_is_given():
+    program = make_program(nn.Linear(1, 1), torch.ones(1, 1))
+    assert program.weight_names == ("weight", "bias")
+    (out,) = program.run(torch.tensor([[3.0]]), torch.tensor([4.0]), torch.ones(1, 1))
+    assert out.item() == 7
+
+
+def test_tied_weights_are_one_weight_of_the_program():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    program = make_program(module, torch.ones(1, 2))
+    assert program.weight_names == ("0.weight", "0.bias", "1.bias")
+
+
+def test_tracing_under_no_grad_is_tracing_for_training_all_the_same():
+    class Loss(nn.Linear):
+        def forward(self, x):
+            return poptorch.identity_loss(super().forward(x), "sum")
+
+    with torch.no_grad():
+        program = make_program(Loss(1, 1), torch.ones(1, 1), is_training=True)
+    weight, bias = torch.ones(1, 1, requires_grad=True), torch.ones(1)
+    *_, loss = program.run(weight, bias, torch.ones(1, 1))
+    assert loss.requires_grad

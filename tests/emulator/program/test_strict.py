@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strict mode: operators that PopTorch doesn't compile are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._ground.switches import STRICT_VARIABLE, is_strict
+from tests.emulator._models import Function, Marked
+
+X = torch.linspace(0.1, 1.0, 16).reshape(4, 4)
+
+
+@pytest.fixture
+def _strict(monkeypatch):
+    monkeypatch.setenv(STRICT_VARIABLE, "1")
+
+
+def run(function, *inputs, **attributes):
+    module = Function(lambda m, *given: function(m, *given), **attributes)
+    executor = poptorch.inferenceModel(module)
+    try:
+        return executor(*(inputs or (X,)))
+    finally:
+        executor.destroy()
+
+
+UNSUPPORTED = {
+    "fft": (lambda x: torch.fft.rfft(x).abs(), "aten::_fft_r2c", "torch.fft.rfft"),
+    "svd": (lambda x: torch.linalg.svd(x)[1], "aten::_linalg_svd", "torch.linalg.svd"),
+    "inverse": (torch.inverse, "aten::linalg_inv_ex", "torch.inverse"),
+    "cholesky": (
+        lambda x: torch.linalg.cholesky(x @ x.T + torch.eye(4).to("ipu")),
+        "aten::linalg_cholesky_ex",
+        "torch.linalg.cholesky",
+    ),
+    "histc": (torch.histc, "aten::histc", "torch.histc"),
+    "searchsorted": (
+        lambda x: torch.searchsorted(x, x),
+        "aten::searchsorted",
+        "torch.searchsorted",
+    ),
+    "a method": (lambda x: x.lgamma(), "aten::lgamma", "torch.Tensor.lgamma"),
+    "in place": (
+        lambda x: x.clone().lgamma_(),
+        "aten::lgamma",
+        "torch.Tensor.lgamma_",
+    ),
+    "a function of nn": (
+        lambda x: functional.huber_loss(x, 2 * x),
+        "aten::huber_loss",
+        "torch.nn.functional.huber_loss",
+    ),
+    "a layer": (
+        lambda x: nn.AdaptiveMaxPool1d(2)(x),
+        "aten::adaptive_max_pool2d",
+        "torch.nn.functional.adaptive_max_pool1d",
+    ),
+    "a composed function": (
+        lambda x: torch.quantile(x, 0.5),
+        "aten::lerp",
+        "torch.quantile",
+    ),
+    "the processor's own": (torch.trace, "aten::trace", "torch.trace"),
+    "a loop's body": (
+        lambda x: poptorch.for_loop(2, lambda y: y.lgamma(), [x])[0],
+        "aten::lgamma",
+        "torch.Tensor.lgamma",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.usefixtures("_strict")
+def test_an_unsupported_function_is_refused_by_its_names(name):
+    function, operator, written = UNSUPPORTED[name]
+    with pytest.raises(poptorch.Error) as caught:
+        run(lambda m, x: function(x))
+    assert "Unsupported ops found in compiled model: [" in caught.value.message
+    assert operator in caught.value.message
+    assert f"They come from {written}" in caught.value.message
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_the_emulator_computes_it_all_the_same(name):
+    function, *_ = UNSUPPORTED[name]
+    assert isinstance(run(lambda m, x: function(x)), torch.Tensor)
+
+
+@pytest.mark.usefixtures("_strict")
+def test_all_of_them_are_reported_together():
+    with pytest.raises(poptorch.Error) as caught:
+        run(lambda m, x: torch.erfinv(x) + x.lgamma() + torch.erfinv(x + 1))
+    assert "[aten::erfinv, aten::lgamma]" in caught.value.message
+    assert "from torch.Tensor.lgamma; torch.erfinv." in caught.value.message
+
+
+@pytest.mark.usefixtures("_strict")
+def test_a_way_round_is_told_where_there_is_one():
+    with pytest.raises(poptorch.Error, match=r"torch\.searchsorted \(try torch\.bucke"):
+        run(lambda m, x: torch.searchsorted(x, x))
+
+
+SUPPORTED = {
+    "listed": lambda x: torch.cumsum(x, 1),
+    "composed by torch": lambda x: torch.einsum("ij,kj->ik", x, x).swapaxes(0, 1),
+    "composed for processors": lambda x: functional.scaled_dot_product_attention(
+        x[None], x[None], x[None]
+    ),
+    "normalised": lambda x: functional.layer_norm(x, (4,)),
+    "indexed": lambda x: x[:, torch.tensor([0, 2])][None, 1:],
+    "assigned": lambda x: torch.clone(x).index_put_((torch.tensor([0]),), x[1]),
+    "of constants": lambda x: x * torch.ones(4, 4).tril() + torch.linspace(0, 1, 4),
+    "with constants inside": lambda x: x.repeat_interleave(2, 0),
+    "unused": lambda x: (x.lgamma(), x + 1)[1],
+    "PopTorch's": lambda x: poptorch.dynamic_update(
+        x, x[:1], 0, torch.tensor([1], dtype=torch.int32), 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.usefixtures("_strict")
+def test_supported_functions_pass(name):
+    expected = SUPPORTED[name](X)
+    torch.testing.assert_close(run(lambda m, x: SUPPORTED[name](x)), expected)
+
+
+@pytest.mark.usefixtures("_strict")
+def test_layers_that_the_processor_computes_otherwise_pass():
+    model = nn.Sequential(
+        nn.Conv1d(3, 4, 2),
+        nn.BatchNorm1d(4),
+        nn.MaxPool1d(2),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+    loss = nn.CrossEntropyLoss()
+    executor = poptorch.trainingModel(
+        Function(lambda m, x, y: loss(m.model(x), y), model=model)
+    )
+    assert executor(torch.ones(2, 3, 5), torch.tensor([0, 1])).shape == ()
+
+
+@pytest.mark.usefixtures("_strict")
+def test_what_runs_on_the_host_is_anybodys():
+    on_host = poptorch.CPU(lambda x: x.lgamma(), "gamma")
+    table = torch.arange(4.0)
+    expected = X.lgamma() + table.lgamma()
+    result = run(lambda m, x: on_host(x) + table.lgamma().to("ipu"))
+    torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.usefixtures("_strict")
+def test_an_integer_buffer_is_a_constant_and_a_weight_is_not():
+    mask = torch.ones(4, 4, dtype=torch.int64)
+    layer = nn.Linear(4, 4)
+    layer.register_buffer("mask", mask)
+    result = run(lambda m, x: x * m.layer.mask.tril(), layer=layer)
+    torch.testing.assert_close(result, X * mask.tril())
+    with pytest.raises(poptorch.Error, match="aten::tril"):
+        run(lambda m, x: x * m.layer.weight.tril(), layer=layer)
+
+
+@pytest.mark.usefixtures("_strict")
+def test_a_training_model_is_refused_too():
+    executor = poptorch.trainingModel(Marked(lambda layer, x: layer(x).lgamma()))
+    with pytest.raises(poptorch.Error, match="Unsupported ops found"):
+        executor(torch.ones(4, 6))
+    assert not executor.isCompiled()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("1", True), ("0", False), ("", False)]
+)
+def test_the_environment_decides(value, expected, monkeypatch):
+    monkeypatch.setenv(STRICT_VARIABLE, value)
+    assert is_strict() is expected
+
+
+def test_other_values_are_refused(monkeypatch):
+    monkeypatch.setenv(STRICT_VARIABLE, "yes")
+    with pytest.raises(poptorch.Error, match="IPUFIT_EMULATOR_STRICT='yes'"):
+        is_strict()

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tensors of programs are called."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._program.tensor_names import operator_name
+from tests.emulator._models import Function, wrap
+
+
+def names(function, *inputs, **attributes):
+    executor = poptorch.inferenceModel(Function(function, **attributes))
+    executor.compile(*inputs)
+    return executor.getTensorNames()
+
+
+X = torch.ones(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("relu", "Relu"),
+        ("relu_", "Relu"),
+        ("log_softmax", "LogSoftmax"),
+        ("__add__", "Add"),
+        ("__iadd__", "Add"),
+        ("__rmul__", "Mul"),
+        ("__rsub__", "Sub"),
+        ("rsub", "Sub"),
+        ("__truediv__", "Div"),
+        ("__rtruediv__", "Div"),
+        ("__matmul__", "MatMul"),
+        ("__invert__", "Invert"),
+        ("isnan", "Isnan"),
+        ("rad2deg", "Rad2deg"),
+        ("conv3d", "Conv"),
+        ("mse_loss", "MseLoss"),
+    ],
+)
+def test_functions_have_the_names_of_operators(name, expected):
+    assert operator_name(name) == expected
+
+
+def test_inputs_are_numbered_from_the_second_one_on():
+    def total(self, x, y, z):
+        return x + y + z
+
+    assert names(total, X, X, X) == ["input", "input/1", "input/2", "Add:0", "Add:0/1"]
+
+
+def test_operators_of_one_name_are_numbered_in_their_scope():
+    block = nn.Sequential(nn.ReLU(), nn.ReLU())
+    found = names(lambda self, x: self.block(x).relu().relu(), X, block=block)
+    assert found == [
+        "input",
+        "block/0/Relu:0",
+        "block/1/Relu:0",
+        "Relu:0",
+        "Relu:0/1",
+    ]
+
+
+def test_weights_have_their_own_names():
+    norm = nn.BatchNorm1d(2)
+    found = names(lambda self, x: self.norm(x), X, norm=norm)
+    assert found[:5] == [
+        "norm.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    ]
+    assert found[5] == "input"
+    assert found[-1] == "norm/BatchNorm:0"
+
+
+def test_every_result_of_an_operator_has_a_name():
+    def two(self, x):
+        first, second = x.split(1, dim=1)
+        values, indices = x.max(dim=1)
+        return first + second, values, indices
+
+    assert names(two, X)[1:] == ["Split:0", "Split:1", "Max:0", "Max:1", "Add:0"]
+
+
+def test_nested_results_are_numbered_through():
+    lstm = nn.LSTM(2, 3)
+    found = names(lambda self, x: self.lstm(x)[0], X[None], lstm=lstm)
+    assert [name for name in found if "Lstm:" in name] == [
+        "lstm/Lstm:0",
+        "lstm/Lstm:1",
+        "lstm/Lstm:2",
+    ]
+
+
+def test_properties_are_named_by_themselves():
+    assert names(lambda self, x: x.T + 1, X)[1:] == ["T:0", "Add:0"]
+
+
+def test_what_gives_no_tensor_has_no_name():
+    def assign(self, x):
+        y = x * 2
+        y[0] = 1.0
+        return y
+
+    assert names(assign, X) == ["input", "Mul:0"]
+
+
+def test_tensors_that_forward_creates_have_names_too():
+    found = names(lambda self, x: x + torch.tensor([1.0, 2.0]), X)
+    assert found == ["input", "Tensor:0", "Add:0"]
+
+
+def test_training_adds_gradients_updates_and_the_optimiser():
+    _, executor = wrap()
+    executor.compile(torch.ones(1))
+    assert executor.getTensorNames() == [
+        "weight",
+        "calls",
+        "input",
+        "Add:0",
+        "Mul:0",
+        "IdentityLoss:0",
+        "Mul:0/1",
+        "Gradient___weight",
+        "UpdatedVar___weight",
+        "scaledLearningRate0___specific___weight",
+        "weightDecayScaleFactor0___specific___weight",
+        "lossScaling_FLOAT",
+    ]
+
+
+def test_weights_that_are_not_trained_have_no_gradients():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    loss = Function(lambda self, x: mse_loss(self.model(x), x), model=model)
+    executor = poptorch.trainingModel(loss)
+    executor.compile(X)
+    gradients = [n for n in executor.getTensorNames() if n.startswith("Gradient___")]
+    assert gradients == ["Gradient___model.1.weight", "Gradient___model.1.bias"]
+
+
+@pytest.mark.parametrize(
+    ("make", "state"),
+    [
+        (lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9), {"Accl1"}),
+        (poptorch.optim.AdamW, {"Accl1", "Accl2", "Step"}),
+        (torch.optim.Adam, {"Accl1", "Accl2", "Step"}),
+    ],
+)
+def test_the_state_of_the_optimiser_has_popart_names(make, state):
+    layer = nn.Linear(2, 2)
+    loss = Function(lambda self, x: mse_loss(self.layer(x), x), layer=layer)
+    offline = poptorch.Options().connectionType(poptorch.ConnectionType.Never)
+    executor = poptorch.trainingModel(loss, offline, make(layer.parameters()))
+    executor.compile(X)
+    found = executor.getTensorNames()
+    assert {f"{slot}___layer.weight" for slot in state} <= set(found)
+    assert any("earningRate" in name for name in found)
+    assert len(set(found)) == len(found)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dead calls go before anything else is looked at."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import Block
+from ipufit.emulator._program.args import CallArguments
+from ipufit.emulator._program.program import trace
+from ipufit.emulator._tracing.constant_nodes import function_name
+from tests.emulator._models import Function
+
+
+def calls(forward, *inputs, **buffers):
+    """The functions that the compiled program calls."""
+    model = Function(forward)
+    for name, tensor in buffers.items():
+        model.register_buffer(name, tensor)
+    program = trace(
+        model,
+        CallArguments(inputs or (torch.ones(3),), {}),
+        strategy=poptorch.PipelinedExecution(),
+        is_training=False,
+    )
+    nodes = program.graph.graph.nodes
+    return [function_name(n) for n in nodes if n.op in ("call_function", "call_method")]
+
+
+def test_a_result_that_nothing_uses_is_not_computed():
+    def forward(m, x):
+        torch.exp(x).sin()
+        return torch.relu(x)
+
+    assert calls(forward) == ["relu"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        (lambda m, x: [y := x * 2, y.add_(1)][0], ["mul", "add_"]),
+        (lambda m, x: [y := x * 2, y + 1, y.sin_()][1], ["mul", "add"]),
+        (lambda m, x: [y := x * 2, y[0].fill_(5), y + 1][2], None),
+        (lambda m, x: [x * 2, x.add_(1)][0], ["mul", "add_"]),
+        (lambda m, x: [m.total.add_(x), x * 2][1], ["add_", "mul"]),
+        (lambda m, x: [m.total[0].fill_(5), x * 2][1], None),
+    ],
+)
+def test_writing_counts_if_somebody_reads_it_later(forward, expected):
+    """A write to a weight, to an input, or to what a later live call reads (torch's
+    `EliminateDeadCode`, which PopTorch calls)."""
+    found = calls(forward, total=torch.zeros(3))
+    if expected is None:
+        assert "fill_" in found
+    else:
+        assert [name.strip("_") for name in found] == [n.strip("_") for n in expected]
+
+
+def test_a_constant_buffer_may_be_written_in_vain():
+    """Buffers of whole numbers are constants in PopTorch (`JitDispatch.cpp`)."""
+
+    def forward(m, x):
+        m.count.add_(1)
+        return x * 2
+
+    assert calls(forward, count=torch.zeros(1, dtype=torch.int64)) == ["mul"]
+
+
+def test_unused_normalisation_updates_no_statistics():
+    """torch's schema doesn't say that `batch_norm` changes them."""
+
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            self.norm(x)
+            return x * 2
+
+    model = Unused()
+    program = trace(
+        model,
+        CallArguments((torch.randn(4, 3),), {}),
+        strategy=poptorch.PipelinedExecution(),
+        is_training=False,
+    )
+    assert program.updated_weights == frozenset()
+
+
+def test_nothing_runs_if_nothing_is_returned():
+    """PopTorch, `LowerToPopartFactories.cpp`: "No outputs, so all nodes cleared"."""
+
+    def forward(m, x):
+        m.total.add_(x)
+
+    assert calls(forward, total=torch.zeros(3)) == []
+
+
+def test_host_calls_are_made_whether_they_are_used_or_not():
+    """PopTorch, `RegisterAtenOverloads.cpp`: `call_cpu_op` has side effects."""
+    seen = []
+
+    def layer(x):
+        seen.append(x.clone())
+        return x * 2
+
+    def forward(m, x):
+        poptorch.CPU(layer, "seen")(x)
+        return x + 1
+
+    executor = poptorch.inferenceModel(Function(forward))
+    executor(torch.full((3,), 7.0))
+    assert torch.equal(seen[-1], torch.full((3,), 7.0))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: [poptorch.for_loop(2, lambda y: y * 2, [x]), x * 1][1],
+        lambda m, x: [
+            poptorch.cond(x.sum() > 0, lambda y: y, [x], lambda y: -y, [x]),
+            x * 1,
+        ][1],
+    ],
+)
+def test_the_end_of_a_loop_must_be_used(forward):
+    """PopTorch, `EvaluateConstexprs.cpp` and `InplaceOps.cpp`: the end of a loop or
+    branch is eliminated like any operator, its start isn't, and that is an error."""
+    with pytest.raises(poptorch.Error, match=r"Nothing uses what poptorch\.(for|cond)"):
+        calls(forward)
+
+
+def test_all_results_of_an_operator_live_together():
+    def forward(m, x):
+        return torch.max(x, 0)[0]
+
+    assert calls(forward) == ["max", "getitem", "getitem"]
+
+
+def test_blocks_without_operators_need_no_ipu():
+    """PopTorch, `CompilerImpl.cpp`: an IPU is used once an operator is put on it."""
+
+    class Unused(nn.Module):
+        def forward(self, x):
+            with Block("a", ipu_id=0):
+                y = x * 2
+            with Block("b", ipu_id=1):
+                torch.sin(x)
+            return y
+
+    options = poptorch.Options()
+    options.setExecutionStrategy(poptorch.ShardedExecution())
+    executor = poptorch.inferenceModel(Unused(), options)
+    executor.compile(torch.ones(1))
+    assert executor._executable.num_ipus == 1
+
+
+def test_strict_mode_looks_at_what_runs(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_STRICT", "1")
+
+    def forward(m, x):
+        y = x * 2
+        y.sinc_()
+        return x + 1
+
+    assert calls(forward) == ["add"]
+
+
+def test_limits_are_those_of_live_calls():
+    def forward(m, x):
+        torch.triu(x)
+        return x * 2
+
+    assert calls(forward, torch.ones(2, 2)) == ["mul"]
+
+
+_STEPS = st.lists(
+    st.sampled_from(["add", "write", "view", "write view", "drop"]), max_size=8
+)
+
+
+@given(_STEPS)
+def test_results_are_those_of_torch(steps):
+    def forward(m, x):
+        values = [x * 1]
+        for step in steps:
+            last = values[-1]
+            if step == "add":
+                values.append(last + values[0])
+            elif step == "write":
+                last.mul_(3)
+            elif step == "view":
+                values.append(last.view(3, 1).view(3))
+            elif step == "write view":
+                last[1:].sub_(1)
+            else:
+                torch.exp(last).add_(1)
+        return values[-1], values[len(values) // 2]
+
+    x = torch.arange(3.0)
+    executor = poptorch.inferenceModel(Function(forward))
+    for result, expected in zip(executor(x.clone()), forward(None, x.clone())):
+        torch.testing.assert_close(result, expected)
+    executor.destroy()

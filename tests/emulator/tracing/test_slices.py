@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic slices: on the host as in torch, on the device of fixed size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._tracing.slices import slice_tensor, update_tensor
+from tests.emulator._models import Function
+
+X = torch.arange(24.0).reshape(8, 3)
+
+
+def at(start, dtype=torch.int32):
+    return torch.tensor([start], dtype=dtype)
+
+
+def on_device(function, *inputs):
+    model = poptorch.inferenceModel(Function(lambda _, *given: function(*given)))
+    shifted = [x + 5 if not x.is_floating_point() else x for x in inputs]
+    model.compile(*shifted)  # values must not be baked in
+    return model(*inputs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 7), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.booleans())
+def test_a_slice_is_that_of_torch_within_the_dimension(start, size, step, is_last):
+    x, dim = (X.T, -1) if is_last else (X, 0)
+    host = poptorch.dynamic_slice(x, dim, at(start), size, step)
+    stop = start + size
+    expected = x[..., start:stop:step] if is_last else x[start:stop:step]
+    assert torch.equal(host, expected)
+    if stop <= 8:
+        assert torch.equal(slice_tensor(x, dim, at(start), size, step), expected)
+
+
+def test_a_slice_on_the_device_follows_the_start():
+    result = on_device(lambda x, s: poptorch.dynamic_slice(x, 0, s, 4, 2), X, at(3))
+    assert torch.equal(result, X[3:7:2])
+
+
+def test_a_slice_beyond_the_end_wraps_on_the_device():
+    result = on_device(lambda x, s: poptorch.dynamic_slice(x, 0, s, 4, 1), X, at(6))
+    assert torch.equal(result, X[[6, 7, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("size", "step", "fragment"),
+    [
+        (0, 1, "The start and end of a slice must be different"),
+        (-2, 1, "end less than the start is not supported"),
+        (7, 1, r"size of the slice \(7\) must be a factor.*dimension \(8\)"),
+        (4, 0, "Slicing step must be at least 1"),
+    ],
+)
+def test_the_device_refuses_sizes(size, step, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        on_device(lambda x, s: poptorch.dynamic_slice(x, 0, s, size, step), X, at(1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ((3, 0, at(0), 1, 1), "dynamic_slice must take a torch.tensor input"),
+        ((X, 0.0, at(0), 1, 1), "Dimension must be an integer"),
+        ((X, 0, 0, 1, 1), "Slice start argument to dynamic_slice must be a torch"),
+        ((X, 0, at(0), 1.0, 1), "Size must be an integer"),
+        ((X, 0, at(0), 1, None), "Step must be an integer"),
+        ((X, 0, at(0, torch.float32), 1, 1), "Expected integer typed start tensor"),
+    ],
+)
+def test_a_slice_checks_its_arguments(arguments, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        poptorch.dynamic_slice(*arguments)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 7), st.integers(1, 8), st.sampled_from([0, 1]))
+def test_an_update_is_that_of_torch_within_the_dimension(start, size, dim):
+    x = X if dim == 0 else X.T
+    size = min(size, 8 - start)
+    src = torch.full((size, 3) if dim == 0 else (3, size), -1.0)
+    expected = torch.slice_scatter(x, src, dim, start, start + size)
+    assert torch.equal(poptorch.dynamic_update(x, src, dim, at(start), size), expected)
+    assert torch.equal(update_tensor(x, src, dim, at(start), size), expected)
+    assert not x.lt(0).any()
+
+
+def test_an_update_on_the_device_takes_any_size():
+    src = torch.full((3, 3), -1.0)
+    result = on_device(
+        lambda x, s, i: poptorch.dynamic_update(x, s, 0, i, 3), X, src, at(2)
+    )
+    assert torch.equal(result, torch.slice_scatter(X, src, 0, 2, 5))
+
+
+@pytest.mark.parametrize(("size", "fragment"), [(0, "different"), (-1, "less than")])
+def test_the_device_refuses_updates_of_no_size(size, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        on_device(lambda x, i: poptorch.dynamic_update(x, x[:1], 0, i, size), X, at(2))
+
+
+def test_an_update_needs_the_same_number_of_dimensions():
+    with pytest.raises(poptorch.Error, match=r"dimensionality. \(2\) vs \(1\)"):
+        poptorch.dynamic_update(X, X[0], 0, at(0), 1)
+
+
+def test_an_update_needs_the_same_type():
+    with pytest.raises(poptorch.Error, match=r"\(torch.float32 vs torch.int64\)"):
+        poptorch.dynamic_update(X, X.long(), 0, at(0), 8)
+
+
+def test_types_are_those_of_the_device_in_a_trace():
+    with pytest.raises(poptorch.Error, match=r"\(torch.float32 vs torch.int32\)"):
+        on_device(lambda x, i: poptorch.dynamic_update(x, x.long(), 0, i, 8), X, at(0))
+
+
+def test_gradients_pass():
+    x = X.clone().requires_grad_()
+    poptorch.dynamic_slice(x, 0, at(1), 2, 1).sum().backward()
+    assert x.grad.sum() == 6
+
+
+def test_bounds_on_the_host_are_constants():
+    start = torch.tensor([1])
+    result = on_device(lambda x: x[start : start + 4 : 2, start:], X)
+    assert torch.equal(result, X[1:5:2, 1:])
+
+
+def test_bounds_on_the_device_are_read_when_it_runs():
+    result = on_device(lambda x, s: x[s : s + 2], X, at(1))
+    assert torch.equal(result, X[1:3])
+
+
+def test_written_slices_may_have_bounds_on_the_host():
+    start = torch.tensor(2)
+
+    def forward(x):
+        x = x + 0
+        x[start:] = 0
+        return x
+
+    assert torch.equal(on_device(forward, X)[2:], torch.zeros(6, 3))

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's optimiser object, its device counterpart, and when they meet."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import optim
+from ipufit.emulator._device.attachment import Attachment
+from ipufit.emulator._update.optimizer_link import OptimizerLink
+
+
+class Model(nn.Module):
+    """The gradient of its weight is its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.weight * x, reduction="sum")
+
+
+def make(make_optimizer, options=None):
+    model = Model()
+    optimizer = make_optimizer(model.parameters())
+    return model, optimizer, poptorch.trainingModel(model, options, optimizer)
+
+
+def plain(params):
+    return optim.SGD(params, lr=0.5)
+
+
+def with_momentum(params):
+    return optim.SGD(params, lr=1.0, momentum=0.5)
+
+
+def torch_momentum(params):
+    return torch.optim.SGD(params, lr=1.0, momentum=0.5)
+
+
+def move(executor, model, x=1.0):
+    """By how much one update moves the weight."""
+    before = model.weight.item()
+    executor(torch.tensor([x]))
+    return before - model.weight.item()
+
+
+# Values ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make_optimizer", [plain, torch_momentum])
+def test_a_changed_rate_needs_set_optimizer(make_optimizer):
+    model, optimizer, executor = make(make_optimizer)
+    lr = optimizer.param_groups[0]["lr"]
+    assert move(executor, model) == lr
+    optimizer.param_groups[0]["lr"] = 0.0
+    assert move(executor, model) >= lr
+    executor.setOptimizer(optimizer)
+    assert move(executor, model) == 0
+
+
+def test_no_weights_are_copied_by_set_optimizer(monkeypatch):
+    _, optimizer, executor = make(plain)
+    executor(torch.ones(1))
+    for name in ("download", "upload"):
+        monkeypatch.setattr(executor._attachment, name, lambda: 1 / 0)
+    executor.setOptimizer(optimizer)
+
+
+def test_a_rate_set_before_compiling_is_the_one_used():
+    model, optimizer, executor = make(plain)
+    optimizer.param_groups[0]["lr"] = 0.25
+    executor.setOptimizer(optimizer)
+    assert move(executor, model) == 0.25
+
+
+@pytest.mark.parametrize("make_optimizer", [plain, with_momentum])
+def test_an_old_rate_does_not_come_back_with_the_device(make_optimizer):
+    model, optimizer, executor = make(make_optimizer)
+    move(executor, model)
+    optimizer.param_groups[0]["lr"] = 0.0
+    executor.setOptimizer(optimizer)
+    for _ in range(2):
+        executor.detachFromDevice()
+        executor.attachToDevice()
+        assert move(executor, model) == 0
+
+
+def test_a_rate_set_while_detached_is_used():
+    model, optimizer, executor = make(plain)
+    move(executor, model)
+    executor.detachFromDevice()
+    optimizer.param_groups[0]["lr"] = 0.125
+    executor.setOptimizer(optimizer)
+    assert move(executor, model) == 0.125
+
+
+def test_a_rate_that_was_not_sent_is_not_used_after_attaching():
+    model, optimizer, executor = make(plain)
+    move(executor, model)
+    optimizer.param_groups[0]["lr"] = 0.125
+    executor.detachFromDevice()
+    assert move(executor, model) == 0.5
+
+
+def test_a_scheduler_works_through_set_optimizer():
+    model, optimizer, executor = make(plain)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    moves = []
+    for _ in range(3):
+        moves.append(move(executor, model))
+        optimizer.step()  # as torch asks for; it does nothing without gradients
+        scheduler.step()
+        executor.setOptimizer(optimizer)
+    assert moves == [0.5, 0.25, 0.125]
+
+
+def test_constants_cannot_change_after_compilation():
+    _, optimizer, executor = make(plain)
+    executor(torch.ones(1))
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    with pytest.raises(poptorch.Error):
+        executor.setOptimizer(optimizer)
+
+
+def test_another_type_cannot_replace_the_first():
+    model, _, executor = make(plain)
+    executor(torch.ones(1))
+    with pytest.raises(poptorch.Error):
+        executor.setOptimizer(optim.Adam(model.parameters(), lr=0.1))
+
+
+def test_before_compiling_anything_goes():
+    model, _, executor = make(plain)
+    executor.setOptimizer(optim.Adam(model.parameters(), lr=0.125))
+    assert move(executor, model) == pytest.approx(0.125)
+
+
+def test_an_inference_model_has_no_optimizer():
+    executor = poptorch.inferenceModel(Model())
+    with pytest.raises(AttributeError, match="no optimizer"):
+        executor.setOptimizer(plain([nn.Parameter(torch.zeros(1))]))
+
+
+def test_weights_of_others_are_refused():
+    model = Model()
+    optimizer = plain([*model.parameters(), nn.Parameter(torch.zeros(3))])
+    executor = poptorch.trainingModel(model, optimizer=optimizer)
+    with pytest.raises(KeyError, match="Parameter 1 of the optimizer's group 0"):
+        executor(torch.ones(1))
+    assert not executor.isCompiled()
+
+
+def test_weights_in_no_group_train_with_the_defaults():
+    model = nn.Linear(1, 1)
+    model.forward = lambda x: poptorch.identity_loss(
+        nn.functional.linear(x, model.weight, model.bias), "sum"
+    )
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    groups = [{"params": [model.weight], "lr": 0.25}]
+    executor = poptorch.trainingModel(model, optimizer=optim.SGD(groups, lr=1.0))
+    executor(torch.ones(1, 1))
+    assert (model.weight.item(), model.bias.item()) == (-0.25, -1.0)
+
+
+def test_the_loss_scaling_can_change():
+    def scaled(params):
+        return optim.SGD(params, lr=0.5, loss_scaling=2.0)
+
+    model, optimizer, executor = make(scaled)
+    assert move(executor, model) == 0.5
+    optimizer.loss_scaling = 64.0
+    executor.setOptimizer(optimizer)
+    assert move(executor, model) == 0.5
+    value = optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"]
+    assert value.item() == 64
+
+
+def test_unsupported_optimizers_are_refused_when_wrapping():
+    model = Model()
+    with pytest.raises(AssertionError, match="Unsupported optimizer type"):
+        poptorch.trainingModel(model, None, torch.optim.Adagrad(model.parameters()))
+    assert type(model) is Model
+
+
+# Half-precision accumulation -------------------------------------------------------
+
+
+def half(params):
+    return optim.SGD(params, lr=0.5, momentum=0.5, accum_type=torch.float16)
+
+
+def test_sixteen_bit_accumulation_runs_a_mean_in_a_clone_of_the_options():
+    options = poptorch.Options()
+    _, _, executor = make(half, options)
+    strategy = "meanAccumulationAndReplicationReductionStrategy"
+    running = poptorch.MeanReductionStrategy.Running
+    assert getattr(executor.options.Training, strategy) == running
+    assert getattr(options.Training, strategy) == poptorch.MeanReductionStrategy.Post
+
+
+def test_sixteen_bit_accumulation_comes_too_late_after_compilation():
+    model, _, executor = make(lambda params: optim.SGD(params, lr=0.5, momentum=0.5))
+    executor(torch.ones(1))
+    with pytest.raises((ValueError, poptorch.Error)):
+        executor.setOptimizer(half(model.parameters()))
+
+
+# State -----------------------------------------------------------------------------
+
+
+def test_momentum_of_poptorchs_optimizer_survives_detaching():
+    model, _, executor = make(with_momentum)
+    assert move(executor, model) == 1
+    executor.detachFromDevice()
+    executor.attachToDevice()
+    assert move(executor, model) == 1.5
+
+
+def test_momentum_of_torchs_optimizer_begins_anew():
+    model, _, executor = make(torch_momentum)
+    assert [move(executor, model) for _ in range(2)] == [1, 1.5]
+    executor.detachFromDevice()
+    assert [move(executor, model) for _ in range(2)] == [1, 1.5]
+
+
+def test_momentum_of_poptorchs_optimizer_survives_destroying():
+    model, _, executor = make(with_momentum)
+    assert move(executor, model) == 1
+    executor.destroy()
+    assert move(executor, model) == 1.5
+
+
+@pytest.mark.parametrize("upload", ["copyWeightsToDevice", "load_state_dict"])
+@pytest.mark.parametrize(
+    ("make_optimizer", "expected"), [(with_momentum, 1.5), (torch_momentum, 1.0)]
+)
+def test_uploading_weights_resets_only_what_torch_does_not_read_back(
+    upload, make_optimizer, expected
+):
+    model, _, executor = make(make_optimizer)
+    move(executor, model)
+    arguments = (model.state_dict(),) if upload == "load_state_dict" else ()
+    getattr(executor, upload)(*arguments)
+    assert move(executor, model) == expected
+
+
+def test_a_new_optimizer_object_keeps_the_devices_state():
+    model, _, executor = make(with_momentum)
+    move(executor, model)
+    executor.setOptimizer(with_momentum(model.parameters()))
+    assert move(executor, model) == 1.5
+
+
+def test_a_new_optimizer_object_set_while_detached_keeps_it_too():
+    model, _, executor = make(with_momentum)
+    move(executor, model)
+    executor.detachFromDevice()
+    executor.setOptimizer(with_momentum(model.parameters()))
+    assert move(executor, model) == 1.5
+
+
+def test_a_new_optimizer_with_loaded_state_brings_it():
+    model, optimizer, executor = make(with_momentum)
+    move(executor, model)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for _ in range(3):
+        move(executor, model)
+    other = with_momentum(model.parameters())
+    other.load_state_dict(saved)
+    executor.setOptimizer(other)
+    assert move(executor, model) == 1.5
+
+
+def test_a_state_loaded_while_attached_arrives_with_the_next_call():
+    model, optimizer, executor = make(with_momentum)
+    move(executor, model)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for _ in range(3):
+        move(executor, model)
+    optimizer.load_state_dict(saved)
+    assert move(executor, model) == 1.5
+
+
+def test_a_state_loaded_before_compiling_is_uploaded_on_the_first_attach():
+    model, optimizer, executor = make(with_momentum)
+    move(executor, model)
+    saved = copy.deepcopy(optimizer.state_dict())
+    other, other_optimizer, other_executor = make(with_momentum)
+    other_optimizer.load_state_dict(saved)
+    assert move(other_executor, other) == 1.5
+
+
+def test_the_state_dict_follows_the_device():
+    _, optimizer, executor = make(with_momentum)
+    assert optimizer.state_dict()["ipu_state"] is None
+    executor.compile(torch.ones(1))
+    assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].item() == 0
+    executor(torch.ones(1))
+    state = optimizer.state_dict()
+    assert state["ipu_state"]["Accl1___weight"].item() == 1
+    assert all(key.endswith("___specific___weight") for key in state["ipu_param"])
+    assert state["ipu_param"]
+    executor(torch.ones(1))
+    executor.detachFromDevice()
+    assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].item() == 1.5
+
+
+def test_an_optimizer_that_was_replaced_keeps_what_it_had():
+    model, optimizer, executor = make(with_momentum)
+    move(executor, model)
+    executor.setOptimizer(with_momentum(model.parameters()))
+    move(executor, model)
+    assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].item() == 1
+
+
+def test_the_state_of_an_offline_model_stays_empty():
+    options = poptorch.Options().connectionType(poptorch.ConnectionType.Never)
+    _, optimizer, executor = make(with_momentum, options)
+    executor.compile(torch.ones(1))
+    assert optimizer.state_dict()["ipu_state"] is None
+
+
+# Whose state is newer (PopTorch, `optim.py` and `_poplar_executor.py`) -------------
+
+
+def flags(optimizer):
+    return optimizer.ipu_state_is_dirty, optimizer.host_state_is_dirty
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Every transfer of weights and of optimiser state, in order."""
+    seen = []
+    for owner, name in (
+        (Attachment, "upload"),
+        (Attachment, "download"),
+        (OptimizerLink, "read_state"),
+        (OptimizerLink, "write_state"),
+    ):
+        original = getattr(owner, name)
+
+        def spy(self, *arguments, name=name, original=original):
+            seen.append(name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(owner, name, spy)
+    return seen
+
+
+def test_flags_say_which_side_is_newer(moves):
+    _, optimizer, executor = make(with_momentum)
+    assert flags(optimizer) == (False, False)
+    executor.compile(torch.ones(1))
+    assert flags(optimizer) == (False, True)
+    state = optimizer.state_dict()
+    assert flags(optimizer) == (False, False)
+    executor(torch.ones(1))
+    assert flags(optimizer) == (False, True)
+    optimizer.load_state_dict(state)
+    assert flags(optimizer) == (True, False)
+    executor(torch.ones(1))
+    assert flags(optimizer) == (False, True)
+    assert moves == ["read_state", "download", "write_state"]
+
+
+@pytest.mark.parametrize(
+    "leave", ["copyWeightsToDevice", "detachFromDevice", "destroy"]
+)
+def test_a_stale_state_is_read_before_weights_are_uploaded_or_gone(leave, moves):
+    _, optimizer, executor = make(with_momentum)
+    executor(torch.ones(1))
+    executor.copyWeightsToHost()
+    moves.clear()
+    getattr(executor, leave)()
+    uploads = ["upload"] if leave == "copyWeightsToDevice" else []
+    assert moves == ["read_state", *uploads]
+    assert flags(optimizer) == (False, False)
+
+
+def test_a_state_of_torchs_optimizer_is_never_read(moves):
+    _, _, executor = make(torch_momentum)
+    executor(torch.ones(1))
+    executor.copyWeightsToHost()
+    executor.copyWeightsToDevice()
+    executor.detachFromDevice()
+    assert moves == ["download", "upload"]
+
+
+def test_what_the_host_knows_is_given_without_reading(moves):
+    _, optimizer, executor = make(with_momentum)
+    executor(torch.ones(1))
+    assert optimizer.get_state_dict()["ipu_state"] is None
+    assert moves == []
+    assert optimizer.state_dict()["ipu_state"] is not None
+
+
+def test_the_device_part_of_a_state_can_be_set_alone():
+    model, optimizer, executor = make(with_momentum)
+    move(executor, model)
+    saved = optimizer.state_dict()
+    for _ in range(3):
+        move(executor, model)
+    saved["param_groups"][0]["lr"] = 0.0
+    optimizer.set_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    assert move(executor, model) == 1.5
+
+
+def test_a_state_of_a_model_that_is_not_compiled_cannot_be_read():
+    model, optimizer, executor = make(with_momentum)
+    executor(torch.ones(1))
+    other = poptorch.trainingModel(Model(), optimizer=optimizer)
+    with pytest.raises(poptorch.Error, match="Model has not been compiled"):
+        optimizer.state_dict()
+    assert executor.model is model
+    assert other.isCompiled() is False
+
+
+def test_two_executors_cannot_both_have_the_newest_state():
+    model, _, executor = make(with_momentum)
+    executor(torch.ones(1))
+    _, other_optimizer, other = make(with_momentum)
+    other(torch.ones(1))
+    with pytest.raises(AssertionError, match="Both host and ipu states cannot be"):
+        executor.setOptimizer(other_optimizer)
+    assert executor.model is model
+
+
+def test_an_optimizer_keeps_its_executor():
+    """So its IPUs stay taken while somebody holds the optimizer."""
+    _, optimizer, executor = make(with_momentum)
+    executor(torch.ones(1))
+    reference = weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert reference() is not None
+    del optimizer
+    gc.collect()
+    assert reference() is None
+
+
+def test_saving_a_model_reads_a_stale_state(tmp_path, moves):
+    _, _, executor = make(with_momentum)
+    executor(torch.ones(1))
+    executor.copyWeightsToHost()
+    moves.clear()
+    executor.save(str(tmp_path / "model.poptorch"))
+    assert moves == ["read_state"]
+
+
+# What the log says --------------------------------------------------------------
+
+
+def test_transfers_of_the_state_are_logged_and_the_lack_of_them(caplog):
+    def messages():
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return [text for text in texts if "optimiser state" in text]
+
+    read = "Writing optimiser state tensors from IPU to host."
+    write = "Writing optimiser state tensors from host to IPU memory."
+    caplog.set_level(logging.DEBUG, "poptorch::python")
+    _, optimizer, executor = make(with_momentum)
+    cached = "Using cached optimiser state dict"
+    executor.compile(torch.ones(1))
+    assert messages() == [cached]  # uploading the weights asks for the state
+    state = optimizer.state_dict()
+    optimizer.state_dict()
+    assert messages() == [read, cached]
+    executor(torch.ones(1))
+    assert messages() == []
+    optimizer.load_state_dict(state)
+    executor(torch.ones(1))
+    assert messages() == [cached, write]
+    executor.detachFromDevice()
+    executor.attachToDevice()
+    assert messages() == [read, cached, cached, write]
