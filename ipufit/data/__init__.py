@@ -14,11 +14,11 @@ from .host_random import (
     set_random_state,
 )
 from .inference import InferenceBatches
-from .layout import NOTHING, Known, Layout
-from .orders import BEGINNING, Place
+from .orders import BEGINNING, Position
 from .passes import Replay
 from .rebatching import pad
 from .source import IndexedSource, Source, StreamSource
+from .structure import NOTHING, Labels, SampleStructure
 from .training import TrainingBatches
 from .values import column_names
 
@@ -30,12 +30,12 @@ __all__ = [
     "Epochs",
     "IndexedSource",
     "InferenceBatches",
-    "Known",
-    "Layout",
+    "Labels",
     "Loading",
     "Moment",
-    "Place",
+    "Position",
     "Replay",
+    "SampleStructure",
     "Source",
     "StreamSource",
     "TrainingBatches",

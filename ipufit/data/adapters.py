@@ -26,9 +26,9 @@ from .kinds import (
     is_stream,
     length_of,
 )
-from .layout import NOTHING, Layout
 from .ranges import check_integers
 from .source import IndexedSource, Source, StreamSource, same_rows, short_list
+from .structure import NOTHING, SampleStructure
 from .values import (
     as_tensor,
     column_names,
@@ -80,7 +80,7 @@ def as_source(
 
     Example:
         >>> source = as_source(torch.zeros(5, 2), torch.zeros(5))
-        >>> source.num_samples, source.layout.has_targets
+        >>> source.num_samples, source.structure.has_targets
         (5, True)
     """
     if isinstance(x, Source):
@@ -261,7 +261,8 @@ def split_validation(
     tensors = whole.dataset.tensors
     parts = ([t[:at] for t in tensors], [t[at:] for t in tensors])
     train, validation = (
-        IndexedSource(ArrayDataset(part), whole.layout, len(part[0])) for part in parts
+        IndexedSource(ArrayDataset(part), whole.structure, len(part[0]))
+        for part in parts
     )
     return train, validation
 
@@ -272,35 +273,39 @@ def _from_arrays(
     wheres = (f"`{name}`", "`y`", "`sample_weight`")
     values = (x, y, sample_weight)
     given = [_plain(value, where) for value, where in zip(values, wheres)]
-    layout = Layout.of(given)
-    for value, where, structure in zip(given, wheres, layout.parts):
-        if structure == NOTHING and value is None:
+    structure = SampleStructure.of(given)
+    for value, where, part in zip(given, wheres, structure.parts):
+        if part == NOTHING and value is None:
             continue
-        if not structure.num_leaves:
+        if not part.num_leaves:
             raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
-        if any(isinstance(n, (bool, int, float)) for n in structure.flatten(value)):
+        if any(isinstance(n, (bool, int, float)) for n in part.flatten(value)):
             raise DataError(
                 f"{where} holds a single number where an array belongs: dim 0 counts "
                 "samples. Make a list of numbers an array, as with torch.tensor."
             )
-    leaves = layout.flatten(given)
+    leaves = structure.flatten(given)
     leaves = [as_tensor(leaf, f"`{name}`") for leaf in leaves]
-    _check_lengths(layout, leaves, name)
+    _check_lengths(structure, leaves, name)
     tensors = same_rows(leaves, f"`{name}`")
     if not len(tensors[0]):
         raise DataError(f"`{name}` has no samples.")
-    return _in_memory(tensors, layout, name)
+    return _in_memory(tensors, structure, name)
 
 
-def _in_memory(tensors: list[Tensor], layout: Layout, name: str) -> IndexedSource:
-    check_integers(tensors, layout, name)
-    return IndexedSource(ArrayDataset(tensors), layout, len(tensors[0]), name)
+def _in_memory(
+    tensors: list[Tensor], structure: SampleStructure, name: str
+) -> IndexedSource:
+    check_integers(tensors, structure, name)
+    return IndexedSource(ArrayDataset(tensors), structure, len(tensors[0]), name)
 
 
-def _check_lengths(layout: Layout, leaves: Sequence[Tensor], name: str) -> None:
+def _check_lengths(
+    structure: SampleStructure, leaves: Sequence[Tensor], name: str
+) -> None:
     lengths = [len(leaf) for leaf in leaves if leaf.dim()]
     if len(set(lengths)) > 1:
-        inputs, targets = layout.num_inputs, layout.targets.num_leaves
+        inputs, targets = structure.num_inputs, structure.targets.num_leaves
         parts = {
             "inputs": lengths[:inputs],
             "targets": lengths[inputs : inputs + targets],
@@ -308,8 +313,8 @@ def _check_lengths(layout: Layout, leaves: Sequence[Tensor], name: str) -> None:
         }
         advice = ""
         if any(
-            layout_part.kind is list and layout_part.num_leaves > _MOST_PARTS
-            for layout_part in layout.parts
+            part.kind is list and part.num_leaves > _MOST_PARTS
+            for part in structure.parts
         ):
             advice = (
                 " A list has one array for each input or target; make rows of samples "
@@ -326,17 +331,17 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> IndexedSource:
     num_samples = len(cast(Sized, dataset))
     if not num_samples:
         raise DataError(f"`{name}` has no samples.")
-    layout = Layout.of(parts_of(dataset[0]))
-    flat = FlatDataset(dataset, parts_of, layout, name)
+    structure = SampleStructure.of(parts_of(dataset[0]))
+    flat = FlatDataset(dataset, parts_of, structure, name)
     flat[0]  # bad samples are refused here, not in the middle of a run
-    return IndexedSource(flat, layout, num_samples, name)
+    return IndexedSource(flat, structure, num_samples, name)
 
 
 def _from_cache(dataset: CachedDataset, parts_of: Parts, name: str) -> IndexedSource:
     parts = parts_of(dataset.stacked)  # nests as a sample does
-    layout = Layout.of(parts)
-    leaves = [as_tensor(leaf, "A cached sample") for leaf in layout.flatten(parts)]
-    return _in_memory(leaves, layout, name)
+    structure = SampleStructure.of(parts)
+    leaves = [as_tensor(leaf, "A cached sample") for leaf in structure.flatten(parts)]
+    return _in_memory(leaves, structure, name)
 
 
 class _Collate:
@@ -347,19 +352,19 @@ class _Collate:
         self._name = name
 
     def __call__(self, samples: Sequence[Any]) -> Sequence[Any]:
-        layout = Layout.of(self._parts_of(samples[0]))
-        rows = FlatDataset(samples, self._parts_of, layout, self._name)
+        structure = SampleStructure.of(self._parts_of(samples[0]))
+        rows = FlatDataset(samples, self._parts_of, structure, self._name)
         flat = [rows[index] for index in range(len(rows))]
         try:
             leaves = [torch.stack(leaf) for leaf in zip(*flat)]
         except RuntimeError as error:
             raise unequal_shapes(error) from error
-        return _rebuilt(layout, leaves)
+        return _rebuilt(structure, leaves)
 
 
-def _rebuilt(layout: Layout, leaves: Sequence[Any]) -> Sequence[Any]:
+def _rebuilt(structure: SampleStructure, leaves: Sequence[Any]) -> Sequence[Any]:
     rest = iter(leaves)
-    return [None if s == NOTHING else s.rebuild(rest) for s in layout.parts]
+    return [None if s == NOTHING else s.rebuild(rest) for s in structure.parts]
 
 
 def unequal_shapes(error: RuntimeError) -> DataError:

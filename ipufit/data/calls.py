@@ -16,19 +16,19 @@ from ipufit.types import Batch
 from .datasets import ArrayDataset
 from .error_report import ErrorReport, ReportedRows
 from .gathering import GatheredCalls
-from .layout import Layout
 from .orders import InOrder, Order
 from .ranges import check_integers
 from .rebatching import collate
 from .seeded import SeededRows
 from .source import Source
+from .structure import SampleStructure
 
 
 class Call(NamedTuple):
     """The rows of one call.
 
     Attributes:
-        batch: The tensors of the layout, in order.
+        batch: The tensors of the structure, in order.
         num_real: Rows that are no padding; they come first.
     """
 
@@ -125,16 +125,18 @@ class CallBatches:
     Args:
         source: The samples.
         plan: How many make a call.
-        layout: Of the batches.
+        structure: Of the batches.
 
     Attributes:
         source: As given.
-        layout: As given.
+        structure: As given.
     """
 
-    def __init__(self, source: Source, plan: BatchPlan, layout: Layout) -> None:
+    def __init__(
+        self, source: Source, plan: BatchPlan, structure: SampleStructure
+    ) -> None:
         self.source = source
-        self.layout = layout
+        self.structure = structure
         self._rows = plan.samples_per_call
         self._loader: Any = None
         self._report = ErrorReport()
@@ -187,7 +189,7 @@ class CallBatches:
         """
         if not self._is_checked:
             source = self.source
-            check_integers(batch, source.layout, source.name, sample_of)
+            check_integers(batch, source.structure, source.name, sample_of)
 
     def _begin(self) -> None:
         """Do what is to be done once, before the first batch is loaded.

@@ -12,7 +12,7 @@ from torch import Tensor
 from ipufit._tree import Structure
 from ipufit.errors import DataError
 
-from .layout import Layout
+from .structure import SampleStructure
 
 
 class ClassWeights:
@@ -22,22 +22,22 @@ class ClassWeights:
 
     Args:
         table: Class index to weight, 0 or more.
-        layout: Of the samples.
+        structure: Of the samples.
 
     Raises:
         DataError: Not such a table, several targets, or sample weights besides.
 
     Attributes:
-        layout: With the weights.
+        structure: With the weights.
 
     Example:
-        >>> layout = Layout(Structure.of(0), Structure.of(0))
-        >>> weights = ClassWeights({1: 3.0}, layout)
+        >>> structure = SampleStructure(Structure.of(0), Structure.of(0))
+        >>> weights = ClassWeights({1: 3.0}, structure)
         >>> weights.of([torch.zeros(2, 4), torch.tensor([0, 1])])
         tensor([1., 3.])
     """
 
-    def __init__(self, table: Any, layout: Layout) -> None:
+    def __init__(self, table: Any, structure: SampleStructure) -> None:
         if not isinstance(table, Mapping) or not table:
             raise DataError(
                 f"class_weight={table!r} is not a dict of class index to weight."
@@ -52,19 +52,19 @@ class ClassWeights:
                 raise DataError(
                     f"class_weight[{index}]={weight!r} is not a number of 0 or more."
                 )
-        if layout.has_weights:
+        if structure.has_weights:
             raise DataError(
                 "class_weight was given, and the data has sample weights: multiply "
                 "them yourself and pass sample weights only."
             )
-        if layout.targets.num_leaves != 1:
+        if structure.targets.num_leaves != 1:
             raise DataError(
                 f"class_weight needs one target, and the data has "
-                f"{layout.targets.num_leaves}: pass sample weights instead."
+                f"{structure.targets.num_leaves}: pass sample weights instead."
             )
         self._table = dict(table)
-        self._target = layout.num_inputs
-        self.layout = replace(layout, weights=Structure(None))
+        self._target = structure.num_inputs
+        self.structure = replace(structure, weights=Structure(None))
 
     def of(self, batch: Sequence[Tensor]) -> Tensor:
         """The weight of each row of a batch, float32.

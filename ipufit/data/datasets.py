@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 from ipufit._tree import ConstantChangedError
 from ipufit.errors import DataError
 
-from .layout import Layout
+from .structure import SampleStructure
 from .values import as_tensor, split_columns, without_columns
 
 
@@ -53,7 +53,7 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
     Args:
         dataset: The user's.
         parts_of: Takes a sample apart: inputs, targets, weights.
-        layout: How a sample nests.
+        structure: How a sample nests.
         name: What messages call the dataset.
     """
 
@@ -61,12 +61,12 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         self,
         dataset: Any,
         parts_of: Callable[[Any], Sequence[Any]],
-        layout: Layout,
+        structure: SampleStructure,
         name: str,
     ) -> None:
         self._dataset = dataset
         self._parts_of = parts_of
-        self._layout = layout
+        self._structure = structure
         self._name = name
         self._first: list[tuple[torch.Size, torch.dtype]] | None = None
 
@@ -79,7 +79,7 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         where = f"Sample {int(index)} of `{self._name}`"
         parts = self._parts_of(self._dataset[int(index)])
         try:
-            leaves = self._layout.flatten(parts)
+            leaves = self._structure.flatten(parts)
         except ConstantChangedError as error:
             raise DataError(
                 f"{where} has another constant than sample 0: {error}. A compiled "

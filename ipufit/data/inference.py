@@ -43,7 +43,7 @@ class InferenceBatches(CallBatches):
         loading: Loading = PLAIN,
         seed: int | None = None,
     ) -> None:
-        super().__init__(source, plan, source.layout)
+        super().__init__(source, plan, source.structure)
         self._plan = plan
         self._options = options
         self._max_rows = max_rows

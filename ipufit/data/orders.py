@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from .seeded import mixed
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where training is in its data.
 
     Attributes:
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     calls: int = 0
 
 
-BEGINNING = Place()
+BEGINNING = Position()
 
 
 class Order(Sampler[int]):
@@ -47,7 +47,7 @@ class Order(Sampler[int]):
         count: int,
         length: int,
         seed: int | None = None,
-        start: Place = BEGINNING,
+        start: Position = BEGINNING,
         rows_per_call: int = 1,
         *,
         tells_pass: bool = False,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ipufit.errors import DataError
 
-from .layout import Layout
+from .structure import SampleStructure
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _LARGEST = torch.finfo(torch.float32).max
@@ -22,15 +22,15 @@ _LARGEST = torch.finfo(torch.float32).max
 
 def check_integers(
     batch: Sequence[Tensor],
-    layout: Layout,
+    structure: SampleStructure,
     name: str,
     sample_of: Callable[[int], int] = int,
 ) -> None:
     """Refuse rows that have an integer which 32 bits can't hold.
 
     Args:
-        batch: The leaves of the layout; what else follows them has no integers.
-        layout: How samples nest.
+        batch: The leaves of the structure; what else follows them has no integers.
+        structure: How samples nest.
         name: What messages call the data.
         sample_of: The index of the sample that is in a row of the batch.
 
@@ -38,7 +38,7 @@ def check_integers(
         DataError: There is one.
 
     Example:
-        >>> check_integers([torch.tensor([3, 2**32])], Layout.of([0]), "x")
+        >>> check_integers([torch.tensor([3, 2**32])], SampleStructure.of([0]), "x")
         Traceback (most recent call last):
         ipufit.errors.DataError: Sample 1 of `x` has 4294967296 in its inputs: an IPU...
     """
@@ -53,22 +53,22 @@ def check_integers(
         as_cut = int(tensor[at].to(torch.int32))
         raise DataError(
             f"Sample {sample_of(at[0])} of `{name}` has {int(tensor[at])} in its "
-            f"{leaf_names(layout)[place]}: an IPU has integers of 32 bits, from "
+            f"{leaf_names(structure)[place]}: an IPU has integers of 32 bits, from "
             f"{_LEAST} to {_MOST}, and would take {as_cut} for it. Subtract an offset, "
             "number the values from 0, or pass them as float32 if they are quantities."
         )
 
 
-def leaf_names(layout: Layout) -> list[str]:
+def leaf_names(structure: SampleStructure) -> list[str]:
     """What messages call each leaf of a sample.
 
     Example:
-        >>> leaf_names(Layout.of([{"ids": 0}, 0]))
+        >>> leaf_names(SampleStructure.of([{"ids": 0}, 0]))
         ["inputs['ids']", 'targets']
     """
     names = ("inputs", "targets", "sample weights")
     return [
-        leaf for part, name in zip(layout.parts, names) for leaf in part.paths(name)
+        leaf for part, name in zip(structure.parts, names) for leaf in part.paths(name)
     ]
 
 

@@ -13,24 +13,24 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import ConstantChangedError
 from ipufit.errors import DataError
 
-from .layout import NOTHING, Layout
 from .passes import Pass, Replay, generators_of
+from .structure import NOTHING, SampleStructure
 from .values import as_tensor
 
 Block = List[Tensor]
-"""Samples stacked: the leaves of a layout, with dim 0 counting rows."""
+"""Samples stacked: the leaves of a structure, with dim 0 counting rows."""
 
 
 class Source(abc.ABC):
     """Samples, and how their tensors nest.
 
     Args:
-        layout: How a sample nests.
+        structure: How a sample nests.
         num_samples: How many there are; None if nobody knows yet.
         name: What messages call the data.
 
     Attributes:
-        layout: As given.
+        structure: As given.
         num_samples: As given.
         name: As given.
         batch_size: What the user's own loader calls a batch; None if there is none.
@@ -40,9 +40,9 @@ class Source(abc.ABC):
     generators: Sequence[torch.Generator] = ()
 
     def __init__(
-        self, layout: Layout, num_samples: int | None, name: str = "x"
+        self, structure: SampleStructure, num_samples: int | None, name: str = "x"
     ) -> None:
-        self.layout = layout
+        self.structure = structure
         self.num_samples = num_samples
         self.name = name
         self.batch_size: int | None = None
@@ -57,17 +57,17 @@ class Source(abc.ABC):
         Raises:
             DataError: There are none.
         """
-        if not self.layout.has_weights and self.layout.weights != NOTHING:
+        if not self.structure.has_weights and self.structure.weights != NOTHING:
             raise DataError(
                 f"The sample weights of `{name}` are no numbers: the first is "
-                f"{self.layout.weights.rebuild([])!r}."
+                f"{self.structure.weights.rebuild([])!r}."
             )
-        if not self.layout.has_targets and self.layout.targets != NOTHING:
+        if not self.structure.has_targets and self.structure.targets != NOTHING:
             raise DataError(
                 f"The targets of `{name}` are no numbers: the first is "
-                f"{self.layout.targets.rebuild([])!r}. Encode them as numbers."
+                f"{self.structure.targets.rebuild([])!r}. Encode them as numbers."
             )
-        if not self.layout.has_targets:
+        if not self.structure.has_targets:
             raise DataError(
                 f"`{name}` has no targets to {purpose} with: pass y, or a dataset of "
                 "pairs (input, target)."
@@ -80,7 +80,7 @@ class Source(abc.ABC):
         """
         leaves = self.first()
         if inputs_only:
-            leaves = leaves[: self.layout.num_inputs]
+            leaves = leaves[: self.structure.num_inputs]
         return [leaf.expand(rows, *leaf.shape) for leaf in leaves]
 
 
@@ -88,8 +88,8 @@ class IndexedSource(Source):
     """Samples of a map-style dataset.
 
     Args:
-        dataset: Items are flat tuples: the leaves of `layout`.
-        layout: How they nest.
+        dataset: Items are flat tuples: the leaves of `structure`.
+        structure: How they nest.
         num_samples: How many there are.
         name: What messages call the data.
 
@@ -101,9 +101,13 @@ class IndexedSource(Source):
     num_samples: int
 
     def __init__(
-        self, dataset: Any, layout: Layout, num_samples: int, name: str = "x"
+        self,
+        dataset: Any,
+        structure: SampleStructure,
+        num_samples: int,
+        name: str = "x",
     ) -> None:
-        super().__init__(layout, num_samples, name)
+        super().__init__(structure, num_samples, name)
         self.dataset = dataset
 
     def first(self) -> list[Tensor]:
@@ -153,7 +157,7 @@ class StreamSource(Source):
             parts = parts_of(begun.draw())
         except StopIteration:
             raise DataError(f"`{name}` has no samples.") from None
-        super().__init__(Layout.of(parts), num_samples, name)
+        super().__init__(SampleStructure.of(parts), num_samples, name)
         block = self._flatten(parts)
         if not len(block[0]):
             raise DataError(f"The first batch of `{name}` has no rows.")
@@ -206,7 +210,7 @@ class StreamSource(Source):
 
     def _flatten(self, parts: Sequence[Any]) -> Block:
         try:
-            leaves = self.layout.flatten(parts)
+            leaves = self.structure.flatten(parts)
         except ConstantChangedError as error:
             raise DataError(
                 f"A batch of `{self.name}` has another constant: {error}. A compiled "

@@ -14,7 +14,7 @@ NOTHING = Structure(tuple)
 """The structure of what isn't there."""
 
 
-class Known(NamedTuple):
+class Labels(NamedTuple):
     """What a batch brings besides inputs.
 
     Attributes:
@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class SampleStructure:
     """How the tensors of a batch nest.
 
     Attributes:
@@ -41,9 +41,9 @@ class Layout:
         is_padded: Whether the last tensor tells the share of each row.
 
     Example:
-        >>> layout = Layout(Structure.of({"a": 0}), Structure.of(0))
-        >>> layout.split([1, 2])
-        ({'a': 1}, Known(targets=2, weights=None, share=None))
+        >>> structure = SampleStructure(Structure.of({"a": 0}), Structure.of(0))
+        >>> structure.split([1, 2])
+        ({'a': 1}, Labels(targets=2, weights=None, share=None))
     """
 
     inputs: Structure
@@ -52,7 +52,7 @@ class Layout:
     is_padded: bool = False
 
     @classmethod
-    def of(cls, parts: Sequence[Any]) -> Layout:
+    def of(cls, parts: Sequence[Any]) -> SampleStructure:
         """That of a sample or batch `(inputs,)`, `(inputs, targets[, weights])`."""
         given = [NOTHING if p is None else Structure.of(p) for p in parts]
         given += [NOTHING] * (3 - len(given))
@@ -78,20 +78,20 @@ class Layout:
         """Inputs, targets, weights."""
         return self.inputs, self.targets, self.weights
 
-    def padded(self) -> Layout:
+    def padded(self) -> SampleStructure:
         """The same, with the share of each row."""
         return replace(self, is_padded=True)
 
-    def split(self, tensors: Sequence[Any]) -> tuple[Any, Known]:
+    def split(self, tensors: Sequence[Any]) -> tuple[Any, Labels]:
         """Inputs, and the rest, from the tensors of a batch."""
-        return self.inputs.rebuild(tensors[: self.num_inputs]), self.known(tensors)
+        return self.inputs.rebuild(tensors[: self.num_inputs]), self.labels(tensors)
 
-    def known(self, tensors: Sequence[Any]) -> Known:
+    def labels(self, tensors: Sequence[Any]) -> Labels:
         """What comes besides inputs, from the tensors of a batch."""
         rest = iter(tensors[self.num_inputs :])
         targets = self.targets.rebuild(rest)
         weights = self.weights.rebuild(rest) if self.has_weights else None
-        return Known(targets, weights, next(rest) if self.is_padded else None)
+        return Labels(targets, weights, next(rest) if self.is_padded else None)
 
     def flatten(self, parts: Sequence[Any]) -> list[Any]:
         """The leaves of `(inputs, targets, weights)`; missing ones may be left out.

@@ -18,7 +18,7 @@ from ipufit.types import Batch
 from .calls import PLAIN, Call, CallBatches, Loading
 from .class_weights import ClassWeights
 from .host_random import RandomState, random_state, set_random_state
-from .orders import BEGINNING, Order, Place
+from .orders import BEGINNING, Order, Position
 from .passes import Pass, Replay
 from .rebatching import pad, rebatched, shares
 from .source import IndexedSource, Source, StreamSource
@@ -46,7 +46,7 @@ class TrainingBatches(CallBatches):
             be used.
 
     Attributes:
-        place: The pass, and the calls of it that were given out.
+        position: The pass, and the calls of it that were given out.
         seed: Of the orders; drawn from torch's generator if none was given.
         is_seeded: Whether each sample has random numbers of its own.
         num_calls: Per epoch; None while nobody knows.
@@ -65,14 +65,16 @@ class TrainingBatches(CallBatches):
         drop_last: bool | str = True,
         class_weight: Any = None,
         loading: Loading = PLAIN,
-        start: Place = BEGINNING,
+        start: Position = BEGINNING,
     ) -> None:
         self._class_weights = (
-            None if class_weight is None else ClassWeights(class_weight, source.layout)
+            None
+            if class_weight is None
+            else ClassWeights(class_weight, source.structure)
         )
         weights = self._class_weights
-        layout = source.layout if weights is None else weights.layout
-        super().__init__(source, plan, layout)
+        structure = source.structure if weights is None else weights.structure
+        super().__init__(source, plan, structure)
         self._per_update = plan.samples_per_update
         is_padding = drop_last in ("pad", False)
         count = source.num_samples
@@ -90,7 +92,7 @@ class TrainingBatches(CallBatches):
         self.num_calls = None if count is None else count // self._rows
         self.num_empty_updates = 0
         if self._is_padding:
-            self.layout = self.layout.padded()
+            self.structure = self.structure.padded()
             if left and self.num_calls is not None:
                 self.num_calls += 1
                 self.num_empty_updates = (self._rows - left) // self._per_update
@@ -101,7 +103,7 @@ class TrainingBatches(CallBatches):
             # Drawn here and not in a process that loads: those are copies of this one.
             seed = int(torch.empty((), dtype=torch.int64).random_())
         self.seed = seed or 0
-        self.place = start
+        self.position = start
         self._pass: Pass | None = None
         self._is_exhausted = self._is_going_on = False
 
@@ -115,7 +117,7 @@ class TrainingBatches(CallBatches):
         """
         if not isinstance(self.source, StreamSource):
             return None
-        if self.place.calls and self._pass is not None:
+        if self.position.calls and self._pass is not None:
             return self._pass.replay()
         return self.source.first_pass()
 
@@ -128,9 +130,9 @@ class TrainingBatches(CallBatches):
         """
         generators = self.source.generators
         if isinstance(self.source, StreamSource):
-            self.source.go_on(replay, is_due=not self.place.calls)
+            self.source.go_on(replay, is_due=not self.position.calls)
         set_random_state(now, generators)
-        self._is_going_on = self.place.calls > 0
+        self._is_going_on = self.position.calls > 0
 
     # Calls --------------------------------------------------------------------
 
@@ -149,12 +151,14 @@ class TrainingBatches(CallBatches):
         count = cast(IndexedSource, self.source).num_samples
         length = (self.num_calls or 0) * self._rows if self._is_padding else count
         seed = self.seed if self._shuffle else None
-        return Order(count, length, seed, self.place, self._rows, tells_pass=tells_pass)
+        return Order(
+            count, length, seed, self.position, self._rows, tells_pass=tells_pass
+        )
 
     def _sample_of(self, row: int) -> int:
         """The index of the sample that is in a row of the next call."""
         if isinstance(self.source, StreamSource):
-            return self.place.calls * self._rows + row
+            return self.position.calls * self._rows + row
         return int(self._order().indices()[row])
 
     def example(self) -> Batch:
@@ -170,10 +174,12 @@ class TrainingBatches(CallBatches):
             self._on_begun = _restoring(self.source.generators)
         if isinstance(self.source, StreamSource):
             yield from self._streamed(self.source)
-        elif self.place.calls and self.place.calls == self.num_calls:
+        elif self.position.calls and self.position.calls == self.num_calls:
             self._begin()  # PopTorch's asynchronous loader refuses to give nothing
         else:
-            remaining = (self.source.num_samples or 0) - self.place.calls * self._rows
+            remaining = (
+                self.source.num_samples or 0
+            ) - self.position.calls * self._rows
             for batch in self._loaded():
                 num_real = min(remaining, self._rows)
                 remaining -= num_real
@@ -186,14 +192,14 @@ class TrainingBatches(CallBatches):
         """Be at the beginning of the next pass, if all of this one was given out."""
         if self._is_exhausted:
             self._is_exhausted = False
-            self.place = Place(self.place.number + 1)
+            self.position = Position(self.position.number + 1)
 
     def _count_call(self) -> None:
-        self.place = self.place._replace(calls=self.place.calls + 1)
+        self.position = self.position._replace(calls=self.position.calls + 1)
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
         calls = dropped = empty = 0
-        skipped = self.place.calls
+        skipped = self.position.calls
         blocks = source.blocks()
         self._pass = blocks if isinstance(blocks, Pass) else None
         for batch, num_real in rebatched(blocks, self._rows):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.config import IPUConfig
-from ipufit.data import Layout
+from ipufit.data import SampleStructure
 from ipufit.optimizers import hyper_parameters
 
 from .compiled_for import CompiledFor, own_numbers_said, roots_of
@@ -65,7 +65,7 @@ class Builder:
     @_retried
     def training(
         self,
-        layout: Layout,
+        structure: SampleStructure,
         objective: Objective,
         optimizer: torch.optim.Optimizer,
         options: poptorch.Options,
@@ -75,7 +75,7 @@ class Builder:
         """A program that trains.
 
         Args:
-            layout: How the tensors of a batch nest.
+            structure: How the tensors of a batch nest.
             objective: What is minimised, and what is measured.
             optimizer: Of `poptorch.optim`.
             options: PopTorch's.
@@ -84,7 +84,7 @@ class Builder:
         """
         modules = [self.module, *objective.modules]
         values = host_values_of(modules, self._moved)
-        step = TrainingStep(self.module, self.config, layout, values, objective)
+        step = TrainingStep(self.module, self.config, structure, values, objective)
         give_states(optimizer, step)
         require_trained_weights(step)
         refuse_tied_buffers(step)
@@ -131,7 +131,7 @@ class Builder:
     @_retried
     def inference(
         self,
-        layout: Layout,
+        structure: SampleStructure,
         options: poptorch.Options,
         num_micro_batches: int,
         compile_it: Compile,
@@ -141,7 +141,7 @@ class Builder:
         """A program that looks.
 
         Args:
-            layout: How the tensors of a batch nest.
+            structure: How the tensors of a batch nest.
             options: PopTorch's.
             num_micro_batches: In a call, over all replicas.
             compile_it: Compiles the executor.
@@ -149,7 +149,7 @@ class Builder:
         """
         values = host_values_of([self.module], self._moved)
         step = InferenceStep(
-            self.module, self.config, layout, values, owns_loss=owns_loss
+            self.module, self.config, structure, values, owns_loss=owns_loss
         )
         check_values(step)
         refuse_tied_buffers(step)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ipufit._tree import tree_map
-from ipufit.data import Known
+from ipufit.data import Labels
 
 _WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
@@ -35,7 +35,7 @@ def widened(values: Any) -> Any:
     return tree_map(widen, values)
 
 
-def widened_all(outputs: Any, known: Known) -> tuple[Any, Known]:
+def widened_all(outputs: Any, known: Labels) -> tuple[Any, Labels]:
     """Outputs, targets and weights in the types that losses want."""
     outputs, targets, weights = widened((outputs, known.targets, known.weights))
     return outputs, known._replace(targets=targets, weights=weights)

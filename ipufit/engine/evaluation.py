@@ -11,7 +11,7 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data import Call, InferenceBatches, Known
+from ipufit.data import Call, InferenceBatches, Labels
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.scalars import Scalars
 from ipufit.state import RunState
@@ -128,9 +128,9 @@ class Evaluation:
 
     def _add_call(self, call: Call, *, may_wait: bool) -> None:
         batch, num_real = call
-        layout = self.batches.layout
-        outputs, scalars = self._executors.infer(batch[: layout.num_inputs])
-        known = layout.known(batch)
+        structure = self.batches.structure
+        outputs, scalars = self._executors.infer(batch[: structure.num_inputs])
+        known = structure.labels(batch)
         rows = self._rows
         check_rows(
             outputs, self.plan.samples_per_call if rows is None else rows.numel()
@@ -138,15 +138,15 @@ class Evaluation:
         if scalars:
             self._add_scalars(scalars, num_real)
         if rows is not None:
-            whole = outputs, Known(*cut(tuple(known), rows))
+            whole = outputs, Labels(*cut(tuple(known), rows))
             is_real = rows.lt(num_real)
             outputs = cut(outputs, is_real)
-            known = Known(*cut(tuple(known), rows[is_real]))
+            known = Labels(*cut(tuple(known), rows[is_real]))
             num_real = int(is_real.sum())
         elif num_real < self.plan.samples_per_call:
             outputs, known = (
                 cut(outputs, slice(num_real)),
-                Known(*cut(tuple(known), slice(num_real))),
+                Labels(*cut(tuple(known), slice(num_real))),
             )
         if may_wait:
             self._waiting.add(outputs, known, num_real)
@@ -158,7 +158,7 @@ class Evaluation:
         elif rows is not None:  # nothing came back yet: NaN under the right names
             self.figures.add(torch.zeros_like(self._vector(*whole, rows.numel())))
 
-    def _vector(self, outputs: Any, known: Known, num_rows: int) -> Tensor:
+    def _vector(self, outputs: Any, known: Labels, num_rows: int) -> Tensor:
         outputs, known = widened_all(outputs, known)
         with torch.no_grad():
             objective = self.figures.objective
@@ -182,7 +182,7 @@ class Evaluation:
 
     def _add_singles(self, call: Call) -> None:
         """Add what single rows give."""
-        batch = call.batch[: self.batches.layout.num_inputs]
+        batch = call.batch[: self.batches.structure.num_inputs]
         _, scalars = self._executors.infer(batch)
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
         count = self.plan.samples_per_call // self.plan.micro_batch_size

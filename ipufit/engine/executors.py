@@ -101,7 +101,7 @@ class Executors:
         example = batches.example()
         key = (
             _signature(plan, example),
-            batches.layout,
+            batches.structure,
             TrainedParts(self.module),
             objective.program_key,
             updates.program_key,
@@ -118,7 +118,7 @@ class Executors:
             options = self._own(options)
             with self._others_kept():
                 program = self._builder.training(
-                    batches.layout,
+                    batches.structure,
                     objective,
                     updates.optimizer,
                     options,
@@ -162,14 +162,14 @@ class Executors:
         """
         self.fetch_weights()
         example = batches.example()
-        key = (_signature(plan, example), batches.layout.inputs, owns_loss)
+        key = (_signature(plan, example), batches.structure.inputs, owns_loss)
         program = self._inferences.get(key)
         if program is None:
             self._inferences.make_room()
             options = self._own(options)
             with self._others_kept():
                 program = self._builder.inference(
-                    batches.layout,
+                    batches.structure,
                     options,
                     plan.micro_batches_per_call,
                     self._compile("inference", example, display),

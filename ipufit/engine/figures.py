@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ipufit._tree import tree_map
-from ipufit.data import Known
+from ipufit.data import Labels
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
 from ipufit.metrics import StreamedMetric, detached, flat, in_float32
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 def vector_of(
     objective: Objective,
     outputs: Any,
-    known: Known,
+    known: Labels,
     rows: int,
     terms: Mapping[str, tuple[LossTerms, float]],
     scalars: Scalars,
@@ -184,7 +184,7 @@ class Figures:
             extra[0] += value * rows
             extra[1] += rows
 
-    def stream(self, outputs: Any, known: Known) -> None:
+    def stream(self, outputs: Any, known: Labels) -> None:
         """Show the metrics that need them the outputs of real rows.
 
         They may keep what they get, so it is copied: an asynchronous loader uses its
@@ -194,7 +194,7 @@ class Figures:
             return
         outputs, known = tree_map(_copied, (outputs, tuple(known)))
         for name, measure, part, weights in self.objective.measured(
-            outputs, Known(*known)
+            outputs, Labels(*known)
         ):
             if isinstance(measure.metric, StreamedMetric):
                 measure.metric.update(part.output, part.target, weights)

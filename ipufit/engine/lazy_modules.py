@@ -44,7 +44,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
         module.float()
     try:
         with mode(module, training=False), torch.no_grad():
-            call_module(module, source.layout.inputs.rebuild(leaves))
+            call_module(module, source.structure.inputs.rebuild(leaves))
     finally:
         if is_half:
             module.half()

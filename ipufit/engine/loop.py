@@ -180,7 +180,7 @@ def predictions(
             )
         first = number * batches.passes_per_call
         hooks.on_predict_batch_begin(first, {})
-        outputs, _ = executors.infer(batch[: batches.layout.num_inputs])
+        outputs, _ = executors.infer(batch[: batches.structure.num_inputs])
         num_rows = len(batch[0])
         if number == 0:  # later ones are alike
             check_rows(outputs, num_rows)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, is_record, parts_of
-from ipufit.data import Known
+from ipufit.data import Labels
 from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
 from ipufit.losses import Loss, LossTerms
 from ipufit.metrics import FunctionMetric, Metric, StreamedMetric
@@ -151,7 +151,7 @@ class Objective:
     # Losses -----------------------------------------------------------------
 
     def loss_terms(
-        self, outputs: Any, known: Known, rows: int
+        self, outputs: Any, known: Labels, rows: int
     ) -> dict[str, tuple[LossTerms, float]]:
         """What every loss adds, with its weight, by the name of its output.
 
@@ -177,7 +177,7 @@ class Objective:
         return terms
 
     def check_logits(
-        self, outputs: Any, known: Known, squashed: dict[str, str]
+        self, outputs: Any, known: Labels, squashed: dict[str, str]
     ) -> None:
         """Refuse losses of logits for outputs that are probabilities.
 
@@ -224,7 +224,7 @@ class Objective:
     # Metrics ----------------------------------------------------------------
 
     def measured(
-        self, outputs: Any, known: Known
+        self, outputs: Any, known: Labels
     ) -> Iterator[tuple[str, Measure, Part, Tensor | None]]:
         """Every metric with its full name, its output and the weights that count.
 
@@ -272,7 +272,7 @@ class Objective:
     # Outputs ----------------------------------------------------------------
 
     def _parts_of_loss(
-        self, key: OutputKey, loss: Loss, outputs: Any, known: Known
+        self, key: OutputKey, loss: Loss, outputs: Any, known: Labels
     ) -> list[Part]:
         is_named = loss.is_per_output
         return self._parts(key, is_named, outputs, known, is_named=is_named)
@@ -282,7 +282,7 @@ class Objective:
         key: OutputKey,
         is_per_output: bool,
         outputs: Any,
-        known: Known,
+        known: Labels,
         *,
         is_named: bool,
     ) -> list[Part]:
@@ -335,7 +335,7 @@ class Objective:
             return [name for name in names if name in targets] or names
         return names
 
-    def _part(self, position: int, several: dict[str, Any], known: Known) -> Part:
+    def _part(self, position: int, several: dict[str, Any], known: Labels) -> Part:
         name, count = list(several)[position], len(several)
         is_only = [key for key, _ in self.losses] in ([name], [position])
         if isinstance(known.targets, Tensor) and is_only:

@@ -20,7 +20,7 @@ from ipufit import checkpoint as files
 from ipufit._poptorch import poptorch
 from ipufit.callbacks import CallbackList
 from ipufit.data import (
-    Place,
+    Position,
     Replay,
     Source,
     StreamSource,
@@ -96,7 +96,7 @@ class Snapshot:
             },
             "data": {
                 "seed": self.batches.seed,
-                "place": list(self.batches.place),
+                "place": list(self.batches.position),
                 "num_samples": self.batches.source.num_samples,
                 "num_blocks": {
                     name: 0 if replay is None else replay.num_blocks
@@ -279,10 +279,10 @@ def check_same_run(
     refuse([*odd, *check_settings(checkpoint.state.get("settings", {}), settings)])
 
 
-def place_of(checkpoint: files.Checkpoint) -> Place:
+def place_of(checkpoint: files.Checkpoint) -> Position:
     """Where in the data to go on."""
     number, calls = checkpoint.state["data"]["place"]
-    return Place(int(number), int(calls))
+    return Position(int(number), int(calls))
 
 
 def _without_arrays(value: Any, tensors: Tensors) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit.blocks import Blocks, started_blocks
 from ipufit.config import IPUConfig
-from ipufit.data import Known, Layout
+from ipufit.data import Labels, SampleStructure
 from ipufit.errors import ConfigError, DataError
 from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
@@ -61,7 +61,7 @@ class Step(torch.nn.Module):
     Args:
         module: The user's.
         config: Its layout on IPUs.
-        layout: How the tensors of a batch nest. A dict of inputs becomes keyword
+        structure: How the tensors of a batch nest. A dict of inputs becomes keyword
             arguments of the module, a tuple or list positional ones.
         host_values: Buffers whose values follow the tensors of a batch.
     """
@@ -72,14 +72,14 @@ class Step(torch.nn.Module):
         self,
         module: torch.nn.Module,
         config: IPUConfig,
-        layout: Layout,
+        structure: SampleStructure,
         host_values: Sequence[Place],
     ) -> None:
         super().__init__()
         self.module = module
         self.findings = Findings()
         self.host_values = tuple(host_values)
-        self._layout = layout
+        self._structure = structure
         self._stages = config.stages
         self._first_block = config.first_block
         self._last_block = config.last_block
@@ -95,7 +95,7 @@ class Step(torch.nn.Module):
         """What the program returns.
 
         Args:
-            *tensors: Of the layout, then the host's values.
+            *tensors: Of the structure, then the host's values.
 
         Raises:
             UnsupportedError: PopTorch would pass over something.
@@ -125,8 +125,8 @@ class Step(torch.nn.Module):
         """The module's outputs, what it logs, and the blocks that it has started."""
         if self._first_block is not None:  # the casts belong to it
             poptorch.Block.start(self._first_block)
-        given = [self._cast(tensor) for tensor in tensors[: self._layout.num_inputs]]
-        inputs, watch = self._layout.inputs.rebuild(given), SquashWatch()
+        given = [self._cast(tensor) for tensor in tensors[: self._structure.num_inputs]]
+        inputs, watch = self._structure.inputs.rebuild(given), SquashWatch()
         with collected() as scalars, started_blocks(self._stages) as blocks, watch:
             outputs = call_module(self.module, inputs)
         self.findings.squashed = watch.squashed(outputs)
@@ -151,7 +151,7 @@ class TrainingStep(Step):
     Args:
         module: The user's.
         config: Its layout on IPUs.
-        layout: How the tensors of a batch nest.
+        structure: How the tensors of a batch nest.
         host_values: Buffers whose values follow the tensors of a batch.
         objective: Losses and metrics.
     """
@@ -162,11 +162,11 @@ class TrainingStep(Step):
         self,
         module: torch.nn.Module,
         config: IPUConfig,
-        layout: Layout,
+        structure: SampleStructure,
         host_values: Sequence[Place],
         objective: Objective,
     ) -> None:
-        super().__init__(module, config, layout, host_values)
+        super().__init__(module, config, structure, host_values)
         self._objective = objective
         self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
 
@@ -180,7 +180,7 @@ class TrainingStep(Step):
             outputs, scalars, blocks = self._called(tensors)
         own: Tensor | None = None
         with self._in_last_block(blocks):
-            rows, known = rows_of(tensors[0]), self._layout.known(tensors)
+            rows, known = rows_of(tensors[0]), self._structure.labels(tensors)
             if self._objective.owns_loss:
                 own, outputs = _split(outputs, watch, rows)
             wide, known = widened_all(outputs, known)
@@ -200,7 +200,7 @@ class TrainingStep(Step):
             return (vector, poptorch.identity_loss(value, reduction="sum"), *others)
 
     def _loss_terms(
-        self, outputs: Any, known: Known, rows: int, own: Tensor | None
+        self, outputs: Any, known: Labels, rows: int, own: Tensor | None
     ) -> dict[str, tuple[LossTerms, float]]:
         if not self._objective.owns_loss:
             self._objective.check_logits(outputs, known, self.findings.squashed)
@@ -220,7 +220,7 @@ class TrainingStep(Step):
     @property
     def _targets_hint(self) -> str:
         """What to do with targets, which a module with its own loss doesn't get."""
-        if not (self._objective.owns_loss and self._layout.has_targets):
+        if not (self._objective.owns_loss and self._structure.has_targets):
             return ""
         return (
             " The module doesn't get the targets, which are for losses of compile() "
@@ -248,7 +248,7 @@ class InferenceStep(Step):
     Args:
         module: The user's.
         config: Its layout on IPUs.
-        layout: How the tensors of a batch nest.
+        structure: How the tensors of a batch nest.
         host_values: Buffers whose values follow the tensors of a batch.
         owns_loss: Whether the module returns its own loss.
     """
@@ -259,12 +259,12 @@ class InferenceStep(Step):
         self,
         module: torch.nn.Module,
         config: IPUConfig,
-        layout: Layout,
+        structure: SampleStructure,
         host_values: Sequence[Place],
         *,
         owns_loss: bool,
     ) -> None:
-        super().__init__(module, config, layout, host_values)
+        super().__init__(module, config, structure, host_values)
         self._owns_loss = owns_loss
 
     def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ import torch
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
-from ipufit.data import Call, Known, Layout, TrainingBatches
+from ipufit.data import Call, Labels, SampleStructure, TrainingBatches
 from ipufit.optimizers import Updates, WeightAverage
 
 from .coverage import check_rows, cut, returned_rows
@@ -30,7 +30,7 @@ class Training:
         plan: The factors of a call.
         options: Of the training program.
         updates: The optimiser, and its values from update to update.
-        layout: Of the batches.
+        structure: Of the batches.
         figures: What is reported.
         average: The running average of the weights; None for none.
         watched: The gradients that come back.
@@ -40,7 +40,7 @@ class Training:
     plan: BatchPlan
     options: poptorch.Options
     updates: Updates
-    layout: Layout
+    structure: SampleStructure
     figures: Figures
     average: WeightAverage | None = None
     watched: WatchedGradients = field(default_factory=WatchedGradients)
@@ -97,7 +97,7 @@ class Training:
             rows = torch.arange(self.plan.samples_per_call)
         check_rows(outputs, rows.numel())
         is_real = rows.lt(call.num_real)
-        known = self.layout.known(call.batch)
+        known = self.structure.labels(call.batch)
         parts = cut((known.targets, known.weights), rows[is_real])
-        outputs, known = widened_all(cut(outputs, is_real), Known(*parts))
+        outputs, known = widened_all(cut(outputs, is_real), Labels(*parts))
         self.figures.stream(outputs, known)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ipufit._tree import Structure, tree_map
-from ipufit.data import Known
+from ipufit.data import Labels
 
 from .coverage import joined
 
@@ -25,7 +25,7 @@ class WaitingRows:
         >>> import torch
         >>> waiting = WaitingRows()
         >>> for value in (1.0, 2.0):
-        ...     waiting.add(torch.full((2,), value), Known(torch.zeros(2)), 2)
+        ...     waiting.add(torch.full((2,), value), Labels(torch.zeros(2)), 2)
         >>> outputs, known, num_rows = waiting.all()
         >>> outputs, num_rows
         (tensor([1., 1., 2., 2.]), 4)
@@ -44,7 +44,7 @@ class WaitingRows:
         """Whether they should be counted now."""
         return self._num_rows * self._row_bytes >= _MOST_BYTES
 
-    def add(self, outputs: Any, known: Known, num_rows: int) -> None:
+    def add(self, outputs: Any, known: Labels, num_rows: int) -> None:
         """Keep the rows of a call.
 
         Args:
@@ -58,10 +58,10 @@ class WaitingRows:
         self._num_rows += num_rows
         self._parts.append(part)
 
-    def all(self) -> tuple[Any, Known, int]:
+    def all(self) -> tuple[Any, Labels, int]:
         """All rows: outputs, what is known, how many. They go on waiting."""
         outputs, known = joined(self._parts)
-        return outputs, Known(*known), self._num_rows
+        return outputs, Labels(*known), self._num_rows
 
     def clear(self) -> None:
         """They were counted."""

@@ -96,7 +96,7 @@ class ModelBase(CompiledModel):
         else:
             give_shapes(self.module, source)
             leaves = source.example(1, inputs_only=True)
-            example = source.layout.inputs.rebuild(leaves)
+            example = source.structure.inputs.rebuild(leaves)
         from ipufit.summary import summarize  # few processes ask for it
 
         summary = summarize(self.module, self.config, example)
@@ -247,7 +247,7 @@ def _require_targets(
         source.require_targets(name, purpose)
     elif objective.measures:
         source.require_targets(name, "compute metrics")
-    if objective.owns_loss and source.layout.has_weights:
+    if objective.owns_loss and source.structure.has_weights:
         raise UnsupportedError(
             f"`{name}` has sample weights, but the module returns its own loss, in "
             "which samples can't be told apart. Give the weights to the module as an "

@@ -15,7 +15,7 @@ from ipufit.callbacks import CallbackList, History
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import (
     Epochs,
-    Place,
+    Position,
     Source,
     StreamSource,
     TrainingBatches,
@@ -243,7 +243,7 @@ class Fitting(ModelBase):
                     else partial(snapshot.put_back, checkpoint),
                 )
             finally:
-                self._passes = batches.place.number + (batches.place.calls > 0)
+                self._passes = batches.position.number + (batches.position.calls > 0)
                 self._snapshot = None
                 batches.close()
                 if test is not None:
@@ -317,14 +317,16 @@ class Fitting(ModelBase):
             drop_last=drop_last,
             class_weight=weights,
             loading=self._loading(),
-            start=Place(self._passes) if checkpoint is None else place_of(checkpoint),
+            start=Position(self._passes)
+            if checkpoint is None
+            else place_of(checkpoint),
         )
         training = Training(
             self._executors,
             plan,
             options,
             how.updates,
-            batches.layout,
+            batches.structure,
             how.training_figures,
             how.average,
             gradients,

@@ -124,8 +124,8 @@ def test_an_array_that_torch_cannot_hold_is_refused(array):
 
 def test_names_and_nests_are_remembered():
     source = as_source({"a": X, "b": (X, X)}, Pair(Y, [Y]))
-    assert source.layout.inputs.num_leaves == 3
-    assert source.layout.targets.rebuild([1, 2]) == Pair(1, [2])
+    assert source.structure.inputs.num_leaves == 3
+    assert source.structure.targets.rebuild([1, 2]) == Pair(1, [2])
     assert len(source.dataset[0]) == 5
 
 
@@ -135,8 +135,8 @@ def test_a_dataset_of_inputs_has_no_targets():
         as_source(Items(list(X))),
         as_source(TensorDataset(X)),
     ):
-        assert not source.layout.has_targets
-        assert source.layout.inputs.num_leaves == 1
+        assert not source.structure.has_targets
+        assert source.structure.inputs.num_leaves == 1
 
 
 def test_a_subclass_of_a_tensor_dataset_keeps_what_it_adds():
@@ -298,7 +298,7 @@ def test_columns_are_targets_of_validation_data_too():
     x = {"input": X, "label": Y}
     train, validation = fit_sources(x, "label", None, 0.0, (x, "label"))
     assert_same_rows(train, validation)
-    assert validation.layout.has_targets
+    assert validation.structure.has_targets
     rows_of = Items([{"input": x, "label": int(y)} for x, y in zip(X, Y)])
     _, validation = fit_sources(rows_of, "label", None, 0.0, rows_of)
     assert_same_rows(train, validation)
@@ -311,7 +311,7 @@ def test_weights_are_the_third_part():
         as_source(TensorDataset(X, Y, weights)),
         as_source(Items(list(zip(X, Y, weights.tolist())))),
     ):
-        assert source.layout.has_weights
+        assert source.structure.has_weights
         assert [float(row[2]) for row in rows(source)] == list(range(10))
 
 
@@ -321,8 +321,8 @@ def test_an_iterable_of_samples_with_weights_and_no_targets_keeps_its_parts():
             return ((x, None, 2.0) for x in X)
 
     source = as_source(Stream())
-    assert source.layout.has_weights
-    assert not source.layout.has_targets
+    assert source.structure.has_weights
+    assert not source.structure.has_targets
 
 
 def test_a_frame_is_a_matrix_and_a_series_a_vector():

@@ -411,7 +411,7 @@ def test_it_is_gathered_by_index_and_in_no_copy():
     assert isinstance(source.dataset, ArrayDataset)
     for own, tensor in zip(cached.stacked, source.dataset.tensors):
         assert own.data_ptr() == tensor.data_ptr()
-    assert as_source(cached, inputs_only=True).layout.num_inputs == 1
+    assert as_source(cached, inputs_only=True).structure.num_inputs == 1
 
 
 def test_arrays_beside_it_are_refused_as_beside_a_dataset():

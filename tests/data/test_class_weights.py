@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import DataError
-from ipufit.data import Layout
+from ipufit.data import SampleStructure
 from ipufit.data.class_weights import ClassWeights
 
-PAIR = Layout.of((0, 0))
+PAIR = SampleStructure.of((0, 0))
 X = torch.zeros(4, 2)
 
 
@@ -51,20 +51,22 @@ def test_indices_of_positions_are_not_taken_for_one_hot():
 
 
 def test_the_weights_are_part_of_the_layout():
-    layout = ClassWeights({1: 3}, PAIR).layout
-    assert layout.has_weights
+    structure = ClassWeights({1: 3}, PAIR).structure
+    assert structure.has_weights
     assert not PAIR.has_weights
 
 
-@pytest.mark.parametrize("layout", [Layout.of((0,)), Layout.of((0, (0, 0)))])
-def test_one_target_is_needed(layout):
+@pytest.mark.parametrize(
+    "structure", [SampleStructure.of((0,)), SampleStructure.of((0, (0, 0)))]
+)
+def test_one_target_is_needed(structure):
     with pytest.raises(DataError, match="needs one target"):
-        ClassWeights({1: 3}, layout)
+        ClassWeights({1: 3}, structure)
 
 
 def test_sample_weights_exclude_class_weights():
     with pytest.raises(DataError, match="multiply them"):
-        ClassWeights({1: 3}, Layout.of((0, 0, 0)))
+        ClassWeights({1: 3}, SampleStructure.of((0, 0, 0)))
 
 
 @pytest.mark.parametrize(

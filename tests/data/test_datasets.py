@@ -13,22 +13,22 @@ from torch.utils.data import DataLoader
 
 from ipufit import DataError
 from ipufit.data.datasets import ArrayDataset, FlatDataset, IterableRows, Parts
-from ipufit.data.layout import Layout
 from ipufit.data.rebatching import collate
+from ipufit.data.structure import SampleStructure
 from tests.strategies import nestings
 
 
 def flat(samples, parts_of=None):
     parts_of = parts_of or Parts()
-    return FlatDataset(samples, parts_of, Layout.of(parts_of(samples[0])), "x")
+    return FlatDataset(samples, parts_of, SampleStructure.of(parts_of(samples[0])), "x")
 
 
 @given(nestings)
 def test_any_nesting_is_flattened_and_found_again(inputs):
     dataset = flat([(inputs, 7)])
-    layout = Layout.of((inputs, 7))
+    structure = SampleStructure.of((inputs, 7))
     leaves = dataset[0]
-    assert layout.inputs.rebuild(int(t) for t in leaves[:-1]) == inputs
+    assert structure.inputs.rebuild(int(t) for t in leaves[:-1]) == inputs
     assert int(leaves[-1]) == 7
 
 

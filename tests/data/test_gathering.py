@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from ipufit.data.datasets import ArrayDataset
 from ipufit.data.gathering import GatheredCalls
-from ipufit.data.orders import InOrder, Order, Place
+from ipufit.data.orders import InOrder, Order, Position
 
 
 @given(
@@ -24,7 +24,7 @@ def test_calls_are_those_of_a_loader(count, rows, seed, skipped, more):
     tensors = [torch.arange(count), torch.arange(2.0 * count).reshape(count, 2)]
 
     def order():
-        place = Place(1, min(skipped, count // rows))
+        place = Position(1, min(skipped, count // rows))
         return Order(count, count + more, seed, place, rows)
 
     loader = DataLoader(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ipufit import CachedDataset, DataError, IPUConfig, IPUModel
-from ipufit.data.layout import Layout
 from ipufit.data.ranges import check_integers, narrowed
+from ipufit.data.structure import SampleStructure
 
 LARGE = 1_700_000_000_123
 AT = 11
@@ -141,10 +141,10 @@ def test_exactly_what_int32_changes_is_refused(numbers):
     tensor = torch.tensor(numbers)
     changed = tensor.to(torch.int32).ne(tensor).nonzero()
     if not len(changed):
-        check_integers([tensor], Layout.of([0]), "x")
+        check_integers([tensor], SampleStructure.of([0]), "x")
         return
     with pytest.raises(DataError, match=f"^Sample {int(changed[0])} of `x` has "):
-        check_integers([tensor], Layout.of([0]), "x")
+        check_integers([tensor], SampleStructure.of([0]), "x")
 
 
 @pytest.mark.parametrize("form", FORMS)

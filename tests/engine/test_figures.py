@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import ConfigError
-from ipufit.data.layout import Known
+from ipufit.data.structure import Labels
 from ipufit.engine import Figures
 from ipufit.engine.figures import vector_of
 from ipufit.engine.resolve import resolve_objective
@@ -23,7 +23,7 @@ def figures(*arguments):
 
 
 def vector(mine, outputs, targets, scalars=None, **known):
-    known = Known(targets, **known)
+    known = Labels(targets, **known)
     terms = mine.objective.loss_terms(outputs, known, len(outputs))
     values, entries = vector_of(
         mine.objective, outputs, known, len(outputs), terms, scalars or {}

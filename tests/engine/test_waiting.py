@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ipufit.engine.waiting
 from ipufit import Callback, IPUConfig, IPUModel
 from ipufit.callbacks import ProgressDisplay
-from ipufit.data import Known
+from ipufit.data import Labels
 from ipufit.engine.objective import Objective
 from ipufit.engine.waiting import WaitingRows
 from tests import reference
@@ -111,7 +111,7 @@ def test_targets_that_do_not_fit_fail_at_the_first_call():
 
 def test_rows_that_wait_are_copied():
     waiting, target = WaitingRows(), torch.zeros(3)
-    waiting.add({"a": torch.zeros(3, 2), "b": None}, Known((target,)), 3)
+    waiting.add({"a": torch.zeros(3, 2), "b": None}, Labels((target,)), 3)
     target.fill_(1)  # as a loader does
     outputs, known, num_rows = waiting.all()
     assert outputs["b"] is None
@@ -124,6 +124,6 @@ def test_rows_that_wait_are_copied():
 def test_rows_wait_no_longer_than_a_mebibyte():
     waiting, added = WaitingRows(), 0
     while not waiting.is_full:
-        waiting.add(torch.zeros(1024, 16), Known(), 1024)  # 64 KiB
+        waiting.add(torch.zeros(1024, 16), Labels(), 1024)  # 64 KiB
         added += 1
     assert added == 16
