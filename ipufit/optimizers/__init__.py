@@ -14,7 +14,7 @@ from .resolve import (
 )
 from .schedules import Schedule
 from .spec import Optimizer
-from .updates import Updates, resolve_updates
+from .optimization import Updates, resolve_updates
 
 __all__ = [
     "LossScaleRamp",
