@@ -21,7 +21,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, TrainingBatches
-from ipufit.optimizers import Updates
+from ipufit.optimizers import Optimization
 from ipufit.scalars import Scalars
 from ipufit.types import Batch
 
@@ -73,7 +73,7 @@ class Executors:
         batches: TrainingBatches,
         plan: BatchPlan,
         options: poptorch.Options,
-        updates: Updates,
+        optimization: Optimization,
         objective: Objective,
         anchors: Collection[str],
         display: ProgressDisplay,
@@ -88,7 +88,7 @@ class Executors:
             batches: Show what a call looks like.
             plan: The factors of a call.
             options: Its options.
-            updates: The optimiser.
+            optimization: The optimiser.
             objective: What is minimised, and what is measured.
             anchors: What else comes back: the names that the options give these.
             display: Hears of the compilation.
@@ -104,7 +104,7 @@ class Executors:
             batches.structure,
             TrainedParts(self.module),
             objective.program_key,
-            updates.program_key,
+            optimization.program_key,
             sorted(anchors),
         )
         self._take_over()
@@ -120,14 +120,14 @@ class Executors:
                 program = self._builder.training(
                     batches.structure,
                     objective,
-                    updates.optimizer,
+                    optimization.optimizer,
                     options,
                     plan.micro_batches_per_call,
                     self._compile("training", example, display),
                 )
             self._trainings.add(key, program)
         self._training = program
-        bind_optimizer(program, updates.optimizer)
+        bind_optimizer(program, optimization.optimizer)
         self._attach(program)
         program.is_due = True
         return program.findings.entries

@@ -15,7 +15,7 @@ from ipufit import checkpoint as files
 from ipufit._kinds import each_of, fields, like
 from ipufit._poptorch import poptorch
 from ipufit.errors import ConfigError
-from ipufit.optimizers import Updates, WeightAverage
+from ipufit.optimizers import Optimization, WeightAverage
 
 from .executors import Executors
 from .saved_form import LEARNT, check_form, check_tensors, in_words
@@ -31,12 +31,12 @@ class Learnt:
 
     Attributes:
         executors: The programs.
-        updates: The optimiser and its schedule.
+        optimization: The optimiser and its schedule.
         average: The running average of the weights; None for none.
     """
 
     executors: Executors
-    updates: Updates
+    optimization: Optimization
     average: WeightAverage | None
 
     def take(self) -> files.Checkpoint:
@@ -53,7 +53,7 @@ class Learnt:
                 return self.take()
             finally:
                 average.swap_in()
-        optimizer = self.updates.optimizer
+        optimizer = self.optimization.optimizer
         given = optimizer.state_dict()
         tensors: Tensors = {}
         for prefix, name in ((_STATE, "ipu_state"), (_PARAM, "ipu_param")):
@@ -70,7 +70,7 @@ class Learnt:
                 "groups": [_plain_group(group) for group in given["param_groups"]],
                 "loss_scaling": float(getattr(optimizer, "loss_scaling", 1.0)),
             },
-            "updates": self.updates.state_dict(),
+            "updates": self.optimization.state_dict(),
             "config": config_in_words(self.executors.config),
             "versions": {
                 "python": platform.python_version(),
@@ -97,7 +97,7 @@ class Learnt:
             DamagedCheckpointError: It isn't one that a model has written.
             ConfigError: It is from another module, optimizer or schedule.
         """
-        optimizer, state = self.updates.optimizer, checkpoint.state
+        optimizer, state = self.optimization.optimizer, checkpoint.state
         check_form(checkpoint, LEARNT)
         check_tensors(checkpoint)
         saved = state["optimizer"]
@@ -120,11 +120,11 @@ class Learnt:
                 f"The checkpoint's optimizer has {len(saved['groups'])} parameter "
                 f"groups, and this one {len(groups)}. Compile with the same optimizer."
             )
-        _check_schedule(self.updates, state["updates"])
+        _check_schedule(self.optimization, state["updates"])
         kinds = [fields({n: like(v) for n, v in group.items()}) for group in groups]
         own_form = {
             "optimizer": fields({"groups": each_of(kinds)}),
-            "updates": self.updates.state_kind,
+            "updates": self.optimization.state_kind,
         }
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
@@ -141,7 +141,7 @@ class Learnt:
             ConfigError: It is from another module, optimizer or schedule.
         """
         self.check(checkpoint)
-        module, optimizer = self.executors.module, self.updates.optimizer
+        module, optimizer = self.executors.module, self.optimization.optimizer
         saved, tensors = checkpoint.state["optimizer"], checkpoint.tensors
         self.executors.drop_training()
         with torch.no_grad():
@@ -161,7 +161,7 @@ class Learnt:
         set_groups(optimizer, saved["groups"])
         if hasattr(optimizer, "loss_scaling"):
             optimizer.loss_scaling = saved["loss_scaling"]
-        self.updates.load_state_dict(checkpoint.state["updates"])
+        self.optimization.load_state_dict(checkpoint.state["updates"])
         if self.average is not None:
             self.average.load_state_dict(self._averages(checkpoint))
 
@@ -218,8 +218,8 @@ def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_schedule(updates: Updates, saved: Mapping[str, Any]) -> None:
-    own, given = updates.state_dict()["rates"], saved["rates"]
+def _check_schedule(optimization: Optimization, saved: Mapping[str, Any]) -> None:
+    own, given = optimization.state_dict()["rates"], saved["rates"]
     if _names(own) != _names(given):
         raise ConfigError(
             "The checkpoint was saved with another learning rate schedule than "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ipufit.config import IPUConfig
 from ipufit.errors import ConfigError
-from ipufit.optimizers import Updates
+from ipufit.optimizers import Optimization
 
 from .objective import Objective
 
@@ -31,7 +31,9 @@ NO_SETTINGS = (
 )
 
 
-def compiled_settings(objective: Objective, updates: Updates) -> dict[str, str]:
+def compiled_settings(
+    objective: Objective, optimization: Optimization
+) -> dict[str, str]:
     """What `compile` was told, each in words.
 
     To be asked when it is called: a loss may count its calls in an attribute, and
@@ -39,7 +41,7 @@ def compiled_settings(objective: Objective, updates: Updates) -> dict[str, str]:
 
     Args:
         objective: Losses and metrics.
-        updates: The optimiser and its schedule.
+        optimization: The optimiser and its schedule.
 
     Returns:
         Text by name. The code of functions isn't in it, only their names.
@@ -50,9 +52,9 @@ def compiled_settings(objective: Objective, updates: Updates) -> dict[str, str]:
         ),
         "loss_weights": described(objective.loss_weights),
         "metrics": described([(m.full_name, m.metric) for m in objective.measures]),
-        **_optimizer_in_words(updates.optimizer),
-        "ema_momentum": described(updates.ema_momentum),
-        "lr_schedule": updates.schedule,
+        **_optimizer_in_words(optimization.optimizer),
+        "ema_momentum": described(optimization.ema_momentum),
+        "lr_schedule": optimization.schedule,
     }
 
 

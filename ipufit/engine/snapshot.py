@@ -64,7 +64,7 @@ class Snapshot:
     def learnt(self) -> Learnt:
         """What training has learnt."""
         training = self.training
-        return Learnt(training.executors, training.updates, training.average)
+        return Learnt(training.executors, training.optimization, training.average)
 
     # Take -------------------------------------------------------------------
 
@@ -184,8 +184,8 @@ class Snapshot:
         run.stop_reason = state["run"]["stop_reason"]
         self.hooks.load_state_dict(_callbacks_of(checkpoint))
         # Hooks that began the run may have set rates; these are the ones it had.
-        set_groups(training.updates.optimizer, state["optimizer"]["groups"])
-        training.updates.load_state_dict(state["updates"])
+        set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
+        training.optimization.load_state_dict(state["updates"])
         if state["figures"] is not None:
             training.figures.load_state_dict(state["figures"])
         random, counts = checkpoint.tensors["random"], _num_blocks(checkpoint)

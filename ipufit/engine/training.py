@@ -12,7 +12,7 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.data import Call, Labels, SampleStructure, TrainingBatches
-from ipufit.optimizers import Updates, WeightAverage
+from ipufit.optimizers import Optimization, WeightAverage
 
 from .coverage import check_rows, cut, returned_rows
 from .dtypes import widened_all
@@ -29,7 +29,7 @@ class Training:
         executors: The programs.
         plan: The factors of a call.
         options: Of the training program.
-        updates: The optimiser, and its values from update to update.
+        optimization: The optimiser, and its values from update to update.
         structure: Of the batches.
         figures: What is reported.
         average: The running average of the weights; None for none.
@@ -39,7 +39,7 @@ class Training:
     executors: Executors
     plan: BatchPlan
     options: poptorch.Options
-    updates: Updates
+    optimization: Optimization
     structure: SampleStructure
     figures: Figures
     average: WeightAverage | None = None
@@ -56,7 +56,7 @@ class Training:
             batches,
             self.plan,
             self.options,
-            self.updates,
+            self.optimization,
             self.figures.objective,
             self.watched.anchors,
             display,
@@ -66,9 +66,9 @@ class Training:
     def run(self, call: Call) -> None:
         """Train on one call, and add to the figures."""
         updates = self.plan.device_iterations
-        self.updates.before_call()
+        self.optimization.before_call()
         sums, outputs = self.executors.train(call.batch)
-        self.updates.after_call(updates)
+        self.optimization.after_call(updates)
         self.figures.add(sums)
         if outputs is not None:
             self._stream(outputs, call)
@@ -85,7 +85,7 @@ class Training:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The watched gradients of the last call, by parameter."""
-        scale = float(getattr(self.updates.optimizer, "loss_scaling", 1.0))
+        scale = float(getattr(self.optimization.optimizer, "loss_scaling", 1.0))
         return self.watched.means(
             self.executors.anchored, self.options, self.plan, scale
         )

@@ -31,7 +31,7 @@ from ipufit.errors import (
     UnsupportedError,
 )
 from ipufit.optimizers import (
-    Updates,
+    Optimization,
 )
 from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
@@ -55,7 +55,7 @@ class ModelBase(CompiledModel):
         self._micro_batch_size = self.config.micro_batch_size
         self._seen: Source | None = None
         self._target_columns: Sequence[str] = ()  # as fit or evaluate named them last
-        self._stepped: Updates | None = None
+        self._stepped: Optimization | None = None
         self._snapshot: Snapshot | None = None
         self._passes = 0  # over training data, so that no fit repeats an order
 

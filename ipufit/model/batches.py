@@ -62,7 +62,7 @@ class SingleBatches(Fitting, Inference):
             ['loss']
         """
         how = self._compiled()
-        check_covers(how.updates.optimizer, self.module)
+        check_covers(how.optimization.optimizer, self.module)
         source = as_batch(x, y, sample_weight)
         _require_targets(source, how.objective, "x", "train")
         _check_weighting(how.objective, class_weight, True)
@@ -70,9 +70,9 @@ class SingleBatches(Fitting, Inference):
         training, batches = self._training(
             source, plan, shuffle=False, drop_last=True, weights=class_weight
         )
-        if self._stepped is not how.updates:  # schedules go on
-            how.updates.begin_fit(None, plan.device_iterations)
-            self._stepped = how.updates
+        if self._stepped is not how.optimization:  # schedules go on
+            how.optimization.begin_fit(None, plan.device_iterations)
+            self._stepped = how.optimization
         training.prepare(batches, make_progress(0))
         training.figures.reset()
         for call in batches:

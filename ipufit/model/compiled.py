@@ -22,11 +22,11 @@ from ipufit.errors import ConfigError, NotCompiledError
 from ipufit.losses import LossLike
 from ipufit.metrics import MetricLike
 from ipufit.optimizers import (
+    Optimization,
     OptimizerLike,
     ScheduleLike,
-    Updates,
     WeightAverage,
-    resolve_updates,
+    resolve_optimization,
 )
 
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
@@ -40,7 +40,7 @@ class Compiled:
 
     Attributes:
         objective: Losses and metrics.
-        updates: The optimiser and its schedule.
+        optimization: The optimiser and its schedule.
         training_figures: Of `fit`.
         test_figures: Of `evaluate` and validation.
         average: The running average of the weights; None for none.
@@ -49,7 +49,7 @@ class Compiled:
     """
 
     objective: Objective
-    updates: Updates
+    optimization: Optimization
     training_figures: Figures
     test_figures: Figures
     average: WeightAverage | None
@@ -139,15 +139,15 @@ class CompiledModel:
         """
         config = self._with_steps(steps_per_execution)
         objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics)
-        updates = resolve_updates(optimizer, lr_schedule, self.module)
-        momentum = updates.ema_momentum
+        optimization = resolve_optimization(optimizer, lr_schedule, self.module)
+        momentum = optimization.ema_momentum
         self._how = Compiled(
             objective,
-            updates,
+            optimization,
             Figures(objective.fresh()),
             Figures(objective.fresh()),
             None if momentum is None else WeightAverage(self.module, momentum),
-            compiled_settings(objective, updates),
+            compiled_settings(objective, optimization),
             {
                 "optimizer": optimizer,
                 "loss": loss,
@@ -178,17 +178,17 @@ class CompiledModel:
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The `poptorch.optim` optimizer that trains; None before `compile`."""
-        return None if self._how is None else self._how.updates.optimizer
+        return None if self._how is None else self._how.optimization.optimizer
 
     @property
     def has_lr_schedule(self) -> bool:
         """Whether a schedule sets the learning rates, so that callbacks must not."""
-        return self._how is not None and self._how.updates.has_schedule
+        return self._how is not None and self._how.optimization.has_schedule
 
     @property
     def num_updates(self) -> int:
         """Weight updates made since `compile`."""
-        return 0 if self._how is None else self._how.updates.num_updates
+        return 0 if self._how is None else self._how.optimization.num_updates
 
     @property
     def weight_average(self) -> WeightAverage | None:

@@ -125,7 +125,7 @@ def check_picklable(state: Mapping[str, Any]) -> None:
 def learnt_by(model: ModelBase) -> Learnt:
     """What training has learnt, of a compiled model."""
     how = model._compiled()
-    return Learnt(model._executors, how.updates, how.average)
+    return Learnt(model._executors, how.optimization, how.average)
 
 
 def _beyond_the_module(model: ModelBase) -> files.Checkpoint:

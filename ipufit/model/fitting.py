@@ -138,7 +138,7 @@ class Fitting(ModelBase):
             Error: What PopTorch refuses (`ipufit.poptorch.Error`).
         """
         how = self._compiled()
-        check_covers(how.updates.optimizer, self.module)
+        check_covers(how.optimization.optimizer, self.module)
         is_validated = _epochs(initial_epoch, epochs, validation_freq)
         source, validation = fit_sources(
             x,
@@ -192,7 +192,7 @@ class Fitting(ModelBase):
             "steps_per_epoch": steps_per_epoch,
             "precision": self.config.precision,
             "samples seeded one by one": batches.is_seeded,
-            "updates of the schedule": total if how.updates.needs_total else None,
+            "updates of the schedule": total if how.optimization.needs_total else None,
         }
         settings = {**how.settings, **{n: described(v) for n, v in told.items()}}
         if checkpoint is not None:
@@ -220,7 +220,7 @@ class Fitting(ModelBase):
             snapshot = Snapshot(training, batches, hooks, run, validation, settings)
             if checkpoint is not None:
                 snapshot.check(checkpoint)
-            how.updates.begin_fit(total, updates)
+            how.optimization.begin_fit(total, updates)
             if checkpoint is not None:
                 snapshot.learnt.put_back(checkpoint)
             try:
@@ -292,7 +292,7 @@ class Fitting(ModelBase):
     ) -> tuple[Training, TrainingBatches]:
         how = self._compiled()
         give_shapes(self.module, source)
-        if watched and how.updates.automatic_loss_scaling:
+        if watched and how.optimization.automatic_loss_scaling:
             raise UnsupportedError(
                 "Gradients are watched, and the loss scaling is automatic: only the "
                 "device knows what it has multiplied them by. Use a fixed loss_scaling."
@@ -302,8 +302,8 @@ class Fitting(ModelBase):
             plan,
             sums_gradients=how.objective.is_sum,
             returns_outputs=how.objective.is_streamed,
-            scales_automatically=how.updates.automatic_loss_scaling,
-            divides_early=how.updates.needs_running_mean,
+            scales_automatically=how.optimization.automatic_loss_scaling,
+            divides_early=how.optimization.needs_running_mean,
             anchors=gradients.anchors,
         )
         batches = TrainingBatches(
@@ -325,7 +325,7 @@ class Fitting(ModelBase):
             self._executors,
             plan,
             options,
-            how.updates,
+            how.optimization,
             batches.structure,
             how.training_figures,
             how.average,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from .averaging import WeightAverage
 from .loss_scaling import LossScaleRamp
+from .optimization import Optimization, resolve_optimization
 from .rates import ScheduleLike
 from .resolve import (
     OptimizerLike,
@@ -14,18 +15,17 @@ from .resolve import (
 )
 from .schedules import Schedule
 from .spec import Optimizer
-from .optimization import Updates, resolve_updates
 
 __all__ = [
     "LossScaleRamp",
+    "Optimization",
     "Optimizer",
     "OptimizerLike",
     "Schedule",
     "ScheduleLike",
-    "Updates",
     "WeightAverage",
     "check_covers",
     "hyper_parameters",
+    "resolve_optimization",
     "resolve_optimizer",
-    "resolve_updates",
 ]

@@ -18,7 +18,7 @@ from .settable import make_settable
 from .spec import Optimizer
 
 
-class Updates:
+class Optimization:
     """The optimiser of a model, and the values it is to have at each update.
 
     It only writes values into the optimiser; executors send those that have changed.
@@ -148,9 +148,9 @@ class Updates:
         self._rates.advance(num_updates)
 
 
-def resolve_updates(
+def resolve_optimization(
     optimizer: OptimizerLike, lr_schedule: ScheduleLike, module: torch.nn.Module
-) -> Updates:
+) -> Optimization:
     """The optimiser that is meant, and how its values change.
 
     Args:
@@ -169,12 +169,12 @@ def resolve_updates(
     Example:
         >>> module = torch.nn.Linear(2, 1)
         >>> schedule = lambda sgd: torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
-        >>> updates = resolve_updates("sgd", schedule, module)
-        >>> updates.begin_fit(total_updates=3, updates_per_call=1)
+        >>> optimization = resolve_optimization("sgd", schedule, module)
+        >>> optimization.begin_fit(total_updates=3, updates_per_call=1)
         >>> for _ in range(3):
-        ...     updates.before_call()
-        ...     print(updates.optimizer.param_groups[0]["lr"])
-        ...     updates.after_call(1)
+        ...     optimization.before_call()
+        ...     print(optimization.optimizer.param_groups[0]["lr"])
+        ...     optimization.after_call(1)
         0.01
         0.005
         0.0025
@@ -185,4 +185,4 @@ def resolve_updates(
     rates = make_rates(lr_schedule, resolved, optimizer)
     make_settable(resolved, rates.describe() if rates.is_scheduled else None)
     spec = optimizer if isinstance(optimizer, Optimizer) else None
-    return Updates(resolved, rates, spec)
+    return Optimization(resolved, rates, spec)

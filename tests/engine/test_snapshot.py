@@ -111,7 +111,7 @@ def test_a_checkpoint_that_is_refused_changes_nothing():
 
 def learnt_of(model):
     how = model._how
-    return Learnt(model._executors, how.updates, how.average)
+    return Learnt(model._executors, how.optimization, how.average)
 
 
 @pytest.mark.parametrize(

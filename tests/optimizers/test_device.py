@@ -14,7 +14,7 @@ from ipufit.optimizers import (
     Optimizer,
     Schedule,
     hyper_parameters,
-    resolve_updates,
+    resolve_optimization,
 )
 
 BATCH = 8
@@ -46,14 +46,14 @@ def data(updates):
     return x, 5.0 * torch.randn(updates * BATCH, 1, generator=generator)
 
 
-def options(updates, accumulation=1, replicas=1, per_call=1):
+def options(optimization, accumulation=1, replicas=1, per_call=1):
     made = poptorch.Options()
     made.deviceIterations(per_call)
     made.replicationFactor(replicas)
     made.Training.gradientAccumulation(accumulation)
-    if updates.automatic_loss_scaling:
+    if optimization.automatic_loss_scaling:
         made.Training.setAutomaticLossScaling(True)
-    if updates.needs_running_mean:
+    if optimization.needs_running_mean:
         made.Training.setMeanAccumulationAndReplicationReductionStrategy(
             poptorch.MeanReductionStrategy.Running
         )
@@ -61,22 +61,24 @@ def options(updates, accumulation=1, replicas=1, per_call=1):
     return made
 
 
-def train(module, updates, total, per_call=1, **layout):
+def train(module, optimization, total, per_call=1, **layout):
     """Train as the engine does; give the losses, and how often values were sent."""
     x, y = data(total)
     executor = poptorch.trainingModel(
-        module, options(updates, per_call=per_call, **layout), updates.optimizer
+        module,
+        options(optimization, per_call=per_call, **layout),
+        optimization.optimizer,
     )
-    sent, times, losses = hyper_parameters(updates.optimizer), 0, []
-    updates.begin_fit(total, per_call)
+    sent, times, losses = hyper_parameters(optimization.optimizer), 0, []
+    optimization.begin_fit(total, per_call)
     for rows in torch.arange(len(x)).split(BATCH * per_call):
-        updates.before_call()
-        values = hyper_parameters(updates.optimizer)
+        optimization.before_call()
+        values = hyper_parameters(optimization.optimizer)
         if values != sent:
-            executor.setOptimizer(updates.optimizer)
+            executor.setOptimizer(optimization.optimizer)
             sent, times = values, times + 1
         losses.append(float(executor(x[rows], y[rows]).mean()))
-        updates.after_call(per_call)
+        optimization.after_call(per_call)
     executor.destroy()
     return losses, times
 
@@ -119,7 +121,7 @@ def test_global_clipnorm_clips_as_torch_does(name, layout, loss_scaling):
     spec = Optimizer(
         name, 0.02, weight_decay=0.0, global_clipnorm=0.5, loss_scaling=loss_scaling
     )
-    train(module, resolve_updates(spec, None, module), 6, **layout)
+    train(module, resolve_optimization(spec, None, module), 6, **layout)
     made = TORCHS[name](twin.parameters(), lr=0.02, weight_decay=0.0)
     norms = train_in_torch(twin, made, 6, clip=0.5)
     assert max(norms) > 1.0
@@ -130,7 +132,7 @@ def test_sgd_and_adamw_decay_outside_the_clipped_norm():
     for name in ("sgd", "adamw"):
         module, twin = network(), network()
         spec = Optimizer(name, 0.02, weight_decay=0.5, global_clipnorm=0.5)
-        train(module, resolve_updates(spec, None, module), 4)
+        train(module, resolve_optimization(spec, None, module), 4)
         made = TORCHS[name](twin.parameters(), lr=0.02, weight_decay=0.5)
         train_in_torch(twin, made, 4, clip=0.5)
         assert_same(module, twin)
@@ -140,7 +142,7 @@ def test_adams_decay_is_inside_the_clipped_norm():
     """As documented: PopTorch adds the penalty first, torch afterwards."""
     module, twin = network(), network()
     spec = Optimizer("adam", 0.02, weight_decay=0.5, global_clipnorm=0.5, eps=1.0)
-    train(module, resolve_updates(spec, None, module), 4)
+    train(module, resolve_optimization(spec, None, module), 4)
 
     adam = torch.optim.Adam(twin.parameters(), lr=0.02, eps=1.0)
     x, y = data(4)
@@ -160,7 +162,7 @@ def test_adams_decay_is_inside_the_clipped_norm():
 def test_no_decay_is_torchs_second_group(name, cls):
     module, twin = network(), network()
     spec = Optimizer(name, 0.05, weight_decay=0.5, no_decay=("bias", "norm", "head.*"))
-    train(module, resolve_updates(spec, None, module), 6)
+    train(module, resolve_optimization(spec, None, module), 6)
     groups = [
         {"params": [twin.body.weight]},
         {
@@ -192,7 +194,7 @@ def test_no_decay_is_torchs_second_group(name, cls):
 )
 def test_a_schedule_trains_as_torch_with_the_same_rates(schedule):
     module, twin = network(), network()
-    train(module, resolve_updates(Optimizer("adam", 0.1), schedule, module), 8)
+    train(module, resolve_optimization(Optimizer("adam", 0.1), schedule, module), 8)
     made = torch.optim.Adam(twin.parameters(), lr=0.1)
 
     def set_rate(update):
@@ -217,7 +219,7 @@ def test_a_scheduler_of_torch_trains_as_in_torch(bound_to):
         home = torch.optim if bound_to == "torch" else poptorch.optim
         given = home.SGD(module.parameters(), lr=0.01, momentum=0.9)
     made = schedule if bound_to == "nothing" else schedule(given)
-    train(module, resolve_updates(given, made, module), 8)
+    train(module, resolve_optimization(given, made, module), 8)
     assert_same(module, twin)
 
 
@@ -233,16 +235,16 @@ def test_a_scheduler_of_torch_trains_as_in_torch(bound_to):
 )
 def test_values_are_sent_only_when_they_change(schedule, expected):
     module = network()
-    _, times = train(module, resolve_updates("adam", schedule, module), 8)
+    _, times = train(module, resolve_optimization("adam", schedule, module), 8)
     assert times == expected
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_updates_of_a_call_share_the_rate_of_the_first(replicas):
     module, twin = network(), network()
-    updates = resolve_updates(Optimizer("adam", 0.1), "linear", module)
+    optimization = resolve_optimization(Optimizer("adam", 0.1), "linear", module)
     with pytest.warns(SharedRateWarning):
-        train(module, updates, 8, per_call=4, replicas=replicas)
+        train(module, optimization, 8, per_call=4, replicas=replicas)
     made = torch.optim.Adam(twin.parameters(), lr=0.1)
 
     def set_rate(update):
@@ -261,8 +263,8 @@ def test_updates_of_a_call_share_the_rate_of_the_first(replicas):
 def test_loss_scaling_changes_neither_the_weights_nor_the_losses(name, loss_scaling):
     module, twin = network(), network()
     spec = Optimizer(name, 0.01, loss_scaling=loss_scaling)
-    losses, times = train(module, resolve_updates(spec, None, module), 8)
-    plain, _ = train(twin, resolve_updates(Optimizer(name, 0.01), None, twin), 8)
+    losses, times = train(module, resolve_optimization(spec, None, module), 8)
+    plain, _ = train(twin, resolve_optimization(Optimizer(name, 0.01), None, twin), 8)
     assert losses == pytest.approx(plain, rel=1e-5)
     assert_same(module, twin)
     assert times == (2 if isinstance(loss_scaling, LossScaleRamp) else 0)
@@ -270,9 +272,9 @@ def test_loss_scaling_changes_neither_the_weights_nor_the_losses(name, loss_scal
 
 def test_a_rate_set_by_hand_without_a_schedule_reaches_the_device():
     module, twin = network(), network()
-    updates = resolve_updates(Optimizer("sgd", 0.1), None, module)
-    updates.optimizer.param_groups[0]["lr"] = 0.01
-    train(module, updates, 3)
+    optimization = resolve_optimization(Optimizer("sgd", 0.1), None, module)
+    optimization.optimizer.param_groups[0]["lr"] = 0.01
+    train(module, optimization, 3)
     train_in_torch(twin, torch.optim.SGD(twin.parameters(), lr=0.01), 3)
     assert_same(module, twin)
 
@@ -283,6 +285,6 @@ def test_torchs_optimizer_without_momentum_trains_as_in_torch():
         lambda p: torch.optim.RMSprop(p, lr=0.01),
     ):
         module, twin = network(), network()
-        train(module, resolve_updates(make(module.parameters()), None, module), 5)
+        train(module, resolve_optimization(make(module.parameters()), None, module), 5)
         train_in_torch(twin, make(twin.parameters()), 5)
         assert_same(module, twin)

@@ -10,7 +10,7 @@ import torch
 
 from ipufit import ConfigError
 from ipufit.errors import IpufitWarning, SharedRateWarning
-from ipufit.optimizers import LossScaleRamp, Optimizer, Schedule, resolve_updates
+from ipufit.optimizers import LossScaleRamp, Optimizer, Schedule, resolve_optimization
 
 
 @pytest.fixture
@@ -19,109 +19,115 @@ def module():
 
 
 def test_without_a_schedule_rates_set_by_hand_stay(module):
-    updates = resolve_updates("adam", None, module)
-    assert not updates.has_schedule
-    updates.begin_fit(None, 4)
+    optimization = resolve_optimization("adam", None, module)
+    assert not optimization.has_schedule
+    optimization.begin_fit(None, 4)
     for rate in (0.5, 0.25):
-        updates.optimizer.param_groups[0]["lr"] = rate
-        updates.before_call()
-        assert updates.optimizer.param_groups[0]["lr"] == rate
-        updates.after_call(4)
-        assert updates.optimizer.param_groups[0]["lr"] == rate
-    assert updates.num_updates == 8
+        optimization.optimizer.param_groups[0]["lr"] = rate
+        optimization.before_call()
+        assert optimization.optimizer.param_groups[0]["lr"] == rate
+        optimization.after_call(4)
+        assert optimization.optimizer.param_groups[0]["lr"] == rate
+    assert optimization.num_updates == 8
 
 
 def test_nothing_special_is_asked_of_the_engine_by_default(module):
     for optimizer in ("sgd", torch.optim.SGD(module.parameters(), lr=0.1)):
-        updates = resolve_updates(optimizer, None, module)
-        assert updates.ema_momentum is None
-        assert updates.automatic_loss_scaling is False
-        assert updates.needs_running_mean is False
+        optimization = resolve_optimization(optimizer, None, module)
+        assert optimization.ema_momentum is None
+        assert optimization.automatic_loss_scaling is False
+        assert optimization.needs_running_mean is False
 
 
 def test_what_the_optimizer_asks_for_is_told_to_the_engine(module):
-    def updates(*args, **settings):
-        return resolve_updates(Optimizer(*args, **settings), None, module)
+    def resolved(*args, **settings):
+        return resolve_optimization(Optimizer(*args, **settings), None, module)
 
-    assert updates("adam", ema_momentum=0.9).ema_momentum == 0.9
-    assert updates("adam", ema_momentum=0).ema_momentum == 0
-    assert updates("adam", loss_scaling="auto").automatic_loss_scaling
-    assert not updates("adam", loss_scaling=2.0).automatic_loss_scaling
-    assert updates("sgd", global_clipnorm=1.0).needs_running_mean
-    assert not updates("adam", global_clipnorm=1.0).needs_running_mean
+    assert resolved("adam", ema_momentum=0.9).ema_momentum == 0.9
+    assert resolved("adam", ema_momentum=0).ema_momentum == 0
+    assert resolved("adam", loss_scaling="auto").automatic_loss_scaling
+    assert not resolved("adam", loss_scaling=2.0).automatic_loss_scaling
+    assert resolved("sgd", global_clipnorm=1.0).needs_running_mean
+    assert not resolved("adam", global_clipnorm=1.0).needs_running_mean
 
 
 @pytest.mark.parametrize("per_call", [1, 3])
 def test_a_ramp_rises_with_the_updates_over_all_fits(module, per_call):
     ramp = LossScaleRamp(2, factor=2, every_updates=4, maximum=16)
-    updates = resolve_updates(Optimizer("adam", loss_scaling=ramp), None, module)
+    optimization = resolve_optimization(
+        Optimizer("adam", loss_scaling=ramp), None, module
+    )
     seen = []
     for _ in range(2):
-        updates.begin_fit(None, per_call)
+        optimization.begin_fit(None, per_call)
         for _ in range(5):
-            updates.before_call()
-            seen.append(updates.optimizer.loss_scaling)
-            updates.after_call(per_call)
+            optimization.before_call()
+            seen.append(optimization.optimizer.loss_scaling)
+            optimization.after_call(per_call)
     assert seen == [ramp.value(call * per_call) for call in range(10)]
     assert max(seen) == (8 if per_call == 1 else 16)
 
 
 def test_a_fixed_loss_scaling_set_by_hand_stays(module):
-    updates = resolve_updates(Optimizer("adam", loss_scaling=2.0), None, module)
-    updates.optimizer.loss_scaling = 4.0
-    updates.begin_fit(None, 1)
-    updates.before_call()
-    assert updates.optimizer.loss_scaling == 4.0
+    optimization = resolve_optimization(
+        Optimizer("adam", loss_scaling=2.0), None, module
+    )
+    optimization.optimizer.loss_scaling = 4.0
+    optimization.begin_fit(None, 1)
+    optimization.before_call()
+    assert optimization.optimizer.loss_scaling == 4.0
 
 
 def test_updates_that_share_a_rate_are_warned_of(module):
     assert issubclass(SharedRateWarning, IpufitWarning)
-    updates = resolve_updates("adam", "linear", module)
+    optimization = resolve_optimization("adam", "linear", module)
     with pytest.warns(SharedRateWarning, match=r"makes 10 updates .* share one"):
-        updates.begin_fit(100, 10)
+        optimization.begin_fit(100, 10)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        updates.begin_fit(100, 1)
-        resolve_updates("adam", None, module).begin_fit(100, 10)
+        optimization.begin_fit(100, 1)
+        resolve_optimization("adam", None, module).begin_fit(100, 10)
 
 
 def test_updates_that_share_a_rate_have_that_of_the_first(module):
-    updates = resolve_updates(Optimizer("sgd", 1.0), "linear", module)
+    optimization = resolve_optimization(Optimizer("sgd", 1.0), "linear", module)
     with pytest.warns(SharedRateWarning):
-        updates.begin_fit(8, 4)
+        optimization.begin_fit(8, 4)
     rates = []
     for _ in range(2):
-        updates.before_call()
-        rates.append(updates.optimizer.param_groups[0]["lr"])
-        updates.after_call(4)
+        optimization.before_call()
+        rates.append(optimization.optimizer.param_groups[0]["lr"])
+        optimization.after_call(4)
     assert rates == [1.0, 0.5]
 
 
 def test_data_of_unknown_length_need_a_total(module):
-    updates = resolve_updates("adam", "cosine", module)
+    optimization = resolve_optimization("adam", "cosine", module)
     with pytest.raises(ConfigError, match=r"length of the data is unk.*total_updates"):
-        updates.begin_fit(None, 1)
+        optimization.begin_fit(None, 1)
     with pytest.raises(ConfigError, match="total_updates"):
-        updates.before_call()
-    resolve_updates("adam", Schedule("cosine", total_updates=5), module).begin_fit(
+        optimization.before_call()
+    resolve_optimization("adam", Schedule("cosine", total_updates=5), module).begin_fit(
         None, 1
     )
-    resolve_updates("adam", "inverse_sqrt", module).begin_fit(None, 1)
+    resolve_optimization("adam", "inverse_sqrt", module).begin_fit(None, 1)
 
 
 def test_a_warm_up_must_fit_into_the_fit(module):
-    updates = resolve_updates("adam", Schedule("cosine", warmup_updates=9), module)
-    updates.begin_fit(10, 1)
+    optimization = resolve_optimization(
+        "adam", Schedule("cosine", warmup_updates=9), module
+    )
+    optimization.begin_fit(10, 1)
     with pytest.raises(ConfigError, match="warms up for 9 updates, but there are 9"):
-        updates.begin_fit(9, 1)
+        optimization.begin_fit(9, 1)
 
 
 def test_calls_outside_a_fit_go_on_counting(module):
     schedule = Schedule("exponential", gamma=0.5)
-    updates = resolve_updates(Optimizer("sgd", 1.0), schedule, module)
+    optimization = resolve_optimization(Optimizer("sgd", 1.0), schedule, module)
     rates = []
     for _ in range(3):
-        updates.before_call()
-        rates.append(updates.optimizer.param_groups[0]["lr"])
-        updates.after_call(1)
+        optimization.before_call()
+        rates.append(optimization.optimizer.param_groups[0]["lr"])
+        optimization.after_call(1)
     assert rates == [1.0, 0.5, 0.25]

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from ipufit import ConfigError, UnknownNameError, UnsupportedError, poptorch
 from ipufit.errors import SharedRateWarning
-from ipufit.optimizers import Optimizer, Schedule, resolve_updates
+from ipufit.optimizers import Optimizer, Schedule, resolve_optimization
 
 
 @pytest.fixture
@@ -26,13 +26,13 @@ def groups_of(module):
     ]
 
 
-def run(updates, calls, per_call=1):
+def run(optimization, calls, per_call=1):
     """What the PopTorch optimizer's groups have before each call."""
     seen = []
     for _ in range(calls):
-        updates.before_call()
-        seen.append(settings(updates.optimizer))
-        updates.after_call(per_call)
+        optimization.before_call()
+        seen.append(settings(optimization.optimizer))
+        optimization.after_call(per_call)
     return seen
 
 
@@ -88,11 +88,13 @@ def test_values_are_torchs_at_each_update(module, scheduler, optimizer, by):
     twin = build(groups_of(module))
     expected = in_torch(twin, make(twin), 12)
     given = build(groups_of(module))
-    updates = resolve_updates(given, make(given) if by == "scheduler" else make, module)
-    updates.begin_fit(12, 1)
-    assert run(updates, 12) == expected
+    optimization = resolve_optimization(
+        given, make(given) if by == "scheduler" else make, module
+    )
+    optimization.begin_fit(12, 1)
+    assert run(optimization, 12) == expected
     assert len({str(groups) for groups in expected}) > 1
-    assert isinstance(updates.optimizer, poptorch.optim.Optimizer)
+    assert isinstance(optimization.optimizer, poptorch.optim.Optimizer)
     assert not given.state  # it never made a step
 
 
@@ -103,10 +105,12 @@ def test_values_of_poptorchs_own_optimizer_are_set_likewise(module, scheduler, b
     twin = torch.optim.SGD(groups_of(module), lr=0.1, momentum=0.9)
     expected = in_torch(twin, make(twin), 12)
     given = poptorch.optim.SGD(groups_of(module), lr=0.1, momentum=0.9)
-    updates = resolve_updates(given, make(given) if by == "scheduler" else make, module)
-    updates.begin_fit(12, 1)
-    assert run(updates, 12) == expected
-    assert updates.optimizer is given
+    optimization = resolve_optimization(
+        given, make(given) if by == "scheduler" else make, module
+    )
+    optimization.begin_fit(12, 1)
+    assert run(optimization, 12) == expected
+    assert optimization.optimizer is given
 
 
 def test_a_sequence_of_schedulers_is_followed(module):
@@ -117,11 +121,11 @@ def test_a_sequence_of_schedulers_is_followed(module):
         ]
         return lr_scheduler.SequentialLR(optimizer, parts, [3])
 
-    updates = resolve_updates("sgd", make, module)
-    updates.begin_fit(None, 1)
+    optimization = resolve_optimization("sgd", make, module)
+    optimization.begin_fit(None, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.0 warns of itself here
-        rates = [groups[0]["lr"] for groups in run(updates, 5)]
+        rates = [groups[0]["lr"] for groups in run(optimization, 5)]
     assert rates == pytest.approx([0.001, 0.004, 0.007, 0.01, 0.005])
 
 
@@ -129,29 +133,31 @@ def test_a_sequence_of_schedulers_is_followed(module):
 def test_torchs_schedulers_are_stepped_once_per_update(module, per_call):
     sgd = torch.optim.SGD(module.parameters(), lr=1.0)
     scheduler = lr_scheduler.LambdaLR(sgd, lambda k: 1 / (k + 1))
-    updates = resolve_updates(sgd, scheduler, module)
-    rates = [groups[0]["lr"] for groups in run(updates, 3, per_call)]
+    optimization = resolve_optimization(sgd, scheduler, module)
+    rates = [groups[0]["lr"] for groups in run(optimization, 3, per_call)]
     assert rates == [1.0, 1 / (per_call + 1), 1 / (2 * per_call + 1)]
-    assert scheduler.last_epoch == updates.num_updates == 3 * per_call
+    assert scheduler.last_epoch == optimization.num_updates == 3 * per_call
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "rmsprop", "sgd"])
 def test_a_function_gets_the_optimizer_of_a_name(module, name):
-    updates = resolve_updates(name, lambda o: lr_scheduler.StepLR(o, 1, 0.5), module)
-    first, second = run(updates, 2)
+    optimization = resolve_optimization(
+        name, lambda o: lr_scheduler.StepLR(o, 1, 0.5), module
+    )
+    first, second = run(optimization, 2)
     assert second[0]["lr"] == first[0]["lr"] / 2
-    assert updates.has_schedule
+    assert optimization.has_schedule
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_momentum_that_is_cycled_is_no_constant(module, name):
     spec = Optimizer(name, **({"momentum": 0.5} if name == "sgd" else {}))
-    updates = resolve_updates(
+    optimization = resolve_optimization(
         spec, lambda o: lr_scheduler.OneCycleLR(o, 0.1, 9), module
     )
     word = "momentum" if name == "sgd" else "betas"
-    assert not updates.optimizer.variable_attrs.isConstant(word)
-    assert len({str(groups[0][word]) for groups in run(updates, 5)}) > 3
+    assert not optimization.optimizer.variable_attrs.isConstant(word)
+    assert len({str(groups[0][word]) for groups in run(optimization, 5)}) > 3
 
 
 def test_a_constant_that_a_scheduler_changes_is_named(module):
@@ -163,25 +169,29 @@ def test_a_constant_that_a_scheduler_changes_is_named(module):
 
     given = poptorch.optim.SGD(module.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"Decay changes weight_decay.*constant"):
-        run(resolve_updates(given, lambda o: Decay(o, 1), module), 1)
+        run(resolve_optimization(given, lambda o: Decay(o, 1), module), 1)
     given = torch.optim.SGD(module.parameters(), lr=0.1)
-    seen = run(resolve_updates(given, lambda o: Decay(o, 1), module), 2)
+    seen = run(resolve_optimization(given, lambda o: Decay(o, 1), module), 2)
     assert seen[1][0]["weight_decay"] == 0.5
 
 
 def test_what_is_set_by_hand_and_not_by_the_scheduler_stays(module):
     given = torch.optim.AdamW(module.parameters(), weight_decay=0.1)
-    updates = resolve_updates(given, lr_scheduler.ExponentialLR(given, 0.5), module)
-    updates.optimizer.param_groups[0]["weight_decay"] = 0.75
-    seen = run(updates, 3)
+    optimization = resolve_optimization(
+        given, lr_scheduler.ExponentialLR(given, 0.5), module
+    )
+    optimization.optimizer.param_groups[0]["weight_decay"] = 0.75
+    seen = run(optimization, 3)
     assert [groups[0]["weight_decay"] for groups in seen] == [0.75] * 3
     assert [groups[0]["lr"] for groups in seen] == [1e-3, 5e-4, 2.5e-4]
 
 
 def test_a_learning_rate_may_be_a_tensor(module):
     given = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.5))
-    updates = resolve_updates(given, lr_scheduler.ExponentialLR(given, 0.5), module)
-    rates = [groups[0]["lr"] for groups in run(updates, 3)]
+    optimization = resolve_optimization(
+        given, lr_scheduler.ExponentialLR(given, 0.5), module
+    )
+    rates = [groups[0]["lr"] for groups in run(optimization, 3)]
     assert rates == [0.5, 0.25, 0.125]
     assert all(type(rate) is float for rate in rates)
 
@@ -189,14 +199,14 @@ def test_a_learning_rate_may_be_a_tensor(module):
 def test_a_one_cycle_must_be_long_enough(module):
     make = SCHEDULERS["one cycle"]
     given = torch.optim.SGD(groups_of(module), lr=0.1, momentum=0.9)
-    updates = resolve_updates(given, make, module)
-    updates.begin_fit(10, 1)
-    run(updates, 10)
-    updates.begin_fit(None, 1)
+    optimization = resolve_optimization(given, make, module)
+    optimization.begin_fit(10, 1)
+    run(optimization, 10)
+    optimization.begin_fit(None, 1)
     with pytest.raises(ConfigError, match=r"12 updates, of which 10 .*total_steps=13"):
-        updates.begin_fit(3, 1)
-    updates.begin_fit(2, 1)
-    run(updates, 2)
+        optimization.begin_fit(3, 1)
+    optimization.begin_fit(2, 1)
+    run(optimization, 2)
 
 
 def test_torchs_plateau_is_refused(module):
@@ -205,7 +215,7 @@ def test_torchs_plateau_is_refused(module):
     for schedule in (plateau, lr_scheduler.ReduceLROnPlateau):
         factory = schedule if schedule is plateau else lambda o: plateau
         with pytest.raises(UnsupportedError, match=r"callback ipufit\.ReduceLROnPlat"):
-            resolve_updates(given, factory, module)
+            resolve_optimization(given, factory, module)
 
 
 def test_a_scheduler_of_another_optimizer_is_refused(module):
@@ -213,7 +223,7 @@ def test_a_scheduler_of_another_optimizer_is_refused(module):
     other = torch.optim.SGD(module.parameters(), lr=0.1)
     for optimizer in (given, "sgd", Optimizer("sgd")):
         with pytest.raises(ConfigError, match=r"StepLR is bound to another optimizer"):
-            resolve_updates(optimizer, lr_scheduler.StepLR(other, 1), module)
+            resolve_optimization(optimizer, lr_scheduler.StepLR(other, 1), module)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +237,12 @@ def test_a_scheduler_of_another_optimizer_is_refused(module):
 )
 def test_what_is_no_schedule_is_refused(module, schedule, message):
     with pytest.raises(ConfigError, match=message):
-        resolve_updates("sgd", schedule, module)
+        resolve_optimization("sgd", schedule, module)
 
 
 def test_an_unknown_name_gets_a_suggestion(module):
     with pytest.raises(UnknownNameError, match=r"schedule 'cosin'.*'cosine'"):
-        resolve_updates("sgd", "cosin", module)
+        resolve_optimization("sgd", "cosin", module)
 
 
 # Schedules ---------------------------------------------------------------------------
@@ -240,9 +250,9 @@ def test_an_unknown_name_gets_a_suggestion(module):
 
 def test_a_schedule_is_a_factor_on_each_groups_rate(module):
     given = torch.optim.SGD(groups_of(module), lr=0.1)
-    updates = resolve_updates(given, "linear", module)
-    updates.begin_fit(4, 1)
-    rates = [[group["lr"] for group in groups] for groups in run(updates, 5)]
+    optimization = resolve_optimization(given, "linear", module)
+    optimization.begin_fit(4, 1)
+    rates = [[group["lr"] for group in groups] for groups in run(optimization, 5)]
     assert rates == [
         [0.5, 0.25],
         [0.375, 0.1875],
@@ -253,34 +263,34 @@ def test_a_schedule_is_a_factor_on_each_groups_rate(module):
 
 
 def test_a_schedule_begins_anew_with_each_fit(module):
-    updates = resolve_updates(Optimizer("sgd", 1.0), "linear", module)
+    optimization = resolve_optimization(Optimizer("sgd", 1.0), "linear", module)
     for total in (4, 2):
-        updates.begin_fit(total, 1)
-        rates = [groups[0]["lr"] for groups in run(updates, total)]
+        optimization.begin_fit(total, 1)
+        rates = [groups[0]["lr"] for groups in run(optimization, total)]
         assert rates == [1 - k / total for k in range(total)]
 
 
 def test_a_schedule_with_a_total_goes_on_over_fits(module):
     schedule = Schedule("linear", total_updates=8)
-    updates = resolve_updates(Optimizer("sgd", 1.0), schedule, module)
+    optimization = resolve_optimization(Optimizer("sgd", 1.0), schedule, module)
     rates = []
     for _ in range(2):
         with pytest.warns(SharedRateWarning):
-            updates.begin_fit(4, 2)
-        rates += [groups[0]["lr"] for groups in run(updates, 2, per_call=2)]
+            optimization.begin_fit(4, 2)
+        rates += [groups[0]["lr"] for groups in run(optimization, 2, per_call=2)]
     assert rates == [1.0, 0.75, 0.5, 0.25]
 
 
 def test_another_schedule_begins_with_the_rates_before_the_first(module):
     given = poptorch.optim.SGD(groups_of(module), lr=0.1)
     for _ in range(2):
-        updates = resolve_updates(given, "linear", module)
-        updates.begin_fit(4, 1)
-        run(updates, 5)
+        optimization = resolve_optimization(given, "linear", module)
+        optimization.begin_fit(4, 1)
+        run(optimization, 5)
         assert [group["lr"] for group in given.param_groups] == [0.0, 0.0]
     given.param_groups[0]["lr"] = 8.0  # the user's new choice
-    updates = resolve_updates(given, "linear", module)
-    updates.begin_fit(4, 1)
+    optimization = resolve_optimization(given, "linear", module)
+    optimization.begin_fit(4, 1)
     assert [group["lr"] for group in given.param_groups] == [8.0, 0.0]
 
 
@@ -288,5 +298,5 @@ def test_a_scheduled_rate_is_no_constant(module):
     for schedule in ("linear", lambda o: lr_scheduler.StepLR(o, 1)):
         given = poptorch.optim.Adam(module.parameters())
         assert given.variable_attrs.isConstant("lr")
-        resolve_updates(given, schedule, module)
+        resolve_optimization(given, schedule, module)
         assert not given.variable_attrs.isConstant("lr")
