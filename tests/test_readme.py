@@ -70,7 +70,7 @@ TESTS = ROOT / "tests"
 CLAIMS = {
     "Two programs from one module.": [
         "test_training_and_validation_take_turns",
-        "engine/test_moves.py::test_what_moves_is_what_the_page_says",
+        "engine/programs/test_moves.py::test_what_moves_is_what_the_page_says",
     ],
     "One `batch_size`.": ["test_replicas_train_the_same_curve", "test_keras_s_name"],
     "Exact numbers.": [
@@ -119,8 +119,8 @@ CLAIMS = {
     ],
     "Several processes": ["test_several_processes_are_refused"],
     "What PopTorch itself leaves out": [
-        "engine/test_silent.py::*",
-        "engine/test_whole_buffers.py::*",
+        "engine/traced/test_silent.py::*",
+        "engine/traced/test_whole_buffers.py::*",
     ],
     "A run on real IPUs": [],  # what can't be run here
 }

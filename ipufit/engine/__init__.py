@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from .coverage import describe_coverage, joined
 from .evaluation import Evaluation
-from .executors import Executors
-from .figures import Figures
-from .gradients import WatchedGradients
-from .lazy_modules import check_shapes, give_shapes, lazy_layers
 from .learnt import Learnt, check_weights, groups_of_module
 from .loop import predictions, train
-from .objective import Objective
-from .resolve import resolve_objective
+from .objective.figures import Figures
+from .objective.objective import Objective
+from .objective.resolve import resolve_objective
+from .programs.executors import Executors
+from .programs.gradients import WatchedGradients
 from .settings import compiled_settings, described
 from .snapshot import Snapshot, check_has_run, check_same_run, place_of
+from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
 from .training import Training
 
 __all__ = [

@@ -18,10 +18,10 @@ from ipufit.state import RunState
 from ipufit.types import Logs
 
 from .coverage import check_rows, cut, returned_rows
-from .dtypes import widened_all
-from .executors import Executors
-from .figures import Figures, vector_of
-from .outputs import OWN_LOSS
+from .objective.dtypes import widened_all
+from .objective.figures import Figures, vector_of
+from .objective.outputs import OWN_LOSS
+from .programs.executors import Executors
 from .waiting import WaitingRows
 
 

@@ -17,7 +17,7 @@ from ipufit._poptorch import poptorch
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Optimization, WeightAverage
 
-from .executors import Executors
+from .programs.executors import Executors
 from .saved_form import LEARNT, check_form, check_tensors, in_words
 from .settings import NO_SETTINGS, config_in_words
 

@@ -15,7 +15,7 @@ from ipufit.config import IPUConfig
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Optimization
 
-from .objective import Objective
+from .objective.objective import Objective
 
 _DEPTH = 4
 NO_SETTINGS = (

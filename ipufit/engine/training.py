@@ -15,10 +15,10 @@ from ipufit.data import Call, Labels, SampleStructure, TrainingBatches
 from ipufit.optimizers import Optimization, WeightAverage
 
 from .coverage import check_rows, cut, returned_rows
-from .dtypes import widened_all
-from .executors import Executors
-from .figures import Figures
-from .gradients import WatchedGradients
+from .objective.dtypes import widened_all
+from .objective.figures import Figures
+from .programs.executors import Executors
+from .programs.gradients import WatchedGradients
 
 
 @dataclass(frozen=True)

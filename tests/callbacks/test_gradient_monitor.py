@@ -182,7 +182,8 @@ def test_a_fit_without_it_is_compiled_without_it(monkeypatch):
     model, _ = fit(GradientMonitor())
     asked = []
     monkeypatch.setattr(
-        "ipufit.engine.executors.Executors.anchored", lambda self, name: asked.append(1)
+        "ipufit.engine.programs.executors.Executors.anchored",
+        lambda self, name: asked.append(1),
     )
     model.fit(X, Y, 12, verbose=0)
     assert not asked

@@ -12,7 +12,7 @@ import ipufit.engine.waiting
 from ipufit import Callback, IPUConfig, IPUModel
 from ipufit.callbacks import ProgressDisplay
 from ipufit.data import Labels
-from ipufit.engine.objective import Objective
+from ipufit.engine.objective.objective import Objective
 from ipufit.engine.waiting import WaitingRows
 from tests import reference
 

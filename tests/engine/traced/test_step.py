@@ -18,7 +18,7 @@ from ipufit import (
     UnsupportedError,
     poptorch,
 )
-from ipufit.engine.stages import check_stage_names
+from ipufit.engine.traced.stages import check_stage_names
 from tests import reference
 
 X, Y = reference.samples(48)

@@ -21,10 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
+from ipufit.engine.weights.modes import trained_modes
+from ipufit.engine.weights.operands import short, tensors_of
 from ipufit.errors import ConfigError, UnsupportedError
-
-from .modes import trained_modes
-from .operands import short, tensors_of
 
 _HOOKS = frozenset(
     {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
@@ -35,7 +34,7 @@ _HOOKS_OF_WEIGHTS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _HOOKS_OF_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 _LIBRARIES = tuple(
     Path(str(file)).parent
-    for file in (torch.__file__, poptorch.__file__, Path(__file__).parent)
+    for file in (torch.__file__, poptorch.__file__, Path(__file__).parents[1])
 )
 
 _ADVICE = (

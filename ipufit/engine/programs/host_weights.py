@@ -6,9 +6,10 @@ from __future__ import annotations
 import contextlib
 from typing import Iterator
 
-from .fingerprint import fingerprint
+from ipufit.engine.weights.fingerprint import fingerprint
+from ipufit.engine.weights.wide import ExactWeights
+
 from .programs import TrainingProgram
-from .wide_weights import ExactWeights
 
 
 class HostWeights:

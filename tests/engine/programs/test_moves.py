@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ipufit import IPUConfig, IPUModel, Optimizer, SwapEMAWeights, poptorch
-from ipufit.engine.programs import KEPT_PROGRAMS
+from ipufit.engine.programs.programs import KEPT_PROGRAMS
 from tests import reference
 from tests.engine.counting import Moves
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "calls.md"
+PAGE = Path(__file__).parents[3] / "docs" / "calls.md"
 X, Y = reference.samples(32)
 FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
 

@@ -609,7 +609,7 @@ def test_random_numbers_of_torch_in_forward_are_the_device_s():
 
 
 def test_beyond_the_bound_compile_makes_it_count(monkeypatch):
-    monkeypatch.setattr("ipufit.engine.code_walk.DEPTH", 1)
+    monkeypatch.setattr("ipufit.engine.baked_in.code_walk.DEPTH", 1)
     model = still(OfADict())
     losses(model)
     model.module.change(3.0)

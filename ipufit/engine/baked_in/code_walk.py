@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
+from ipufit.engine.weights.whole_buffers import is_counted
+
 from .code_names import names_read
 from .homes import HOLDERS, is_library, is_machinery
 from .places import MISSING
@@ -38,7 +40,6 @@ from .recorded import (
     type_of_value,
     version_of,
 )
-from .whole_buffers import is_counted
 
 DEPTH = 16
 SIZE = 20_000

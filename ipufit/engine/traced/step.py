@@ -14,24 +14,24 @@ from ipufit._poptorch import poptorch
 from ipufit.blocks import Blocks, started_blocks
 from ipufit.config import IPUConfig
 from ipufit.data import Labels, SampleStructure
+from ipufit.engine.baked_in.compiled_for import draws_said
+from ipufit.engine.objective.dtypes import widened_all
+from ipufit.engine.objective.figures import Entry, vector_of
+from ipufit.engine.objective.objective import Objective, shapes_of
+from ipufit.engine.objective.outputs import OWN_LOSS, checked_scalar, split_own_loss
+from ipufit.engine.objective.squashed import SquashWatch
+from ipufit.engine.objective.watching import LossWatch
+from ipufit.engine.weights.host_values import Place, put_in
+from ipufit.engine.weights.whole_buffers import BufferWatch
+from ipufit.engine.weights.wrapping import weights_of
 from ipufit.errors import ConfigError, DataError
 from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
 from ipufit.scalars import Scalars, collected
 
-from .compiled_for import draws_said
-from .dtypes import widened_all
-from .figures import Entry, vector_of
-from .host_values import Place, put_in
-from .objective import Objective, shapes_of
-from .outputs import OWN_LOSS, checked_scalar, split_own_loss
 from .packing import Packing
 from .silent import SilenceWatch, require_gradient
-from .squashed import SquashWatch
 from .stages import check_stages_begin, last_block
-from .watching import LossWatch
-from .whole_buffers import BufferWatch
-from .wrapping import weights_of
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
+from ipufit.engine.baked_in.compiled_for import CompiledFor
+from ipufit.engine.traced.step import Findings, Step
+from ipufit.engine.weights.fingerprint import Fingerprint
+from ipufit.engine.weights.host_values import host_tensors
+from ipufit.engine.weights.modes import TrainedParts
+from ipufit.engine.weights.whole_buffers import Counters
+from ipufit.engine.weights.wrapping import Wrappers
 
 from .call_errors import refuse_index
-from .compiled_for import CompiledFor
-from .fingerprint import Fingerprint
-from .host_values import host_tensors
-from .modes import TrainedParts
-from .step import Findings, Step
-from .whole_buffers import Counters
-from .wrapping import Wrappers
 
 KEPT_PROGRAMS = 4
 """How many programs of a kind a model keeps: those that were used last."""

@@ -15,7 +15,7 @@ from typing import Iterable, Iterator, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .wide_weights import check_integers
+from .wide import check_integers
 
 Place = Tuple[torch.nn.Module, str]
 """A module, and the name of a buffer of its own."""

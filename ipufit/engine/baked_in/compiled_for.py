@@ -11,10 +11,10 @@ from typing import Any, Iterable, Iterator, Mapping
 import numpy as np
 import torch
 
+from ipufit.engine.objective.objective import Objective
 from ipufit.errors import BakedInWarning, ConfigError
 from ipufit.metrics import StreamedMetric
 
-from .objective import Objective
 from .reach import Reach
 
 Roots = Mapping[str, Any]

@@ -21,23 +21,23 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, TrainingBatches
+from ipufit.engine.baked_in.compiled_for import others_kept
+from ipufit.engine.objective.figures import Entry
+from ipufit.engine.objective.objective import Objective
+from ipufit.engine.traced.packing import Packing
+from ipufit.engine.traced.silent import refuse_gradient_hooks, refuse_synchronised_norms
+from ipufit.engine.traced.stages import check_stage_names
+from ipufit.engine.weights.fingerprint import fingerprint
+from ipufit.engine.weights.modes import TrainedParts
+from ipufit.engine.weights.wrapping import make_plain, weights_of
 from ipufit.optimizers import Optimization
 from ipufit.scalars import Scalars
 from ipufit.types import Batch
 
 from .building import Builder, Compile
-from .compiled_for import others_kept
-from .figures import Entry
-from .fingerprint import fingerprint
 from .host_weights import HostWeights
-from .modes import TrainedParts
-from .objective import Objective
 from .optimizer_link import bind_optimizer, send_changes
-from .packing import Packing
 from .programs import KeptPrograms, Program, TrainingProgram
-from .silent import refuse_gradient_hooks, refuse_synchronised_norms
-from .stages import check_stage_names
-from .wrapping import make_plain, weights_of
 
 _TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
     weakref.WeakKeyDictionary()

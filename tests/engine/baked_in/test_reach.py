@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit.engine.reach import Reach
+from ipufit.engine.baked_in.reach import Reach
 from tests.engine import settings_of_another_module as settings
 
 FACTOR = types.SimpleNamespace(k=1.0)

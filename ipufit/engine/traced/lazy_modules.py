@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ipufit.data import Source
+from ipufit.engine.weights.modes import mode
 from ipufit.errors import ConfigError
 
-from .modes import mode
 from .step import call_module
 
 

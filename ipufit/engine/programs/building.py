@@ -13,21 +13,31 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure
+from ipufit.engine.baked_in.compiled_for import CompiledFor, own_numbers_said, roots_of
+from ipufit.engine.objective.objective import Objective
+from ipufit.engine.traced.silent import refuse_tied_buffers, require_trained_weights
+from ipufit.engine.traced.stages import stage_blocks
+from ipufit.engine.traced.step import InferenceStep, TrainingStep
+from ipufit.engine.weights.fingerprint import fingerprint
+from ipufit.engine.weights.host_values import (
+    MovedOnDeviceError,
+    Place,
+    host_tensors,
+    host_values_of,
+)
+from ipufit.engine.weights.modes import TrainedParts, mode
+from ipufit.engine.weights.whole_buffers import Counters
+from ipufit.engine.weights.wide import check_values
+from ipufit.engine.weights.wrapping import (
+    Wrappers,
+    make_plain,
+    remember_classes,
+    weights_of,
+)
 from ipufit.optimizers import hyper_parameters
 
-from .compiled_for import CompiledFor, own_numbers_said, roots_of
-from .fingerprint import fingerprint
-from .host_values import MovedOnDeviceError, Place, host_tensors, host_values_of
-from .modes import TrainedParts, mode
-from .objective import Objective
 from .optimizer_link import give_states
 from .programs import Program, TrainingProgram
-from .silent import refuse_tied_buffers, require_trained_weights
-from .stages import stage_blocks
-from .step import InferenceStep, TrainingStep
-from .whole_buffers import Counters
-from .wide_weights import check_values
-from .wrapping import Wrappers, make_plain, remember_classes, weights_of
 
 Compile = Callable[[Any, List[Tensor]], None]
 """Compiles an executor for the data at hand, and the host's values."""
