@@ -6,13 +6,16 @@ export DATA_DIR ?= data
 export IPUFIT_PYTHON38 := $(shell .ci/find-python38)
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint types tests modes keras floor demo clean
+.PHONY: help test test-all lint types tests modes keras floor demo clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
-test: $(TOX)  ## the everyday matrix: lint, types, tests, doctests, examples, modes, Keras, floor
+test: $(TOX)  ## the everyday checks: lint, types, tests, doctests, examples, modes, Keras, floor
 	@$(TOOLS)/bin/python .ci/matrix.py
+
+test-all: $(TOX)  ## the long ones: many more examples of properties, all tests in each mode
+	@$(TOOLS)/bin/python .ci/matrix.py --long
 
 lint: $(TOX)  ## ruff: rules and format
 	$(TOX) run -e lint

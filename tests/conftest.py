@@ -35,10 +35,10 @@ hypothesis.register_random(_torch_random)
 
 # No deadline: the first call of a test pays for torch's own start.
 hypothesis.settings.register_profile(
-    "everyday", deadline=None, derandomize=True, print_blob=True
+    "everyday", deadline=None, derandomize=True, print_blob=True, max_examples=25
 )
 hypothesis.settings.register_profile(
-    "thorough", deadline=None, derandomize=False, print_blob=True
+    "thorough", deadline=None, derandomize=False, print_blob=True, max_examples=100
 )
 hypothesis.settings.load_profile("everyday")
 

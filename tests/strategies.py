@@ -5,9 +5,22 @@ from __future__ import annotations
 
 from collections import namedtuple
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from ipufit import BatchPlan
+
+
+def examples(thorough):
+    """How many examples a costly property gets, for `settings(max_examples=...)`.
+
+    Args:
+        thorough: Its number in the thorough profile. Another profile takes as many in
+            a hundred as it takes examples by default, but at least 5.
+    """
+    everyday = max(5, thorough * settings().max_examples // 100)
+    return min(thorough, everyday)
+
 
 Pair = namedtuple("Pair", ["left", "right"])
 

@@ -38,7 +38,7 @@ from ipufit import (
 )
 from tests import reference
 from tests.emulator._datasets import preload_fork_server
-from tests.strategies import plans
+from tests.strategies import examples, plans
 
 preload_fork_server()
 
@@ -594,13 +594,13 @@ def check_padding(plan, count, momentum, is_stream):
     assert history.dropped_samples == 0
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(padded(may_be_empty=False), st.booleans())
 def test_padding_is_a_short_last_batch_even_with_momentum(case, is_stream):
     check_padding(*case, 0.9, is_stream)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(padded(may_be_empty=True), st.booleans())
 def test_padding_of_whole_updates_does_nothing_to_plain_descent(case, is_stream):
     plan, count = case

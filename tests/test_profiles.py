@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.strategies import examples
+
 
 @pytest.fixture
 def is_thorough(request):
@@ -19,7 +21,14 @@ def is_thorough(request):
 def test_examples_are_drawn_anew_only_on_request(is_thorough):
     assert settings().derandomize is not bool(is_thorough)
     assert settings().print_blob
+    assert settings().max_examples == (100 if is_thorough else 25)
     assert settings().deadline is None
+
+
+def test_costly_properties_get_their_share_of_examples(is_thorough):
+    assert examples(60) == (60 if is_thorough else 15)
+    assert examples(12) == (12 if is_thorough else 5)
+    assert examples(3) == 3
 
 
 @given(st.integers())

@@ -24,6 +24,7 @@ from ipufit import (
     UnsupportedError,
     poptorch,
 )
+from tests.strategies import examples
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(3))
 Y = torch.randn(48, 2, generator=torch.Generator().manual_seed(4))
@@ -80,7 +81,7 @@ def fit(monitor, loss="mse", epochs=1, optimizer=None, **config):
     return model, history.history
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(
     st.sampled_from([(1, 1), (2, 1), (1, 2), (3, 2)]),
     st.sampled_from([1, 2, 4]),

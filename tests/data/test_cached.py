@@ -34,7 +34,7 @@ from ipufit.data.datasets import ArrayDataset
 from tests import reference
 from tests.checkpoint.samples import same_tensors
 from tests.emulator._datasets import preload_fork_server
-from tests.strategies import nestings, plans, sample_counts
+from tests.strategies import examples, nestings, plans, sample_counts
 
 preload_fork_server()
 
@@ -312,7 +312,7 @@ def assert_same_runs(one, other):
     assert same_tensors(one[3], other[3])
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(st.data(), plans(2), st.booleans(), st.sampled_from([True, "pad"]))
 def test_training_is_that_on_the_dataset_bit_by_bit(data, plan, shuffle, drop_last):
     count = data.draw(sample_counts(plan))

@@ -20,7 +20,7 @@ from ipufit import (
     poptorch,
 )
 from tests import reference
-from tests.strategies import output_modes, plans, sample_counts
+from tests.strategies import examples, output_modes, plans, sample_counts
 
 OPTIMIZERS = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
@@ -66,7 +66,7 @@ def make_models(config, optimizer, *, loss="cross_entropy", metrics=("accuracy",
     return model, twin, OPTIMIZERS[optimizer](twin.parameters())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data(), plans(), st.sampled_from(sorted(OPTIMIZERS)), st.integers(1, 2))
 def test_a_fit_equals_a_plain_torch_loop(data, plan, optimizer, epochs):
     mode, period = data.draw(output_modes(plan))
@@ -102,7 +102,7 @@ def test_a_fit_equals_a_plain_torch_loop(data, plan, optimizer, epochs):
         assert str(plan.samples_per_call) in history.coverage
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.data(), plans(), st.sampled_from([None, 5]))
 def test_a_shuffled_fit_trains_on_each_sample_at_most_once_and_says_the_truth(
     data, plan, seed
@@ -159,7 +159,7 @@ def test_every_epoch_has_an_order_of_its_own():
     assert all(sorted(order) == list(range(64)) for order in orders)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(plans(), st.sampled_from(["sum", "none"]))
 def test_a_loss_may_be_a_sum_or_a_value_per_sample(plan, reduction):
     x, y = reference.samples(2 * plan.samples_per_call)
@@ -234,7 +234,7 @@ def test_evaluate_and_predict_cover_every_sample_once_whatever_their_number(conf
             torch.testing.assert_close(predicted, model.module(x))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     st.integers(1, 3),
     st.integers(1, 3),

@@ -13,7 +13,7 @@ from torch import nn
 
 from ipufit import ConfigError, IPUConfig, IPUModel, StreamedMetric, poptorch
 from tests import reference
-from tests.strategies import plans
+from tests.strategies import examples, plans
 
 
 class Seen(StreamedMetric):
@@ -75,7 +75,7 @@ def fitted(metric, config, data, **settings):
     return history.history
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.data(),
     plans(2),

@@ -15,6 +15,7 @@ from ipufit.data import Labels
 from ipufit.engine.objective.objective import Objective
 from ipufit.engine.waiting import WaitingRows
 from tests import reference
+from tests.strategies import examples
 
 
 class Hears(Callback):
@@ -30,7 +31,7 @@ def compiled(loss="cross_entropy", metrics=("accuracy",), **config):
     return model
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.integers(1, 60),
     st.integers(1, 6),

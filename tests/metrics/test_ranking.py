@@ -27,6 +27,7 @@ from tests.metrics.harness import (
     scores,
     spread,
 )
+from tests.strategies import examples
 
 
 def binned(probability, num_thresholds):
@@ -131,7 +132,7 @@ def not_told_apart(probability, truths, weights, num_thresholds):
     is_rounded=st.booleans(),
     num_thresholds=st.integers(2, 50) | st.integers(1000, 20001),
 )
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_the_area_misses_the_exact_one_by_pairs_not_told_apart(
     seed, is_rounded, num_thresholds
 ):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ipufit.emulator._device import backward_pass as _backward_pass
 from ipufit.emulator._device.backward_pass import run_backward
+from tests.strategies import examples
 
 LOSSES = {
     "sum": lambda a, b: (a * b).sum(),
@@ -33,7 +34,7 @@ def gradients(function, name, scale, times):
     return [leaf.grad for leaf in leaves]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.sampled_from(sorted(LOSSES)), st.sampled_from([1.0, 0.5]), st.integers(1, 3))
 def test_gradients_are_autograds(name, scale, times):
     actual = gradients(run_backward, name, scale, times)

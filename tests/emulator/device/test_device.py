@@ -16,10 +16,11 @@ import ipufit.emulator as poptorch
 from ipufit.emulator import MeanReductionStrategy, ReductionType, optim
 from ipufit.emulator._device.device import GradientReduction
 from ipufit.emulator._layout.device_rng import DeviceRng
+from tests.strategies import examples
 
 CALLS = 3
 small = st.integers(1, 3)
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=examples(25))
 
 
 class Network(nn.Module):

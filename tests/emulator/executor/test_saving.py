@@ -18,6 +18,7 @@ import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
 from ipufit.emulator._executor.executable_file import _BROKEN
 from tests.emulator._models import said
+from tests.strategies import examples
 
 
 class Model(nn.Module):
@@ -573,7 +574,8 @@ def test_other_archives_are_invalid(path, text, message):
 
 
 quick = settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -17,6 +17,7 @@ import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode, optim
 from ipufit.emulator._folding import passes as _fold_passes
 from ipufit.emulator._tracing.constant_nodes import function_name
+from tests.strategies import examples
 
 F = nn.functional
 T, C = 3, 4
@@ -222,7 +223,7 @@ def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(programs, small, small, st.sampled_from([1, 2]), small, modes, mebibytes)
 def test_any_program_trains_alike(names, D, G, R, B, mode, mib):
     if "batch norm" in names and B * T < 2:
@@ -238,7 +239,7 @@ def test_any_program_trains_alike(names, D, G, R, B, mode, mib):
     assert drawn == rng_state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(programs, st.integers(1, 5), st.sampled_from([1, 2]), small, modes, mebibytes)
 def test_any_program_infers_alike(names, D, R, B, mode, mib):
     with switched("0"):
@@ -256,7 +257,7 @@ VIEW_OF_WRITTEN = ("written", "first sample")
 """Where a sample of what was written to is looked at, writing is done for each."""
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(st.lists(st.sampled_from(WHOLE), min_size=1, max_size=6), st.integers(2, 3))
 def test_what_has_rules_is_folded_as_a_whole(names, B):
     assume(VIEW_OF_WRITTEN not in zip(names, names[1:]))
@@ -295,7 +296,7 @@ def test_every_n_th_result_comes_back(name):
 # Optimisers and reductions --------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     st.sampled_from([optim.SGD, optim.AdamW, optim.Adam, optim.RMSprop, optim.LAMB]),
     st.sampled_from(["Mean", "Sum"]),

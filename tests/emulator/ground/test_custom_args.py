@@ -24,6 +24,7 @@ from ipufit.emulator._ground.custom_args import (
 )
 from ipufit.emulator.errors import Error
 from tests.emulator._datasets import Pair, PairParser
+from tests.strategies import examples
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -200,7 +201,7 @@ structures = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(structures)
 def test_any_nesting_survives_flatten_and_rebuild(structure):
     doubled = [2 * tensor for tensor in flattenTensorStructure(structure)]

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode
 from ipufit.emulator._layout.layout import Inputs, Layout, Outputs
+from tests.strategies import examples
 
 MODES = [OutputMode.All, OutputMode.Final, OutputMode.Sum, OutputMode.EveryN]
 Pair = collections.namedtuple("Pair", ["first", "second"])
 small = st.integers(1, 3)
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=examples(60))
 
 
 def rows_of(d, g, r, b, *, G, R, B):

@@ -27,6 +27,7 @@ from tests.emulator._datasets import (
     keep_shares,
     preload_fork_server,
 )
+from tests.strategies import examples
 
 FORK = {"sharing_strategy": SharingStrategy.Fork}
 MODES = list(DataLoaderMode)
@@ -94,7 +95,7 @@ def test_processes_do_not_enlarge_the_combined_batch():
     assert DataLoader(process(0, 4), Indices(80), 5).combinedBatchSize == 5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     st.integers(0, 50),
     st.integers(1, 4),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipufit.emulator._loading.partition import partition
+from tests.strategies import examples
 
 
 class RecordingDataset:
@@ -136,7 +137,7 @@ sizes = st.tuples(st.integers(1, 60), st.integers(1, 5), st.integers(2, 4)).filt
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(sizes, st.integers(0, 3), st.booleans())
 def test_no_element_is_seen_twice_in_an_epoch(drawn, num_shuffles, drop_last):
     size, batch, num_processes = drawn

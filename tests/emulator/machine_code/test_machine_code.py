@@ -31,6 +31,7 @@ from tests.emulator.machine_code.test_program import (
     images,
     vectors,
 )
+from tests.strategies import examples
 
 pytestmark = [
     pytest.mark.skipif(
@@ -136,7 +137,7 @@ def run(mode, names, D, G, R, B, output_mode):
 
 
 # Nothing is made smaller: each try would be compiled.
-@settings(max_examples=3, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=examples(3), phases=[Phase.explicit, Phase.generate])
 @given(
     st.lists(st.sampled_from(STEPS), min_size=2, max_size=4, unique=True),
     small,

@@ -21,6 +21,7 @@ from ipufit.emulator._ground.switches import COMPILE_VARIABLE, FOLD_VARIABLE
 from ipufit.emulator._machine_code import choice as _compile_choice
 from ipufit.emulator._machine_code import program as _compiled_program
 from tests.modes import Interpreted, is_old
+from tests.strategies import examples
 
 needs_torch = pytest.mark.skipif(
     is_old(), reason="compiled programs need a newer torch"
@@ -189,7 +190,7 @@ def test_optimizers(interpreted, monkeypatch, name, accumulation):
 
 
 @needs_torch
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(data=st.data())
 def test_layouts_modes_and_reductions(data):
     draw = data.draw

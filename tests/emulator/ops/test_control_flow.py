@@ -11,6 +11,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from tests.emulator._models import Function, Linear, X, assert_same
+from tests.strategies import examples
 
 TRUE, FALSE = torch.tensor([True]), torch.tensor([False])
 
@@ -31,7 +32,7 @@ def no_grad(function):
 # for_loop ---------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(st.integers(0, 12))
 def test_a_loop_runs_its_body_so_often(count):
     x, y = torch.tensor([1.0]), torch.tensor([2.0])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import ipufit.emulator as poptorch
 from ipufit.emulator._ops.decoder import best_paths
 from tests.emulator._models import Function
+from tests.strategies import examples
 
 T, B, C = 4, 2, 3
 
@@ -34,7 +35,7 @@ def all_paths(rows, blank):
     return totals
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 1000), st.integers(0, C - 1), st.integers(0, T))
 def test_a_wide_beam_finds_every_path_with_its_probability(seed, blank, length):
     rows = log_probs(seed)[:length, 0].tolist()

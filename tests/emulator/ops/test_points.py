@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import ipufit.emulator as poptorch
 from ipufit.emulator._ops.points import find_nearest, sample_farthest
 from tests.emulator._models import Function
+from tests.strategies import examples
 
 POINTS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0], [5.0, 4.0], [2.0, 2.0]])
 
@@ -29,7 +30,7 @@ def test_the_farthest_point_comes_next():
     assert result.dtype == torch.int32
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
     st.floats(0.1, 1.0),
@@ -72,7 +73,7 @@ def test_fps_checks_its_arguments(arguments):
         poptorch.fps(*arguments)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(0, 99))
 def test_the_nearest_point_of_the_batch_is_found(num_x, num_y, batches, seed):
     torch.manual_seed(seed)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipufit.emulator._ops.tensor_text import TensorText
+from tests.strategies import examples
 
 SQUARE = {"open_bracket": "[", "close_bracket": "]", "separator": ","}
 
@@ -94,7 +95,7 @@ def test_other_float_formats_are_refused():
         TensorText(float_format="hex")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.integers(-999, 999), min_size=1, max_size=12),
     st.integers(0, 40),

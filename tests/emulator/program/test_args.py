@@ -14,6 +14,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._program.args import ArgsParser
+from tests.strategies import examples
 
 Point = collections.namedtuple("Point", ["x", "y"])
 ONE = torch.ones(2)
@@ -136,7 +137,7 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from([plain, variadic, open_ended, many]),
     st.lists(VALUES, min_size=1, max_size=4),

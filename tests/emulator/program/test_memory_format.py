@@ -18,6 +18,7 @@ from ipufit.emulator._program import memory_format as _memory_format
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.memory_format import in_channels_last
 from ipufit.emulator._program.program import trace
+from tests.strategies import examples
 
 SIZE = 8
 CHANNELS = 4
@@ -143,7 +144,7 @@ def assert_close(actual, expected):
             torch.testing.assert_close(left, right)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(st.lists(st.sampled_from(sorted(CALLS)), max_size=7))
 def test_any_program_computes_the_same(names):
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ipufit.emulator as poptorch
 from ipufit.emulator._tracing.moving_slices import moving_sizes, moving_slices
 from tests.emulator._models import Function
+from tests.strategies import examples
 
 X = torch.arange(48.0).reshape(8, 6)
 
@@ -92,7 +93,7 @@ def test_an_index_without_tensors_has_no_moving_slice():
     assert moving_sizes((slice(1, 5, 2), None, 3, Ellipsis, [1, 2]), {}) == {}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(-9, 9), st.sampled_from([1, 2, 4, 8]), st.integers(1, 3))
 def test_it_wraps_for_any_start(start, size, step):
     index = slice(torch.tensor(start), None, step)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ipufit.emulator as poptorch
 from ipufit.emulator._tracing.slices import slice_tensor, update_tensor
 from tests.emulator._models import Function
+from tests.strategies import examples
 
 X = torch.arange(24.0).reshape(8, 3)
 
@@ -26,7 +27,7 @@ def on_device(function, *inputs):
     return model(*inputs)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 7), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.booleans())
 def test_a_slice_is_that_of_torch_within_the_dimension(start, size, step, is_last):
     x, dim = (X.T, -1) if is_last else (X, 0)
@@ -78,7 +79,7 @@ def test_a_slice_checks_its_arguments(arguments, fragment):
         poptorch.dynamic_slice(*arguments)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 7), st.integers(1, 8), st.sampled_from([0, 1]))
 def test_an_update_is_that_of_torch_within_the_dimension(start, size, dim):
     x = X if dim == 0 else X.T

@@ -15,9 +15,10 @@ from ipufit.emulator._optimizers.settings import OptimizerReader
 from ipufit.emulator._update import fused_kernels as _fused_kernels
 from ipufit.emulator._update.fused_kernels import is_dense, same_layout
 from ipufit.emulator._update.rules import DeviceOptimizer, group_indices
+from tests.strategies import examples
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=examples(40))
 
 SIZES = st.integers(1, 5)
 SHAPES = st.one_of(

@@ -18,6 +18,7 @@ from ipufit.emulator import optim
 from ipufit.emulator._optimizers.settings import OptimizerReader
 from ipufit.emulator._update.rules import DeviceOptimizer, group_indices
 from ipufit.emulator.errors import Error
+from tests.strategies import examples
 
 F16 = torch.float16
 SHAPES = {"a": (3, 2), "b": (4,), "c": ()}
@@ -25,7 +26,7 @@ STEPS = 4
 RATES = st.floats(1e-4, 0.5)
 FACTORS = st.sampled_from([0.0, 0.3, 0.9])
 SCALES = st.sampled_from([1.0, 0.5, 1024.0])
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=examples(25))
 
 
 def make_weights(seed=0, dtype=torch.float32):
