@@ -18,8 +18,8 @@ from ipufit.emulator._ops.markers import (
 from ipufit.emulator._ops.multi_conv import MultiConv
 from ipufit.emulator._ops.overlap import set_overlap_for_input, set_overlap_for_output
 from ipufit.emulator._ops.points import fps, nearest
+from ipufit.emulator._ops.slices import dynamic_slice, dynamic_update
 from ipufit.emulator._ops.tensor_log import ipu_print_tensor
-from ipufit.emulator._tracing.slices import dynamic_slice, dynamic_update
 
 __all__ = [
     "ATTR_PREFIX",

@@ -33,7 +33,7 @@ from ipufit.emulator._options.popart_keys import validate_popart_options
 from ipufit.emulator._program.anchors import add_anchors
 from ipufit.emulator._program.args import CallArguments, check_inputs
 from ipufit.emulator._program.program import micro_batch, trace
-from ipufit.emulator._tracing.tracer import named_weights
+from ipufit.emulator._tracing.weights import named_weights
 from ipufit.emulator._update.optimizer_link import OptimizerLink
 from ipufit.emulator.enums import ConnectionType
 from ipufit.emulator.errors import createPoptorchError

@@ -23,7 +23,7 @@ from ipufit.emulator._executor.state import NOT_COMPILED
 from ipufit.emulator._ground.version import __version__
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._tracing.tracer import named_weights
+from ipufit.emulator._tracing.weights import named_weights
 from ipufit.emulator.errors import createPoptorchError
 
 logger = logging.getLogger("poptorch::python")

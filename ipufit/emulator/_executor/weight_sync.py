@@ -15,7 +15,7 @@ from ipufit.emulator._device.attachment import Attachment
 from ipufit.emulator._executor.optimizer_sync import OptimizerSync
 from ipufit.emulator._executor.wrapper_registry import is_wrapped, seen_plain
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._tracing.tracer import named_weights
+from ipufit.emulator._tracing.weights import named_weights
 from ipufit.emulator.errors import createPoptorchError
 
 

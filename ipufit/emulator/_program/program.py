@@ -34,11 +34,6 @@ from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.memory_format import in_channels_last
 from ipufit.emulator._program.placement import used_ipus
 from ipufit.emulator._program.strict import StrictTracer, refuse_unsupported_operators
-from ipufit.emulator._tracing.bindings import (
-    bindings_of,
-    refuse_rebound,
-    restore_bindings,
-)
 from ipufit.emulator._tracing.blocks import BlockPlacement, tracing_blocks
 from ipufit.emulator._tracing.bodies import Body
 from ipufit.emulator._tracing.constant_nodes import constant_nodes
@@ -52,8 +47,14 @@ from ipufit.emulator._tracing.liveness import (
 from ipufit.emulator._tracing.refusals import refuse_tied_buffers, untraceable
 from ipufit.emulator._tracing.tensor_devices import FACTORIES, RANDOM_FACTORIES
 from ipufit.emulator._tracing.trace_state import active_trace
-from ipufit.emulator._tracing.tracer import Tracer, named_weights
+from ipufit.emulator._tracing.tracer import Tracer
 from ipufit.emulator._tracing.visibility import EscapeGuard, visible_indexing
+from ipufit.emulator._tracing.weights import (
+    bindings_of,
+    named_weights,
+    refuse_rebound,
+    restore_bindings,
+)
 from ipufit.emulator.errors import Error
 
 logger = logging.getLogger("poptorch::python")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx.node import Node
 
-from ipufit.emulator._tracing.slices import check_factor, check_size, slice_tensor
 from ipufit.emulator.errors import Error, createPoptorchError
 
 _CASTS = frozenset({"clone", "int", "long", "positive", "short", "to"})
@@ -81,6 +80,84 @@ def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
         parts[position] = slice(None)
     part_of_it: Tensor = tensor[tuple(parts)]
     return part_of_it
+
+
+def slice_tensor(
+    tensor: Tensor, dim: int, start: Tensor, size: int, step: int
+) -> Tensor:
+    """What the device does for `dynamic_slice`."""
+    positions = slice_positions(tensor, dim, start, size, step)
+    return torch.index_select(tensor, dim, positions)
+
+
+def slice_positions(
+    tensor: Tensor, dim: int, start: Tensor, size: int, step: int
+) -> Tensor:
+    """Positions along `dim` that a slice takes, wrapping around at the end."""
+    first = start.reshape(-1)[:1].long()
+    return torch.remainder(first + torch.arange(0, size, step), tensor.shape[dim])
+
+
+def constant_bounds(index: Any, is_on_device: Callable[[Tensor], bool]) -> Any:
+    """Read the bounds of slices that are tensors of the host: they are constants.
+
+    Args:
+        index: As in `tensor[index]`.
+        is_on_device: Tells the device's tensors, which stay.
+
+    Returns:
+        The index with numbers for them.
+
+    Example:
+        >>> constant_bounds((slice(torch.tensor([1]), None), 0), lambda tensor: False)
+        (slice(1, None, None), 0)
+    """
+    if isinstance(index, tuple):
+        return tuple(constant_bounds(part, is_on_device) for part in index)
+    if isinstance(index, slice):
+        return slice(
+            *(
+                int(bound)
+                if isinstance(bound, Tensor) and not is_on_device(bound)
+                else bound
+                for bound in (index.start, index.stop, index.step)
+            )
+        )
+    return index
+
+
+def check_factor(size: int, length: int) -> None:
+    """Refuse a size that doesn't divide the dimension.
+
+    Raises:
+        Error: It doesn't.
+
+    Example:
+        >>> check_factor(2, 4)
+    """
+    if length % size:
+        raise createPoptorchError(
+            f"The size of the slice ({size}) must be a factor of the slicing "
+            f"dimension ({length})."
+        )
+
+
+def check_size(size: int) -> None:
+    """Refuse a size that isn't positive.
+
+    Raises:
+        Error: It isn't.
+
+    Example:
+        >>> check_size(1)
+    """
+    if size == 0:
+        raise createPoptorchError("The start and end of a slice must be different.")
+    if size < 0:
+        raise createPoptorchError(
+            "Taking a slice of a tensor with the end less than the start is not "
+            f"supported. The size is {size}."
+        )
 
 
 def _parts(index: Any) -> tuple[Any, ...]:

@@ -35,7 +35,11 @@ from ipufit.emulator._tracing.liveness import (
     note_effects,
     storage_of,
 )
-from ipufit.emulator._tracing.moving_slices import moving_sizes, moving_slices
+from ipufit.emulator._tracing.moving_slices import (
+    constant_bounds,
+    moving_sizes,
+    moving_slices,
+)
 from ipufit.emulator._tracing.operands import (
     has_tensors,
     map_leaves,
@@ -52,13 +56,13 @@ from ipufit.emulator._tracing.refusals import (
 )
 from ipufit.emulator._tracing.scopes import Scopes
 from ipufit.emulator._tracing.sizes import with_plain_sizes
-from ipufit.emulator._tracing.slices import constant_bounds
 from ipufit.emulator._tracing.tensor_devices import (
     emulated_devices,
     is_forced_to_device,
     is_host_device,
 )
 from ipufit.emulator._tracing.trace_state import recorded
+from ipufit.emulator._tracing.weights import named_weights
 
 _INDEXING = ("__getitem__", "__setitem__")
 _MOVES = frozenset({"to", "type_as"})
@@ -78,13 +82,6 @@ _LITERALS = (
     torch.memory_format,
 )
 """What `torch.fx` can write into the code that it generates."""
-
-
-def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters, then buffers, each tensor once."""
-    weights: dict[str, Tensor] = dict(module.named_parameters())
-    weights.update(module.named_buffers())
-    return weights
 
 
 class Tracer(TorchFunctionMode):

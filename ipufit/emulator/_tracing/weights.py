@@ -20,6 +20,13 @@ _BATCH_NORMS = (
 Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
 
 
+def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters, then buffers, each tensor once."""
+    weights: dict[str, Tensor] = dict(module.named_parameters())
+    weights.update(module.named_buffers())
+    return weights
+
+
 def bindings_of(module: torch.nn.Module) -> Bindings:
     """The parameters and buffers of all modules, by the names that they have now."""
     return [

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ipufit.emulator._tracing.moving_slices import (
+    check_factor,
+    check_size,
+    slice_positions,
+    slice_tensor,
+)
 from ipufit.emulator._tracing.trace_state import (
     current_trace,
     is_tracing,
@@ -104,87 +110,12 @@ def dynamic_update(
     return result
 
 
-def slice_tensor(
-    tensor: Tensor, dim: int, start: Tensor, size: int, step: int
-) -> Tensor:
-    """What the device does for `dynamic_slice`."""
-    places = _places(tensor, dim, start, size, step)
-    return torch.index_select(tensor, dim, places)
-
-
 def update_tensor(
     tensor: Tensor, src: Tensor, dim: int, start: Tensor, size: int
 ) -> Tensor:
     """What the device does for `dynamic_update`."""
-    places = _places(tensor, dim, start, size, 1)
-    return torch.index_copy(tensor, dim, places, src)
-
-
-def constant_bounds(index: Any, is_on_device: Callable[[Tensor], bool]) -> Any:
-    """Read the bounds of slices that are tensors of the host: they are constants.
-
-    Args:
-        index: As in `tensor[index]`.
-        is_on_device: Tells the device's tensors, which stay.
-
-    Returns:
-        The index with numbers for them.
-
-    Example:
-        >>> constant_bounds((slice(torch.tensor([1]), None), 0), lambda tensor: False)
-        (slice(1, None, None), 0)
-    """
-    if isinstance(index, tuple):
-        return tuple(constant_bounds(part, is_on_device) for part in index)
-    if isinstance(index, slice):
-        return slice(
-            *(
-                int(bound)
-                if isinstance(bound, Tensor) and not is_on_device(bound)
-                else bound
-                for bound in (index.start, index.stop, index.step)
-            )
-        )
-    return index
-
-
-def check_factor(size: int, length: int) -> None:
-    """Refuse a size that doesn't divide the dimension.
-
-    Raises:
-        Error: It doesn't.
-
-    Example:
-        >>> check_factor(2, 4)
-    """
-    if length % size:
-        raise createPoptorchError(
-            f"The size of the slice ({size}) must be a factor of the slicing "
-            f"dimension ({length})."
-        )
-
-
-def check_size(size: int) -> None:
-    """Refuse a size that isn't positive.
-
-    Raises:
-        Error: It isn't.
-
-    Example:
-        >>> check_size(1)
-    """
-    if size == 0:
-        raise createPoptorchError("The start and end of a slice must be different.")
-    if size < 0:
-        raise createPoptorchError(
-            "Taking a slice of a tensor with the end less than the start is not "
-            f"supported. The size is {size}."
-        )
-
-
-def _places(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
-    first = start.reshape(-1)[:1].long()
-    return torch.remainder(first + torch.arange(0, size, step), tensor.shape[dim])
+    positions = slice_positions(tensor, dim, start, size, 1)
+    return torch.index_copy(tensor, dim, positions, src)
 
 
 def _first_of(start: Tensor) -> int:
