@@ -28,9 +28,9 @@ VARIABLES = {
 
 def is_old():
     """Whether this torch can't lower programs to graphs."""
-    from ipufit.emulator._machine_code import compiling as _compiling
+    from ipufit.emulator._machine_code import machine_functions as _machine_functions
 
-    problem = _compiling._missing()
+    problem = _machine_functions._missing()
     return problem is not None and "torch" in problem
 
 
@@ -42,13 +42,13 @@ def enter(modes):
         name, value = VARIABLES[mode]
         os.environ[name] = value
     if "compiled" in modes:
-        from ipufit.emulator._machine_code import choice as _compile_choice
-        from ipufit.emulator._machine_code import program as _compiled_program
+        from ipufit.emulator._machine_code import runner as _runner
+        from ipufit.emulator._machine_code import translation as _translation
 
         if is_old():
             raise ValueError(f"torch {torch.__version__} can't lower programs")
-        _compiled_program.compile_function = Interpreted.of
-        _compile_choice.require_compiler = lambda: None
+        _runner.compile_function = Interpreted.of
+        _translation.require_compiler = lambda: None
 
 
 class Interpreted:
@@ -69,10 +69,12 @@ class Interpreted:
     @classmethod
     def of(cls, name, function, example, folder, *, is_differentiated, is_random):
         """In place of `compile_function`."""
-        from ipufit.emulator._machine_code import compiling as _compiling
+        from ipufit.emulator._machine_code import (
+            machine_functions as _machine_functions,
+        )
 
-        table = _compiling.kernel_table() if is_differentiated else {}
-        return cls(_compiling._traced(function, example, table), example)
+        table = _machine_functions.kernel_table() if is_differentiated else {}
+        return cls(_machine_functions._traced(function, example, table), example)
 
     def takes(self, first):
         known = zip(first, self._shapes, self._strides)

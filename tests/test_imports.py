@@ -53,11 +53,11 @@ TO_LOAD = {
     "ipufit.emulator._loading.dataloader",
 }  # not arrays
 TO_COMPILE = {
-    "ipufit.emulator._machine_code.choice",
-    "ipufit.emulator._machine_code.passes",
-    "ipufit.emulator._machine_code.program",
+    "ipufit.emulator._machine_code.translation",
+    "ipufit.emulator._machine_code.traced",
+    "ipufit.emulator._machine_code.runner",
     "ipufit.emulator._machine_code.rules",
-    "ipufit.emulator._machine_code.compiling",
+    "ipufit.emulator._machine_code.machine_functions",
     "ipufit.emulator._machine_code.kernel_ops",
 }
 LATER = {"ipufit.summary", *BY_FILES, *BY_CALLBACKS, *TO_LOAD, *TO_COMPILE}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Iterator, NamedTuple
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.device import DeviceWeights, GradientReduction
+from ipufit.emulator._device.loop import run_inference, run_training
 from ipufit.emulator._device.micro_batch_runs import Device
-from ipufit.emulator._device.running import run_inference, run_training
 from ipufit.emulator._device.timings import CallTimes, Transfers
 from ipufit.emulator._device.watch import Watch
+from ipufit.emulator._device.weights import DeviceWeights, GradientReduction
 from ipufit.emulator._folding.folding import Folding
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.device_rng import DeviceRng
@@ -35,7 +35,7 @@ from ipufit.emulator._update.optimizer_link import OptimizerLink
 from ipufit.emulator.enums import OutputMode
 
 if TYPE_CHECKING:
-    from ipufit.emulator._machine_code.program import (
+    from ipufit.emulator._machine_code.runner import (
         CompiledInference,
         CompiledTraining,
     )

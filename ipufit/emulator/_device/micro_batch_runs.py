@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Callable, Tuple
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.device import DeviceWeights
+from ipufit.emulator._device.weights import DeviceWeights
 from ipufit.emulator._folding.check import difference
 from ipufit.emulator._folding.folding import ERRORS, Folding
 from ipufit.emulator._layout.layout import Inputs, Layout
@@ -18,7 +18,7 @@ from ipufit.emulator._program.program import Program
 
 if TYPE_CHECKING:
     from ipufit.emulator._device.watch import Watch
-    from ipufit.emulator._machine_code.program import (
+    from ipufit.emulator._machine_code.runner import (
         CompiledInference,
         CompiledTraining,
     )

@@ -8,7 +8,7 @@ from typing import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.device import DeviceWeights
+from ipufit.emulator._device.weights import DeviceWeights
 from ipufit.emulator._layout.layout import Outputs
 from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
 from ipufit.emulator._program.anchors import Anchors, snapshot

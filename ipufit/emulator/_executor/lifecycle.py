@@ -13,6 +13,7 @@ import torch
 
 from ipufit.emulator._device.attachment import Attachment
 from ipufit.emulator._executor.constraints import check_program
+from ipufit.emulator._executor.executable_cache import check_executable_cache
 from ipufit.emulator._executor.observation import Observation
 from ipufit.emulator._executor.rng_state import RngState
 from ipufit.emulator._executor.wrapper_registry import (
@@ -26,7 +27,6 @@ from ipufit.emulator._ground.switches import compiles
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Lease
 from ipufit.emulator._layout.replica_groups import one_element_each
-from ipufit.emulator._machine_code.executable_cache import check_executable_cache
 from ipufit.emulator._ops.floating_point import checked, stops_at_exceptions
 from ipufit.emulator._optimizers.optimizers import SGD
 from ipufit.emulator._options.popart_keys import validate_popart_options
@@ -136,7 +136,7 @@ class Lifecycle(RngState, Observation):
         code = None
         if compiles():
             # Loaded where it is asked for: a subsystem that most processes don't use.
-            from ipufit.emulator._machine_code.choice import machine_code
+            from ipufit.emulator._machine_code.translation import machine_code
 
             with torch.inference_mode(False):
                 code = machine_code(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._folding.passes import Pass
+from ipufit.emulator._folding.fold import Pass
 from ipufit.emulator._folding.split import Split
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import fold_bytes, folds

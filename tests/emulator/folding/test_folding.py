@@ -15,7 +15,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode, optim
-from ipufit.emulator._folding import passes as _fold_passes
+from ipufit.emulator._folding import fold as _fold_passes
 from ipufit.emulator._tracing.constant_nodes import function_name
 from tests.strategies import examples
 

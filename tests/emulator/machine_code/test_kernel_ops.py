@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit.emulator._machine_code import compiling as _compiling
+from ipufit.emulator._machine_code import machine_functions as _machine_functions
 from ipufit.emulator._machine_code.kernel_ops import kernel_table
 
 pytestmark = pytest.mark.skipif(
-    "torch" in str(_compiling._missing()), reason="compiled programs need a newer torch"
+    "torch" in str(_machine_functions._missing()),
+    reason="compiled programs need a newer torch",
 )
 
 LAYERS = [
@@ -38,7 +39,7 @@ def test_layers(layer, shape):
             return torch.autograd.grad((value * value).sum(), leaves)
 
     arguments = [torch.randn(shape), *(p.detach() for p in layer.parameters())]
-    graph = _compiling._traced(gradients, arguments, kernel_table())
+    graph = _machine_functions._traced(gradients, arguments, kernel_table())
     ours = [n for n in graph.graph.nodes if "ipufit_emulator" in str(n.target)]
     assert len(ours) >= 2
     torch.testing.assert_close(list(graph(*arguments)), list(gradients(*arguments)))

@@ -19,9 +19,9 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode, optim
 from ipufit.emulator._ground.switches import COMPILE_VARIABLE, FOLD_VARIABLE
-from ipufit.emulator._machine_code import compiling as _compiling
+from ipufit.emulator._machine_code import machine_functions as _machine_functions
 from tests.emulator.folding import test_folding as programs
-from tests.emulator.machine_code.test_program import (
+from tests.emulator.machine_code.test_runner import (
     OPTIMIZERS,
     Network,
     assert_close,
@@ -35,7 +35,8 @@ from tests.strategies import examples
 
 pytestmark = [
     pytest.mark.skipif(
-        _compiling._missing() is not None, reason=str(_compiling._missing())
+        _machine_functions._missing() is not None,
+        reason=str(_machine_functions._missing()),
     ),
     pytest.mark.not_in_mode(reason="it compiles, in all of them the same"),
 ]
@@ -55,7 +56,7 @@ def test_a_whole_update(tmp_path, monkeypatch):
     for executor in (eager, compiled):
         executor.destroy()
     # Another process finds it there.
-    monkeypatch.setattr(_compiling, "_compile", None)
+    monkeypatch.setattr(_machine_functions, "_compile", None)
     again = poptorch.trainingModel(module, options(), optimizer=optimizer)
     again(*images(4))
     assert again._code is not None

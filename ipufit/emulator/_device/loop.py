@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
 
-from ipufit.emulator._device.device import GradientReduction
 from ipufit.emulator._device.micro_batch_runs import Device, MicroBatches, Results
+from ipufit.emulator._device.weights import GradientReduction
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Outputs
 
 if TYPE_CHECKING:
     from ipufit.emulator._device.watch import Watch
-    from ipufit.emulator._machine_code.program import (
+    from ipufit.emulator._machine_code.runner import (
         CompiledInference,
         CompiledTraining,
     )

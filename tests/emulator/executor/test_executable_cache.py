@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._machine_code import executable_cache as _executable_cache
+from ipufit.emulator._executor import executable_cache as _executable_cache
 
 
 @pytest.fixture(autouse=True)

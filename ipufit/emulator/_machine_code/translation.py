@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Mapping
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.device import DeviceWeights, GradientReduction
 from ipufit.emulator._device.micro_batch_runs import Device
+from ipufit.emulator._device.weights import DeviceWeights, GradientReduction
+from ipufit.emulator._executor.executable_cache import cache_folder
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Inputs, Outputs
-from ipufit.emulator._machine_code.compiling import HALF, require_compiler
-from ipufit.emulator._machine_code.executable_cache import cache_folder
-from ipufit.emulator._machine_code.program import CompiledInference, CompiledTraining
+from ipufit.emulator._machine_code.machine_functions import HALF, require_compiler
+from ipufit.emulator._machine_code.runner import CompiledInference, CompiledTraining
 from ipufit.emulator._ops.control_flow import run_branch, run_loop
 from ipufit.emulator._ops.custom_ops import run_custom_op
 from ipufit.emulator._ops.floating_point import stops_at_exceptions

@@ -10,11 +10,12 @@ import shutil
 import pytest
 import torch
 
-from ipufit.emulator._machine_code import compiling as _compiling
+from ipufit.emulator._machine_code import machine_functions as _machine_functions
 
 pytestmark = [
     pytest.mark.skipif(
-        _compiling._missing() is not None, reason=str(_compiling._missing())
+        _machine_functions._missing() is not None,
+        reason=str(_machine_functions._missing()),
     ),
     pytest.mark.not_in_mode(reason="it compiles, in all of them the same"),
 ]
@@ -33,7 +34,7 @@ def example():
 
 def compiled(folder, function=scaled_sum, **kwargs):
     flags = {"is_differentiated": False, "is_random": False, **kwargs}
-    return _compiling.compile_function(
+    return _machine_functions.compile_function(
         "a sum", function, example(), str(folder), **flags
     )
 
@@ -52,10 +53,10 @@ def test_one_is_kept_loaded_and_made_anew_if_broken(tmp_path, monkeypatch, caplo
     def copy_it(graph, example, path):
         shutil.copy(kept, path)
 
-    monkeypatch.setattr(_compiling, "_compile", None)
+    monkeypatch.setattr(_machine_functions, "_compile", None)
     assert float(compiled(folder).run(example())[0]) == 8.0
     package.write_bytes(b"broken")
-    monkeypatch.setattr(_compiling, "_compile", copy_it)
+    monkeypatch.setattr(_machine_functions, "_compile", copy_it)
     assert float(compiled(folder).run(example())[0]) == 8.0
     told = [r.getMessage().split(" in ")[0] for r in caplog.records]
     assert told[0] == told[-1] == "Compiled a sum"
@@ -73,7 +74,9 @@ def test_one_is_kept_loaded_and_made_anew_if_broken(tmp_path, monkeypatch, caplo
 
 def test_the_name_says_what_code_depends_on(monkeypatch):
     def name(function, tensors):
-        return _compiling._key(_compiling._traced(function, tensors, {}), tensors)
+        return _machine_functions._key(
+            _machine_functions._traced(function, tensors, {}), tensors
+        )
 
     def another(x, total):
         total.add_(x + FACTOR)
@@ -101,6 +104,6 @@ def test_what_was_unpacked_goes_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(unpacked))
     function = compiled(tmp_path / "cache")
     before = os.listdir(unpacked)
-    _compiling._unload_all()
+    _machine_functions._unload_all()
     assert os.listdir(unpacked) == [] or before == []
     assert function._loader is None

@@ -12,9 +12,9 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import optim
 from ipufit.emulator._ground.switches import COMPILE_VARIABLE
-from ipufit.emulator._machine_code import choice as _compile_choice
-from ipufit.emulator._machine_code import compiling as _compiling
-from ipufit.emulator._machine_code import program as _compiled_program
+from ipufit.emulator._machine_code import machine_functions as _machine_functions
+from ipufit.emulator._machine_code import runner as _runner
+from ipufit.emulator._machine_code import translation as _translation
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def warnings_of(caplog, monkeypatch):
     """Compile a program for which nothing is compiled; give what is logged."""
 
     def traced(name, function, example, *args, is_differentiated, is_random):
-        _compiling._traced(function, example, {})
+        _machine_functions._traced(function, example, {})
         raise RuntimeError("it came to a compilation.\nAt length.")
 
-    monkeypatch.setattr(_compile_choice, "require_compiler", lambda: None)
-    monkeypatch.setattr(_compiled_program, "compile_function", traced)
+    monkeypatch.setattr(_translation, "require_compiler", lambda: None)
+    monkeypatch.setattr(_runner, "compile_function", traced)
     monkeypatch.setenv(COMPILE_VARIABLE, "compiled")
     caplog.set_level(logging.WARNING, logger="poptorch::python")
 
@@ -134,7 +134,7 @@ def test_nothing_to_train(warnings_of):
 
 def test_nothing_is_compiled_unless_asked_for(monkeypatch):
     monkeypatch.delenv(COMPILE_VARIABLE, raising=False)
-    monkeypatch.setattr(_compile_choice, "require_compiler", None)
+    monkeypatch.setattr(_translation, "require_compiler", None)
     executor = poptorch.inferenceModel(nn.Linear(3, 2))
     executor.compile(X)
     assert executor._code is None
@@ -148,11 +148,11 @@ def test_another_word_is_refused(monkeypatch):
 
 @pytest.fixture
 def _not_asked_yet(monkeypatch):
-    require = _compiling.require_compiler
-    monkeypatch.setattr(_compile_choice, "require_compiler", require)
-    _compiling._missing.cache_clear()
+    require = _machine_functions.require_compiler
+    monkeypatch.setattr(_translation, "require_compiler", require)
+    _machine_functions._missing.cache_clear()
     yield
-    _compiling._missing.cache_clear()
+    _machine_functions._missing.cache_clear()
 
 
 @pytest.mark.usefixtures("_not_asked_yet")

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.device import GradientReduction
+from ipufit.emulator._device.weights import GradientReduction
 from ipufit.emulator._layout.device_rng import DeviceRng
 from ipufit.emulator._machine_code.rules import clipping_factor, formulas
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._update.batch import STEP, Batch
 
 if TYPE_CHECKING:
-    from ipufit.emulator._folding.passes import Pass
+    from ipufit.emulator._folding.fold import Pass
     from ipufit.emulator._update.rules import DeviceOptimizer
 
 Tensors = Sequence[Tensor]

@@ -18,8 +18,8 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import optim
 from ipufit.emulator._ground.switches import COMPILE_VARIABLE, FOLD_VARIABLE
-from ipufit.emulator._machine_code import choice as _compile_choice
-from ipufit.emulator._machine_code import program as _compiled_program
+from ipufit.emulator._machine_code import runner as _runner
+from ipufit.emulator._machine_code import translation as _translation
 from tests.modes import Interpreted, is_old
 from tests.strategies import examples
 
@@ -31,8 +31,8 @@ needs_torch = pytest.mark.skipif(
 def interpret(monkeypatch):
     """Ask for machine code, and interpret it."""
 
-    monkeypatch.setattr(_compiled_program, "compile_function", Interpreted.of)
-    monkeypatch.setattr(_compile_choice, "require_compiler", lambda: None)
+    monkeypatch.setattr(_runner, "compile_function", Interpreted.of)
+    monkeypatch.setattr(_translation, "require_compiler", lambda: None)
     monkeypatch.setenv(COMPILE_VARIABLE, "compiled")
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.device import GradientReduction
 from ipufit.emulator._device.micro_batch_runs import Device, MicroBatches
+from ipufit.emulator._device.weights import GradientReduction
 from ipufit.emulator._layout.device_rng import DeviceRng
 from ipufit.emulator._layout.layout import Outputs
-from ipufit.emulator._machine_code.compiling import Compiled, compile_function
-from ipufit.emulator._machine_code.passes import (
+from ipufit.emulator._machine_code.machine_functions import Compiled, compile_function
+from ipufit.emulator._machine_code.traced import (
     Observed,
     TracedPass,
     TrainingFunctions,
