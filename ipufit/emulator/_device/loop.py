@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         CompiledInference,
         CompiledTraining,
     )
-    from ipufit.emulator._update.rules import DeviceOptimizer
+    from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 
 _NOT_BY_MACHINE_CODE = (
     "This call isn't run by machine code: the memory layout of weights has changed, or "

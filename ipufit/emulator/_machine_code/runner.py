@@ -19,13 +19,12 @@ from ipufit.emulator._machine_code.traced import (
     Observed,
     TracedPass,
     TrainingFunctions,
-    Update,
-    states,
 )
+from ipufit.emulator._machine_code.update import Update, states
 from ipufit.emulator._update.fused_kernels import same_layout
 
 if TYPE_CHECKING:
-    from ipufit.emulator._update.rules import DeviceOptimizer
+    from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 
 
 @dataclass(frozen=True)
@@ -219,14 +218,14 @@ class CompiledTraining:
         names = tuple(name for name in optimizer.names if name in reached)
         if not names:
             raise NotImplementedError("nothing is trained")
-        update = Update(tuple(optimizer.batches(names)), optimizer.max_grad_norm)
+        update = Update(tuple(optimizer.groups(names)), optimizer.max_grad_norm)
         trained = tuple(
-            weight_names.index(name) for batch in update.batches for name in batch.names
+            weight_names.index(name) for group in update.groups for name in group.names
         )
         weights = [plan.arguments[index] for index in trained]
         sums = [torch.zeros_like(weight) for weight in weights]
         # No zeros, and no two alike: compiled functions are held against these.
-        state = [torch.full_like(tensor, 0.01) for tensor in states(update.batches)]
+        state = [torch.full_like(tensor, 0.01) for tensor in states(update.groups)]
         values = torch.linspace(0.5, 1.5, update.num_values)
         is_whole = len(plan.sizes or plan.indices) == 1
 
@@ -271,13 +270,13 @@ class CompiledTraining:
             Whether there was one: not if weights are laid out in another way now, or a
             state was loaded that parts weights of one group.
         """
-        batches = optimizer.batches(self.names)
-        if not self.update.is_of(batches):
+        groups = optimizer.groups(self.names)
+        if not self.update.is_of(groups):
             return False
         layout = device.layout
         updates = layout.device_iterations
-        table = self.update.table(optimizer, batches, reduction, updates)
-        state = states(batches)
+        table = self.update.table(optimizer, groups, reduction, updates)
+        state = states(groups)
         arguments = device.weights.arguments(0)
         trained = [arguments[index] for index in self.trained]
         sums = [] if self.last is None else list(map(torch.zeros_like, trained))
@@ -290,8 +289,8 @@ class CompiledTraining:
             self.passes.run(device, indices, between, outputs)
             if self.last is not None:
                 self.last.run([*trained, *sums, *state, values])
-            for batch in batches:
-                batch.next_step()
+            for group in groups:
+                group.next_step()
         return True
 
 

@@ -9,25 +9,19 @@ tensor too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.weights import GradientReduction
 from ipufit.emulator._layout.device_rng import DeviceRng
-from ipufit.emulator._machine_code.rules import clipping_factor, formulas
+from ipufit.emulator._machine_code.update import Update
 from ipufit.emulator._program.program import Program
-from ipufit.emulator._update.batch import STEP, Batch
 
 if TYPE_CHECKING:
     from ipufit.emulator._folding.fold import Pass
-    from ipufit.emulator._update.rules import DeviceOptimizer
 
 Tensors = Sequence[Tensor]
-
-_REDUCTION = ("scale", "divisor", "ratio")
-"""What comes before the numbers of the optimiser."""
 
 
 @dataclass(frozen=True)
@@ -167,97 +161,6 @@ def _sum(tensors: Tensors) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Update:
-    """An optimiser's update of the weights.
-
-    Attributes:
-        batches: Weights that are updated together: what is asked of them are rules,
-            names and slots of the state, not tensors.
-        max_grad_norm: The largest norm of the gradients.
-    """
-
-    batches: tuple[Batch, ...]
-    max_grad_norm: float
-
-    def is_of(self, batches: Sequence[Batch]) -> bool:
-        """Whether it is the update of these too."""
-        shapes = [_shape(batch) for batch in batches]
-        return [_shape(batch) for batch in self.batches] == shapes
-
-    @property
-    def num_values(self) -> int:
-        """How many numbers it takes."""
-        values = (formulas(b.rule).values(b, 1.0) for b in self.batches)
-        return len(_REDUCTION) + sum(map(len, values))
-
-    def table(
-        self,
-        optimizer: DeviceOptimizer,
-        batches: Sequence[Batch],
-        reduction: GradientReduction,
-        updates: int,
-    ) -> Tensor:
-        """The numbers of some updates: a row for each.
-
-        Args:
-            optimizer: The device's.
-            batches: Its own, of which `is_of` is true.
-            reduction: Of the gradients.
-            updates: How many will follow.
-        """
-        first = [reduction.scale, float(reduction.divisor), optimizer.gradient_ratio]
-        rows = []
-        for index in range(updates):
-            row = list(first)
-            for batch in batches:
-                step = batch.step + 1.0 + index
-                row += formulas(batch.rule).values(batch, step).values()
-            rows.append(row)
-        return torch.tensor(rows, dtype=torch.float32)
-
-    def apply(
-        self, weights: Tensors, states: Tensors, values: Tensor, gradients: Tensors
-    ) -> None:
-        """Update weights and states in place.
-
-        Args:
-            weights: Of all batches, one after the other.
-            states: What `states(batches)` gives.
-            values: A row of the table.
-            gradients: The sums over the micro-batches; for each weight one.
-        """
-        numbers = iter(values.unbind(0))
-        _, divisor, ratio = (next(numbers) for _ in _REDUCTION)
-        remaining = iter(states)
-        work = []
-        for batch, start in self._starts():
-            rule = formulas(batch.rule)
-            names = rule.values(batch, 1.0)
-            inputs = {name: next(numbers) for name in names}
-            for index in range(start, start + len(batch.names)):
-                before = {slot: next(remaining) for slot in _slots(batch)}
-                after = dict(before)
-                gradient = gradients[index] / divisor * ratio
-                direction = rule.direction(weights[index], gradient, after, inputs)
-                work.append((rule, weights[index], direction, before, after, inputs))
-        factor = None
-        if self.max_grad_norm != float("inf"):
-            factor = clipping_factor([w[2] for w in work], self.max_grad_norm)
-        for rule, weight, direction, before, after, inputs in work:
-            clipped = direction if factor is None else direction * factor
-            updated = rule.updated(weight, clipped, after, inputs)
-            weight.copy_(updated)
-            for slot, state in before.items():
-                state.copy_(after[slot])
-
-    def _starts(self) -> Iterator[tuple[Batch, int]]:
-        start = 0
-        for batch in self.batches:
-            yield batch, start
-            start += len(batch.names)
-
-
-@dataclass(frozen=True)
 class TrainingFunctions:
     """The functions of a training program, of flat tensors.
 
@@ -302,21 +205,3 @@ class TrainingFunctions:
         end = len(tensors) - num_rows
         between = tensors[self.num_weights : end - 1]
         return tensors[: self.num_weights], between, tensors[end - 1], tensors[end:]
-
-
-def states(batches: Sequence[Batch]) -> list[Tensor]:
-    """The state tensors of batches, weight by weight."""
-    return [
-        batch.state[slot][index]
-        for batch in batches
-        for index in range(len(batch.names))
-        for slot in _slots(batch)
-    ]
-
-
-def _slots(batch: Batch) -> list[str]:
-    return [slot for slot in batch.state if slot != STEP]
-
-
-def _shape(batch: Batch) -> tuple[object, ...]:
-    return batch.rule, tuple(batch.names), tuple(batch.state)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ipufit.emulator._options.options import Options
     from ipufit.emulator._program.anchors import Anchors
     from ipufit.emulator._program.program import Program
+    from ipufit.emulator._update.device_optimizer import DeviceOptimizer
     from ipufit.emulator._update.optimizer_link import OptimizerLink
-    from ipufit.emulator._update.rules import DeviceOptimizer
 
 _EAGER_CALLS = {
     run_custom_op: "it runs what stands in for a custom operation",

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ipufit.emulator._optimizers.values import GroupVariables, Variable
 from ipufit.emulator._update import fused_kernels as _fused_kernels
-from ipufit.emulator._update.batch import (
+from ipufit.emulator._update.weight_group import (
     STEP,
-    Batch,
     UpdateRule,
+    WeightGroup,
     WeightState,
     widened,
     write,
@@ -55,20 +55,20 @@ class _Moments(UpdateRule):
             STEP: torch.zeros(()),
         }
 
-    def directions(self, batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
+    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
         """Take the loss scaling out."""
-        return batch.unscaled(gradients)
+        return group.unscaled(gradients)
 
     def _update_moments(
-        self, batch: Batch, directions: list[Tensor]
+        self, group: WeightGroup, directions: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        beta1, beta2 = batch.scalars["beta1"], batch.scalars["beta2"]
-        first, second = batch.load("Accl1"), batch.load("Accl2")
+        beta1, beta2 = group.scalars["beta1"], group.scalars["beta2"]
+        first, second = group.load("Accl1"), group.load("Accl2")
         torch._foreach_mul_(first, beta1)
         torch._foreach_add_(first, directions, alpha=1.0 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, directions, directions, value=1.0 - beta2)
-        return batch.store("Accl1", first), batch.store("Accl2", second)
+        return group.store("Accl1", first), group.store("Accl2", second)
 
 
 @dataclass(frozen=True)
@@ -87,35 +87,35 @@ class AdamRule(_Moments):
 
     decays_gradient: bool
 
-    def directions(self, batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
+    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
         """Take the loss scaling out, and add Adam's penalty."""
-        directions = batch.unscaled(gradients)
+        directions = group.unscaled(gradients)
         if not self.decays_gradient:
             return directions
-        return _with_penalty(batch, directions)
+        return _with_penalty(group, directions)
 
-    def apply(self, batch: Batch, directions: list[Tensor]) -> None:
+    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
         """Update the means and the weights."""
-        if not self._apply_kernel(batch, directions):
-            self._apply_steps(batch, directions)
+        if not self._apply_kernel(group, directions):
+            self._apply_steps(group, directions)
 
-    def _apply_kernel(self, batch: Batch, directions: list[Tensor]) -> bool:
+    def _apply_kernel(self, group: WeightGroup, directions: list[Tensor]) -> bool:
         """Do it all in one pass; nothing, and False, where that isn't the same."""
-        scalars = batch.scalars
+        scalars = group.scalars
         beta1, beta2 = scalars["beta1"], scalars["beta2"]
         # Loaded values that make no sense give NaN, not what the kernel makes of them.
-        makes_sense = 0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0 and batch.step >= 0.0
-        kernel = _fused_kernels.adamw() if batch.suits_kernels else None
+        makes_sense = 0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0 and group.step >= 0.0
+        kernel = _fused_kernels.adamw() if group.suits_kernels else None
         if kernel is None or not makes_sense:
             return False
-        batch.next_step()
+        group.next_step()
         kernel(
-            batch.weights,
-            batch.laid_out(directions),
-            batch.state["Accl1"],
-            batch.state["Accl2"],
+            group.weights,
+            group.laid_out(directions),
+            group.state["Accl1"],
+            group.state["Accl2"],
             [],
-            batch.counters(),
+            group.counters(),
             lr=scalars["learningRate"],
             beta1=beta1,
             beta2=beta2,
@@ -126,20 +126,20 @@ class AdamRule(_Moments):
         )
         return True
 
-    def _apply_steps(self, batch: Batch, directions: list[Tensor]) -> None:
-        scalars = batch.scalars
-        first, second = self._update_moments(batch, directions)
-        step = batch.next_step()
+    def _apply_steps(self, group: WeightGroup, directions: list[Tensor]) -> None:
+        scalars = group.scalars
+        first, second = self._update_moments(group, directions)
+        step = group.next_step()
         denominators = _roots(
             second, _bias_correction(scalars["beta2"], step), scalars["eps"]
         )
-        weights = widened(batch.weights)
+        weights = widened(group.weights)
         lr, decay = scalars["learningRate"], scalars["weightDecay"]
         if decay and not self.decays_gradient:
             torch._foreach_mul_(weights, 1.0 - lr * decay)
         step_size = _quotient(lr, _bias_correction(scalars["beta1"], step))
         torch._foreach_addcdiv_(weights, first, denominators, value=-step_size)
-        write(batch.weights, weights)
+        write(group.weights, weights)
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,11 @@ class LambRule(_Moments):
         scalars = super().scalars(variables, scaling)
         return {**scalars, "maxWeightNorm": variables.max_weight_norm}
 
-    def apply(self, batch: Batch, directions: list[Tensor]) -> None:
+    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
         """Update the means and the weights."""
-        scalars = batch.scalars
-        first, second = self._update_moments(batch, directions)
-        step = batch.next_step()
+        scalars = group.scalars
+        first, second = self._update_moments(group, directions)
+        step = group.next_step()
         first_correction = second_correction = 1.0
         if self.corrects_bias:
             first_correction = _bias_correction(scalars["beta1"], step)
@@ -178,14 +178,14 @@ class LambRule(_Moments):
         denominators = _roots(second, second_correction, scalars["eps"])
         updates = list(torch._foreach_div(first, first_correction))
         torch._foreach_div_(updates, denominators)
-        weights = widened(batch.weights)
+        weights = widened(group.weights)
         if scalars["weightDecay"]:
             torch._foreach_add_(updates, weights, alpha=scalars["weightDecay"])
         ratios = _trust_ratios(weights, updates, scalars["maxWeightNorm"])
         lr = scalars["learningRate"]
         torch._foreach_mul_(updates, [-lr * ratio for ratio in ratios])
         torch._foreach_add_(weights, updates)
-        write(batch.weights, weights)
+        write(group.weights, weights)
 
 
 @dataclass(frozen=True)
@@ -242,36 +242,36 @@ class RMSpropRule(UpdateRule):
             state["Accl3"] = torch.zeros_like(weight, dtype=torch.float32)
         return state
 
-    def directions(self, batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
+    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
         """Take the loss scaling out and add the penalty."""
-        return _with_penalty(batch, batch.unscaled(gradients))
+        return _with_penalty(group, group.unscaled(gradients))
 
-    def apply(self, batch: Batch, directions: list[Tensor]) -> None:
+    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
         """Update the accumulators and the weights."""
-        lr = batch.scalars["learningRate"]
-        updates = list(torch._foreach_div(directions, self._roots(batch, directions)))
-        weights = widened(batch.weights)
+        lr = group.scalars["learningRate"]
+        updates = list(torch._foreach_div(directions, self._roots(group, directions)))
+        weights = widened(group.weights)
         if not self.has_momentum:
             torch._foreach_add_(weights, updates, alpha=-lr)
         else:
-            velocity = batch.load("Accl3")
+            velocity = group.load("Accl3")
             inside, outside = (lr, 1.0) if self.is_tensorflow else (1.0, lr)
-            torch._foreach_mul_(velocity, batch.scalars["momentum"])
+            torch._foreach_mul_(velocity, group.scalars["momentum"])
             torch._foreach_add_(velocity, updates, alpha=inside)
             torch._foreach_add_(weights, velocity, alpha=-outside)
-        write(batch.weights, weights)
+        write(group.weights, weights)
 
-    def _roots(self, batch: Batch, directions: list[Tensor]) -> list[Tensor]:
-        alpha, eps = batch.scalars["alpha"], batch.scalars["eps"]
-        squares = batch.load("Accl1")
+    def _roots(self, group: WeightGroup, directions: list[Tensor]) -> list[Tensor]:
+        alpha, eps = group.scalars["alpha"], group.scalars["eps"]
+        squares = group.load("Accl1")
         torch._foreach_mul_(squares, alpha)
         torch._foreach_addcmul_(squares, directions, directions, value=1.0 - alpha)
-        squares = batch.store("Accl1", squares)
+        squares = group.store("Accl1", squares)
         if self.is_centered:
-            means = batch.load("Accl2")
+            means = group.load("Accl2")
             torch._foreach_mul_(means, alpha)
             torch._foreach_add_(means, directions, alpha=1.0 - alpha)
-            means = batch.store("Accl2", means)
+            means = group.store("Accl2", means)
             squares = list(torch._foreach_addcmul(squares, means, means, value=-1.0))
         if not self.is_tensorflow:
             return _roots(squares, 1.0, eps)
@@ -280,11 +280,11 @@ class RMSpropRule(UpdateRule):
         return roots
 
 
-def _with_penalty(batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
-    decay = batch.scalars["weightDecay"]
+def _with_penalty(group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
+    decay = group.scalars["weightDecay"]
     if not decay:
         return gradients
-    return list(torch._foreach_add(gradients, widened(batch.weights), alpha=decay))
+    return list(torch._foreach_add(gradients, widened(group.weights), alpha=decay))
 
 
 def _bias_correction(beta: float, step: float) -> float:

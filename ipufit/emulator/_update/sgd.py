@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ipufit.emulator._optimizers.values import GroupVariables, Variable
 from ipufit.emulator._update import fused_kernels as _fused_kernels
-from ipufit.emulator._update.batch import (
-    Batch,
+from ipufit.emulator._update.weight_group import (
     UpdateRule,
+    WeightGroup,
     WeightState,
     derived,
     widened,
@@ -62,19 +62,19 @@ class PlainSGD(UpdateRule):
         """Make no state."""
         return {}
 
-    def directions(self, batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
+    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
         """Give the gradients as they are."""
         return gradients
 
-    def apply(self, batch: Batch, directions: list[Tensor]) -> None:
+    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
         """Decay the weights and subtract."""
-        factor = batch.scalars["weightDecayScaleFactor0"]
-        step_size = batch.scalars["scaledLearningRate0"]
-        kernel = _fused_kernels.sgd() if batch.suits_kernels else None
+        factor = group.scalars["weightDecayScaleFactor0"]
+        step_size = group.scalars["scaledLearningRate0"]
+        kernel = _fused_kernels.sgd() if group.suits_kernels else None
         if kernel is not None and step_size:
             kernel(
-                batch.weights,
-                batch.laid_out(directions),
+                group.weights,
+                group.laid_out(directions),
                 [],
                 weight_decay=(1.0 - factor) / step_size,
                 momentum=0.0,
@@ -85,11 +85,11 @@ class PlainSGD(UpdateRule):
                 is_first_step=False,
             )
             return
-        weights = widened(batch.weights)
+        weights = widened(group.weights)
         if factor != 1.0:
             torch._foreach_mul_(weights, factor)
         torch._foreach_add_(weights, directions, alpha=-step_size)
-        write(batch.weights, weights)
+        write(group.weights, weights)
 
 
 @dataclass(frozen=True)
@@ -150,37 +150,37 @@ class MomentumSGD(UpdateRule):
             )
         return {"Accl1": velocity}
 
-    def directions(self, batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
+    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
         """Update the velocity and give what to subtract.
 
         If one pass will do both, nothing is done yet: the gradients as they are.
         """
-        if self._kernel(batch) is not None:
+        if self._kernel(group) is not None:
             return gradients
-        scalars = batch.scalars
-        velocity = batch.load("Accl1")
+        scalars = group.scalars
+        velocity = group.load("Accl1")
         if not self.is_combined:
-            self._carry_over(batch, velocity)
+            self._carry_over(group, velocity)
         torch._foreach_add_(velocity, gradients, alpha=scalars["dampeningScaleFactor1"])
-        velocity = batch.store("Accl1", velocity)
+        velocity = group.store("Accl1", velocity)
         if not scalars["nesterov"]:
             return velocity
         ahead = list(torch._foreach_mul(velocity, scalars["scaledMomentum1"]))
         gradient_factor = scalars["nesterovGradientScaleFactor1"]
         torch._foreach_add_(ahead, gradients, alpha=gradient_factor)
         if scalars["nesterovWeightDecay1"]:
-            weights = widened(batch.weights)
+            weights = widened(group.weights)
             torch._foreach_add_(ahead, weights, alpha=scalars["nesterovWeightDecay1"])
         return ahead
 
-    def apply(self, batch: Batch, directions: list[Tensor]) -> None:
+    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
         """Subtract, and if combined prepare the next update's velocity."""
-        scalars, kernel = batch.scalars, self._kernel(batch)
+        scalars, kernel = group.scalars, self._kernel(group)
         if kernel is not None:
             kernel(
-                batch.weights,
-                batch.laid_out(directions),
-                batch.state["Accl1"],
+                group.weights,
+                group.laid_out(directions),
+                group.state["Accl1"],
                 weight_decay=scalars["nesterovWeightDecay1"],
                 momentum=scalars["scaledMomentum1"],
                 lr=scalars["scaledLearningRate1"],
@@ -190,24 +190,24 @@ class MomentumSGD(UpdateRule):
                 is_first_step=False,
             )
             return
-        weights = widened(batch.weights)
+        weights = widened(group.weights)
         step_size = scalars["scaledLearningRate1"]
         torch._foreach_add_(weights, directions, alpha=-step_size)
-        write(batch.weights, weights)
+        write(group.weights, weights)
         if self.is_combined:
-            velocity = batch.load("Accl1")
-            self._carry_over(batch, velocity)
-            batch.store("Accl1", velocity)
+            velocity = group.load("Accl1")
+            self._carry_over(group, velocity)
+            group.store("Accl1", velocity)
 
-    def _kernel(self, batch: Batch) -> _fused_kernels.Kernel | None:
+    def _kernel(self, group: WeightGroup) -> _fused_kernels.Kernel | None:
         """Find the kernel that does the same, in one pass.
 
         It puts the decay into the gradient: the factors of the two, and those of
         Nesterov's sum, must agree. Loaded ones needn't.
         """
-        if self.is_combined or batch.is_clipped or not batch.suits_kernels:
+        if self.is_combined or group.is_clipped or not group.suits_kernels:
             return None
-        scalars = batch.scalars
+        scalars = group.scalars
         share = scalars["dampeningScaleFactor1"] * scalars["nesterovWeightDecay1"]
         is_same = (
             scalars["scaledMomentum1"] != 0.0  # else it takes no velocity
@@ -216,8 +216,8 @@ class MomentumSGD(UpdateRule):
         )
         return _fused_kernels.sgd() if is_same else None
 
-    def _carry_over(self, batch: Batch, velocity: list[Tensor]) -> None:
-        torch._foreach_mul_(velocity, batch.scalars["scaledMomentum1"])
-        decay = batch.scalars["scaledWeightDecay1"]
+    def _carry_over(self, group: WeightGroup, velocity: list[Tensor]) -> None:
+        torch._foreach_mul_(velocity, group.scalars["scaledMomentum1"])
+        decay = group.scalars["scaledWeightDecay1"]
         if decay:
-            torch._foreach_add_(velocity, widened(batch.weights), alpha=decay)
+            torch._foreach_add_(velocity, widened(group.weights), alpha=decay)

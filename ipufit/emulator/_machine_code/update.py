@@ -11,18 +11,28 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Dict, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Dict, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ipufit.emulator._update.adaptive import AdamRule, LambRule, RMSpropRule
-from ipufit.emulator._update.batch import Batch, UpdateRule
 from ipufit.emulator._update.sgd import MomentumSGD, PlainSGD
+from ipufit.emulator._update.weight_group import STEP, UpdateRule, WeightGroup
 
+if TYPE_CHECKING:
+    from ipufit.emulator._device.device import GradientReduction
+    from ipufit.emulator._update.device_optimizer import DeviceOptimizer
+
+Tensors = Sequence[Tensor]
 Values = Dict[str, float]
 Inputs = Mapping[str, Tensor]
 State = Dict[str, Tensor]
+
+
+_REDUCTION = ("scale", "divisor", "ratio")
+"""What comes before the numbers of the optimiser."""
 
 
 class Formulas(ABC):
@@ -31,14 +41,14 @@ class Formulas(ABC):
     Both functions replace what they change in `state`.
     """
 
-    def values(self, batch: Batch, step: float) -> Values:
+    def values(self, group: WeightGroup, step: float) -> Values:
         """The numbers that the formulas take.
 
         Args:
-            batch: Has the hyper-parameters.
+            group: Has the hyper-parameters.
             step: The number of this update, from 1.
         """
-        return {**batch.scalars, "lossScaling": batch.loss_scaling}
+        return {**group.scalars, "lossScaling": group.loss_scaling}
 
     @abstractmethod
     def direction(
@@ -147,12 +157,12 @@ class _Adam(_Moments):
     def __init__(self, rule: AdamRule) -> None:
         self._decays_gradient = rule.decays_gradient
 
-    def values(self, batch: Batch, step: float) -> Values:
-        scalars = batch.scalars
+    def values(self, group: WeightGroup, step: float) -> Values:
+        scalars = group.scalars
         lr, decay = scalars["learningRate"], scalars["weightDecay"]
         first = _correction(scalars["beta1"], step)
         return {
-            **super().values(batch, step),
+            **super().values(group, step),
             **_betas(scalars),
             "shrinkage": 1.0 - lr * decay,
             "stepSize": lr / first if first else math.nan,
@@ -181,14 +191,14 @@ class _Lamb(_Moments):
     def __init__(self, rule: LambRule) -> None:
         self._corrects_bias = rule.corrects_bias
 
-    def values(self, batch: Batch, step: float) -> Values:
-        scalars = batch.scalars
+    def values(self, group: WeightGroup, step: float) -> Values:
+        scalars = group.scalars
         first = second = 1.0
         if self._corrects_bias:
             first = _correction(scalars["beta1"], step)
             second = _correction(scalars["beta2"], step)
         return {
-            **super().values(batch, step),
+            **super().values(group, step),
             **_betas(scalars),
             "firstCorrection": first,
             "root": _root(second),
@@ -212,9 +222,9 @@ class _RMSprop(Formulas):
     def __init__(self, rule: RMSpropRule) -> None:
         self._rule = rule
 
-    def values(self, batch: Batch, step: float) -> Values:
-        alpha = batch.scalars["alpha"]
-        return {**super().values(batch, step), "1-alpha": 1.0 - alpha}
+    def values(self, group: WeightGroup, step: float) -> Values:
+        alpha = group.scalars["alpha"]
+        return {**super().values(group, step), "1-alpha": 1.0 - alpha}
 
     def direction(
         self, weight: Tensor, gradient: Tensor, state: State, inputs: Inputs
@@ -274,3 +284,112 @@ def _correction(beta: float, step: float) -> float:
 
 def _root(value: float) -> float:
     return math.sqrt(value) if value >= 0.0 else math.nan
+
+
+@dataclass(frozen=True)
+class Update:
+    """An optimiser's update of the weights.
+
+    Attributes:
+        groups: Weights that are updated together: what is asked of them are rules,
+            names and slots of the state, not tensors.
+        max_grad_norm: The largest norm of the gradients.
+    """
+
+    groups: tuple[WeightGroup, ...]
+    max_grad_norm: float
+
+    def is_of(self, groups: Sequence[WeightGroup]) -> bool:
+        """Whether it is the update of these too."""
+        shapes = [_shape(group) for group in groups]
+        return [_shape(group) for group in self.groups] == shapes
+
+    @property
+    def num_values(self) -> int:
+        """How many numbers it takes."""
+        values = (formulas(g.rule).values(g, 1.0) for g in self.groups)
+        return len(_REDUCTION) + sum(map(len, values))
+
+    def table(
+        self,
+        optimizer: DeviceOptimizer,
+        groups: Sequence[WeightGroup],
+        reduction: GradientReduction,
+        updates: int,
+    ) -> Tensor:
+        """The numbers of some updates: a row for each.
+
+        Args:
+            optimizer: The device's.
+            groups: Its own, of which `is_of` is true.
+            reduction: Of the gradients.
+            updates: How many will follow.
+        """
+        first = [reduction.scale, float(reduction.divisor), optimizer.gradient_ratio]
+        rows = []
+        for index in range(updates):
+            row = list(first)
+            for group in groups:
+                step = group.step + 1.0 + index
+                row += formulas(group.rule).values(group, step).values()
+            rows.append(row)
+        return torch.tensor(rows, dtype=torch.float32)
+
+    def apply(
+        self, weights: Tensors, states: Tensors, values: Tensor, gradients: Tensors
+    ) -> None:
+        """Update weights and states in place.
+
+        Args:
+            weights: Of all groups, one after the other.
+            states: What `states(groups)` gives.
+            values: A row of the table.
+            gradients: The sums over the micro-batches; for each weight one.
+        """
+        numbers = iter(values.unbind(0))
+        _, divisor, ratio = (next(numbers) for _ in _REDUCTION)
+        remaining = iter(states)
+        work = []
+        for group, start in self._starts():
+            rule = formulas(group.rule)
+            names = rule.values(group, 1.0)
+            inputs = {name: next(numbers) for name in names}
+            for index in range(start, start + len(group.names)):
+                before = {slot: next(remaining) for slot in _slots(group)}
+                after = dict(before)
+                gradient = gradients[index] / divisor * ratio
+                direction = rule.direction(weights[index], gradient, after, inputs)
+                work.append((rule, weights[index], direction, before, after, inputs))
+        factor = None
+        if self.max_grad_norm != float("inf"):
+            factor = clipping_factor([w[2] for w in work], self.max_grad_norm)
+        for rule, weight, direction, before, after, inputs in work:
+            clipped = direction if factor is None else direction * factor
+            updated = rule.updated(weight, clipped, after, inputs)
+            weight.copy_(updated)
+            for slot, state in before.items():
+                state.copy_(after[slot])
+
+    def _starts(self) -> Iterator[tuple[WeightGroup, int]]:
+        start = 0
+        for group in self.groups:
+            yield group, start
+            start += len(group.names)
+
+
+def states(groups: Sequence[WeightGroup]) -> list[Tensor]:
+    """The state tensors of groups, weight by weight."""
+    return [
+        group.state[slot][index]
+        for group in groups
+        for index in range(len(group.names))
+        for slot in _slots(group)
+    ]
+
+
+def _slots(group: WeightGroup) -> list[str]:
+    return [slot for slot in group.state if slot != STEP]
+
+
+def _shape(group: WeightGroup) -> tuple[object, ...]:
+    return group.rule, tuple(group.names), tuple(group.state)

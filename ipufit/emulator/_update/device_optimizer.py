@@ -22,13 +22,19 @@ from ipufit.emulator._optimizers.values import (
     Variable,
 )
 from ipufit.emulator._update.adaptive import AdamRule, LambRule, RMSpropRule
-from ipufit.emulator._update.batch import STEP, Batch, UpdateRule, WeightState, widened
 from ipufit.emulator._update.loss_scale import (
     FINAL_LOSS_SCALE,
     UPDATE_FACTOR,
     AutomaticLossScale,
 )
 from ipufit.emulator._update.sgd import MomentumSGD, PlainSGD
+from ipufit.emulator._update.weight_group import (
+    STEP,
+    UpdateRule,
+    WeightGroup,
+    WeightState,
+    widened,
+)
 from ipufit.emulator.errors import Error
 
 _LOSS_SCALING = "lossScaling_FLOAT"
@@ -95,8 +101,8 @@ class DeviceOptimizer:
             self._trained[name] = _Trained(weight, index, rule, scalars, state)
         # The device's loss scaling is the settings', or one loaded with a state.
         self._loss_scaling = settings.loss_scaling
-        self._batches: list[Batch] = []
-        self._batched: tuple[str, ...] = ()
+        self._groups: list[WeightGroup] = []
+        self._grouped_names: tuple[str, ...] = ()
 
     def update(self, settings: OptimizerSettings) -> None:
         """Take other values, which `check_replaceable` has let through.
@@ -109,7 +115,7 @@ class DeviceOptimizer:
         for trained in self._trained.values():
             variables = settings.variables(trained.group_index)
             trained.scalars = trained.rule.scalars(variables, settings.scaling)
-        self._forget_batches()
+        self._forget_groups()
 
     @property
     def loss_scale_factor(self) -> float:
@@ -132,28 +138,28 @@ class DeviceOptimizer:
         reached = tuple(
             name for name in self._trained if gradients.get(name) is not None
         )
-        batches = self.batches(reached)
+        groups = self.groups(reached)
         directions = []
-        for batch in batches:
+        for group in groups:
             values = self._as_scaled_on_device(
-                widened([g for g in map(gradients.get, batch.names) if g is not None])
+                widened([g for g in map(gradients.get, group.names) if g is not None])
             )
-            directions.append(batch.rule.directions(batch, values))
-        for batch, clipped in zip(batches, self._clip(directions)):
-            batch.rule.apply(batch, clipped)
+            directions.append(group.rule.directions(group, values))
+        for group, clipped in zip(groups, self._clip(directions)):
+            group.rule.apply(group, clipped)
         self._adapt_loss_scale(gradients)
 
-    def batches(self, names: tuple[str, ...]) -> list[Batch]:
+    def groups(self, names: tuple[str, ...]) -> list[WeightGroup]:
         """Weights as they are updated together: by rule, group, values and counter.
 
         Args:
             names: Of those that have gradients, in the order of the parameters.
         """
-        if names != self._batched:
-            self._forget_batches()
-            self._batches = self._make_batches(names)
-            self._batched = names
-        return self._batches
+        if names != self._grouped_names:
+            self._forget_groups()
+            self._groups = self._make_groups(names)
+            self._grouped_names = names
+        return self._groups
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -190,7 +196,7 @@ class DeviceOptimizer:
             variable hyper-parameters, such as `learningRate___specific___<name>` and
             `lossScaling_FLOAT`.
         """
-        self._settle_batches()
+        self._settle_groups()
         state: StateTensors = {}
         values: StateTensors = {}
         for name, trained in self._trained.items():
@@ -220,7 +226,7 @@ class DeviceOptimizer:
             >>> list(DeviceOptimizer(settings, {"w": weight}, {"w": 0}).tensors())
             ['scaledLearningRate0___specific___w', ..., 'lossScaling_FLOAT']
         """
-        self._settle_batches()
+        self._settle_groups()
         tensors: StateTensors = {}
         for name, trained in self._trained.items():
             for slot, tensor in trained.state.items():
@@ -254,7 +260,7 @@ class DeviceOptimizer:
         Raises:
             Error: If a state tensor has another shape than the device's.
         """
-        self._forget_batches()
+        self._forget_groups()
         given_state, given_values = ipu_state or {}, ipu_param or {}
         for name, trained in self._trained.items():
             for slot, tensor in trained.state.items():
@@ -272,22 +278,22 @@ class DeviceOptimizer:
 
     def reset_state(self) -> None:
         """Begin anew: momenta and counters as before the first update."""
-        self._forget_batches()
+        self._forget_groups()
         for trained in self._trained.values():
             trained.state = trained.rule.initial_state(trained.weight, trained.scalars)
         if self._automatic is not None:
             self._automatic.factor = 1.0
 
-    def _settle_batches(self) -> None:
-        for batch in self._batches:
-            batch.settle()
+    def _settle_groups(self) -> None:
+        for group in self._groups:
+            group.settle()
 
-    def _forget_batches(self) -> None:
-        self._settle_batches()
-        self._batches, self._batched = [], ()
+    def _forget_groups(self) -> None:
+        self._settle_groups()
+        self._groups, self._grouped_names = [], ()
 
-    def _make_batches(self, names: tuple[str, ...]) -> list[Batch]:
-        batches: dict[tuple[object, ...], Batch] = {}
+    def _make_groups(self, names: tuple[str, ...]) -> list[WeightGroup]:
+        groups: dict[tuple[object, ...], WeightGroup] = {}
         is_clipped = not math.isinf(self._settings.max_grad_norm)
         for name in names:
             trained = self._trained[name]
@@ -296,9 +302,9 @@ class DeviceOptimizer:
             # With the group: what is compiled must not depend on equal values.
             values = tuple(scalars.values())
             key = (trained.rule, trained.group_index, values, step)
-            if key not in batches:
+            if key not in groups:
                 state: dict[str, list[Tensor]] = {slot: [] for slot in trained.state}
-                batches[key] = Batch(
+                groups[key] = WeightGroup(
                     trained.rule,
                     [],
                     [],
@@ -308,12 +314,12 @@ class DeviceOptimizer:
                     is_clipped,
                     step,
                 )
-            batch = batches[key]
-            batch.names.append(name)
-            batch.weights.append(trained.weight)
+            group = groups[key]
+            group.names.append(name)
+            group.weights.append(trained.weight)
             for slot, tensor in trained.state.items():
-                batch.state[slot].append(tensor)
-        return [batch.seal() for batch in batches.values()]
+                group.state[slot].append(tensor)
+        return [group.seal() for group in groups.values()]
 
     def _as_scaled_on_device(self, gradients: list[Tensor]) -> list[Tensor]:
         """Gradients as they would be with the loss scaling of the device alone."""
@@ -327,12 +333,12 @@ class DeviceOptimizer:
         largest = self._settings.max_grad_norm
         if not directions or math.isinf(largest):
             return directions
-        norms = [n for batch in directions for n in torch._foreach_norm(batch)]
+        norms = [n for group in directions for n in torch._foreach_norm(group)]
         norm = float(torch.stack(norms).norm())
         if norm <= largest:
             return directions
         # Not in place: a direction may be the stored velocity, which isn't clipped.
-        return [list(torch._foreach_mul(batch, largest / norm)) for batch in directions]
+        return [list(torch._foreach_mul(group, largest / norm)) for group in directions]
 
 
 def group_indices(

@@ -27,7 +27,7 @@ STEP = "Step"
 
 
 @dataclass
-class Batch:
+class WeightGroup:
     """Weights with the same rule, hyper-parameters and number of updates.
 
     Attributes:
@@ -56,7 +56,7 @@ class Batch:
     _strides: list[tuple[int, ...]] = field(default_factory=list)
     _counter: Tensor | None = None
 
-    def seal(self) -> Batch:
+    def seal(self) -> WeightGroup:
         """Look at the tensors, now that they are complete."""
         self._strides = [weight.stride() for weight in self.weights]
         self._counter = torch.full((), self.step)
@@ -91,7 +91,7 @@ class Batch:
         """The number of updates as fused kernels take it, once for each weight."""
         counter = self._counter
         if counter is None:
-            raise RuntimeError("The batch isn't sealed.")
+            raise RuntimeError("The group isn't sealed.")
         return [counter.fill_(self.step)] * len(self.weights)
 
     def laid_out(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -126,11 +126,11 @@ class UpdateRule(ABC):
         """Make the state of a weight before its first update."""
 
     @abstractmethod
-    def directions(self, batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
+    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
         """Turn float32 gradients into what gradient clipping applies to."""
 
     @abstractmethod
-    def apply(self, batch: Batch, directions: list[Tensor]) -> None:
+    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
         """Update the weights, and the state that clipping has an effect on."""
 
 
