@@ -20,7 +20,7 @@ from ipufit.types import Logs
 
 from .coverage import check_rows, cut
 from .evaluation import Evaluation
-from .eviction import heard_eviction
+from .interruption import heard_eviction
 from .programs.executors import Executors
 from .training import Training
 

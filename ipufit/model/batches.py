@@ -12,9 +12,9 @@ from ipufit.optimizers import check_covers
 from ipufit.state import RunState
 from ipufit.types import Logs
 
-from .base import _require_targets, figures_of
 from .fitting import Fitting, _check_weighting
 from .inference import Inference
+from .runs import _require_targets, figures_of
 
 
 class SingleBatches(Fitting, Inference):

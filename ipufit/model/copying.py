@@ -15,10 +15,11 @@ from typing import Any, Mapping, TypeVar
 import torch
 
 from ipufit import checkpoint as files
-from ipufit.engine import Learnt, groups_of_module, lazy_layers
+from ipufit.engine import lazy_layers
 from ipufit.errors import UnsupportedError
+from ipufit.resume import Learnt, groups_of_module
 
-from .base import ModelBase
+from .runs import ModelBase
 
 ModelT = TypeVar("ModelT", bound=ModelBase)
 

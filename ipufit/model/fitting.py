@@ -22,18 +22,7 @@ from ipufit.data import (
     column_names,
     fit_sources,
 )
-from ipufit.engine import (
-    Objective,
-    Snapshot,
-    Training,
-    WatchedGradients,
-    check_has_run,
-    check_same_run,
-    described,
-    give_shapes,
-    place_of,
-    train,
-)
+from ipufit.engine import Objective, Training, WatchedGradients, give_shapes, train
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -42,11 +31,18 @@ from ipufit.errors import (
     UnsupportedError,
 )
 from ipufit.optimizers import check_covers
+from ipufit.resume import (
+    Snapshot,
+    check_has_run,
+    check_same_run,
+    described,
+    find_checkpoint,
+    position_of,
+)
 from ipufit.state import RunState
 from ipufit.types import PathLike, Verbose
 
-from .base import ModelBase, _require_targets, warn_of_coverage
-from .saving import find_checkpoint
+from .runs import ModelBase, _require_targets, warn_of_coverage
 
 
 class Fitting(ModelBase):
@@ -319,7 +315,7 @@ class Fitting(ModelBase):
             loading=self._loading(),
             start=Position(self._passes)
             if checkpoint is None
-            else place_of(checkpoint),
+            else position_of(checkpoint),
         )
         training = Training(
             self._executors,

@@ -13,7 +13,7 @@ from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
 
-from .base import ModelBase, _rows_of_steps, figures_of, warn_of_coverage
+from .runs import ModelBase, _rows_of_steps, figures_of, warn_of_coverage
 
 
 class Inference(ModelBase):

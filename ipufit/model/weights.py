@@ -12,8 +12,8 @@ from ipufit.engine import check_shapes
 from ipufit.errors import DataError
 from ipufit.types import PathLike
 
-from .base import ModelBase
 from .copying import learnt_by
+from .runs import ModelBase
 
 
 class Weights(ModelBase):

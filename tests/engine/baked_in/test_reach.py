@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ipufit.engine.baked_in.reach import Reach
-from tests.engine import settings_of_another_module as settings
+from tests.resume import settings_of_another_module as settings
 
 FACTOR = types.SimpleNamespace(k=1.0)
 

@@ -28,7 +28,7 @@ from ipufit import (
 )
 from ipufit.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from ipufit.data import random_state
-from ipufit.engine.saved_form import in_words
+from ipufit.resume.saved_form import in_words
 from tests.checkpoint.samples import same, same_tensors
 from tests.reference import network, samples
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from ipufit import checkpoint as files
 from ipufit._kinds import each_of, fields, like
 from ipufit._poptorch import poptorch
+from ipufit.engine import Executors
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Optimization, WeightAverage
 
-from .programs.executors import Executors
 from .saved_form import LEARNT, check_form, check_tensors, in_words
 from .settings import NO_SETTINGS, config_in_words
 

@@ -15,7 +15,7 @@ from ipufit import (
     Optimizer,
 )
 from ipufit.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from ipufit.engine import Learnt, check_has_run, check_weights, place_of
+from ipufit.resume import Learnt, check_has_run, check_weights, position_of
 from tests.checkpoint.samples import same
 from tests.reference import network, samples
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_says_where_the_run_is():
         "samples": 8,
         "stop_reason": None,
     }
-    assert place_of(inside) == (0, 2)
+    assert position_of(inside) == (0, 2)
     assert inside.state["data"]["seed"] == 5
     assert inside.state["figures"]["sums"][0] == 8
     assert between.state["run"]["epoch"] == 1

@@ -28,13 +28,13 @@ from ipufit.data import (
     check_random_state,
     random_state,
 )
+from ipufit.engine import Training
 from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 
-from .learnt import Learnt, Tensors, check_weights, set_groups, under
 from .saved_form import REFERENCE, TENSOR, check_form, damaged, in_words, of_run
 from .settings import check_settings, refuse
-from .training import Training
+from .trained import Learnt, Tensors, check_weights, set_groups, under
 
 _HOST, _PASS, _VALIDATION = "host/", "pass", "validation"
 _LOSSES = "losses"
@@ -279,7 +279,7 @@ def check_same_run(
     refuse([*odd, *check_settings(checkpoint.state.get("settings", {}), settings)])
 
 
-def place_of(checkpoint: files.Checkpoint) -> Position:
+def position_of(checkpoint: files.Checkpoint) -> Position:
     """Where in the data to go on."""
     number, calls = checkpoint.state["data"]["place"]
     return Position(int(number), int(calls))

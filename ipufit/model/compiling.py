@@ -11,13 +11,7 @@ import torch
 
 from ipufit.batching import check_positive
 from ipufit.config import IPUConfig
-from ipufit.engine import (
-    Executors,
-    Figures,
-    Objective,
-    compiled_settings,
-    resolve_objective,
-)
+from ipufit.engine import Executors, Figures, Objective, resolve_objective
 from ipufit.errors import ConfigError, NotCompiledError
 from ipufit.losses import LossLike
 from ipufit.metrics import MetricLike
@@ -28,6 +22,7 @@ from ipufit.optimizers import (
     WeightAverage,
     resolve_optimization,
 )
+from ipufit.resume import compiled_settings
 
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
 MetricsLike = Union[MetricLike, PerOutput, None]

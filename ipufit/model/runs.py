@@ -20,7 +20,6 @@ from ipufit.engine import (
     Evaluation,
     Figures,
     Objective,
-    Snapshot,
     check_shapes,
     describe_coverage,
     give_shapes,
@@ -33,10 +32,11 @@ from ipufit.errors import (
 from ipufit.optimizers import (
     Optimization,
 )
+from ipufit.resume import Snapshot
 from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
 
-from .compiled import CompiledModel
+from .compiling import CompiledModel
 
 if TYPE_CHECKING:
     from ipufit.summary import Summary

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import Callback, ConfigError, IPUModel, ModelCheckpoint, Optimizer, Schedule
-from ipufit.engine.settings import check_settings, described
+from ipufit.resume.settings import check_settings, described
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -61,7 +61,7 @@ def test_objects_are_told_apart(one, other):
 
 def test_they_are_the_same_in_another_process():
     code = (
-        "import torch; from ipufit.engine.settings import described;"
+        "import torch; from ipufit.resume.settings import described;"
         "loss = torch.nn.CrossEntropyLoss(weight=torch.ones(2));"
         "print(described([loss, torch.relu]))"
     )

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ipufit.config import IPUConfig
+from ipufit.engine import Objective
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Optimization
-
-from .objective.objective import Objective
 
 _DEPTH = 4
 NO_SETTINGS = (

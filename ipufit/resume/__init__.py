@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Going on with a run that was interrupted: what is saved, checked and put back."""
+
+from __future__ import annotations
+
+from .finding import find_checkpoint
+from .settings import compiled_settings, described
+from .snapshot import Snapshot, check_has_run, check_same_run, position_of
+from .trained import Learnt, check_weights, groups_of_module
+
+__all__ = [
+    "Learnt",
+    "Snapshot",
+    "check_has_run",
+    "check_same_run",
+    "check_weights",
+    "compiled_settings",
+    "described",
+    "find_checkpoint",
+    "groups_of_module",
+    "position_of",
+]
