@@ -20,6 +20,7 @@ FLOORS = {
     "": 7,
     "model": 6,
     "testing": 6,
+    "resume": 5.5,
     "engine": 5,
     "callbacks": 4,
     "checkpoint": 3,
