@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._poptorch import poptorch
+    from ._version import __version__
     from .batching import BatchPlan
     from .callbacks import (
         BackupAndRestore,
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
     from .model import IPUModel
     from .optimizers import LossScaleRamp, Optimizer, Schedule
     from .scalars import log
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "BackupAndRestore",
@@ -122,37 +121,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_poptorch": ("poptorch",),
-    "batching": ("BatchPlan",),
-    "callbacks": (
-        "BackupAndRestore",
-        "CSVLogger",
-        "Callback",
-        "EarlyStopping",
-        "GradientMonitor",
-        "History",
-        "LambdaCallback",
-        "LearningRateScheduler",
-        "MLflowLogger",
-        "ModelCheckpoint",
-        "ProgressBar",
-        "ReduceLROnPlateau",
-        "SwapEMAWeights",
-        "TensorBoard",
-        "TerminateOnNaN",
-        "Throughput",
-        "WandbLogger",
-    ),
-    "checkpoint": ("Checkpoint", "CheckpointStore", "load_checkpoint"),
-    "config": ("IPUConfig",),
-    "data": ("CachedDataset",),
-    "metrics": ("Metric", "StreamedMetric"),
-    "model": ("IPUModel",),
-    "optimizers": ("LossScaleRamp", "Optimizer", "Schedule"),
-    "scalars": ("log",),
+    "_poptorch": ["poptorch"],
+    "_version": ["__version__"],
+    "batching": ["BatchPlan"],
+    "checkpoint": ["Checkpoint", "CheckpointStore", "load_checkpoint"],
+    "config": ["IPUConfig"],
+    "data": ["CachedDataset"],
+    "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
+    "metrics": ["Metric", "StreamedMetric"],
+    "model": ["IPUModel"],
+    "optimizers": ["LossScaleRamp", "Optimizer", "Schedule"],
+    "scalars": ["log"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 
 if not TYPE_CHECKING:  # who would take any name for one of ours
 
@@ -160,7 +141,7 @@ if not TYPE_CHECKING:  # who would take any name for one of ours
         """Import a public name at its first use."""
         if name not in __all__:
             raise AttributeError(f"module 'ipufit' has no attribute {name!r}")
-        home = importlib.import_module(f".{_HOME_OF.get(name, 'errors')}", __name__)
+        home = importlib.import_module(f".{_HOME_OF.get(name, 'callbacks')}", __name__)
         value = globals()[name] = getattr(home, name)
         return value
 

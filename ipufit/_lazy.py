@@ -11,17 +11,16 @@ from typing import Any, Callable, Mapping, Sequence
 def imported_at_first_use(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """What a package needs to find its names later (PEP 562).
+    """Make the functions with which a package imports its names later (PEP 562).
 
-    The package also imports them `if TYPE_CHECKING`: for type checkers, and because it
-    says the same as `homes` in Python's words.
+    The package also imports them `if TYPE_CHECKING`, for type checkers.
 
     Args:
-        package: Its name.
-        homes: The names by the package's module that they are of.
+        package: Name of the package.
+        homes: Modules of the package, and the names that each has.
 
     Returns:
-        Its `__getattr__` and its `__dir__`.
+        The package's `__getattr__` and `__dir__`.
 
     Example:
         >>> find, _ = imported_at_first_use("ipufit", {"scalars": ["log"]})

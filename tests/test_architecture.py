@@ -43,6 +43,7 @@ FLOORS = {
     "_kinds": 0,
     "_lazy": 0,
     "_tree": 0,
+    "_version": 0,
     "emulator": 0,
     "errors": -1,  # the ground under floor 0: `_env` and `_tree` raise our errors
     "types": -1,

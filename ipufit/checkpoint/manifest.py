@@ -8,13 +8,13 @@ with zeros for its 64 digits.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Mapping
 
 import torch
 
+from ipufit._version import __version__
 from ipufit.errors import CheckpointError
 
 from .atomic import Written
@@ -80,7 +80,7 @@ def dump_manifest(files: Mapping[str, Written], record: Record | None) -> bytes:
             "format": FORMAT,
             "version": VERSION,
             "manifest_sha256": _NO_DIGEST,
-            "ipufit": importlib.import_module("ipufit").__version__,
+            "ipufit": __version__,
             "torch": str(torch.__version__),
             "record": None if record is None else asdict(record),
             "files": listed,
