@@ -22,7 +22,7 @@ from ipufit.emulator._update.sgd import MomentumSGD, PlainSGD
 from ipufit.emulator._update.weight_group import STEP, UpdateRule, WeightGroup
 
 if TYPE_CHECKING:
-    from ipufit.emulator._device.device import GradientReduction
+    from ipufit.emulator._device.weights import GradientReduction
     from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 
 Tensors = Sequence[Tensor]
