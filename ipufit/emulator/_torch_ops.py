@@ -121,14 +121,14 @@ def begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
     trace = current_trace()
     if trace is not None:
         name = f"begin_ipu_block({stage_id}, {phase_id}, {ipu_id})"
-        trace.tracer.begin_block(BlockPlacement(name, stage_id, ipu_id, phase_id))
+        trace.recording.begin_block(BlockPlacement(name, stage_id, ipu_id, phase_id))
 
 
 def end_ipu_block() -> None:
     """What leaving a `with Block` does."""
     trace = current_trace()
     if trace is not None:
-        trace.tracer.end_block()
+        trace.recording.end_block()
 
 
 def push_name_scope(name: str) -> None:

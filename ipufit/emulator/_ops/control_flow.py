@@ -59,7 +59,7 @@ def for_loop(
     trace.require_device("for_loop", inputs)
     with trace.inside("for_loop"):
         copies = _copies(inputs)
-        recorded = record_body(trace.tracer, lambda: _as_list(body(*copies)), copies)
+        recorded = record_body(trace.recording, lambda: _as_list(body(*copies)), copies)
     _check_same(
         "the body of poptorch.for_loop takes and returns", recorded.example, inputs
     )
@@ -154,7 +154,7 @@ def _branch(
     trace.require_device("cond", inputs)
     copies = _copies(inputs)
     with trace.inside("cond"):
-        recorded = record_body(trace.tracer, lambda: _as_list(body(*copies)), copies)
+        recorded = record_body(trace.recording, lambda: _as_list(body(*copies)), copies)
     return recorded, copies, recorded.captured
 
 

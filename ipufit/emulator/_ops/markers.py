@@ -71,7 +71,7 @@ def _operator(function: Callable[..., Any], tensor: Tensor) -> Tensor:
     Outside all blocks none may be; elsewhere it makes no difference.
     """
     trace = current_trace()
-    if trace is None or trace.tracer.is_in_block():
+    if trace is None or trace.recording.is_in_block():
         return tensor
     result: Tensor = trace.call(function, tensor)
     return result
@@ -182,14 +182,14 @@ def push_name_scope(name: str) -> None:
     """Open a name scope in the trace under way, if any."""
     trace = current_trace()
     if trace is not None:
-        trace.tracer.scopes.push(name)
+        trace.recording.scopes.push(name)
 
 
 def pop_name_scope() -> None:
     """Close the innermost name scope of the trace under way, if any."""
     trace = current_trace()
     if trace is not None:
-        trace.tracer.scopes.pop()
+        trace.recording.scopes.pop()
 
 
 class Attribute(_Scope):

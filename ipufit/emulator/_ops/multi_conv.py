@@ -168,7 +168,7 @@ class MultiConv:
             raise createPoptorchError("Nested poptorch.MultiConv is not supported.")
         trace.open.append("MultiConv")
         self._trace = trace
-        self._first_node = len(trace.tracer.graph.nodes)
+        self._first_node = len(trace.recording.graph.nodes)
 
     def __exit__(
         self,
@@ -180,7 +180,7 @@ class MultiConv:
         if trace is None:
             return
         trace.open.remove("MultiConv")
-        inside = list(trace.tracer.graph.nodes)[self._first_node :]
+        inside = list(trace.recording.graph.nodes)[self._first_node :]
         if exc_type is None and not any(_is_convolution(n.target) for n in inside):
             raise createPoptorchError(
                 "Unexpected end_multi_conv: there is no convolution inside this "

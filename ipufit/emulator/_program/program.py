@@ -44,6 +44,7 @@ from ipufit.emulator._tracing.liveness import (
     erase_calls,
     erase_dead,
 )
+from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import refuse_tied_buffers, untraceable
 from ipufit.emulator._tracing.tensor_devices import FACTORIES, RANDOM_FACTORIES
 from ipufit.emulator._tracing.trace_state import active_trace
@@ -226,15 +227,15 @@ def trace(
         with torch.inference_mode(False), torch.set_grad_enabled(
             is_training
         ), visible_indexing(), _unvalidated_distributions():
-            make_tracer = StrictTracer if is_strict() else Tracer
-            tracer = make_tracer(weights, arguments.tensors())
-            with active_trace(tracer, is_training=is_training), tracing_blocks(
-                strategy, tracer.begin_block, tracer.end_block
+            recording = Recording(weights, arguments.tensors())
+            tracer = StrictTracer(recording) if is_strict() else Tracer(recording)
+            with active_trace(recording, is_training=is_training), tracing_blocks(
+                strategy, recording.begin_block, recording.end_block
             ), post_compile_hooks(), (
-                tracer.scopes.of_modules(module)
+                recording.scopes.of_modules(module)
                 if names_modules
                 else contextlib.nullcontext()
-            ), EscapeGuard(tracer.is_recording, tracer.is_on_device), tracer:
+            ), EscapeGuard(recording), tracer:
                 call_pre_compile_hooks()
                 outputs = module(*arguments.args, **arguments.kwargs)
         is_random = not torch.equal(rng_state, torch.random.get_rng_state())
@@ -247,27 +248,29 @@ def trace(
         rebound = restore_bindings(module, bindings)
     refuse_rebound(rebound)
     flat = list(flattenTensorStructure(outputs))
-    computed = {i: t for i, t in enumerate(flat) if tracer.is_on_device(t)}
-    nodes = dict(zip(computed, tracer.finish(computed.values())))
-    refuse_rebound([f"{_kind(weights[n])} {n} is reassigned" for n in tracer.rebound])
+    computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
+    nodes = dict(zip(computed, recording.finish(computed.values())))
+    refuse_rebound(
+        [f"{_kind(weights[n])} {n} is reassigned" for n in recording.weights.rebound()]
+    )
     _warn_of_host_outputs(flat, computed)
-    graph = tracer.graph
-    weight_of = tracer.weight_memory()
-    _eliminate(tracer, list(nodes.values()), weights)
+    graph = recording.graph
+    weight_of = recording.weights.memory()
+    _eliminate(recording, list(nodes.values()), weights)
     constants = {i for i, node in nodes.items() if _is_constant(node)}
     graph.output(tuple(node for i, node in nodes.items() if i not in constants))
-    graphs = _with_bodies(graph, tracer.root)
-    compiled_in = _compiled_in(tracer, weights)
-    _check_operators(tracer, graphs, compiled_in)
+    graphs = _with_bodies(graph, recording.root)
+    compiled_in = _compiled_in(recording, weights)
+    _check_operators(graphs, compiled_in)
     ipus = used_ipus(graphs, compiled_in)
     if is_training:
-        add_final_loss(graph, tracer.results)
+        add_final_loss(graph, recording.results)
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
     changes = changed_memory(graphs)
     updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
     updated = frozenset(updates)
     return Program(
-        graph=GraphModule(tracer.root, graph),
+        graph=GraphModule(recording.root, graph),
         weight_names=tuple(weights),
         weight_shapes=tuple(weight.shape for weight in weights.values()),
         output_structure=reconstructTensorStructure(
@@ -280,7 +283,7 @@ def trace(
             index: tensor for index, tensor in enumerate(flat) if index not in computed
         },
         has_loss=is_training,
-        blocks=tuple(tracer.begun),
+        blocks=tuple(recording.begun),
         ipus=ipus,
         is_random=is_random,
         updated_weights=updated & floating,
@@ -289,23 +292,25 @@ def trace(
             name for name in updated & floating if updates[name] - NORM_FUNCTIONS
         ),
         written_inputs=tuple(
-            index for index, m in enumerate(tracer.input_memory()) if m in changes
+            index for index, m in enumerate(recording.input_memory()) if m in changes
         ),
     )
 
 
-def _eliminate(tracer: Tracer, results: list[Node], weights: dict[str, Tensor]) -> None:
+def _eliminate(
+    recording: Recording, results: list[Node], weights: dict[str, Tensor]
+) -> None:
     """Erase the dead calls of a trace; all if it gives nothing back."""
-    inputs = set(tracer.input_memory())
-    if not results and not inputs & changed_memory([tracer.graph]).keys():
-        erase_calls(tracer.graph)
+    inputs = set(recording.input_memory())
+    if not results and not inputs & changed_memory([recording.graph]).keys():
+        erase_calls(recording.graph)
         return
     variables = {
         memory
-        for memory, name in tracer.weight_memory().items()
+        for memory, name in recording.weights.memory().items()
         if weights[name].is_floating_point()
     }
-    erase_dead(tracer.graph, results, variables | inputs)
+    erase_dead(recording.graph, results, variables | inputs)
 
 
 @contextlib.contextmanager
@@ -365,24 +370,22 @@ def _with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
     return graphs
 
 
-def _compiled_in(tracer: Tracer, weights: dict[str, Tensor]) -> set[str]:
+def _compiled_in(recording: Recording, weights: dict[str, Tensor]) -> set[str]:
     """The graph's inputs that PopTorch makes constants of."""
     return {
-        tracer.weight_input(name)
+        recording.weights.inputs[name]
         for name, weight in weights.items()
         if not weight.is_floating_point()
     }
 
 
-def _check_operators(
-    tracer: Tracer, graphs: list[Graph], compiled_in: set[str]
-) -> None:
+def _check_operators(graphs: list[Graph], compiled_in: set[str]) -> None:
     """Refuse combinations of calls, and in strict mode calls, that don't compile."""
     for graph in graphs:
         constants = constant_nodes(graph, compiled_in)
         check_graph(graph, constants)
         compute_as_device(graph, constants)
-    if isinstance(tracer, StrictTracer):
+    if is_strict():
         refuse_unsupported_operators(graphs, compiled_in)
 
 

@@ -22,7 +22,8 @@ from ipufit.emulator._ground.switches import STRICT_VARIABLE
 from ipufit.emulator._program.supported_ops import SUPPORTED_OPERATORS
 from ipufit.emulator._tracing.constant_nodes import constant_nodes
 from ipufit.emulator._tracing.operands import tensors_in
-from ipufit.emulator._tracing.trace_state import recorded
+from ipufit.emulator._tracing.operation import recorded
+from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.tracer import Tracer
 from ipufit.emulator.errors import createPoptorchError
 
@@ -62,12 +63,12 @@ class _OperatorWatch(TorchDispatchMode):
     """Notes the operators that run on something else than constants made meanwhile.
 
     Args:
-        is_recording: Whether they belong to a call that is recorded.
+        recording: Of the trace; only operators of its operations count.
     """
 
-    def __init__(self, is_recording: Callable[[], bool]) -> None:
+    def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self._is_recording = is_recording
+        self._recording = recording
         self.seen: set[str] = set()
         self._constants: dict[int, Tensor] = {}  # by id; kept alive: ids are reused
 
@@ -79,7 +80,7 @@ class _OperatorWatch(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func`, and note it."""
-        if not self._is_recording():
+        if not self._recording.is_running_operation:
             return func(*args, **(kwargs or {}))
         touched = [id(tensor) for tensor in tensors_in((args, kwargs or {}))]
         result = func(*args, **(kwargs or {}))
@@ -98,8 +99,7 @@ class StrictTracer(Tracer):
     """A tracer that remembers what operators each call was made of.
 
     Args:
-        weights: As for `Tracer`.
-        inputs: As for `Tracer`.
+        recording: As for `Tracer`.
     """
 
     def __torch_function__(
@@ -110,11 +110,11 @@ class StrictTracer(Tracer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Record the call with its operators."""
-        before = next(iter(reversed(self.graph.nodes)), None)
-        with _OperatorWatch(self.is_recording) as watch:
+        before = next(iter(reversed(self.recording.graph.nodes)), None)
+        with _OperatorWatch(self.recording) as watch:
             result = super().__torch_function__(func, types, args, kwargs)
         call = _Call(recorded(func), frozenset(watch.seen))
-        for node in reversed(self.graph.nodes):
+        for node in reversed(self.recording.graph.nodes):
             if node is before:
                 break
             node.meta.setdefault(_CALL, call)

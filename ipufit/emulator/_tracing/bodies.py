@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from torch import Tensor
 from torch.fx.graph import Graph
@@ -11,11 +11,9 @@ from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
 from ipufit.emulator._tracing.liveness import erase_dead
+from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import host_tensor_among
 from ipufit.emulator.errors import createPoptorchError
-
-if TYPE_CHECKING:
-    from ipufit.emulator._tracing.tracer import Tracer
 
 
 class Body:
@@ -46,12 +44,12 @@ class Body:
 
 
 def record_body(
-    tracer: Tracer, function: Callable[[], list[Any]], inputs: list[Tensor]
+    recording: Recording, function: Callable[[], list[Any]], inputs: list[Tensor]
 ) -> Body:
     """Call `function` once; take what it recorded out of the trace's graph.
 
     Args:
-        tracer: It records the calls.
+        recording: Of the trace under way.
         function: Returns a list of tensors.
         inputs: The tensors that it will be given others for.
 
@@ -62,40 +60,40 @@ def record_body(
         Error: It returns something else than tensors of the device, or changes a
             tensor in place that isn't one of `inputs`.
     """
-    bindings = tracer.bindings()
-    starts = [bindings[id(tensor)] for tensor in inputs]
-    outside = [t for t in tracer.tensors() if all(t is not i for i in inputs)]
+    before = dict(recording.nodes)
+    starts = [before[id(tensor)] for tensor in inputs]
+    outside = [t for t in recording.tensors() if all(t is not i for i in inputs)]
     versions = [tensor._version for tensor in outside]
-    num_nodes = len(tracer.graph.nodes)
+    num_nodes = len(recording.graph.nodes)
     outputs = function()
-    _check_outputs(tracer, outputs)
+    _check_outputs(recording, outputs)
     if any(t._version != version for t, version in zip(outside, versions)):
         raise createPoptorchError(
             "The body of poptorch.for_loop or poptorch.cond changes a tensor in place "
             "that is not one of its inputs: on the device it has a copy, and the "
             "change would be lost. Make it an input, and return it."
         )
-    after = tracer.bindings()
-    cut = list(tracer.graph.nodes)[num_nodes:]
+    after = recording.nodes
+    cut = list(recording.graph.nodes)[num_nodes:]
     graph, captured = _subgraph(cut, starts, [after[id(t)] for t in outputs])
-    program = GraphModule(tracer.root, graph)
+    program = GraphModule(recording.root, graph)
     for node in reversed(cut):
-        tracer.graph.erase_node(node)
-    tracer.rebind(bindings)
+        recording.graph.erase_node(node)
+    recording.rebind(before)
     tensor_of = {
-        bindings[id(t)]: t for t in reversed(tracer.tensors()) if id(t) in bindings
+        before[id(t)]: t for t in reversed(recording.tensors()) if id(t) in before
     }
     return Body(program, [tensor_of[node] for node in captured], outputs)
 
 
-def _check_outputs(tracer: Tracer, outputs: list[Any]) -> None:
+def _check_outputs(recording: Recording, outputs: list[Any]) -> None:
     for output in outputs:
         if not isinstance(output, Tensor):
             raise createPoptorchError(
                 "The body of poptorch.for_loop or poptorch.cond must return tensors. "
                 f"Got {type(output).__name__}."
             )
-        if not tracer.is_on_device(output):
+        if not recording.is_on_device(output):
             raise host_tensor_among("return", output)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import replace
 from typing import Any, Callable, Iterator
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from ipufit.emulator._tracing.operands import map_tensors, tensors_in
+from ipufit.emulator._tracing.operation import Operation
 
 _KEEPS_VALUES = frozenset(
     """
@@ -97,33 +99,25 @@ def to_half(tensor: Tensor) -> Tensor:
     return rounded
 
 
-def in_float32(
-    func: Callable[..., Any],
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Callable[..., Any]:
-    """`func` as a device computes it if it touches float16.
-
-    Args:
-        func: A function of torch.
-        name: Of the function.
-        args: Its arguments.
-        kwargs: The same by name.
+def in_float32(operation: Operation) -> Operation:
+    """An operation as a device computes it if it touches float16.
 
     Returns:
-        `func` itself if there is no float16, or if it computes no values.
+        The operation itself if there is no float16, or if it computes no values.
 
     Example:
         >>> x = torch.tensor([1.0, 3.0], dtype=torch.float16)
-        >>> in_float32(torch.sigmoid, "sigmoid", (x,), {})(x)
+        >>> in_float32(Operation(torch.sigmoid, "sigmoid", (x,), {})).run()
         tensor([0.7310, 0.9526], dtype=torch.float16)
     """
+    name = operation.name
     if name in _CASTS:
-        return _as_rounding_cast(func, name, args, kwargs)
-    if name in _KEEPS_VALUES or not _has_half((args, kwargs)):
-        return func
-    return _as_computation(func, name)
+        function = _as_rounding_cast(operation)
+    elif name in _KEEPS_VALUES or not _has_half(operation.tensors()):
+        return operation
+    else:
+        function = _as_computation(operation.function, name)
+    return replace(operation, function=function)
 
 
 def original(target: Any) -> Any:
@@ -135,13 +129,9 @@ def _has_half(value: Any) -> bool:
     return any(tensor.dtype == torch.float16 for tensor in tensors_in(value))
 
 
-def _as_rounding_cast(
-    func: Callable[..., Any],
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Callable[..., Any]:
-    others = [*args[1:], *kwargs.values()]
+def _as_rounding_cast(operation: Operation) -> Callable[..., Any]:
+    func, name, args = operation.function, operation.name, operation.args
+    others = [*args[1:], *operation.kwargs.values()]
     is_to_half = name == "half" or torch.float16 in others or _has_half(others)
     if not is_to_half or args[0].dtype != torch.float32:
         return func

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of torch's functions that PopTorch doesn't support.
 
+To add one, write a function that raises and put it into the table at the end.
+
 Without these checks the host would compute what a pod refuses to compile (PopTorch,
 `LossOps.cpp`, `RNNOps.cpp`, `ReshapeOps.cpp`, `EmbeddingOps.cpp`, `PoolingOps.cpp`,
 `BitwiseOps.cpp`, and the limits in its user guide, "IPU supported operations").
@@ -8,34 +10,21 @@ Without these checks the host would compute what a pod refuses to compile (PopTo
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator._tracing.operation import Operation
 from ipufit.emulator.errors import createPoptorchError
 
-_CTC_ARGUMENTS = (
-    "log_probs",
-    "targets",
-    "input_lengths",
-    "target_lengths",
-    "blank",
-    "reduction",
-)
+_CTC_ARGUMENTS = "log_probs targets input_lengths target_lengths blank reduction"
 _RNN_ARGUMENTS = (
-    "input",
-    "hx",
-    "params",
-    "has_biases",
-    "num_layers",
-    "dropout",
-    "train",
-    "bidirectional",
-    "batch_first",
+    "input hx params has_biases num_layers dropout train bidirectional batch_first"
+)
+_CONV_TRANSPOSE_ARGUMENTS = (
+    "input weight bias stride padding output_padding groups dilation"
 )
 _RNNS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
 _NO_REDUCTION = ("none", 0)
@@ -43,65 +32,48 @@ _LINEAR_UPSAMPLING = {
     "linear": "aten::upsample_linear1d",
     "trilinear": "aten::upsample_trilinear3d",
 }
-_CONV_TRANSPOSE_ARGUMENTS = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "output_padding",
-    "groups",
-    "dilation",
-)
 _BITWISE = (
     "__invert__",
     "bitwise_not",
     "bitwise_not_",
     *(
-        form.format(operation)
-        for operation in ("and", "or", "xor")
+        form.format(function)
+        for function in ("and", "or", "xor")
         for form in ("bitwise_{}", "bitwise_{}_", "__{}__", "__i{}__", "__r{}__")
     ),
 )
 
 
-def refuse_unsupported(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Refuse a call of torch that doesn't compile.
-
-    Args:
-        name: Of the function.
-        args: Its arguments.
-        kwargs: The same by name.
+def refuse_unsupported(operation: Operation) -> None:
+    """Refuse an operation whose arguments PopTorch doesn't support.
 
     Raises:
         Error: One of them is not supported.
 
     Example:
-        >>> refuse_unsupported("relu", (), {})
+        >>> refuse_unsupported(Operation(torch.relu, "relu", (), {}))
     """
-    check = _CHECKS.get(name)
+    check = _CHECKS.get(operation.name)
     if check is not None:
-        check(name, args, kwargs)
+        check(operation)
 
 
-def _refuse_class_weights(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    if _named(("input", "target", "weight"), args, kwargs).get("weight") is not None:
-        aten = "cross_entropy_loss" if name.startswith("cross") else "nll_loss_nd"
+def _refuse_class_weights(operation: Operation) -> None:
+    if operation.arguments("input target weight").get("weight") is not None:
+        aten = (
+            "cross_entropy_loss"
+            if operation.name.startswith("cross")
+            else "nll_loss_nd"
+        )
         raise createPoptorchError(
             f'Parameter "weight" is unsupported for aten::{aten}: weigh the classes '
             "yourself, with reduction='none' and `weight[target]`."
         )
 
 
-def _refuse_cross_entropy(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    _refuse_class_weights(name, args, kwargs)
-    given = _bound(functional.cross_entropy, args, kwargs)
+def _refuse_cross_entropy(operation: Operation) -> None:
+    _refuse_class_weights(operation)
+    given = operation.arguments_of(functional.cross_entropy)
     is_of_classes = given["input"].shape != given["target"].shape
     is_mean = given.get("reduction", "mean") == "mean"
     if given.get("label_smoothing") and is_of_classes and is_mean:
@@ -113,8 +85,8 @@ def _refuse_cross_entropy(
         )
 
 
-def _refuse_ctc(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    given = _named(_CTC_ARGUMENTS, args, kwargs)
+def _refuse_ctc(operation: Operation) -> None:
+    given = operation.arguments(_CTC_ARGUMENTS)
     if given.get("reduction") in _NO_REDUCTION:
         raise createPoptorchError(
             'CTCLoss with reduction="none" is currently not supported: use "sum" or '
@@ -128,11 +100,11 @@ def _refuse_ctc(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         )
 
 
-def _refuse_rnn(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    given = _named(_RNN_ARGUMENTS, args, kwargs)
+def _refuse_rnn(operation: Operation) -> None:
+    given = operation.arguments(_RNN_ARGUMENTS)
     if isinstance(given.get("hx"), Tensor) and given["hx"].dim() == 1:
         raise createPoptorchError("Packed sequences are not supported: pad them.")
-    kind = _RNNS[name]
+    kind = _RNNS[operation.name]
     verb = "is " if kind == "RNN" else ""
     if given.get("num_layers", 1) != 1:
         raise createPoptorchError(
@@ -151,18 +123,16 @@ def _refuse_rnn(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         raise createPoptorchError(f"{kind} without biases {verb}not supported")
 
 
-def _refuse_open_classes(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    if _named(("input", "num_classes"), args, kwargs).get("num_classes", -1) == -1:
+def _refuse_open_classes(operation: Operation) -> None:
+    if operation.arguments("input num_classes").get("num_classes", -1) == -1:
         raise createPoptorchError(
             "OneHot num classes must be specified and must be constant. The shape of "
             "the result would depend on values."
         )
 
 
-def _refuse_open_bins(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _named(("input", "weights", "minlength"), args, kwargs).get("minlength", 0) <= 0:
+def _refuse_open_bins(operation: Operation) -> None:
+    if operation.arguments("input weights minlength").get("minlength", 0) <= 0:
         raise createPoptorchError(
             "Bincount `minlength` must be specified and must be a constant. On the IPU "
             "MK2 platform the minimum length is also the maximum length: values "
@@ -170,10 +140,8 @@ def _refuse_open_bins(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         )
 
 
-def _refuse_upsampling(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    given = _bound(functional.interpolate, args, kwargs)
+def _refuse_upsampling(operation: Operation) -> None:
+    given = operation.arguments_of(functional.interpolate)
     mode = given.get("mode", "nearest")
     if mode in _LINEAR_UPSAMPLING:
         raise createPoptorchError(
@@ -200,10 +168,9 @@ def _refuse_bilinear(factors: tuple[float, ...]) -> None:
         )
 
 
-def _refuse_sparse_embedding(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    given = _bound(getattr(functional, name), args, kwargs)
+def _refuse_sparse_embedding(operation: Operation) -> None:
+    name = operation.name
+    given = operation.arguments_of(getattr(functional, name))
     for option in ("scale_grad_by_freq", "sparse"):
         if given.get(option):
             raise createPoptorchError(f"Unsupported aten::{name} operation: {option}.")
@@ -214,11 +181,9 @@ def _refuse_sparse_embedding(
         )
 
 
-def _refuse_uneven_pooling(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    given = _named(("input", "output_size"), args, kwargs)
-    rank = int(name[-2])
+def _refuse_uneven_pooling(operation: Operation) -> None:
+    given = operation.arguments("input output_size")
+    rank = int(operation.name[-2])
     wanted = _as_tuple(given["output_size"])
     wanted = wanted * rank if len(wanted) == 1 else wanted
     for dim, (size, out) in enumerate(zip(given["input"].shape[-rank:], wanted)):
@@ -229,15 +194,16 @@ def _refuse_uneven_pooling(
             )
 
 
-def _refuse_indices(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_indices(operation: Operation) -> None:
+    kind = operation.name.replace("_with_indices", "")
     raise createPoptorchError(
-        f"{name.replace('_with_indices', '')} with return_indices=True is not "
+        f"{kind} with return_indices=True is not "
         "supported: only the values of max pooling can be had."
     )
 
 
-def _refuse_dilation(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    dilation = _named(_CONV_TRANSPOSE_ARGUMENTS, args, kwargs).get("dilation", 1)
+def _refuse_dilation(operation: Operation) -> None:
+    dilation = operation.arguments(_CONV_TRANSPOSE_ARGUMENTS).get("dilation", 1)
     if any(step != 1 for step in _as_tuple(dilation)):
         raise createPoptorchError(
             "Non default value for dilations is not supported by transposed "
@@ -245,33 +211,31 @@ def _refuse_dilation(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         )
 
 
-def _refuse_bytes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    operands = (*args, *kwargs.values())
+def _refuse_bytes(operation: Operation) -> None:
+    operands = (*operation.args, *operation.kwargs.values())
     types = {x.dtype if isinstance(x, Tensor) else int for x in operands}
     if types <= {torch.uint8, torch.int8}:
         raise createPoptorchError(
-            f"{name}: Poplar does not support binary operations on 8-bit integral "
-            "types. Cast to torch.int32, or to torch.bool."
+            f"{operation.name}: Poplar does not support binary operations on 8-bit "
+            "integral types. Cast to torch.int32, or to torch.bool."
         )
 
 
-def _refuse_unsorted(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    names = ("input", "k", "dim", "largest", "sorted")
-    if not _named(names, args, kwargs).get("sorted", True):
+def _refuse_unsorted(operation: Operation) -> None:
+    if not operation.arguments("input k dim largest sorted").get("sorted", True):
         raise createPoptorchError("sorted=False is not supported for torch.topk.")
 
 
-def _refuse_singular_values(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _refuse_singular_values(operation: Operation) -> None:
+    name = operation.name
     which = "p" if name == "norm" else "ord"
-    given = _named(("input", which, "dim"), args, kwargs)
+    given = operation.arguments(f"input {which} dim")
     if given.get(which) == "nuc":
         raise createPoptorchError("Matrix nuclear norm is not supported.")
     # `torch.norm` takes a matrix for the vector of its elements.
     if name == "norm" or given.get(which) not in (2, -2):
         return
-    dim, tensor = given.get("dim"), next(tensors_in((args, kwargs)))
+    dim, tensor = given.get("dim"), operation.tensors()[0]
     rank = tensor.dim() if dim is None else len(_as_tuple(dim))
     if name == "linalg_matrix_norm" or rank == 2:
         raise createPoptorchError(
@@ -280,23 +244,11 @@ def _refuse_singular_values(
         )
 
 
-def _bound(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    return inspect.signature(function).bind_partial(*args, **kwargs).arguments
-
-
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _named(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    return {**dict(zip(names, args)), **kwargs}
-
-
-_CHECKS: dict[str, Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = {
+_CHECKS: dict[str, Callable[[Operation], None]] = {
     "cross_entropy": _refuse_cross_entropy,
     "cross_entropy_loss": _refuse_class_weights,
     "nll_loss": _refuse_class_weights,

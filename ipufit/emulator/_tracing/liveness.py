@@ -67,7 +67,7 @@ class Effects:
     is_operator: bool = False
 
 
-class CallWatch:
+class MemoryWatch:
     """Finds out what a call does to its arguments; make one before the call.
 
     Args:
@@ -76,7 +76,7 @@ class CallWatch:
 
     Example:
         >>> x = torch.ones(1)
-        >>> watch = CallWatch("add_", [x])
+        >>> watch = MemoryWatch("add_", [x])
         >>> effects = watch.effects(x.add_(1))
         >>> effects.writes == effects.reads == effects.results, effects.is_operator
         (True, True)

@@ -9,24 +9,75 @@ end (PopTorch, `SliceOps.cpp`).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 from torch.fx.node import Node
 
+from ipufit.emulator._tracing.operation import NodesById, Operation
 from ipufit.emulator.errors import Error, createPoptorchError
 
 _CASTS = frozenset({"clone", "int", "long", "positive", "short", "to"})
 _SIGNS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
 
 
-def moving_sizes(index: Any, nodes: Mapping[int, Node]) -> dict[int, int]:
+def with_constant_bounds(operation: Operation, nodes: NodesById) -> Operation:
+    """Read the bounds of slices that are tensors of the host: they are constants.
+
+    Example:
+        >>> x = torch.zeros(3)
+        >>> args = (x, (slice(torch.tensor([1]), None), 0))
+        >>> read = Operation(Tensor.__getitem__, "__getitem__", args, {})
+        >>> with_constant_bounds(read, {}).args[1]
+        (slice(1, None, None), 0)
+    """
+    if operation.name not in ("__getitem__", "__setitem__"):
+        return operation
+
+    def number(bound: Any) -> Any:
+        is_constant = isinstance(bound, Tensor) and id(bound) not in nodes
+        return int(bound) if is_constant else bound
+
+    def constant(index: Any) -> Any:
+        if isinstance(index, tuple):
+            return tuple(map(constant, index))
+        if isinstance(index, slice):
+            return slice(*map(number, (index.start, index.stop, index.step)))
+        return index
+
+    tensor, index, *values = operation.args
+    return replace(operation, args=(tensor, constant(index), *values))
+
+
+def with_moving_slices(operation: Operation, nodes: NodesById) -> Operation:
+    """Make `moving_slices` of `tensor[index]` with slices whose ends are on the device.
+
+    Raises:
+        Error: The size of such a slice isn't a constant, or isn't positive.
+
+    Example:
+        >>> x = torch.zeros(3)
+        >>> read = Operation(Tensor.__getitem__, "__getitem__", (x, slice(1, 3)), {})
+        >>> with_moving_slices(read, {}) is read
+        True
+    """
+    if operation.name not in ("__getitem__", "__setitem__"):
+        return operation
+    sizes = moving_sizes(operation.args[1], nodes)
+    if not sizes or operation.name == "__setitem__":
+        return operation
+    args = (*operation.args, sizes)
+    return Operation(moving_slices, moving_slices.__name__, args, {})
+
+
+def moving_sizes(index: Any, nodes: NodesById) -> dict[int, int]:
     """Find the slices whose ends are on the device, and their sizes.
 
     Args:
         index: As in `tensor[index]`.
-        nodes: Those of the device's tensors, by the tensor's id.
+        nodes: Node of each tensor on the device.
 
     Returns:
         Position among the parts of `index` -> size.
@@ -98,34 +149,6 @@ def slice_positions(
     return torch.remainder(first + torch.arange(0, size, step), tensor.shape[dim])
 
 
-def constant_bounds(index: Any, is_on_device: Callable[[Tensor], bool]) -> Any:
-    """Read the bounds of slices that are tensors of the host: they are constants.
-
-    Args:
-        index: As in `tensor[index]`.
-        is_on_device: Tells the device's tensors, which stay.
-
-    Returns:
-        The index with numbers for them.
-
-    Example:
-        >>> constant_bounds((slice(torch.tensor([1]), None), 0), lambda tensor: False)
-        (slice(1, None, None), 0)
-    """
-    if isinstance(index, tuple):
-        return tuple(constant_bounds(part, is_on_device) for part in index)
-    if isinstance(index, slice):
-        return slice(
-            *(
-                int(bound)
-                if isinstance(bound, Tensor) and not is_on_device(bound)
-                else bound
-                for bound in (index.start, index.stop, index.step)
-            )
-        )
-    return index
-
-
 def check_factor(size: int, length: int) -> None:
     """Refuse a size that doesn't divide the dimension.
 
@@ -173,7 +196,7 @@ def _dimension(parts: list[Any], position: int, rank: int) -> int:
     return sum(dims[:position])
 
 
-def _from_origin(end: Any, nodes: Mapping[int, Node]) -> tuple[Node, int]:
+def _from_origin(end: Any, nodes: NodesById) -> tuple[Node, int]:
     """The tensor that an end is computed from, and what was added to it."""
     if not isinstance(end, Tensor):
         raise _size_varies()

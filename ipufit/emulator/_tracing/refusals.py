@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
@@ -12,7 +10,8 @@ from torch.autograd.function import BackwardCFunction
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._tracing.operands import tensors_in
-from ipufit.emulator._tracing.tensor_devices import is_host_device
+from ipufit.emulator._tracing.operation import Operation
+from ipufit.emulator._tracing.tensor_devices import moves_to_host
 from ipufit.emulator.errors import Error, createPoptorchError
 
 _VALUE_READERS = {
@@ -47,15 +46,9 @@ _TYPE_NAMES = {
 """What torch's C++ side, and so PopTorch's message, calls the types."""
 
 _DYNAMIC_SHAPES = frozenset(
-    {
-        "argwhere",
-        "masked_select",
-        "nonzero",
-        "unique",
-        "unique_consecutive",
-        "_unique",
-        "_unique2",
-    }
+    """
+    argwhere masked_select nonzero unique unique_consecutive _unique _unique2
+    """.split()  # noqa: SIM905 - one per line would be longer
 )
 """Functions whose result has a shape that depends on values."""
 
@@ -69,21 +62,16 @@ class DynamicShapeError(Error, DynamicOutputShapeException):
     __hash__ = Error.__hash__  # torch's is a dataclass, and they have none
 
 
-def refuse_value_reader(name: str, args: tuple[Any, ...], device: Any) -> None:
+def refuse_value_reader(operation: Operation) -> None:
     """Refuse a function that needs the value of a device's tensor.
-
-    Args:
-        name: Of the function.
-        args: Its arguments, one of them on the device.
-        device: The device that it is told, if any.
 
     Raises:
         Error: It needs a value.
     """
-    what = _VALUE_READERS.get(name)
-    if name == "to" and is_host_device(device):
+    what = _VALUE_READERS.get(operation.name)
+    if moves_to_host(operation):
         what = '.to("cpu")'
-    if name == "__format__" and args[0].dim() == 0:
+    if operation.name == "__format__" and operation.args[0].dim() == 0:
         what = "formatting (an f-string)"
     if what is not None:
         raise value_needed(what)
@@ -98,8 +86,13 @@ def value_needed(what: str) -> Error:
     )
 
 
-def tensors_are_equal() -> bool:
-    """What `torch.equal` says of the device's tensors while a model is traced.
+def text_without_values(operation: Operation) -> str:
+    """The `repr` of a tensor of the device while a model is traced."""
+    return f"tensor(<unavailable>, shape={tuple(operation.args[0].shape)})"
+
+
+def tensors_are_equal(operation: Operation) -> bool:
+    """The answer of `torch.equal` for the device's tensors while a model is traced.
 
     PopTorch has an answer for it, if no value (`RegisterMetaOps.cpp.inc`), and layers
     of torch rely on it: `torch.nn.TransformerEncoder` looks for a causal mask with it.
@@ -114,18 +107,17 @@ def tensors_are_equal() -> bool:
     return False
 
 
-def refuse_dynamic_shape(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def refuse_dynamic_shape(operation: Operation) -> None:
     """Refuse a function whose result has no fixed shape.
 
     Raises:
         DynamicShapeError: The shape of the result depends on values.
     """
+    name, args = operation.name, operation.args
     is_mask_read = name == "__getitem__" and any(
         index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1:])
     )
-    is_where_read = name == "where" and len(args) + len(kwargs) == 1
+    is_where_read = name == "where" and len(args) + len(operation.kwargs) == 1
     if name in _DYNAMIC_SHAPES or is_mask_read or is_where_read:
         what = "indexing with a mask" if is_mask_read else f"`{name}`"
         raise DynamicShapeError(

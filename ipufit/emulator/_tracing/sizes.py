@@ -9,13 +9,14 @@ does. Which places these are is what the schemas of torch's operators say.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _jit_get_schemas_for_operator
 
-from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator._tracing.operation import NodesById, Operation
 from ipufit.emulator._tracing.refusals import value_needed
 
 _SCHEMAS = {"interpolate": "__interpolate"}
@@ -35,49 +36,39 @@ _SEVERAL = "int, int, ..."
 _TENSOR = "Tensor"
 
 
-def with_plain_sizes(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    is_on_device: Callable[[Tensor], bool],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
     """Put ints in the places of the host's tensors that torch takes for ints.
 
-    Args:
-        func: A function of torch.
-        args: Its arguments.
-        kwargs: The same by name.
-        is_on_device: Tells the device's tensors.
-
-    Returns:
-        The arguments; tensors that aren't in such a place stay.
+    Tensors that aren't in such a place stay.
 
     Raises:
         Error: A tensor of the device is in such a place.
 
     Example:
         >>> x, n = torch.zeros(4), torch.tensor(2)
-        >>> with_plain_sizes(Tensor.reshape, (x, n, n), {}, lambda tensor: False)[0]
+        >>> reshape = Operation(Tensor.reshape, "reshape", (x, n, n), {})
+        >>> with_plain_sizes(reshape, {}).args
         (tensor([0., 0., 0., 0.]), 2, 2)
-        >>> with_plain_sizes(Tensor.add, (x, n), {}, lambda tensor: False)[0]
+        >>> with_plain_sizes(Operation(Tensor.add, "add", (x, n), {}), {}).args
         (tensor([0., 0., 0., 0.]), tensor(2))
     """
-    if not any(_is_whole_number(tensor) for tensor in tensors_in((args, kwargs))):
-        return args, kwargs
-    name = getattr(func, "__name__", "")
+    if not any(map(_is_whole_number, operation.tensors())):
+        return operation
+    name, args, kwargs = operation.name, operation.args, operation.kwargs
+    is_method = getattr(Tensor, name, None) is operation.function
 
     def plain(value: Any) -> Any:
         if not isinstance(value, Tensor) or not _is_whole_number(value):
             return value
-        if is_on_device(value):
+        if id(value) in nodes:
             raise value_needed(f"a tensor as a size, dimension or index of `{name}`")
         return int(value)
 
-    def in_place(value: Any, place: int | str) -> Any:
-        forms = _forms(name, place, is_method=getattr(Tensor, name, None) is func)
+    def in_place(place: int | str, value: Any) -> Any:
+        forms = _forms(name, place, is_method=is_method)
         if isinstance(value, Tensor):
             is_taken = _SEVERAL in forms or (_INT in forms and value.dim() == 0)
-            is_refused = bool(forms) and is_on_device(value)
+            is_refused = bool(forms) and id(value) in nodes
             return plain(value) if is_taken or is_refused else value
         if _LIST in forms and isinstance(value, (tuple, list)):
             return type(value)(map(plain, value))
@@ -85,17 +76,32 @@ def with_plain_sizes(
 
     def in_index(value: Any) -> Any:
         is_single = isinstance(value, Tensor) and value.dim() == 0
-        is_mask = isinstance(value, Tensor) and value.dtype == torch.uint8
-        return plain(value) if is_single and not is_mask else value
+        return plain(value) if is_single and value.dtype != torch.uint8 else value
 
     if name in ("__getitem__", "__setitem__"):
         index = args[1]
         index = tuple(map(in_index, index)) if type(index) is tuple else in_index(index)
-        return (args[0], index, *args[2:]), kwargs
-    return (
-        tuple(in_place(value, place) for place, value in enumerate(args)),
-        {key: in_place(value, key) for key, value in kwargs.items()},
+        return replace(operation, args=(args[0], index, *args[2:]))
+    return replace(
+        operation,
+        args=tuple(in_place(place, value) for place, value in enumerate(args)),
+        kwargs={key: in_place(key, value) for key, value in kwargs.items()},
     )
+
+
+def new_of_size(operation: Operation, nodes: NodesById) -> Operation:
+    """Make `new_empty` of `new` with a size.
+
+    In a graph the size becomes a tuple, and `new` of a tuple takes values.
+
+    Example:
+        >>> x = torch.zeros(4)
+        >>> new_of_size(Operation(Tensor.new, "new", (x, x.shape), {}), {}).name
+        'new_empty'
+    """
+    if operation.name == "new" and isinstance(operation.args[-1], torch.Size):
+        return replace(operation, function=Tensor.new_empty, name="new_empty")
+    return operation
 
 
 def _is_whole_number(tensor: Tensor) -> bool:

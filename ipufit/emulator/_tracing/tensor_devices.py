@@ -1,37 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On the IPU or on the host: where a call of torch puts the tensors it creates."""
+"""Where an operation puts the tensors it creates: on the IPU or on the host."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._tracing.operands import has_tensors
+from ipufit.emulator._tracing.operation import NodesById, Operation
 
 FACTORIES = frozenset(
     getattr(torch, name)
-    for name in (
-        "arange",
-        "empty",
-        "full",
-        "full_like",
-        "linspace",
-        "logspace",
-        "normal",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "range",
-        "tensor",
-        "zeros",
-        "zeros_like",
-    )
+    for name in """
+    arange empty full full_like linspace logspace normal ones rand randint randn
+    randperm range tensor zeros zeros_like
+    """.split()  # noqa: SIM905 - one per line would be a page
 )
-"""Functions that create tensors on the IPU when they aren't told another device
+"""Functions that create tensors on the IPU unless given another device
 (PopTorch, `_poplar_executor.py`). Others, `torch.eye` for one, use the host."""
 
 RANDOM_FACTORIES = frozenset(
@@ -39,74 +26,76 @@ RANDOM_FACTORIES = frozenset(
 )
 
 
-def is_forced_to_device(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Whether a call creates a tensor on the IPU without being told to.
+def creates_on_device(operation: Operation) -> bool:
+    """Whether an operation puts what it returns on the IPU, whatever its operands.
 
-    Each such call is warned of in the log, however often one is made (PopTorch,
-    `_poplar_executor.py`). `device=None` isn't replaced: torch then takes the host.
-
-    Args:
-        function: A function of torch.
-        args: Its arguments.
-        kwargs: The same by name.
+    A factory that isn't given a device does so, and each such call is warned of in the
+    log (PopTorch, `_poplar_executor.py`). `device=None` is the host's: torch decides.
 
     Example:
-        >>> is_forced_to_device(torch.zeros, (2,), {"device": None})
+        >>> creates_on_device(Operation(torch.zeros, "zeros", (2,), {"device": None}))
         False
     """
-    if function not in FACTORIES or "device" in kwargs:
+    device = _requested_device(operation)
+    if device is not None:
+        return not _is_host(device)
+    if operation.function not in FACTORIES or "device" in operation.kwargs:
         return False
-    if function is torch.normal and has_tensors((args, kwargs)):
+    if operation.function is torch.normal and operation.tensors():
         return False
     logger.warning(
         "No device set in torch.%s(): forcing to IPU. Pass `device`, for example that "
         "of an input.",
-        function.__name__,
+        operation.name,
     )
     return True
 
 
-def is_host_device(device: Any) -> bool:
-    """Whether a `device` argument asks for the host.
-
-    An emulated device's tensors say that they are on `torch.device("cpu")`, so only
-    the string is taken at its word.
+def moves_to_host(operation: Operation) -> bool:
+    """Whether it is `tensor.to("cpu")`.
 
     Example:
-        >>> is_host_device("cpu"), is_host_device(torch.zeros(1).device)
-        (True, False)
+        >>> x = torch.zeros(1)
+        >>> moves_to_host(Operation(x.to, "to", (x, "cpu"), {}))
+        True
+        >>> moves_to_host(Operation(x.to, "to", (x, x.device), {}))
+        False
     """
-    return isinstance(device, str) and device == "cpu"
+    return operation.name == "to" and _is_host(_requested_device(operation))
 
 
-def emulated_devices(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Replace "ipu" devices in the arguments of a call of torch.
-
-    Args:
-        name: Of the function.
-        args: Its arguments.
-        kwargs: The same by name.
-
-    Returns:
-        The arguments, and the device that they ask for, if any.
+def with_emulated_devices(operation: Operation, nodes: NodesById) -> Operation:
+    """Replace "ipu" devices in the arguments of an operation.
 
     Example:
-        >>> emulated_devices("zeros", (2,), {"device": "ipu:0"})
-        ((2,), {'device': device(type='cpu')}, device(type='cpu'))
+        >>> zeros = Operation(torch.zeros, "zeros", (2,), {"device": "ipu:0"})
+        >>> with_emulated_devices(zeros, {}).kwargs
+        {'device': device(type='cpu')}
     """
-    if name == "to":
+    args, kwargs = operation.args, operation.kwargs
+    if operation.name == "to":
         args = (*args[:1], *map(_emulated_device, args[1:]))
     if "device" in kwargs:
         kwargs = {**kwargs, "device": _emulated_device(kwargs["device"])}
-    positional = args[1:2] if name == "to" else ()
-    devices = [d for d in positional if isinstance(d, (str, torch.device))]
-    return args, kwargs, kwargs.get("device") or next(iter(devices), None)
+    return replace(operation, args=args, kwargs=kwargs)
 
 
 def _emulated_device(value: Any) -> Any:
     is_ipu = isinstance(value, (str, torch.device)) and str(value).startswith("ipu")
     return torch.device("cpu") if is_ipu else value
+
+
+def _requested_device(operation: Operation) -> Any:
+    """The device in the arguments, if any."""
+    positional = operation.args[1:2] if operation.name == "to" else ()
+    devices = [d for d in positional if isinstance(d, (str, torch.device))]
+    return operation.kwargs.get("device") or next(iter(devices), None)
+
+
+def _is_host(device: Any) -> bool:
+    """Whether a `device` argument asks for the host.
+
+    Tensors of an emulated device have `torch.device("cpu")` as theirs, so only the
+    string means the host.
+    """
+    return isinstance(device, str) and device == "cpu"

@@ -37,10 +37,10 @@ def getIpuTensorId(x: Tensor) -> int:
     """
     require_tensor(x, "getIpuTensorId takes a tensor.")
     state = active_state()
-    if state is None or not state.tracer.is_on_device(x):
+    if state is None or not state.recording.is_on_device(x):
         raise createPoptorchError(
             "Only tensors on the IPU have an id: the weights and inputs of a model and "
             "what `forward` computes from them, while it is traced."
         )
-    numbers = [id(tensor) for tensor in state.tracer.tensors()]
+    numbers = [id(tensor) for tensor in state.recording.tensors()]
     return numbers.index(id(x))

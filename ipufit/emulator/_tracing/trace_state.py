@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which trace is under way, for the functions that a module calls in `forward`."""
+"""The trace under way, for the functions that a module calls in `forward`."""
 
 from __future__ import annotations
 
@@ -8,42 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
 
 from torch import Tensor
-from torch.overrides import handle_torch_function
 
 from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator._tracing.operation import DeviceFunction
 from ipufit.emulator._tracing.refusals import host_tensor_among
 from ipufit.emulator.errors import createPoptorchError
 
-if TYPE_CHECKING:
-    from ipufit.emulator._tracing.tracer import Tracer
-
-
-class RecordedCall:
-    """A function of the emulator's that is one call to modes of torch's functions.
-
-    A mode of the user's calls what it is told of: that goes on to the next mode, and
-    so to the tracer, as torch's own functions do.
-
-    Args:
-        function: What the tracer records.
-
-    Attributes:
-        function: The same.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.__name__ = function.__name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Tell the next mode."""
-        tensors = tuple(tensors_in((args, kwargs)))
-        return handle_torch_function(self, tensors, *args, **kwargs)
-
-
-def recorded(func: Callable[..., Any]) -> Callable[..., Any]:
-    """What a tracer records of `func`."""
-    return func.function if isinstance(func, RecordedCall) else func
+if TYPE_CHECKING:  # at run time only models that are compiled need it
+    from ipufit.emulator._tracing.recording import Recording
 
 
 @dataclass
@@ -51,22 +23,22 @@ class TraceState:
     """A trace under way.
 
     Attributes:
-        tracer: It records the calls.
+        recording: The operations recorded so far.
         is_training: Whether the program will be differentiated.
         open: Names of the constructs that are not finished, innermost last.
     """
 
-    tracer: Tracer
+    recording: Recording
     is_training: bool
     open: list[str] = field(default_factory=list)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Carry out `function` on the device's tensors and record it as one call.
+        """Run `function` on the device's tensors and record it as one operation.
 
         Args:
             function: What the device runs. It is called while tracing too.
             *args: At least one tensor among them.
-            **kwargs: The same by name.
+            **kwargs: Passed on.
 
         Returns:
             Its result, with the tensors that stand for the device's.
@@ -75,7 +47,7 @@ class TraceState:
             Error: One of the tensors is the host's.
         """
         self.require_device(function.__name__, tensors_in((args, kwargs)))
-        return RecordedCall(function)(*args, **kwargs)
+        return DeviceFunction(function)(*args, **kwargs)
 
     def require_device(self, what: str, tensors: Iterable[Tensor]) -> None:
         """Refuse tensors of the host.
@@ -84,7 +56,7 @@ class TraceState:
             Error: There is one; `what` says who needs it on the device.
         """
         for tensor in tensors:
-            if not self.tracer.is_on_device(tensor):
+            if not self.recording.is_on_device(tensor):
                 raise host_tensor_among(what, tensor)
 
     def refuse_training(self, what: str) -> None:
@@ -133,27 +105,27 @@ def active_state() -> TraceState | None:
 
 
 def current_trace() -> TraceState | None:
-    """The trace that a call at this place would be recorded by.
+    """The trace that would record an operation made here.
 
     Returns:
-        None outside a trace, and while a recorded call is carried out: what happens
-        in there is part of that call.
+        None outside a trace, and while a recorded operation runs: what happens in
+        there is part of it.
 
     Example:
         >>> current_trace() is None
         True
     """
-    if _active is None or _active.tracer.is_recording():
+    if _active is None or _active.recording.is_running_operation:
         return None
     return _active
 
 
 @contextlib.contextmanager
-def active_trace(tracer: Tracer, *, is_training: bool) -> Iterator[TraceState]:
+def active_trace(recording: Recording, *, is_training: bool) -> Iterator[TraceState]:
     """Make a trace the current one for a while.
 
     Args:
-        tracer: It records the calls.
+        recording: Where operations are recorded.
         is_training: Whether the program will be differentiated.
 
     Yields:
@@ -161,7 +133,7 @@ def active_trace(tracer: Tracer, *, is_training: bool) -> Iterator[TraceState]:
     """
     global _active
     before = _active
-    _active = TraceState(tracer, is_training)
+    _active = TraceState(recording, is_training)
     try:
         yield _active
     finally:

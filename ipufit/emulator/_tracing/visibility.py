@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import untraceable
 from ipufit.emulator.errors import Error
 
@@ -74,16 +75,12 @@ class EscapeGuard(TorchDispatchMode):
     refused it raises on leaving too, as TorchScript turns errors into its own.
 
     Args:
-        is_expected: Whether the trace is carrying out a call that it has seen.
-        is_on_device: Whether a tensor belongs to the traced program.
+        recording: Of the trace to guard.
     """
 
-    def __init__(
-        self, is_expected: Callable[[], bool], is_on_device: Callable[[Tensor], bool]
-    ) -> None:
+    def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self._is_expected = is_expected
-        self._is_on_device = is_on_device
+        self._recording = recording
         self._refusal: Error | None = None
 
     def __torch_dispatch__(
@@ -95,8 +92,8 @@ class EscapeGuard(TorchDispatchMode):
     ) -> Any:
         """Let `func` pass, or refuse it."""
         kwargs = kwargs or {}
-        if not self._is_expected() and any(
-            self._is_on_device(tensor) for tensor in tensors_in((args, kwargs))
+        if not self._recording.is_running_operation and any(
+            map(self._recording.is_on_device, tensors_in((args, kwargs)))
         ):
             self._refusal = untraceable(func)
             raise self._refusal

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that `forward` exchanges for others: put back, and refused."""
+"""The weights of a module that is traced: copies to compute with, and exchanges.
+
+A trace changes no weight: it computes with copies. Assigning another tensor to a
+weight's name in `forward` is undone, and refused.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from typing import Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
+from ipufit.emulator._ground.dtypes import device_tensor
+from ipufit.emulator._tracing.liveness import storage_of
 from ipufit.emulator.errors import createPoptorchError
 
 _BATCH_NORMS = (
@@ -16,8 +22,8 @@ _BATCH_NORMS = (
     torch.nn.BatchNorm3d,
 )
 
-
 Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
+"""Module, its path, `_parameters` or `_buffers`, and what it has there by name."""
 
 
 def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -25,6 +31,52 @@ def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = dict(module.named_parameters())
     weights.update(module.named_buffers())
     return weights
+
+
+class DeviceWeights:
+    """Copies of a module's weights, for a trace to compute with.
+
+    Args:
+        weights: Name to host tensor, parameters and buffers.
+
+    Attributes:
+        copies: Name to copy, in the type that a device stores.
+        inputs: Name to the name of the graph's input.
+    """
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self.inputs = {name: f"weight_{i}" for i, name in enumerate(weights)}
+        self.copies = {name: _copy(tensor) for name, tensor in weights.items()}
+        pairs = list(zip(weights.values(), self.copies.values()))
+        self._copy_of = {id(host): copy for host, copy in pairs}
+        self._host_of = {id(copy): host for host, copy in pairs}
+        self._addresses = {name: c.data_ptr() for name, c in self.copies.items()}
+
+    def on_device(self, tensor: Tensor) -> Tensor:
+        """The copy of a weight; any other tensor is itself."""
+        return self._copy_of.get(id(tensor), tensor)
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """The weight that a tensor is a copy of; any other tensor is itself."""
+        return self._host_of.get(id(tensor), tensor)
+
+    def memory(self) -> dict[int, str]:
+        """The storages of the copies, and the weights' names."""
+        return {storage_of(copy): name for name, copy in self.copies.items()}
+
+    def rebound(self) -> list[str]:
+        """Weights that were given other memory, as by `weight.data = ...`."""
+        return [
+            name
+            for name, copy in self.copies.items()
+            if copy.data_ptr() != self._addresses[name]
+        ]
+
+
+def _copy(weight: Tensor) -> Tensor:
+    copy = device_tensor(weight.detach(), copy=True)
+    copy.requires_grad_(weight.requires_grad and copy.is_floating_point())
+    return copy
 
 
 def bindings_of(module: torch.nn.Module) -> Bindings:

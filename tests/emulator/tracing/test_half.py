@@ -12,6 +12,7 @@ from torch.nn.functional import mse_loss
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._tracing.half import in_float32, original, rounding, to_half
+from ipufit.emulator._tracing.operation import Operation
 
 HALF, SINGLE = torch.float16, torch.float32
 
@@ -103,9 +104,12 @@ def test_products_are_added_up_in_float32():
 
 def test_calls_without_half_are_recorded_as_they_are():
     x = torch.ones(2)
-    assert in_float32(torch.sin, "sin", (x,), {}) is torch.sin
-    assert in_float32(torch.Tensor.view, "view", (x.half(), 2), {}) is torch.Tensor.view
-    wrapped = in_float32(torch.sin, "sin", (x.half(),), {})
+    for unchanged in (
+        Operation(torch.sin, "sin", (x,), {}),
+        Operation(torch.Tensor.view, "view", (x.half(), 2), {}),
+    ):
+        assert in_float32(unchanged).function is unchanged.function
+    wrapped = in_float32(Operation(torch.sin, "sin", (x.half(),), {})).function
     assert wrapped is not torch.sin
     assert original(wrapped) is torch.sin
 
