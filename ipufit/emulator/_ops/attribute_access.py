@@ -10,7 +10,7 @@ from ipufit.emulator._ops.custom_ops import ATTR_PREFIX, attributes_lists
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
-    """Give the attributes that a string stands for.
+    """Look up the attributes of a custom operation.
 
     Args:
         attribute_id_str: JSON, or `attr:` and the address of a dictionary that

@@ -26,10 +26,10 @@ def for_loop(
         count: How often the device runs the body.
         body: A function of as many tensors as it returns. It gets copies. It may
             use tensors from around it, but may not change them.
-        inputs: A list: what the body gets first.
+        inputs: A list of the tensors that the body gets first.
 
     Returns:
-        What the body returned last; a list of one for a single tensor.
+        The results of the body's last run; a list of one for a single tensor.
 
     Raises:
         ValueError: `inputs` isn't a list of tensors.
@@ -85,12 +85,12 @@ def cond(
         condition: A truth value: a tensor of one element.
         then_body: A function of tensors, for a true condition. In a trace it gets
             copies. It may use tensors from around it, but may not change them.
-        then_inps: A list: what it gets.
+        then_inps: A list of the tensors that `then_body` gets.
         else_body: The same for a false condition; it returns as many tensors.
-        else_inps: A list: what it gets.
+        else_inps: A list of the tensors that `else_body` gets.
 
     Returns:
-        What the body returned; a list of one for a single tensor.
+        The results of the body that ran; a list of one for a single tensor.
 
     Raises:
         ValueError: `then_inps` or `else_inps` isn't a list.
@@ -123,7 +123,7 @@ def cond(
 def run_loop(
     count: int, body: Body, inputs: list[Tensor], captured: list[Tensor]
 ) -> list[Tensor]:
-    """What the device does for `for_loop`."""
+    """Run `for_loop` on the device."""
     if is_tracing():
         return _copies(body.example)
     for _ in range(count):
@@ -140,7 +140,7 @@ def run_branch(
     other_inputs: list[Tensor],
     other_captured: list[Tensor],
 ) -> list[Tensor]:
-    """What the device does for `cond`."""
+    """Run `cond` on the device."""
     if is_tracing():
         return _copies(then.example)
     if bool(condition):

@@ -26,7 +26,7 @@ _LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class _StandIn:
-    """What runs in place of an operation, with the attributes of one call."""
+    """A Python function in place of C++ code, with the attributes of one call."""
 
     function: Callable[..., Any]
     attributes: dict[str, Any]
@@ -38,15 +38,15 @@ _stand_ins: dict[tuple[str, str], Callable[..., Any]] = {}
 def register_custom_op(
     name: str, domain: str, function: Callable[..., Any] | None
 ) -> None:
-    """Say in Python what a custom operation written in C++ computes.
+    """Give a Python function for a custom operation that is written in C++.
 
     Models that are compiled from now on run `function` where they call
     `poptorch.custom_op` with this name and domain. PopTorch has no such function: a
     program that runs on IPUs loads the compiled operation.
 
     Args:
-        name: Of the operation.
-        domain: Of the operation.
+        name: Name of the operation.
+        domain: Domain of the operation, such as `com.acme`.
         function: Takes the input tensors, and the attributes by name; returns a
             tensor, or a tuple or list of them. A trace doesn't look into it: it may
             read values, change its inputs in place and use a `torch.autograd.Function`
@@ -92,24 +92,24 @@ def custom_op(
 
     On the host it gives zeros, as PopTorch does. There is no PopART here: a model may
     call the operations that PopTorch has itself (`FastGatherLastDim`), and those that
-    `register_custom_op` was told about.
+    `register_custom_op` knows.
 
     Args:
-        inputs: What the operation takes.
-        name: Of the operation.
-        domain: Of the operation.
-        domain_version: Of the operation.
+        inputs: Tensors that the operation takes.
+        name: Name of the operation.
+        domain: Domain of the operation, such as `com.acme`.
+        domain_version: Version of the domain; only real IPUs look at it.
         example_outputs: Tensors of the shapes and types that it returns.
         attributes: Names to floats, ints, strings, or lists or tuples of one of
             these.
 
     Returns:
-        Zeros like `example_outputs`; in a trace, what the operation returns.
+        Zeros like `example_outputs`; in a trace, the operation's results.
 
     Raises:
         ValueError: An attribute is none of these, or isn't ASCII.
         Error: In a trace: an attribute doesn't fit into 32 bits, an input is the
-            host's, nobody has said what the operation computes, or it returns
+            host's, no function is registered for the operation, or it returns
             something else than `example_outputs`.
 
     Example:
@@ -141,7 +141,7 @@ def custom_op(
 
 
 def run_custom_op(stand_in: _StandIn, inputs: list[Tensor]) -> list[Any]:
-    """What the device does for a custom operation that was registered."""
+    """Run a custom operation that was registered, on the device."""
     outputs = stand_in.function(*inputs, **stand_in.attributes)
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     # Views have gradients of their own, be they made by a torch.autograd.Function.
@@ -168,7 +168,7 @@ def _unknown(
 
 
 def _check_outputs(name: str, outputs: list[Any], examples: list[Tensor]) -> None:
-    """Later calls were written for tensors like the examples."""
+    """Refuse outputs unlike the examples, which the rest of the model relies on."""
     got, expected = _kinds(outputs), _kinds(examples)
     if got != expected:
         raise createPoptorchError(
@@ -187,23 +187,18 @@ def _kinds(values: list[Any]) -> list[str]:
 
 
 def attributes_at(address: str) -> dict[str, Any] | None:
-    """The attributes that `torch.ops.poptorch.custom_operation` is told.
+    """Find attributes by the address that `torch.ops.poptorch` passes.
 
     Args:
         address: `ATTR_PREFIX` and the hexadecimal address of one of
             `attributes_lists`, or of `None`.
 
-    Returns:
-        That dict; None if it is none of these.
-
     Example:
         >>> attributes_at(f"{ATTR_PREFIX}{hex(id(None))}") is None
         True
     """
-    for attributes in attributes_lists:
-        if address == f"{ATTR_PREFIX}{hex(id(attributes))}":
-            return attributes
-    return None
+    by_address = {f"{ATTR_PREFIX}{hex(id(kept))}": kept for kept in attributes_lists}
+    return by_address.get(address)
 
 
 def _elements(value: Any) -> list[Any]:

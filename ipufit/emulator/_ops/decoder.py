@@ -88,7 +88,7 @@ def ctc_beam_search_decoder(
 def decode_batch(
     probs: Tensor, lengths: Tensor, blank: int, beam_width: int, top_paths: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the device does for `ctc_beam_search_decoder`."""
+    """Run `ctc_beam_search_decoder` on the device."""
     steps, batch, _ = probs.shape
     scores = torch.full((batch, top_paths), _NEVER)
     sizes = torch.zeros((batch, top_paths), dtype=torch.int64)

@@ -3,7 +3,7 @@
 
 With `Options.Precision.enableFloatingPointExceptions(True)` a device stops at a
 division by zero, an invalid operation, a comparison with NaN, or an overflow. Here
-each recorded call of the forward pass is checked for results that are not finite
+each operation of the forward pass is checked for results that are not finite
 although its arguments are; the backward pass is checked at the gradients of the
 weights.
 """
@@ -11,7 +11,7 @@ weights.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
 
 from torch import Tensor
 from torch.fx.graph import Graph
@@ -44,13 +44,7 @@ def stops_at_exceptions(options: Options) -> bool:
 
 
 def checked(graph: GraphModule) -> GraphModule:
-    """A copy of `graph` that raises where a floating-point exception occurs.
-
-    Args:
-        graph: A recorded program.
-
-    Returns:
-        It, with a check around every call.
+    """Copy a recorded program, with a check for exceptions around every operation.
 
     Example:
         >>> import torch
@@ -74,7 +68,7 @@ def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
     """Raise if a gradient is not finite.
 
     Raises:
-        Error: The name of its weight is in the message.
+        Error: There is one; the message names its weight.
 
     Example:
         >>> import torch
@@ -91,10 +85,10 @@ def _checking(node: Node) -> Callable[..., Any]:
     name = function_name(node)
 
     def check(*args: Any, **kwargs: Any) -> Any:
-        before = _Kinds.of((args, kwargs))
+        before = _NotFinite.among((args, kwargs))
         call = getattr(args[0], target) if is_method else target
         result = call(*(args[1:] if is_method else args), **kwargs)
-        after = _Kinds.of(result)
+        after = _NotFinite.among(result)
         if after.has_nan and not before.has_nan:
             raise _exception(f"`{name}` gave NaN (an invalid operation)")
         if after.has_infinity and not (before.has_infinity or before.has_nan):
@@ -113,22 +107,21 @@ def _is_uninitialised(name: str) -> bool:
     return name.startswith(("empty", "new_empty"))
 
 
-class _Kinds:
-    """Which values that are not finite there are among tensors and numbers."""
+class _NotFinite(NamedTuple):
+    """The kinds of values that are not finite among tensors and numbers."""
 
-    def __init__(self, *, has_nan: bool, has_infinity: bool) -> None:
-        self.has_nan = has_nan
-        self.has_infinity = has_infinity
+    has_nan: bool
+    has_infinity: bool
 
     @classmethod
-    def of(cls, value: Any) -> _Kinds:
+    def among(cls, value: Any) -> _NotFinite:
         tensors = [t for t in tensors_in(value) if t.is_floating_point()]
         numbers: list[float] = []
         map_leaves(value, lambda v: numbers.append(v) if isinstance(v, float) else v)
         return cls(
-            has_nan=any(bool(t.isnan().any()) for t in tensors)
+            any(bool(t.isnan().any()) for t in tensors)
             or any(map(math.isnan, numbers)),
-            has_infinity=any(bool(t.isinf().any()) for t in tensors)
+            any(bool(t.isinf().any()) for t in tensors)
             or any(map(math.isinf, numbers)),
         )
 

@@ -134,7 +134,7 @@ class _HostLayer:
 
 
 def call_on_host(layer: _HostLayer, *inputs: Tensor) -> Any:
-    """What the device does for `CPU`: ask the host."""
+    """Run `CPU` for the device, on the host."""
     if active_state() is not None:
         inputs = tuple(torch.zeros_like(tensor) for tensor in inputs)
     return _listed(layer.call(*inputs))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Callable
 
 import torch
@@ -15,16 +14,10 @@ from ipufit.emulator.enums import MatMulSerializationMode
 
 
 def nop(tensor: Tensor) -> Tensor:
-    """An operation that does nothing and that no compiler removes.
-
-    Args:
-        tensor: Any.
-
-    Returns:
-        The same tensor.
+    """Return the tensor, by an operator that no compiler removes.
 
     Raises:
-        Error: It isn't a tensor.
+        Error: `tensor` isn't a tensor.
 
     Example:
         >>> nop(torch.tensor([1.0]))
@@ -41,7 +34,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         *tensors: Tensors, or one list or tuple of them.
 
     Returns:
-        One tensor for one, a tuple for several, and for a list or a tuple the same.
+        A tensor for one, a tuple for several, a list or tuple for a list or tuple.
         As in PopTorch, a container of one tensor becomes one of the tensor's rows.
 
     Raises:
@@ -66,9 +59,9 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def _operator(function: Callable[..., Any], tensor: Tensor) -> Tensor:
-    """Record an operator that gives its argument back where that is an error.
+    """Record an operator that returns its argument, but only where that is an error.
 
-    Outside all blocks none may be; elsewhere it makes no difference.
+    After a block has ended no operator may follow; elsewhere it makes no difference.
     """
     trace = current_trace()
     if trace is None or trace.recording.is_in_block():
@@ -84,7 +77,7 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> Tensor:
-    """A matrix product that the device computes in `factor` smaller ones.
+    """Multiply matrices; the device computes the product in `factor` smaller ones.
 
     Args:
         lhs: Left operand.
@@ -125,7 +118,7 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
         The same tensor.
 
     Raises:
-        Error: It isn't a tensor.
+        Error: `tensor` isn't a tensor.
 
     Example:
         >>> set_available_memory(torch.tensor([1.0]), 0.3)
@@ -133,21 +126,6 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
     """
     require_tensor(tensor, "You may only set available memory for torch.tensor values.")
     return tensor
-
-
-class _Scope:
-    """A context manager without effect here: a device's compiler reads it."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pass
 
 
 class NameScope:
@@ -192,8 +170,8 @@ def pop_name_scope() -> None:
         trace.recording.scopes.pop()
 
 
-class Attribute(_Scope):
-    """Attach attributes to the operators inside.
+class Attribute:
+    """Attach attributes to the operators inside, for a device's compiler.
 
     Args:
         **attributes: Name of an attribute to its keys and values, all strings.
@@ -206,3 +184,9 @@ class Attribute(_Scope):
 
     def __init__(self, **attributes: dict[str, str]) -> None:
         self.attributes = attributes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        pass

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +21,7 @@ class MultiConv:
     """Let the device compute the convolutions inside together.
 
     Other operations may be inside, another `MultiConv` may not. It changes no
-    result, and nothing on the host.
+    result, and nothing on the host: the settings below are checked and not used.
 
     Example:
         >>> convolution = torch.nn.Conv2d(1, 1, 3)
@@ -32,7 +31,6 @@ class MultiConv:
     """
 
     def __init__(self) -> None:
-        self._settings: dict[str, Any] = {}
         self._trace: TraceState | None = None
         self._first_node = 0
 
@@ -42,11 +40,8 @@ class MultiConv:
         Args:
             value: A float, one for each convolution, or None.
 
-        Returns:
-            This object.
-
         Raises:
-            AssertionError: It is something else.
+            AssertionError: `value` is something else.
 
         Example:
             >>> _ = MultiConv().availableMemoryProportions([0.8, 0.4])
@@ -56,7 +51,7 @@ class MultiConv:
             "Invalid available memory proportion! Use a float, or a list or tuple of "
             f"them. Got {value!r}.",
         )
-        return self._set("available_memory_proportions", value)
+        return self
 
     def partialsTypes(self: _MultiConvT, value: Any) -> _MultiConvT:
         """Choose the type of intermediate sums.
@@ -64,11 +59,8 @@ class MultiConv:
         Args:
             value: `torch.float` or `torch.half`, or one for each convolution.
 
-        Returns:
-            This object.
-
         Raises:
-            ValueError: It is something else.
+            ValueError: `value` is something else.
 
         Example:
             >>> _ = MultiConv().partialsTypes(torch.half)
@@ -78,7 +70,7 @@ class MultiConv:
                 "Invalid partials types. Expecting torch.float or torch.half. "
                 f"Got {value!r}."
             )
-        return self._set("partials_types", value)
+        return self
 
     def enableConvDithering(self: _MultiConvT, value: Any) -> _MultiConvT:
         """Spread convolutions over tiles from different starting points.
@@ -86,18 +78,15 @@ class MultiConv:
         Args:
             value: A bool, one for each convolution, or None.
 
-        Returns:
-            This object.
-
         Raises:
-            ValueError: It is something else.
+            ValueError: `value` is something else.
 
         Example:
             >>> _ = MultiConv().enableConvDithering(True)
         """
         if value is not None and not _all_are(value, bool):
             raise ValueError(f"value must be bool or list of bools. Got {value!r}.")
-        return self._set("enable_conv_dithering", value)
+        return self
 
     def planType(self: _MultiConvT, value: MultiConvPlanType | None) -> _MultiConvT:
         """Choose between side by side and one after the other.
@@ -105,11 +94,8 @@ class MultiConv:
         Args:
             value: The plan, or None.
 
-        Returns:
-            This object.
-
         Raises:
-            AssertionError: It is something else.
+            AssertionError: `value` is something else.
 
         Example:
             >>> _ = MultiConv().planType(MultiConvPlanType.Serial)
@@ -118,25 +104,22 @@ class MultiConv:
             value is None or isinstance(value, MultiConvPlanType),
             f"Invalid plan type! Use poptorch.MultiConvPlanType. Got {value!r}.",
         )
-        return self._set("plan_type", value)
+        return self
 
     def perConvReservedTiles(self: _MultiConvT, value: int) -> _MultiConvT:
         """Reserve tiles for each convolution.
 
         Args:
-            value: How many.
-
-        Returns:
-            This object.
+            value: Number of tiles.
 
         Raises:
-            AssertionError: It isn't an int.
+            AssertionError: `value` isn't an int.
 
         Example:
             >>> _ = MultiConv().perConvReservedTiles(120)
         """
         require(isinstance(value, int), f"perConvReservedTiles: {value!r} is no int.")
-        return self._set("per_conv_reserved_tiles", value)
+        return self
 
     def cycleBackOff(self: _MultiConvT, value: float) -> _MultiConvT:
         """Trade speed of the largest convolution for tiles of the others.
@@ -144,20 +127,13 @@ class MultiConv:
         Args:
             value: A proportion.
 
-        Returns:
-            This object.
-
         Raises:
-            AssertionError: It isn't a float.
+            AssertionError: `value` isn't a float.
 
         Example:
             >>> _ = MultiConv().cycleBackOff(0.3)
         """
         require(isinstance(value, float), f"cycleBackOff: {value!r} is no float.")
-        return self._set("cycle_back_off", value)
-
-    def _set(self: _MultiConvT, name: str, value: Any) -> _MultiConvT:
-        self._settings[name] = value
         return self
 
     def __enter__(self) -> None:
@@ -171,10 +147,7 @@ class MultiConv:
         self._first_node = len(trace.recording.graph.nodes)
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, *exception: object
     ) -> None:
         trace, self._trace = self._trace, None
         if trace is None:

@@ -64,13 +64,13 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
 
 def overlapped_input(tensor: Tensor) -> Tensor:
-    """What a trace records for `set_overlap_for_input`."""
+    """Mark an input, as `set_overlap_for_input` does."""
     marked: Tensor = tensor.view_as(tensor)
     return marked
 
 
 def overlapped_output(tensor: Tensor) -> Tensor:
-    """What a trace records for `set_overlap_for_output`."""
+    """Mark an output, as `set_overlap_for_output` does."""
     marked: Tensor = tensor.view_as(tensor)
     return marked
 
@@ -83,11 +83,11 @@ def _mark(mark: Any, tensors: Any, mode: OverlapMode) -> Any:
 
 
 def check_overlap(graph: Graph, options: Options, *, has_loss: bool) -> None:
-    """Hold the marks of a traced program against the rules.
+    """Refuse marks of a traced program that are in the wrong place.
 
     Args:
         graph: The program.
-        options: It is compiled with them.
+        options: The options that it is compiled with.
         has_loss: Whether the last result of the graph is the loss, which the model
             need not return.
 

@@ -16,8 +16,8 @@ from ipufit.emulator._tracing.trace_state import (
 )
 from ipufit.emulator.errors import createPoptorchError
 
-Batch = Union[List[int], Tensor, None]
-"""The batch that each point belongs to, sorted."""
+BatchIndices = Union[List[int], Tensor, None]
+"""The index of the batch that each point belongs to, sorted; None if all are in one."""
 
 
 def fps(
@@ -64,7 +64,7 @@ def fps(
 
 
 def nearest(
-    x: Tensor, y: Tensor, batch_x: Batch = None, batch_y: Batch = None
+    x: Tensor, y: Tensor, batch_x: BatchIndices = None, batch_y: BatchIndices = None
 ) -> Tensor:
     """Find the nearest point of `y` for each point of `x`, in the same batch.
 
@@ -104,7 +104,7 @@ def nearest(
 def sample_farthest(
     src: Tensor, ptr: list[int], ratio: float, random_start: bool
 ) -> Tensor:
-    """What the device does for `fps`."""
+    """Run `fps` on the device."""
     chosen: list[Tensor] = []
     for begin, end in zip(ptr, ptr[1:]):
         points = src[begin:end].reshape(end - begin, -1)
@@ -120,8 +120,10 @@ def sample_farthest(
     return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
 
 
-def find_nearest(x: Tensor, y: Tensor, batch_x: Batch, batch_y: Batch) -> Tensor:
-    """What the device does for `nearest`."""
+def find_nearest(
+    x: Tensor, y: Tensor, batch_x: BatchIndices, batch_y: BatchIndices
+) -> Tensor:
+    """Run `nearest` on the device."""
     gaps = _as_rows(x)[:, None] - _as_rows(y)[None, :]
     distance = gaps.square().sum(dim=2)
     is_other = _batch_of(x, batch_x)[:, None] != _batch_of(y, batch_y)[None, :]
@@ -142,7 +144,7 @@ def _as_rows(points: Tensor) -> Tensor:
     return points if points.dim() == 2 else points.reshape(-1, 1)
 
 
-def _batch_of(points: Tensor, batch: Batch) -> Tensor:
+def _batch_of(points: Tensor, batch: BatchIndices) -> Tensor:
     if batch is None or len(batch) == 0:
         return torch.zeros(len(points), dtype=torch.int64)
     return torch.as_tensor(batch)
@@ -168,7 +170,9 @@ def _check_points(x: Tensor, y: Tensor) -> None:
         )
 
 
-def _check_batches(batch_x: Batch, batch_y: Batch, num_x: int, num_y: int) -> None:
+def _check_batches(
+    batch_x: BatchIndices, batch_y: BatchIndices, num_x: int, num_y: int
+) -> None:
     for batch, rows in ((batch_x, num_x), (batch_y, num_y)):
         if batch is not None and len(batch) not in (0, rows):
             raise createPoptorchError(

@@ -77,4 +77,4 @@ SHIPPED_OPERATIONS: Mapping[str, Callable[..., Tensor]] = {
     "TorchSoftplus": _torch_softplus,
     "UpsampleBilinear2d": _upsample_bilinear_2d,
 }
-"""Their names, and what they compute, of functions of torch."""
+"""Name to the same computation with functions of torch."""

@@ -113,7 +113,7 @@ def dynamic_update(
 def update_tensor(
     tensor: Tensor, src: Tensor, dim: int, start: Tensor, size: int
 ) -> Tensor:
-    """What the device does for `dynamic_update`."""
+    """Run `dynamic_update` on the device."""
     positions = slice_positions(tensor, dim, start, size, 1)
     return torch.index_copy(tensor, dim, positions, src)
 

@@ -81,7 +81,7 @@ def ipu_print_tensor(
 def print_tensor(
     tensor: Tensor, title: str, print_gradient: bool, text: TensorText
 ) -> Tensor:
-    """What the device does for `ipu_print_tensor`."""
+    """Run `ipu_print_tensor` on the device."""
     result: Tensor = tensor.view_as(tensor)
     if is_tracing():
         return result

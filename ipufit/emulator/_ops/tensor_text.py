@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a device writes a tensor to the log."""
+"""The text of a tensor as a device writes it to the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SMALLEST_FIXED = 1e-4
 
 @dataclass(frozen=True)
 class TensorText:
-    """The settings of `ipu_print_tensor`; it makes text of tensors.
+    """Makes text of tensors, by the settings of `ipu_print_tensor`.
 
     Attributes:
         summarise_threshold: Shorten tensors of more elements; 0: none.
@@ -135,7 +135,7 @@ def _leaves(values: Any) -> Iterator[Any]:
 
 
 def first_character(text: str) -> str:
-    """What reaches the device of a separator or a bracket.
+    """The part of a separator or a bracket that reaches the device.
 
     Example:
         >>> first_character(", ")

@@ -23,6 +23,7 @@ from ipufit.emulator._ground.custom_args import (
 )
 from ipufit.emulator._ground.dtypes import device_tensor, host_tensor
 from ipufit.emulator._ground.switches import is_strict, uses_channels_last
+from ipufit.emulator._options.stages import BlockPlacement
 from ipufit.emulator._options.strategies import ExecutionStrategy
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.compile_hooks import (
@@ -34,7 +35,7 @@ from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.memory_format import in_channels_last
 from ipufit.emulator._program.placement import used_ipus
 from ipufit.emulator._program.strict import StrictTracer, refuse_unsupported_operators
-from ipufit.emulator._tracing.blocks import BlockPlacement, tracing_blocks
+from ipufit.emulator._tracing.blocks import tracing_blocks
 from ipufit.emulator._tracing.bodies import Body
 from ipufit.emulator._tracing.constant_nodes import constant_nodes
 from ipufit.emulator._tracing.device_numbers import compute_as_device

@@ -8,62 +8,28 @@ is. During one, `tracing_blocks` reports every begin and end.
 from __future__ import annotations
 
 import contextlib
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    ClassVar,
-    Iterator,
-    TypeVar,
-    overload,
-)
+from typing import Any, Callable, ClassVar, Iterator, NamedTuple, TypeVar, overload
 
 import torch
 
 from ipufit.emulator._ground.checks import require
-from ipufit.emulator._options.stages import BEFORE_BLOCKS, BlockPlacement
+from ipufit.emulator._options.stages import BlockPlacement, StageManager
 from ipufit.emulator._options.strategies import ExecutionStrategy
 from ipufit.emulator.errors import createPoptorchError
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-__all__ = [
-    "BEFORE_BLOCKS",
-    "BeginBlock",
-    "Block",
-    "BlockFunction",
-    "BlockPlacement",
-    "LegacyBeginBlockFn",
-    "removeBlocks",
-    "tracing_blocks",
-]
 
 _ResultT = TypeVar("_ResultT")
 _ModuleT = TypeVar("_ModuleT", bound=torch.nn.Module)
 
 
-class _BlockTracer:
-    """Resolves the blocks of one trace and reports them."""
+class _BlockTracer(NamedTuple):
+    """Places the blocks of one trace and reports them."""
 
-    def __init__(
-        self,
-        strategy: ExecutionStrategy,
-        on_begin: Callable[[BlockPlacement], None],
-        on_end: Callable[[], None],
-    ) -> None:
-        self._manager = strategy._manager
-        self._on_begin = on_begin
-        self.end = on_end
+    manager: StageManager
+    on_begin: Callable[[BlockPlacement], None]
+    on_end: Callable[[], None]
 
     def begin(self, user_id: str | None, ipu_id: int | None) -> None:
-        self._on_begin(self._manager.place(user_id, ipu_id))
-
-    def next_auto_id(self) -> str:
-        return self._manager.next_auto_id()
-
-    def reset_auto_id(self) -> None:
-        self._manager.reset_auto_id()
+        self.on_begin(self.manager.place(user_id, ipu_id))
 
 
 class Block(torch.nn.Module):
@@ -105,15 +71,15 @@ class Block(torch.nn.Module):
             >>> Block.useAutoId()
         """
         if Block._stages_manager is not None:
-            Block._stages_manager.reset_auto_id()
+            Block._stages_manager.manager.reset_auto_id()
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
         """Begin a block that lasts until the next one begins or ends.
 
         Args:
-            user_id: The block's name.
-            ipu_id: The IPU it runs on.
+            user_id: The block's name; without one it is numbered.
+            ipu_id: The IPU it runs on, unless the execution strategy says another.
 
         Raises:
             AssertionError: During a trace, if the execution strategy doesn't
@@ -129,23 +95,18 @@ class Block(torch.nn.Module):
     def __enter__(self) -> None:
         Block.start(self._user_id, self._ipu_id)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if Block._stages_manager is not None:
-            Block._stages_manager.end()
+            Block._stages_manager.on_end()
 
 
 class LegacyBeginBlockFn(torch.nn.Module):
-    """A function whose calls begin a block; what `BeginBlock` makes of one.
+    """A function whose calls begin a block, as `BeginBlock` makes it.
 
     Args:
         layer_to_call: The function.
-        user_id: The block's name.
-        ipu_id: The IPU it runs on.
+        user_id: The block's name; without one it is numbered.
+        ipu_id: The IPU it runs on, unless the execution strategy says another.
 
     Example:
         >>> from ipufit.emulator import LegacyBeginBlockFn
@@ -165,15 +126,7 @@ class LegacyBeginBlockFn(torch.nn.Module):
         self._ipu_id = ipu_id
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Begin the block and call the function.
-
-        Args:
-            args: For the function.
-            kwargs: For the function.
-
-        Returns:
-            What the function returns.
-        """
+        """Begin the block and call the function with these arguments."""
         Block.start(self._user_id, self._ipu_id)
         return self._layer_to_call(*args, **kwargs)
 
@@ -192,7 +145,7 @@ class _BeginBlockHook:
         tracer = Block._stages_manager
         if tracer is not None:
             # The first automatic id is kept for ever.
-            self._user_id = self._user_id or tracer.next_auto_id()
+            self._user_id = self._user_id or tracer.manager.next_auto_id()
             tracer.begin(self._user_id, self._ipu_id)
 
     def __repr__(self) -> str:
@@ -200,7 +153,7 @@ class _BeginBlockHook:
 
 
 def is_block_hook(hook: object) -> bool:
-    """Whether a forward-pre-hook is that of a module which begins a block.
+    """Whether a forward-pre-hook is one that `BeginBlock` registered.
 
     Example:
         >>> is_block_hook(print)
@@ -232,8 +185,8 @@ def BeginBlock(
 
     Args:
         layer_to_call: A module, which is changed in place, or a function.
-        user_id: The block's name.
-        ipu_id: The IPU it runs on.
+        user_id: The block's name; without one it is numbered.
+        ipu_id: The IPU it runs on, unless the execution strategy says another.
 
     Returns:
         The same module; of a function, a `LegacyBeginBlockFn`.
@@ -273,11 +226,8 @@ def BlockFunction(
     As in PopTorch, the decorated function's name becomes `wrapper`.
 
     Args:
-        user_id: The block's name.
-        ipu_id: The IPU it runs on.
-
-    Returns:
-        A decorator.
+        user_id: The block's name; without one it is numbered.
+        ipu_id: The IPU it runs on, unless the execution strategy says another.
 
     Example:
         >>> from ipufit.emulator import BlockFunction
@@ -328,7 +278,7 @@ def tracing_blocks(
     on_begin: Callable[[BlockPlacement], None],
     on_end: Callable[[], None],
 ) -> Iterator[None]:
-    """Report the blocks of the models called inside.
+    """Report the blocks of models called in a `with` of this.
 
     As in PopTorch, the strategy remembers from one trace to the next which
     automatic ids and stages it has given.
@@ -338,9 +288,6 @@ def tracing_blocks(
         on_begin: Called when a block begins, however it is written.
         on_end: Called when a `with Block` is left; then no block is active.
 
-    Yields:
-        Nothing.
-
     Example:
         >>> from ipufit.emulator import PipelinedExecution
         >>> with tracing_blocks(PipelinedExecution("a"), print, lambda: None):
@@ -349,7 +296,7 @@ def tracing_blocks(
         BlockPlacement(block_id='a', stage=0, ipu=0, phase=-1)
     """
     previous = Block._stages_manager
-    Block._stages_manager = _BlockTracer(strategy, on_begin, on_end)
+    Block._stages_manager = _BlockTracer(strategy._manager, on_begin, on_end)
     try:
         yield
     finally:

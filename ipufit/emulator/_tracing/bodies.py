@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut the calls of a function out of a trace, as a program of their own."""
+"""Cut the operations of a function out of a trace, as a program of their own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 class Body:
-    """A function as the device runs it.
+    """A function that the device runs as often as a loop or a branch asks for it.
 
     Args:
-        program: Takes the inputs, then what the function uses besides them.
-        captured: Those other tensors, in order, as they are in the trace.
-        example: What the function returned while it was traced.
+        program: Takes the inputs, then the tensors from around the function.
+        captured: Those tensors from around it, in order, as they are in the trace.
+        example: Tensors that the function returned while it was traced.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class Body:
 
     @property
     def graph(self) -> Graph:
-        """What the function does."""
+        """The operations of the function."""
         return self._program.graph
 
     def run(self, inputs: list[Tensor], captured: list[Tensor]) -> list[Tensor]:
-        """Call it, which may change `inputs` but no tensor of `captured`."""
+        """Run it; this may change `inputs` but no tensor of `captured`."""
         outputs: list[Tensor] = self._program.forward(*inputs, *captured)
         return outputs
 
@@ -46,15 +46,12 @@ class Body:
 def record_body(
     recording: Recording, function: Callable[[], list[Any]], inputs: list[Tensor]
 ) -> Body:
-    """Call `function` once; take what it recorded out of the trace's graph.
+    """Call `function` once, and take its operations out of the trace's graph.
 
     Args:
         recording: Of the trace under way.
         function: Returns a list of tensors.
-        inputs: The tensors that it will be given others for.
-
-    Returns:
-        What it recorded, to be called from the graph as often as it takes.
+        inputs: Tensors that it uses and that are others in each run.
 
     Raises:
         Error: It returns something else than tensors of the device, or changes a
@@ -100,7 +97,7 @@ def _check_outputs(recording: Recording, outputs: list[Any]) -> None:
 def _subgraph(
     nodes: list[Node], inputs: list[Node], results: list[Node]
 ) -> tuple[Graph, list[Node]]:
-    """A graph of copies of `nodes`, and the nodes that it takes after `inputs`."""
+    """A graph of copies of `nodes`, and what it takes besides `inputs`."""
     inside = {*nodes, *inputs}
     used = [source for node in nodes for source in node.all_input_nodes]
     captured = list(dict.fromkeys(n for n in [*used, *results] if n not in inside))

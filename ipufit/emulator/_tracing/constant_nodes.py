@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parts of a traced program are constant.
+"""The parts of a traced program that are constant.
 
 PopTorch computes constant expressions while it compiles (`EvaluateConstexprs.cpp`),
 with all of torch's functions. What is left has to run on the device.
@@ -17,37 +17,19 @@ from ipufit.emulator._tracing.tensor_devices import RANDOM_FACTORIES
 
 _CHANGES = frozenset({"__setitem__", "__iand__", "__ior__", "__ixor__"})
 _RANDOM = frozenset(
-    [
-        *(factory.__name__ for factory in RANDOM_FACTORIES),
-        "alpha_dropout",
-        "bernoulli",
-        "bernoulli_",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "exponential_",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "multinomial",
-        "normal_",
-        "poisson",
-        "rand_like",
-        "randint_like",
-        "randn_like",
-        "random_",
-        "rrelu",
-        "uniform_",
-    ]
-)
-
+    """
+    alpha_dropout bernoulli bernoulli_ dropout dropout1d dropout2d dropout3d
+    exponential_ feature_alpha_dropout feature_dropout multinomial normal_ poisson
+    rand_like randint_like randn_like random_ rrelu uniform_
+    """.split()  # noqa: SIM905 - one per line would be a page
+).union(factory.__name__ for factory in RANDOM_FACTORIES)
 
 _OF_A_SHAPE = frozenset(
     form.format(name)
     for name in ("empty", "full", "ones", "zeros")
     for form in ("{}_like", "new_{}")
 )
-"""Take the shape and type of a tensor, which are constant, and not its values."""
+"""Functions of the shape and type of a tensor, which are constant."""
 
 
 def function_name(node: Node) -> str:
@@ -64,14 +46,11 @@ def function_name(node: Node) -> str:
 
 
 def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
-    """Find what doesn't depend on what changes from one run to the next.
+    """Find the nodes whose value is the same in every run.
 
     Args:
         graph: A traced program.
         constant_inputs: Names of inputs that are compiled in.
-
-    Returns:
-        The constant nodes.
 
     Example:
         >>> import torch

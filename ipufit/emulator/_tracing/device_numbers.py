@@ -35,7 +35,7 @@ _SPREADS = frozenset({"std", "std_mean", "var", "var_mean"})
 
 
 def note_whole_numbers(node: Node, operands: Iterable[Any]) -> None:
-    """Remember with a node whether all that it computes with are whole numbers.
+    """Note in a node whether all that it computes with are whole numbers.
 
     Example:
         >>> node = Graph().placeholder("x")

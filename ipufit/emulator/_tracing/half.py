@@ -2,7 +2,7 @@
 """Half precision as a device computes it: in 32 bits, then rounded to 16.
 
 An IPU takes float16 operands, adds up products in float32 (the default partials) and
-rounds what it writes. So does every recorded call here that touches float16, on every
+rounds what it writes. So does every operation here that touches float16, on every
 version of torch, the versions without float16 kernels for processors among them. What
 only moves or casts values keeps torch's own kernels, and with them the aliasing of
 views.
@@ -42,7 +42,7 @@ _KEEPS_VALUES = frozenset(
     run_custom_op run_loop
     """.split()  # noqa: SIM905 - one per line would be two pages
 )
-"""Calls that compute no new values, or whose parts are recorded by themselves."""
+"""Functions that compute no new values, or whose parts are recorded themselves."""
 
 _CASTS = frozenset({"half", "to", "type", "type_as"})
 
@@ -52,10 +52,10 @@ _LIKE_INPUT = frozenset(
     group_norm gru instance_norm layer_norm linear lstm rnn_relu rnn_tanh
     """.split()  # noqa: SIM905 - one per line would be two pages
 )
-"""Calls whose results have the type of the first argument, not of the weights."""
+"""Functions whose results have the type of the first argument, not of the weights."""
 
 _UPDATES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
-_FRACTION_BITS = 13  # those of float32 that float16 hasn't got
+_FRACTION_BITS = 13  # how many more float32 has than float16
 _SMALLEST_NORMAL = 2.0**-14
 _SUBNORMAL_STEP = 2.0**-24
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls of a trace the compiled program makes.
+"""The operations of a trace that the compiled program runs.
 
 PopTorch eliminates dead operators before it looks at anything else (PopTorch,
-`LowerToPopartFactories.cpp`). A call is live if a result of the model depends on it,
-or if it writes to memory that a weight, an input or a later live call reads (torch's
-`EliminateDeadCode`). Everything that the emulator checks, it checks on what is left.
+`LowerToPopartFactories.cpp`). An operation is live if a result of the model depends on
+it, or if it writes to memory that a weight, an input or a later live operation reads
+(torch's `EliminateDeadCode`). All checks of the emulator are of those that are left.
 """
 
 from __future__ import annotations
@@ -30,15 +30,9 @@ _EFFECTS = "effects"
 _HAS_SIDE_EFFECTS = ("call_on_host", _set_grad_enabled.__name__)
 _SUBGRAPHS = {"run_loop": "for_loop", "run_branch": "cond"}
 _IDENTITIES = frozenset(
-    {
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "feature_dropout",
-        "nop",
-        "recomputationCheckpoint",
-    }
+    """
+    dropout dropout1d dropout2d dropout3d feature_dropout nop recomputationCheckpoint
+    """.split()  # noqa: SIM905 - one per line would be longer
 )
 """Functions that are operators of PopTorch even if they return their argument."""
 
@@ -48,16 +42,16 @@ _ANNOTATIONS = frozenset({"overlapped_input", "overlapped_output"})
 
 @dataclass(frozen=True)
 class Effects:
-    """What one call did to memory; a number stands for a tensor's storage.
+    """Memory that one operation read and changed; a number stands for a storage.
 
     Attributes:
         reads: Memory of its arguments.
-        writes: What it changed in place.
-        statistics: What it changed as the statistics of a normalisation layer.
+        writes: Memory changed in place.
+        statistics: Memory of a normalisation layer's statistics that it changed.
             PopTorch's operator doesn't say that it does: it is no write in place.
         results: Memory of its results.
-        is_operator: Whether PopTorch makes an operator of it: not if it only gave its
-            argument back.
+        is_operator: Whether PopTorch makes an operator of it: not if it only returned
+            its argument.
     """
 
     reads: frozenset[int] = frozenset()
@@ -68,11 +62,11 @@ class Effects:
 
 
 class MemoryWatch:
-    """Finds out what a call does to its arguments; make one before the call.
+    """Finds out what an operation does to its arguments; make one before it runs.
 
     Args:
-        name: Of the function.
-        touched: The tensors among its arguments.
+        name: Name of the operation's function.
+        touched: Tensors among its arguments.
 
     Example:
         >>> x = torch.ones(1)
@@ -95,7 +89,7 @@ class MemoryWatch:
         )
 
     def effects(self, result: Any) -> Effects:
-        """What the call did that gave `result`."""
+        """The effects of the operation, which has returned `result`."""
         results = list(tensors_in(result))
         writes = frozenset(
             memory
@@ -126,7 +120,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def effects_of(node: Node) -> Effects:
-    """What the call of a node did, as `note_effects` says.
+    """The effects that `note_effects` keeps with a node, none by default.
 
     Example:
         >>> effects_of(Graph().placeholder("x")) == Effects()
@@ -137,18 +131,18 @@ def effects_of(node: Node) -> Effects:
 
 
 def note_effects(node: Node, effects: Effects) -> None:
-    """Remember with a node what its call did."""
+    """Keep with a node what its operation did."""
     node.meta[_EFFECTS] = effects
 
 
 def erase_dead(
     graph: Graph, results: Iterable[Node], outside: Collection[int] = frozenset()
 ) -> None:
-    """Erase the calls that have no effect on what a program returns or keeps.
+    """Erase the operations without effect on what a program returns or keeps.
 
     Args:
         graph: The program, without an output node.
-        results: What it returns.
+        results: Nodes that it returns.
         outside: The memory of its weights and inputs: writing to it is an effect.
 
     Raises:
@@ -196,7 +190,7 @@ def erase_calls(graph: Graph) -> None:
 
 
 def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
-    """The memory that calls change, each with the names of the functions.
+    """The memory that operations change, and the names of their functions.
 
     Example:
         >>> changed_memory([Graph()])

@@ -103,15 +103,12 @@ def moving_sizes(index: Any, nodes: NodesById) -> dict[int, int]:
 
 
 def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
-    """What the device does for `tensor[index]` with slices that move.
+    """Compute `tensor[index]` with slices that move, on the device.
 
     Args:
         tensor: What to index.
         index: As in `tensor[index]`.
-        sizes: What `moving_sizes` found.
-
-    Returns:
-        The part of `tensor`.
+        sizes: The result of `moving_sizes`.
 
     Raises:
         Error: A size doesn't divide the dimension.
@@ -136,7 +133,7 @@ def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
 def slice_tensor(
     tensor: Tensor, dim: int, start: Tensor, size: int, step: int
 ) -> Tensor:
-    """What the device does for `dynamic_slice`."""
+    """Run `dynamic_slice` on the device."""
     positions = slice_positions(tensor, dim, start, size, step)
     return torch.index_select(tensor, dim, positions)
 

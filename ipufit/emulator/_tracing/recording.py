@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace records: the operations of a program as a `torch.fx` graph."""
+"""The operations that a trace records, as a `torch.fx` graph."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model may not do while it is traced, because no device could follow."""
+"""Refuse what a model may not do while it is traced, as no device could follow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TYPE_NAMES = {
     torch.int64: "Long",
     torch.uint8: "Byte",
 }
-"""What torch's C++ side, and so PopTorch's message, calls the types."""
+"""Names of the types in torch's C++ side, and so in PopTorch's messages."""
 
 _DYNAMIC_SHAPES = frozenset(
     """
@@ -130,9 +130,9 @@ def refuse_dynamic_shape(operation: Operation) -> None:
 def refuse_custom_backward(tensor: Tensor) -> None:
     """Refuse the result of a `torch.autograd.Function` in a trace for training.
 
-    PopTorch differentiates the recorded calls. Those inside the function's `forward`
-    were made without gradients, so nothing before them would train, and `backward`
-    would never run.
+    PopTorch differentiates the recorded operations. Those inside the function's
+    `forward` were made without gradients, so nothing before them would train, and
+    `backward` would never run.
 
     Raises:
         Error: `tensor` is such a result.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a model a call is made: the names that PopTorch puts before an operator's.
+"""Name scopes: where in a model an operation is made, as operators' names show it.
 
 Each sub-module adds its name while its `forward` runs, and `NameScope` any other:
 `encoder/layer1/Relu:0`.
@@ -34,7 +34,7 @@ class Scopes:
 
     @property
     def prefix(self) -> str:
-        """What goes before the name of an operator here."""
+        """The names of the open scopes, to put before an operator's name."""
         return "".join(f"{name}/" for name in self._names)
 
     def push(self, name: str) -> None:

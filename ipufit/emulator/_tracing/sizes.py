@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of one whole number in places where torch takes an int: `x.repeat(n, 1)`.
 
-Torch turns them into ints before PopTorch sees the call. For a tensor of the host that
-is a constant like any other. For one of the device it needs the value, as `.item()`
-does. Which places these are is what the schemas of torch's operators say.
+Torch turns them into ints before PopTorch sees the operation. For a tensor of the host
+that is a constant like any other. For one of the device it needs the value, as
+`.item()` does. The schemas of torch's operators say which places these are.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _is_whole_number(tensor: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _forms(name: str, place: int | str, *, is_method: bool) -> frozenset[str]:
-    """In which forms a function takes ints in a place; none: it takes no ints there."""
+    """The forms in which a function takes ints in a place; empty if it takes none."""
     found: set[str] = set()
     operator = f"aten::{_SCHEMAS.get(name, name)}"
     for schema in _jit_get_schemas_for_operator(operator):

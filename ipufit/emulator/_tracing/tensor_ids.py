@@ -19,10 +19,10 @@ def getIpuTensorId(x: Tensor) -> int:
         x: A weight, an input, or a result of them.
 
     Returns:
-        Its number; the same tensor keeps it when it is changed in place.
+        The number; a tensor keeps it when it is changed in place.
 
     Raises:
-        Error: It isn't a tensor of the device, as outside `forward` none is.
+        Error: `x` isn't a tensor of the device; outside `forward` none is.
 
     Example:
         >>> import torch

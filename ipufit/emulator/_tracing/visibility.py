@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that a `TorchFunctionMode` would miss: shown to it, or refused."""
+"""Show the tracer calls that a `TorchFunctionMode` would miss, or refuse them."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class EscapeGuard(TorchDispatchMode):
     """Refuses operators that touch the device's tensors without being traced.
 
     TorchScript and the transforms of `torch.func` call operators directly. Without
-    the guard their results would be frozen into the program, silently. What it
-    refused it raises on leaving too, as TorchScript turns errors into its own.
+    the guard their results would be frozen into the program, silently. It raises its
+    refusal again on leaving, as TorchScript turns errors into its own.
 
     Args:
         recording: Of the trace to guard.

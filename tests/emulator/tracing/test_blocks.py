@@ -10,6 +10,7 @@ import pickle
 import pytest
 import torch
 
+from ipufit.emulator._options.stages import BlockPlacement
 from ipufit.emulator._options.strategies import (
     PipelinedExecution,
     SerialPhasedExecution,
@@ -18,7 +19,6 @@ from ipufit.emulator._tracing.blocks import (
     BeginBlock,
     Block,
     BlockFunction,
-    BlockPlacement,
     LegacyBeginBlockFn,
     removeBlocks,
     tracing_blocks,
