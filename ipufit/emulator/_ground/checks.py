@@ -11,7 +11,7 @@ def require(condition: object, message: str) -> None:
     `AssertionError`. An explicit raise keeps the check under `python -O`.
 
     Args:
-        condition: What has to hold.
+        condition: Anything with a truth value.
         message: What went wrong and what to do about it.
 
     Raises:
@@ -22,3 +22,25 @@ def require(condition: object, message: str) -> None:
     """
     if not condition:
         raise AssertionError(message)
+
+
+def require_type(name: str, value: object, expected: type) -> None:
+    """Raise `AssertionError` unless an argument is an instance of a type.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Value of the argument.
+        expected: Type that the argument must have; a subclass will do.
+
+    Raises:
+        AssertionError: If it isn't an instance.
+
+    Example:
+        >>> require_type("ipu_id", "1", int)
+        Traceback (most recent call last):
+        AssertionError: `ipu_id` must be of type int, not '1'.
+    """
+    require(
+        isinstance(value, expected),
+        f"`{name}` must be of type {expected.__name__}, not {value!r}.",
+    )

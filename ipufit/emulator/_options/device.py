@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The setters of `Options` about the device: which one, when, and its cache."""
+"""Setters of `Options` for the device: which one, when, and its cache."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.checks import require_type
 from ipufit.emulator._options.state import OptionsState
 from ipufit.emulator.enums import ConnectionType, SyncPattern
 
 _OptionsT = TypeVar("_OptionsT", bound="DeviceOptions")
 
-# PopART's SyntheticDataMode: numbers made on the device, or none.
-_SYNTHETIC_RANDOM = 2
-_SYNTHETIC_OFF = 0
+_OFF, _RANDOM_NORMAL = 0, 2  # members of PopART's `SyntheticDataMode`
 
 
 class DeviceOptions(OptionsState):
@@ -22,93 +20,51 @@ class DeviceOptions(OptionsState):
     def connectionType(self: _OptionsT, connection_type: ConnectionType) -> _OptionsT:
         """Choose when models attach to the device.
 
-        Args:
-            connection_type: When.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't a `ConnectionType`.
-
         Example:
             >>> from ipufit.emulator import ConnectionType, Options
             >>> Options().connectionType(ConnectionType.OnDemand).connection_type
             1
         """
-        require(
-            isinstance(connection_type, ConnectionType),
-            f"{connection_type!r}: use ConnectionType.",
-        )
-        self.set(connection_type=connection_type.value)
-        return self
+        require_type("connection_type", connection_type, ConnectionType)
+        return self._store(connection_type=connection_type.value)
 
     def syncPattern(self: _OptionsT, sync_pattern: SyncPattern) -> _OptionsT:
         """Choose which IPUs wait for each other.
-
-        Args:
-            sync_pattern: Which.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't a `SyncPattern`.
 
         Example:
             >>> from ipufit.emulator import Options, SyncPattern
             >>> Options().syncPattern(SyncPattern.SinglePipeline).sync_pattern
             1
         """
-        require(
-            isinstance(sync_pattern, SyncPattern), f"{sync_pattern!r}: use SyncPattern."
-        )
-        self.set(sync_pattern=sync_pattern.value)
-        return self
+        require_type("sync_pattern", sync_pattern, SyncPattern)
+        return self._store(sync_pattern=sync_pattern.value)
 
     def useIpuId(self: _OptionsT, ipu_id: int) -> _OptionsT:
-        """Run on one particular device.
-
-        Args:
-            ipu_id: Its number, as `gc-info` lists it.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't an int.
+        """Choose one device by its number, as `gc-info` lists it.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().useIpuId(7).ipu_id
             7
         """
-        require(isinstance(ipu_id, int), f"A device number is an int: {ipu_id!r}.")
-        self.createOrSet(ipu_id=ipu_id)
-        return self
+        require_type("ipu_id", ipu_id, int)
+        return self._store(ipu_id=ipu_id)
 
     def useIpuModel(self: _OptionsT, use_model: bool) -> _OptionsT:
-        """Run on Graphcore's simulator, whatever the environment says.
+        """Choose whether to run on Graphcore's simulator, not asking the environment.
 
-        Here it is the same emulation without a pod: no IPUs are reserved or scarce,
-        and their number needn't be a power of two, even in strict mode.
-
-        Args:
-            use_model: Whether to.
-
-        Returns:
-            The options.
+        The emulator then emulates no pod: no IPUs are reserved or scarce, and their
+        number needn't be a power of two, even in strict mode.
 
         Raises:
-            AssertionError: If a later call's type differs from the first's.
+            AssertionError: If a second value has another type than the first.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().useIpuModel(True).use_model
             True
         """
-        self.createOrSet(use_model=use_model)
-        return self
+        return self._store(use_model=use_model)
 
     def useOfflineIpuTarget(self: _OptionsT, ipu_version: int = 2) -> _OptionsT:
         """Compile for a kind of IPU without having one.
@@ -116,10 +72,7 @@ class DeviceOptions(OptionsState):
         It implies `ConnectionType.Never`.
 
         Args:
-            ipu_version: 1, 2 or 21.
-
-        Returns:
-            The options.
+            ipu_version: 1, 2 or 21, unchecked.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -128,20 +81,16 @@ class DeviceOptions(OptionsState):
             (2, 21)
         """
         self.connectionType(ConnectionType.Never)
-        self.createOrSet(ipu_version=ipu_version)
-        return self
+        return self._store(ipu_version=ipu_version)
 
     def enableExecutableCaching(self: _OptionsT, path: str | None) -> _OptionsT:
         """Keep compiled executables in a directory, on a pod.
 
-        The emulator keeps nothing: compiling here is tracing, which has to run the
-        module's Python every time. It says so once, at level INFO.
+        The emulator keeps none and logs that once, at level INFO: it compiles by
+        tracing, which has to run the module's Python every time.
 
         Args:
-            path: The directory; None stops it.
-
-        Returns:
-            The options.
+            path: Directory; None turns caching off.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -155,21 +104,14 @@ class DeviceOptions(OptionsState):
         return self
 
     def enableSyntheticData(self: _OptionsT, enabled: bool) -> _OptionsT:
-        """Run without any transfer from or to the host.
+        """Choose whether to run without any transfer from or to the host.
 
-        The device makes its inputs itself, and outputs are zeros of the right shape;
+        The device then draws its inputs itself. Outputs are zeros of the right shape;
         in PopTorch they are whatever was in that memory.
-
-        Args:
-            enabled: Whether to.
-
-        Returns:
-            The options.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> options = Options().enableSyntheticData(True)
         """
-        mode = _SYNTHETIC_RANDOM if enabled else _SYNTHETIC_OFF
-        self._popart.set("syntheticDataMode", mode)
+        self._popart.set("syntheticDataMode", _RANDOM_NORMAL if enabled else _OFF)
         return self

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The setters of `Options` about logs, names and profiles."""
+"""Setters of `Options` for logs, names and profiles."""
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TypeVar
 
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._options.state import OptionsState
-
-logger = logging.getLogger("poptorch::python")
 
 _OptionsT = TypeVar("_OptionsT", bound="DiagnosticOptions")
 
@@ -20,75 +18,47 @@ class DiagnosticOptions(OptionsState):
     """Setters for what is logged and measured."""
 
     def logDir(self: _OptionsT, log_dir: str) -> _OptionsT:
-        """Choose where logs are written.
-
-        Args:
-            log_dir: A directory.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't a str.
+        """Choose the directory that logs are written to.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().logDir("logs").log_dir
             'logs'
         """
-        self.set(log_dir=log_dir)
-        return self
+        return self._store(log_dir=log_dir)
 
     def maxRepeatLogs(self: _OptionsT, max_lines: int | None) -> _OptionsT:
         """Limit how often the same line is logged.
 
         Args:
-            max_lines: How often; None for no limit, stored as 2**64 - 1.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it is neither an int nor None.
+            max_lines: None for no limit, stored as 2**64 - 1.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().maxRepeatLogs(2).max_repeat_logs
             2
         """
-        self.set(max_repeat_logs=_NO_LIMIT if max_lines is None else max_lines)
-        return self
+        return self._store(
+            max_repeat_logs=_NO_LIMIT if max_lines is None else max_lines
+        )
 
     def modelName(self: _OptionsT, name: str) -> _OptionsT:
         """Name the model in profiles; by default "training" or "inference".
 
-        Args:
-            name: The name.
-
-        Returns:
-            The options.
-
         Raises:
-            AssertionError: If a later call's type differs from the first's.
+            AssertionError: If a second name has another type than the first.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().modelName("net").model_name
             'net'
         """
-        self.createOrSet(model_name=name)
-        return self
+        return self._store(model_name=name)
 
     def enableProfiling(self: _OptionsT, profile_dir: str | None = None) -> _OptionsT:
-        """Write Poplar profiles.
+        """Have Poplar write profiles to a directory, by default the working one.
 
-        The engine options needed are added to those already set.
-
-        Args:
-            profile_dir: Where to; the working directory by default.
-
-        Returns:
-            The options.
+        The engine options for it are added to those already set.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -113,15 +83,9 @@ class DiagnosticOptions(OptionsState):
         return self
 
     def logCycleCount(self: _OptionsT, log_cycle_count: bool) -> _OptionsT:
-        """Count the cycles of each call, on hardware only.
+        """Choose whether to count the cycles of each call, on hardware only.
 
-        `PoplarExecutor.cycleCount` gives the last count.
-
-        Args:
-            log_cycle_count: Whether to.
-
-        Returns:
-            The options.
+        `PoplarExecutor.cycleCount` returns the last count.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -131,13 +95,7 @@ class DiagnosticOptions(OptionsState):
         return self
 
     def showCompilationProgressBar(self: _OptionsT, show: bool = True) -> _OptionsT:
-        """Show how far compiling is.
-
-        Args:
-            show: Whether to.
-
-        Returns:
-            The options.
+        """Choose whether compiling shows a progress bar.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -147,13 +105,10 @@ class DiagnosticOptions(OptionsState):
         return self
 
     def sourceLocationExcludes(self: _OptionsT, excludes: list[str]) -> _OptionsT:
-        """Choose the paths that are skipped when an operation's line is looked up.
+        """Replace the paths that the search for an operation's source line skips.
 
         Args:
-            excludes: Parts of paths; they replace the present ones.
-
-        Returns:
-            The options.
+            excludes: Parts of paths.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -163,17 +118,14 @@ class DiagnosticOptions(OptionsState):
         return self
 
     def appendToLocationExcludes(self: _OptionsT, *excludes: str) -> _OptionsT:
-        """Skip more paths when an operation's line is looked up.
+        """Add paths that the search for an operation's source line skips.
 
         Args:
             excludes: Parts of paths.
 
-        Returns:
-            The options.
-
         Raises:
-            AttributeError: If the options are frozen; as in PopTorch, the
-                paths are added nevertheless.
+            AttributeError: If the options are frozen. As in PopTorch, the paths
+                are added nevertheless.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -184,10 +136,7 @@ class DiagnosticOptions(OptionsState):
         return self
 
     def disableModuleNamescope(self: _OptionsT) -> _OptionsT:
-        """Don't put the modules' names into those of operations.
-
-        Returns:
-            The options.
+        """Leave the modules' names out of those of operations.
 
         Example:
             >>> from ipufit.emulator import Options

@@ -12,23 +12,16 @@ _DistributedT = TypeVar("_DistributedT", bound="_DistributedOptions")
 
 
 class _DistributedOptions(OptionsDict):
-    """`Options.Distributed`: which of how many processes this is.
+    """`Options.Distributed`: the index of this process, and how many there are.
 
-    New options read Open MPI's variables, so they know under `mpirun`.
+    New options read both from the variables that `mpirun` of Open MPI sets.
     """
 
-    num_distributed_processes: int
-    distributed_process_id: int
-    ipuof_configs: dict[str, Any]
-
     def __init__(self) -> None:
-        super().__init__(
-            {
-                "num_distributed_processes": 1,
-                "distributed_process_id": 0,
-                "ipuof_configs": {},
-            }
-        )
+        self.num_distributed_processes = 1
+        self.distributed_process_id = 0
+        self.ipuof_configs: dict[str, Any] = {}
+        super().__init__()
         self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     @property
@@ -44,7 +37,7 @@ class _DistributedOptions(OptionsDict):
 
     @property
     def numProcesses(self) -> int:
-        """How many processes run together.
+        """The number of processes that run together.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -54,10 +47,7 @@ class _DistributedOptions(OptionsDict):
         return self.num_distributed_processes
 
     def disable(self: _DistributedT) -> _DistributedT:
-        """Go back to one process.
-
-        Returns:
-            The section.
+        """Set the number of processes to one.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -69,39 +59,27 @@ class _DistributedOptions(OptionsDict):
     def configureProcessId(
         self: _DistributedT, process_id: int, num_processes: int
     ) -> _DistributedT:
-        """Say which process this is.
+        """Set the index of this process and the number of processes.
 
-        Args:
-            process_id: Its index; a wrong one isn't noticed here.
-            num_processes: How many processes there are.
-
-        Returns:
-            The section.
-
-        Raises:
-            AssertionError: If one isn't an int.
+        Any two integers are stored, whether they fit or not.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().Distributed.configureProcessId(3, 4).processId
             3
         """
-        self.set(
+        return self._store(
             distributed_process_id=process_id, num_distributed_processes=num_processes
         )
-        return self
 
     def setEnvVarNames(
         self: _DistributedT, var_num_processes: str, var_process_id: str
     ) -> _DistributedT:
-        """Read which process this is from the environment.
+        """Read the number of processes and this one's index from the environment.
 
         Args:
-            var_num_processes: Variable with the number of processes; 1 if unset.
-            var_process_id: Variable with this one's index; 0 if unset.
-
-        Returns:
-            The section.
+            var_num_processes: Variable for the number of processes; 1 if unset.
+            var_process_id: Variable for the index; 0 if unset.
 
         Raises:
             ValueError: If a variable doesn't hold an integer.

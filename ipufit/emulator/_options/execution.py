@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The setters of `Options` that shape a call: counts, replicas, outputs, seeds."""
+"""Setters of `Options` that shape a call: counts, replicas, outputs, seeds."""
 
 from __future__ import annotations
 
-import logging
 from typing import TypeVar
 
 import torch
 
-from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.checks import require, require_type
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._options.state import OptionsState
 from ipufit.emulator._options.strategies import ExecutionStrategy
 from ipufit.emulator.enums import CommGroupType, OutputMode
-
-logger = logging.getLogger("poptorch::python")
 
 _OptionsT = TypeVar("_OptionsT", bound="ExecutionOptions")
 
@@ -24,64 +22,45 @@ class ExecutionOptions(OptionsState):
     def deviceIterations(self: _OptionsT, device_iterations: int) -> _OptionsT:
         """Set how many times the device runs its loop in one call.
 
-        Args:
-            device_iterations: Iterations; when training, weight updates.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't an int. Any int is stored.
+        In training each iteration is one update of the weights. Any int is stored.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().deviceIterations(16).device_iterations
             16
         """
-        self.set(device_iterations=device_iterations)
-        return self
+        return self._store(device_iterations=device_iterations)
 
     def replicationFactor(self: _OptionsT, replication_factor: int) -> _OptionsT:
-        """Set how many copies of the model this process runs.
+        """Set how many replicas of the model this process runs.
 
-        Args:
-            replication_factor: Replicas of one process.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't an int. Any int is stored.
+        Any int is stored.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().replicationFactor(4).replication_factor
             4
         """
-        self.set(replication_factor=replication_factor)
-        return self
+        return self._store(replication_factor=replication_factor)
 
     def inputReplicaGrouping(
         self: _OptionsT, input_group_size: int, input_group_type: CommGroupType
     ) -> _OptionsT:
         """Feed the same inputs to every replica of a group.
 
-        Call `replicationFactor` first: the sizes are compared now, not later.
+        Call `replicationFactor` first: the sizes are compared here only.
 
         Args:
             input_group_size: Replicas in a group.
-            input_group_type: How groups are formed. `NoGrouping` means groups
-                of one, whatever the size.
-
-        Returns:
-            The options.
+            input_group_type: `Consecutive` or `Orthogonal`. `NoGrouping` means
+                groups of one, whatever the size.
 
         Raises:
             ValueError: If the type is `All`, or the size doesn't divide the
                 replication factor.
             ZeroDivisionError: If the size is 0.
-            AssertionError: If the type isn't a `CommGroupType`; the size is
-                stored all the same.
+            AssertionError: If the type isn't a `CommGroupType`. The size is
+                stored nevertheless.
 
         Example:
             >>> from ipufit.emulator import CommGroupType, Options
@@ -102,67 +81,41 @@ class ExecutionOptions(OptionsState):
                 f"{replicas} replicas can't be put into groups of {input_group_size}: "
                 "the size must divide the replication factor."
             )
-        self.set(input_group_size=input_group_size, input_cgt=input_group_type)
-        return self
+        return self._store(
+            input_group_size=input_group_size, input_cgt=input_group_type
+        )
 
     def autoRoundNumIPUs(
         self: _OptionsT, auto_round_num_ipus: bool = True
     ) -> _OptionsT:
         """Reserve IPUs up to the next power of two; the added ones stay idle.
 
-        Without it a pod refuses other numbers, the emulator only in strict mode.
-
-        Args:
-            auto_round_num_ipus: Whether to.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't a bool.
+        Without it a pod refuses other numbers; the emulator does in strict mode only.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().autoRoundNumIPUs().auto_round_num_ipus
             True
         """
-        self.set(auto_round_num_ipus=auto_round_num_ipus)
-        return self
+        return self._store(auto_round_num_ipus=auto_round_num_ipus)
 
     def broadcastBuffers(self: _OptionsT, broadcast_buffers: bool = True) -> _OptionsT:
-        """Say that buffers are the same on all replicas.
+        """Say whether all replicas share their buffers.
 
-        A model that changes a buffer and has several replicas compiles with
-        False only; then each replica has its own.
-
-        Args:
-            broadcast_buffers: Whether they are the same.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't a bool.
+        A model with several replicas that changes a buffer compiles with False only:
+        then each replica has its own.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().broadcastBuffers(False).broadcast_buffers
             False
         """
-        self.set(broadcast_buffers=broadcast_buffers)
-        return self
+        return self._store(broadcast_buffers=broadcast_buffers)
 
     def setExecutionStrategy(self: _OptionsT, strategy: ExecutionStrategy) -> _OptionsT:
         """Choose how blocks are spread over IPUs and time.
 
-        Args:
-            strategy: Kept by reference; models work on a copy.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't an execution strategy.
+        The options keep the strategy itself; models work on a copy.
 
         Example:
             >>> from ipufit.emulator import Options, ShardedExecution
@@ -179,18 +132,15 @@ class ExecutionOptions(OptionsState):
     def setAvailableMemoryProportion(
         self: _OptionsT, available_memory_proportion: dict[str, float]
     ) -> _OptionsT:
-        """Limit the memory convolutions and products may use for temporary data.
+        """Limit the memory for temporary data of convolutions and matrix products.
 
         Args:
-            available_memory_proportion: Proportions by IPU: `{"IPU0": 0.5}`.
-                They replace earlier ones.
-
-        Returns:
-            The options.
+            available_memory_proportion: Proportion of each IPU's memory, from 0 to
+                1: `{"IPU0": 0.5}`. It replaces earlier proportions.
 
         Raises:
             AssertionError: If a key doesn't start with "IPU".
-            ValueError: If no integer follows.
+            ValueError: If no integer follows "IPU".
             AttributeError: If a key isn't a string.
 
         Example:
@@ -203,8 +153,7 @@ class ExecutionOptions(OptionsState):
         for name, proportion in available_memory_proportion.items():
             require(name.startswith("IPU"), f"Key {name!r}: use 'IPU0', 'IPU1', ...")
             proportions[int(name[len("IPU") :])] = proportion
-        self.set(available_memory_proportion=proportions)
-        return self
+        return self._store(available_memory_proportion=proportions)
 
     def outputMode(
         self: _OptionsT,
@@ -214,25 +163,19 @@ class ExecutionOptions(OptionsState):
         """Choose the micro-batches whose outputs a call returns.
 
         Args:
-            output_mode: Which ones.
+            output_mode: Any member; `Default` leaves the choice to the model.
             output_return_period: N of `OutputMode.EveryN`. With other modes it
                 is stored, but has no effect.
 
-        Returns:
-            The options.
-
         Raises:
-            AssertionError: If the mode isn't an `OutputMode`, or `EveryN` comes
-                without a positive period.
+            AssertionError: If `EveryN` comes without a positive period.
 
         Example:
             >>> from ipufit.emulator import Options, OutputMode
             >>> Options().outputMode(OutputMode.EveryN, 4).output_return_period
             4
         """
-        require(
-            isinstance(output_mode, OutputMode), f"{output_mode!r}: use OutputMode."
-        )
+        require_type("output_mode", output_mode, OutputMode)
         if output_mode is OutputMode.EveryN:
             require(
                 output_return_period and output_return_period > 0,
@@ -244,17 +187,13 @@ class ExecutionOptions(OptionsState):
                 "The output period %s is ignored: only OutputMode.EveryN has one.",
                 output_return_period,
             )
-        self.set(
+        return self._store(
             output_mode=output_mode.value,
             output_return_period=output_return_period or 1,
         )
-        return self
 
     def defaultOutputMode(self) -> bool:
-        """Tell whether the output mode is left to the kind of model.
-
-        Returns:
-            Whether it is `OutputMode.Default`.
+        """Tell whether the output mode is `Default`, so that the model decides.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -270,19 +209,17 @@ class ExecutionOptions(OptionsState):
         output_mode: OutputMode | None = None,
         output_return_period: int = 1,
     ) -> None:
-        """Ask for a tensor inside the model to come back too.
+        """Have calls return a tensor from inside the model too.
 
         As in PopTorch, this works on frozen options and checks nothing; compiling
-        refuses names that the model doesn't have.
+        refuses names that the model doesn't have. Neither mode nor period has an
+        effect: anchored tensors come back as the outputs do.
 
         Args:
-            short_name: The name to read it by, with
-                `PoplarExecutor.getAnchoredTensor`.
-            long_name: Its name inside the model, one of
-                `PoplarExecutor.getTensorNames`.
-            output_mode: Without effect, as in PopTorch: anchored tensors come back as
-                the outputs do.
-            output_return_period: Likewise.
+            short_name: Name for `PoplarExecutor.getAnchoredTensor`.
+            long_name: Name inside the model, one of `PoplarExecutor.getTensorNames`.
+            output_mode: Stored only; None stands for that of the outputs.
+            output_return_period: Stored only; 1 without `OutputMode.EveryN`.
 
         Example:
             >>> from ipufit.emulator import Options, OutputMode
@@ -292,47 +229,27 @@ class ExecutionOptions(OptionsState):
             [False, <OutputMode.All: 2>, 1]
         """
         period = output_return_period if output_mode == OutputMode.EveryN else 1
-        self.anchored_tensors[short_name] = [
-            long_name,
-            output_mode is None,
-            output_mode,
-            period,
-        ]
+        anchor = [long_name, output_mode is None, output_mode, period]
+        self.anchored_tensors[short_name] = anchor
 
     def randomSeed(self: _OptionsT, random_seed: int) -> _OptionsT:
-        """Seed torch now, the device and shuffling across processes later.
+        """Seed torch at once, and the device and shared shuffling when they start.
 
         As in PopTorch, torch is seeded even if the options are frozen.
-
-        Args:
-            random_seed: The seed.
-
-        Returns:
-            The options.
-
-        Raises:
-            AssertionError: If it isn't an int.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> Options().randomSeed(42).random_seed
             42
         """
-        require(isinstance(random_seed, int), f"The seed is an int: {random_seed!r}.")
+        require_type("random_seed", random_seed, int)
         torch.manual_seed(random_seed)
-        self.createOrSet(random_seed=random_seed)
-        return self
+        return self._store(random_seed=random_seed)
 
     def relaxOptimizerAttributesChecks(
         self: _OptionsT, relax: bool = True
     ) -> _OptionsT:
-        """Don't warn about optimiser attributes that have no effect.
-
-        Args:
-            relax: Whether not to.
-
-        Returns:
-            The options.
+        """Choose whether unused attributes of an optimiser raise no warning.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -342,13 +259,7 @@ class ExecutionOptions(OptionsState):
         return self
 
     def enableStableNorm(self: _OptionsT, enabled: bool) -> _OptionsT:
-        """Compute variances in two passes.
-
-        Args:
-            enabled: Whether to.
-
-        Returns:
-            The options.
+        """Choose whether normalisations compute variances in two steps, stably.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -358,15 +269,9 @@ class ExecutionOptions(OptionsState):
         return self
 
     def updatableNamedBuffers(self: _OptionsT, buffers: list[str]) -> _OptionsT:
-        """Name the buffers that the host may change while the model is loaded.
+        """Name the module's buffers that the host may change after compiling.
 
         `PoplarExecutor.copyNamedBuffersToDevice` uploads them.
-
-        Args:
-            buffers: Their names in the module.
-
-        Returns:
-            The options.
 
         Example:
             >>> from ipufit.emulator import Options

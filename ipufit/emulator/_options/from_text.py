@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options from text: a file of setter calls, or a JSON object."""
+"""Setters of options called from text: a file of calls, or a JSON object."""
 
 from __future__ import annotations
 
 import enum
 import json
 import os
+from operator import attrgetter
 from typing import Any
 
 from ipufit.emulator import enums
 
 
 class ConfigFileError(Exception):
-    """A file given to `Options.loadFromFile` isn't valid Python.
+    """Raised if a file given to `Options.loadFromFile` isn't valid Python.
 
     Example:
         >>> from ipufit.emulator import ConfigFileError
@@ -22,17 +23,11 @@ class ConfigFileError(Exception):
 
 
 def apply_config_file(options: object, filepath: str) -> None:
-    """Run every line of a file as an expression on `options`.
-
-    Lines are stripped; blank ones and those that start with `#` are dropped.
-
-    Args:
-        options: What each line is applied to.
-        filepath: The file. It is executed: use only files you trust.
+    """Implement `Options.loadFromFile`.
 
     Raises:
-        ConfigFileError: If a line isn't valid Python. The line's number counts
-            the kept lines only, as in PopTorch.
+        ConfigFileError: If a line isn't valid Python. Blank lines and comments aren't
+            counted in its line number, as in PopTorch.
     """
     with open(filepath, encoding="utf-8") as file:
         kept = [line.strip() for line in file]
@@ -51,26 +46,10 @@ def apply_config_file(options: object, filepath: str) -> None:
 
 
 def apply_json(options: object, json_string: str) -> None:
-    """Call the setters that a JSON object names.
-
-    Args:
-        options: Where the setters are found.
-        json_string: An object from dotted names to arguments: a list holds
-            several. `"OutputMode.All"` becomes the member, though not in a list.
-
-    Raises:
-        json.JSONDecodeError: If it isn't JSON.
-        AttributeError: If there is no such setter.
-        TypeError: If a name is that of a value, which can't be called.
-    """
+    """Implement `Options.from_json`."""
     for accessor, value in json.loads(json_string).items():
-        setter: Any = options
-        for name in accessor.split("."):
-            setter = getattr(setter, name)
-        if isinstance(value, list):
-            setter(*value)
-        else:
-            setter(_as_enum_member(value))
+        setter = attrgetter(accessor)(options)
+        setter(*value if isinstance(value, list) else [_as_enum_member(value)])
 
 
 def _as_enum_member(value: Any) -> Any:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Options`: how a model is compiled and run.
 
-The setters live in the modules it inherits from, one subject each: `execution`,
-`device` and `diagnostics`.
+Its setters are in `execution`, `device` and `diagnostics`, by subject.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ from ipufit.emulator._ground.checks import require
 from ipufit.emulator._options.device import DeviceOptions
 from ipufit.emulator._options.diagnostics import DiagnosticOptions
 from ipufit.emulator._options.execution import ExecutionOptions
-from ipufit.emulator._options.from_text import (
-    apply_config_file,
-    apply_json,
-)
+from ipufit.emulator._options.from_text import apply_config_file, apply_json
 
 _OptionsT = TypeVar("_OptionsT", bound="Options")
 
 
 class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
-    """How a model is compiled and run (PopTorch user guide, "Options").
+    """Options for how a model is compiled and run (PopTorch user guide, "Options").
 
-    Setters return the options, so that calls can be chained. A data loader or a
-    model freezes the options it is given; `clone` gives some that aren't.
+    Setters return the options, so that calls can be chained. Most of them raise
+    `AssertionError` for an argument of another type than annotated. A data loader or
+    a model freezes the options it is given: then setters raise `AttributeError`, and
+    `clone` returns options that can be changed.
 
-    New options read three parts of the environment: `POPTORCH_CACHE_DIR` (see
+    New options read the environment: `POPTORCH_CACHE_DIR` (see
     `enableExecutableCaching`), `POPTORCH_DEFAULT_OPTIONS` (see `from_json`) and
     Open MPI's variables (see `Distributed`).
 
@@ -57,16 +55,13 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
         """Call the setters that a JSON object names.
 
         Args:
-            string: An object from dotted names to arguments. A list holds
-                several arguments; `"OutputMode.All"`, outside a list, becomes
-                the member.
-
-        Returns:
-            The options.
+            string: Maps dotted names of setters to arguments. A list holds several
+                arguments; `"OutputMode.All"`, outside a list, becomes the member.
 
         Raises:
-            json.JSONDecodeError: If it isn't JSON.
+            json.JSONDecodeError: If `string` isn't JSON.
             AttributeError: If there is no such setter.
+            TypeError: If a name is that of a value instead of a setter.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -82,13 +77,12 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
     def loadFromFile(self: _OptionsT, filepath: str) -> _OptionsT:
         r"""Call the setters that a file lists, one per line.
 
-        Args:
-            filepath: A file of lines such as `deviceIterations(5)` or
-                `outputMode(poptorch.OutputMode.All)`. It is executed as Python:
-                use only files you trust.
+        The file is executed as Python: use only files you trust.
 
-        Returns:
-            The options.
+        Args:
+            filepath: Path of a file with lines such as `deviceIterations(5)` or
+                `outputMode(poptorch.OutputMode.All)`. Lines that are blank or start
+                with `#` are skipped.
 
         Raises:
             ConfigFileError: If a line isn't valid Python.
@@ -108,11 +102,11 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
         return self
 
     def toDict(self) -> dict[str, Any]:
-        """Merge everything into the settings the backend is given.
+        """Merge all settings into those that the backend is given.
 
         Returns:
             Values by name: of the strategy, `_Popart`, these options and their
-            sections, in this order. A name in `_Popart` overrides the strategy's.
+            sections, in this order. `_Popart` overrides the strategy.
 
         Raises:
             AssertionError: If the output mode is still `Default`, or a name
@@ -135,10 +129,7 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
         return merged
 
     def clone(self: _OptionsT) -> _OptionsT:
-        """Copy the options, strategy and sections included.
-
-        Returns:
-            Options that aren't frozen, even if these are.
+        """Copy the options, strategy and sections included, into unfrozen ones.
 
         Example:
             >>> from ipufit.emulator import Options

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options._Popart`: settings handed to PopART as they are."""
+"""`Options._Popart`: settings that PopART gets as they are."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.checks import require_type
 from ipufit.emulator._options.storage import Freezable
 
 _PopartT = TypeVar("_PopartT", bound="_PopartOptions")
@@ -32,34 +32,13 @@ class _PopartOptions(Freezable):
         }
 
     def set(self: _PopartT, key: str, value: Any) -> _PopartT:
-        """Set one session option.
-
-        Args:
-            key: Its PopART name, unchecked until a model is compiled.
-            value: Its value.
-
-        Returns:
-            The section.
-
-        Raises:
-            AttributeError: If the options are frozen.
-        """
+        """Set a session option by its PopART name."""
         self.checkIsFrozen()
         self.options[key] = value
         return self
 
     def setEngineOptions(self: _PopartT, engine_options: dict[str, str]) -> _PopartT:
-        """Replace the Poplar engine options.
-
-        Args:
-            engine_options: Values by name.
-
-        Returns:
-            The section.
-
-        Raises:
-            AttributeError: If the options are frozen.
-        """
+        """Replace the options of Poplar's engine."""
         return self.set("engineOptions", engine_options)
 
     def setPatterns(
@@ -68,18 +47,12 @@ class _PopartOptions(Freezable):
         """Choose PopART's graph patterns.
 
         Args:
-            patterns: Whether each named pattern runs.
-            level: The set of patterns to start from.
-
-        Returns:
-            The section.
-
-        Raises:
-            AssertionError: If `patterns` isn't a dict or `level` isn't an int.
-            AttributeError: If the options are frozen.
+            patterns: Names of patterns; each runs or not.
+            level: Number of the set of patterns to start from, one of PopART's
+                `PatternsLevel`.
         """
-        require(isinstance(patterns, dict), f"`patterns` must be a dict: {patterns!r}.")
-        require(isinstance(level, int), f"`level` must be an int: {level!r}.")
+        require_type("patterns", patterns, dict)
+        require_type("level", level, int)
         return self.set("patterns_level", level).set("patterns", patterns)
 
     def __repr__(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings PopTorch's backend knows, and the check of them before compiling."""
+"""Names of the settings that PopTorch's backend takes, and the check of them."""
 
 from __future__ import annotations
 
@@ -9,93 +9,74 @@ from ipufit.emulator import _popart
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator.errors import Error
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_BOOL = _names(
-    """
-    auto_round_num_ipus use_model serial_phases_execution separate_backward_phase
-    broadcast_buffers enableExplicitIR enableInplaceAmbiguityChecking
-    enableLoadAndOffloadRNGState
-    batchSerializationSettings.concatOnVirtualGraphChange
-    batchSerializationSettings.concatOnExecutionPhaseChange
-    batchSerializationSettings.concatOnPipelineStageChange
-    strictOpVersions opxAliasChecking opxModifyChecking dotOpNames
-    exportPoplarComputationGraph exportPoplarVertexGraph separateCallOpPdfs
-    enableOutlining enableOutliningCopyCostPruning rearrangeAnchorsOnHost
-    rearrangeStreamsOnHost enablePrefetchDatastreams enableNonStableSoftmax
-    enableReplicatedGraphs enableGradientAccumulation
-    instrumentWithHardwareCycleCounter enablePipelining
-    disableGradAccumulationTensorStreams disableOptimizerStateTensorStreams
-    compileEngine constantWeights enableEngineCaching enableMergeExchange
-    enableFloatingPointChecks enableStochasticRounding ensureFp32LossScaleTensor
-    explicitRecomputation enableExplicitMainLoops useHostCopyOps aliasZeroCopy
-    delayVarUpdates enableFullyConnectedPass enableSerializedMatmuls enableStableNorm
-    decomposeGradSum enableDistributedReplicatedGraphs groupHostSync
-    automaticLossScalingSettings.enabled enableSupportedDataTypeCasting
-    groupNormStridedChannelGrouping scheduleNonWeightUpdateGradientConsumersEarly
-    replicatedCollectivesSettings.prepareScheduleForMergingCollectives
-    replicatedCollectivesSettings.mergeAllReduceCollectives
-    """
-)
-_UINT = _names(
-    """
-    device_iterations num_distributed_processes distributed_process_id ipu_version
-    ipu_id gradient_accumulation output_return_period replication_factor
-    input_group_size input_cgt execution_mode tensors_liveness output_mode
-    connection_type accumulateOuterFragmentSettings.schedule max_repeat_logs
-    accumulation_and_replication_reduction_type sync_pattern random_seed
-    executionPhaseSettings.phases executionPhaseSettings.stages
-    batchSerializationSettings.factor firstDotOp finalDotOp numIOTiles
-    mergeVarUpdateMemThreshold looseThresholdAtPeak accumulationFactor
-    swapLimitScheduler globalReplicationFactor globalReplicaOffset
-    defaultBufferingDepth defaultPrefetchBufferingDepth compilationProgressTotal
-    transitiveClosureOptimizationThreshold automaticLossScalingSettings.updatePeriod
-    autodiffSettings.stitchStrategy batchSerializationSettings.transformContext
-    batchSerializationSettings.method batchSerializationSettings.batchSchedule
-    autoRecomputation mergeVarUpdate virtualGraphMode syntheticDataMode
-    subgraphCopyingStrategy accumulationAndReplicationReductionType
-    meanAccumulationAndReplicationReductionStrategy
-    automaticLossScalingSettings.gradientTensorTrackingMethod
-    """
-)
-_FLOAT = _names(
-    """
-    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
-    automaticLossScalingSettings.thresholdUpperCountProportion
-    automaticLossScalingSettings.binEdgeLocation
-    """
-)
-_STR = _names(
-    """
-    log_dir saveInitializersToFile model_name logDir cachePath partialsTypeMatMuls
-    customCodeletCompileFlags serializedPoprithmsShiftGraphsDir kahnTieBreaker
-    """
-)
-_LIST = _names(
-    """
-    accumulateOuterFragmentSettings.excludedVirtualGraphs dotChecks
-    hardwareInstrumentations customCodelets updatableNamedBuffers
-    """
-)
-_DICT = _names(
-    """
-    engineOptions reportOptions convolutionOptions matmulOptions lstmOptions
-    gclOptions location_activation location_weight location_optimizer
-    location_accumulator
-    """
-)
-KNOWN_POPART_OPTIONS: Mapping[str, frozenset[str]] = {
-    "bool": _BOOL,
-    "uint": _UINT,
-    "float": _FLOAT,
-    "str": _STR,
-    "list": _LIST,
-    "dict": _DICT,
+_NAMES = {
+    "bool": """
+        auto_round_num_ipus use_model serial_phases_execution separate_backward_phase
+        broadcast_buffers enableExplicitIR enableInplaceAmbiguityChecking
+        enableLoadAndOffloadRNGState
+        batchSerializationSettings.concatOnVirtualGraphChange
+        batchSerializationSettings.concatOnExecutionPhaseChange
+        batchSerializationSettings.concatOnPipelineStageChange
+        strictOpVersions opxAliasChecking opxModifyChecking dotOpNames
+        exportPoplarComputationGraph exportPoplarVertexGraph separateCallOpPdfs
+        enableOutlining enableOutliningCopyCostPruning rearrangeAnchorsOnHost
+        rearrangeStreamsOnHost enablePrefetchDatastreams enableNonStableSoftmax
+        enableReplicatedGraphs enableGradientAccumulation
+        instrumentWithHardwareCycleCounter enablePipelining
+        disableGradAccumulationTensorStreams disableOptimizerStateTensorStreams
+        compileEngine constantWeights enableEngineCaching enableMergeExchange
+        enableFloatingPointChecks enableStochasticRounding ensureFp32LossScaleTensor
+        explicitRecomputation enableExplicitMainLoops useHostCopyOps aliasZeroCopy
+        delayVarUpdates enableFullyConnectedPass enableSerializedMatmuls
+        enableStableNorm decomposeGradSum enableDistributedReplicatedGraphs
+        groupHostSync
+        automaticLossScalingSettings.enabled enableSupportedDataTypeCasting
+        groupNormStridedChannelGrouping scheduleNonWeightUpdateGradientConsumersEarly
+        replicatedCollectivesSettings.prepareScheduleForMergingCollectives
+        replicatedCollectivesSettings.mergeAllReduceCollectives
+        """,
+    "uint": """
+        device_iterations num_distributed_processes distributed_process_id ipu_version
+        ipu_id gradient_accumulation output_return_period replication_factor
+        input_group_size input_cgt execution_mode tensors_liveness output_mode
+        connection_type accumulateOuterFragmentSettings.schedule max_repeat_logs
+        accumulation_and_replication_reduction_type sync_pattern random_seed
+        executionPhaseSettings.phases executionPhaseSettings.stages
+        batchSerializationSettings.factor firstDotOp finalDotOp numIOTiles
+        mergeVarUpdateMemThreshold looseThresholdAtPeak accumulationFactor
+        swapLimitScheduler globalReplicationFactor globalReplicaOffset
+        defaultBufferingDepth defaultPrefetchBufferingDepth compilationProgressTotal
+        transitiveClosureOptimizationThreshold automaticLossScalingSettings.updatePeriod
+        autodiffSettings.stitchStrategy batchSerializationSettings.transformContext
+        batchSerializationSettings.method batchSerializationSettings.batchSchedule
+        autoRecomputation mergeVarUpdate virtualGraphMode syntheticDataMode
+        subgraphCopyingStrategy accumulationAndReplicationReductionType
+        meanAccumulationAndReplicationReductionStrategy
+        automaticLossScalingSettings.gradientTensorTrackingMethod
+        """,
+    "float": """
+        outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+        automaticLossScalingSettings.thresholdUpperCountProportion
+        automaticLossScalingSettings.binEdgeLocation
+        """,
+    "str": """
+        log_dir saveInitializersToFile model_name logDir cachePath partialsTypeMatMuls
+        customCodeletCompileFlags serializedPoprithmsShiftGraphsDir kahnTieBreaker
+        """,
+    "list": """
+        accumulateOuterFragmentSettings.excludedVirtualGraphs dotChecks
+        hardwareInstrumentations customCodelets updatableNamedBuffers
+        """,
+    "dict": """
+        engineOptions reportOptions convolutionOptions matmulOptions lstmOptions
+        gclOptions location_activation location_weight location_optimizer
+        location_accumulator
+        """,
 }
-"""The keys the backend accepts, by the kind of Python value that carries them."""
+KNOWN_POPART_OPTIONS: Mapping[str, frozenset[str]] = {
+    kind: frozenset(names.split()) for kind, names in _NAMES.items()
+}
+"""Names that the backend accepts, by the kind of their Python value."""
 
 ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
     "accumulateOuterFragmentSettings.schedule": _popart.AccumulateOuterFragmentSchedule,
@@ -120,7 +101,7 @@ ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
     "syntheticDataMode": _popart.SyntheticDataMode,
     "virtualGraphMode": _popart.VirtualGraphMode,
 }
-"""The settings whose numbers are those of an enumeration of PopART's."""
+"""Enumerations of PopART that the numbers of some settings belong to."""
 
 _NOT_PARSED = frozenset({"anchored_tensors", "patterns_level"})
 _PROGRESS_CALLBACK = "compilation_progress_bar_fn"
@@ -132,10 +113,10 @@ def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
 
     A setting is looked up among those of its value's type, so a known name with
     a value of another type is unknown too. Empty containers set nothing and
-    aren't looked up. What was set is told at DEBUG.
+    aren't looked up. Settings are logged at level DEBUG.
 
     Args:
-        options_dict: What `Options.toDict` returns.
+        options_dict: Settings by name, from `Options.toDict`.
 
     Raises:
         Error: If a setting is unknown, out of range, or of a type that the
@@ -173,12 +154,9 @@ def _backend_error(message: str) -> Error:
 
 
 def _kind(key: str, value: Any) -> str:
-    for kind, python_type in (
-        ("bool", bool),  # before int, which bool is too
-        ("float", float),
-        ("uint", int),
-        ("str", str),
-    ):
+    # `bool` comes before `int`, whose subclass it is.
+    kinds = {bool: "bool", float: "float", int: "uint", str: "str"}
+    for python_type, kind in kinds.items():
         if isinstance(value, python_type):
             return kind
     raise _backend_error(
@@ -199,7 +177,7 @@ def _log_setting(key: str, value: Any) -> None:
 
 
 def _text(value: Any) -> str:
-    """A value as C++ shows it: `true`, and enumerations as numbers."""
+    """Format a value as C++ does: `true`, and enumerations as numbers."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(int(value)) if isinstance(value, int) else str(value)

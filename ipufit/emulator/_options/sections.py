@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sections `Options.Training`, `Precision` and `Jit`.
 
-`Training` and `Precision` write some settings into the options' `_Popart`.
+`Training` and `Precision` store some of their settings in `Options._Popart`.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any, TypeVar
 
 import torch
 
-from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.checks import require_type
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._options.popart import _PopartOptions
 from ipufit.emulator._options.storage import OptionsDict
 from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
-
-logger = logging.getLogger("poptorch::python")
 
 _TrainingT = TypeVar("_TrainingT", bound="_TrainingOptions")
 _PrecisionT = TypeVar("_PrecisionT", bound="_PrecisionOptions")
@@ -26,36 +24,21 @@ _JitT = TypeVar("_JitT", bound="_JitOptions")
 class _TrainingOptions(OptionsDict):
     """`Options.Training`: how gradients are accumulated and reduced."""
 
-    gradient_accumulation: int
-    accumulation_and_replication_reduction_type: ReductionType
-    meanAccumulationAndReplicationReductionStrategy: MeanReductionStrategy
-    _popart: _PopartOptions
-
     def __init__(self, popart_options: _PopartOptions) -> None:
-        super().__init__(
-            {
-                "gradient_accumulation": 1,
-                "accumulation_and_replication_reduction_type": ReductionType.Mean,
-                "meanAccumulationAndReplicationReductionStrategy": (
-                    MeanReductionStrategy.Post
-                ),
-            },
-            _popart=popart_options,
+        self.gradient_accumulation = 1
+        self.accumulation_and_replication_reduction_type = ReductionType.Mean
+        self.meanAccumulationAndReplicationReductionStrategy = (
+            MeanReductionStrategy.Post
         )
+        self._popart = popart_options
+        super().__init__()
 
     def gradientAccumulation(
         self: _TrainingT, gradient_accumulation: int
     ) -> _TrainingT:
-        """Add up the gradients of several micro-batches before each update.
+        """Set the number of micro-batches whose gradients one update accumulates.
 
-        Args:
-            gradient_accumulation: Micro-batches per update and replica.
-
-        Returns:
-            The section.
-
-        Raises:
-            AssertionError: If it isn't an int.
+        They are counted on each replica.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -63,8 +46,7 @@ class _TrainingOptions(OptionsDict):
             >>> options.Training.gradientAccumulation(4).gradient_accumulation
             4
         """
-        self.set(gradient_accumulation=gradient_accumulation)
-        return self
+        return self._store(gradient_accumulation=gradient_accumulation)
 
     def accumulationAndReplicationReductionType(
         self: _TrainingT, reduction_type: ReductionType
@@ -74,14 +56,8 @@ class _TrainingOptions(OptionsDict):
         `Mean` divides by gradient accumulation times replicas, whatever the
         reduction of the loss.
 
-        Args:
-            reduction_type: `ReductionType.Mean` or `ReductionType.Sum`.
-
-        Returns:
-            The section.
-
         Raises:
-            ValueError: If it is neither.
+            ValueError: If the type is neither `Mean` nor `Sum`.
 
         Example:
             >>> from ipufit.emulator import Options, ReductionType
@@ -97,23 +73,14 @@ class _TrainingOptions(OptionsDict):
                 "Gradients are reduced by ReductionType.Mean or ReductionType.Sum, "
                 f"not {reduction_type!r}."
             )
-        self.set(accumulation_and_replication_reduction_type=reduction_type)
-        return self
+        return self._store(accumulation_and_replication_reduction_type=reduction_type)
 
     def setMeanAccumulationAndReplicationReductionStrategy(
         self: _TrainingT, mean_reduction_strategy: MeanReductionStrategy
     ) -> _TrainingT:
         """Choose when a mean of gradients is divided.
 
-        Args:
-            mean_reduction_strategy: `Post` or `Running`. `PostAndLoss` is
-                accepted here and refused when compiling.
-
-        Returns:
-            The section.
-
-        Raises:
-            AssertionError: If it isn't a `MeanReductionStrategy`.
+        Compiling refuses the strategy `PostAndLoss`.
 
         Example:
             >>> from ipufit.emulator import MeanReductionStrategy, Options
@@ -122,19 +89,12 @@ class _TrainingOptions(OptionsDict):
             ...     MeanReductionStrategy.Running
             ... )
         """
-        self.set(
+        return self._store(
             meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy
         )
-        return self
 
     def setAutomaticLossScaling(self: _TrainingT, enabled: bool) -> _TrainingT:
-        """Let PopART adapt the loss scaling.
-
-        Args:
-            enabled: Whether to.
-
-        Returns:
-            The section.
+        """Choose whether PopART adapts the loss scaling.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -144,16 +104,10 @@ class _TrainingOptions(OptionsDict):
         return self
 
     def setConvolutionDithering(self: _TrainingT, enabled: bool) -> _TrainingT:
-        """Start convolutions on different tiles.
+        """Choose whether convolutions start on different tiles.
 
-        As in PopTorch, this replaces every other convolution option, that of
-        `Precision.setPartialsType` included.
-
-        Args:
-            enabled: Whether to.
-
-        Returns:
-            The section.
+        As in PopTorch, this replaces every other option of convolutions, such as that
+        of `Precision.setPartialsType`.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -166,39 +120,23 @@ class _TrainingOptions(OptionsDict):
 class _PrecisionOptions(OptionsDict):
     """`Options.Precision`: rounding, partial sums and floating-point traps."""
 
-    _popart: _PopartOptions
-
     def __init__(self, popart_options: _PopartOptions) -> None:
-        super().__init__({}, _popart=popart_options)
+        self._popart = popart_options
+        super().__init__()
 
     def enableFloatingPointExceptions(self: _PrecisionT, enabled: bool) -> _PrecisionT:
-        """Stop on invalid operations, division by zero and overflow.
-
-        Args:
-            enabled: Whether to.
-
-        Returns:
-            The section.
-
-        Raises:
-            AssertionError: If `enabled` isn't a bool.
+        """Choose whether invalid operations, division by zero and overflow stop a call.
 
         Example:
             >>> from ipufit.emulator import Options
             >>> _ = Options().Precision.enableFloatingPointExceptions(True)
         """
-        require(isinstance(enabled, bool), f"`enabled` must be a bool: {enabled!r}.")
+        require_type("enabled", enabled, bool)
         self._popart.set("enableFloatingPointChecks", enabled)
         return self
 
     def enableStochasticRounding(self: _PrecisionT, enabled: bool) -> _PrecisionT:
-        """Round half precision at random.
-
-        Args:
-            enabled: Whether to.
-
-        Returns:
-            The section.
+        """Choose whether half precision is rounded at random.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -208,19 +146,13 @@ class _PrecisionOptions(OptionsDict):
         return self
 
     def setPartialsType(self: _PrecisionT, dtype: torch.dtype) -> _PrecisionT:
-        """Choose the type of partial sums in products and convolutions.
+        """Choose the type of partial sums in matrix products and convolutions.
 
-        As in PopTorch, this replaces every other convolution option, that of
-        `Training.setConvolutionDithering` included.
-
-        Args:
-            dtype: `torch.float` or `torch.half`.
-
-        Returns:
-            The section.
+        As in PopTorch, this replaces every other option of convolutions, such as that
+        of `Training.setConvolutionDithering`.
 
         Raises:
-            ValueError: If it is neither.
+            ValueError: If the type is neither `torch.float` nor `torch.half`.
 
         Example:
             >>> import torch
@@ -230,24 +162,16 @@ class _PrecisionOptions(OptionsDict):
             >>> options._Popart.options["partialsTypeMatMuls"]
             'half'
         """
-        if dtype == torch.float:
-            name = "float"
-        elif dtype == torch.half:
-            name = "half"
-        else:
+        names = {torch.float: "float", torch.half: "half"}
+        if dtype not in names:
             raise ValueError(f"Partials are torch.float or torch.half, not {dtype!r}.")
+        name = names[dtype]
         self._popart.set("partialsTypeMatMuls", name)
         self._popart.set("convolutionOptions", {"partialsType": name})
         return self
 
     def halfFloatCasting(self: _PrecisionT, half_float_casting: Any) -> _PrecisionT:
-        """Warn that this does nothing any more: mixed operands become float.
-
-        Args:
-            half_float_casting: Ignored.
-
-        Returns:
-            The section.
+        """Warn that this setter has no effect any more: mixed operands become float.
 
         Example:
             >>> from ipufit.emulator import HalfFloatCastingBehavior, Options
@@ -261,13 +185,7 @@ class _PrecisionOptions(OptionsDict):
         return self
 
     def runningStatisticsAlwaysFloat(self: _PrecisionT, value: bool) -> _PrecisionT:
-        """Warn that this does nothing any more.
-
-        Args:
-            value: Ignored.
-
-        Returns:
-            The section.
+        """Warn that this setter has no effect any more.
 
         Raises:
             ValueError: If `value` isn't a bool.
@@ -285,19 +203,13 @@ class _PrecisionOptions(OptionsDict):
 
 
 class _JitOptions(OptionsDict):
-    """`Options.Jit`: what is left of tracing with torch.jit."""
+    """`Options.Jit`: tracing with torch.jit, which PopTorch no longer does."""
 
     def __init__(self) -> None:
-        super().__init__({})
+        super().__init__()
 
     def traceModel(self: _JitT, trace_model: bool) -> _JitT:
-        """Warn that models can't be traced with torch.jit any more.
-
-        Args:
-            trace_model: False, or nothing can be done.
-
-        Returns:
-            The section.
+        """Warn that this setter has no effect any more.
 
         Raises:
             ValueError: If `trace_model` is true.

@@ -7,27 +7,27 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.checks import require, require_type
 from ipufit.emulator.enums import AutoStage
 
 BlockId = str
 """The name of a block."""
 
 UNSET = -1
-"""What PopTorch sends for a stage or phase that a strategy doesn't have."""
+"""PopTorch's number for a stage or phase that a strategy doesn't have."""
 
 _StageT = TypeVar("_StageT", bound="Stage")
 
 
 @dataclass(frozen=True)
 class BlockPlacement:
-    """Where a block that begins runs.
+    """IPU, stage and phase in which a block runs.
 
     Attributes:
-        block_id: Its name.
-        stage: The stage's position; -1 with phases.
-        ipu: The IPU; -1 if phases were given none, which no device accepts.
-        phase: The phase's position; -1 without phases.
+        block_id: Name of the block.
+        stage: Index of the stage; -1 with phases.
+        ipu: Number of the IPU; -1, which no device accepts, if a phase has none.
+        phase: Index of the phase; -1 without phases.
 
     Example:
         >>> BlockPlacement("head", stage=1, ipu=1, phase=-1).ipu
@@ -41,16 +41,16 @@ class BlockPlacement:
 
 
 BEFORE_BLOCKS = BlockPlacement("", stage=0, ipu=0, phase=0)
-"""Where a model runs until its first block begins (PopTorch, `CompilerImpl.hpp`)."""
+"""Placement of operations before the first block (PopTorch, `CompilerImpl.hpp`)."""
 
 
 class Stage:
     """Blocks that run together on one IPU.
 
-    A strategy numbers the stages it is given, so don't share one among several.
+    A strategy numbers the stages it is given: don't give one stage to two strategies.
 
     Args:
-        block_ids: The blocks' names.
+        block_ids: Names of the blocks.
 
     Raises:
         AssertionError: If a name isn't a str.
@@ -63,7 +63,7 @@ class Stage:
 
     def __init__(self, *block_ids: BlockId) -> None:
         for block_id in block_ids:
-            require(isinstance(block_id, str), f"Block ids are strings: {block_id!r}.")
+            require_type("block_ids", block_id, str)
         self._blocks = block_ids
         self._stage_id = UNSET
         self._phase_id = UNSET
@@ -71,22 +71,12 @@ class Stage:
 
     @property
     def blocks(self) -> tuple[BlockId, ...]:
-        """The blocks' names."""
+        """Names of the blocks."""
         return self._blocks
 
     def ipu(self: _StageT, ipu: int) -> _StageT:
-        """Choose the IPU, against what the blocks say.
-
-        Args:
-            ipu: Its number.
-
-        Returns:
-            The stage.
-
-        Raises:
-            AssertionError: If it isn't an int.
-        """
-        require(isinstance(ipu, int), f"An IPU is an int: {ipu!r}.")
+        """Choose the IPU, whatever IPU the blocks name."""
+        require_type("ipu", ipu, int)
         self._ipu = ipu
         return self
 
@@ -111,12 +101,18 @@ class StageManager(ABC):
 
     @abstractmethod
     def find_stage(self, block_id: BlockId, ipu_id: int | None) -> Stage:
-        """Return the stage of a block, which may be told its IPU."""
+        """Return the stage of a block.
+
+        Args:
+            block_id: Name of the block.
+            ipu_id: IPU that the block names, if any.
+        """
 
     def place(self, user_id: BlockId | None, ipu_id: int | None) -> BlockPlacement:
-        """Say where a block runs.
+        """Choose where a block runs.
 
-        The stage's own IPU comes first, then the block's, then the stage's number.
+        Its IPU is the stage's; else the one that the block names; else the number of
+        the stage.
 
         Raises:
             AssertionError: If the block is unknown, or has no IPU but needs one.
@@ -135,7 +131,7 @@ class StageManager(ABC):
 
 
 class ExplicitStages(StageManager):
-    """Finds blocks in the stages a strategy was given."""
+    """Finds blocks in the stages that a strategy was given."""
 
     def __init__(self, stages: dict[BlockId, Stage]) -> None:
         super().__init__()
@@ -156,25 +152,19 @@ class AutomaticStages(StageManager):
     def __init__(self, auto_stage: AutoStage) -> None:
         super().__init__()
         self._auto_stage = auto_stage
-        self._next_stage = 1  # 0 is what comes before the first block
         self._stages: dict[BlockId, Stage] = {}
 
     def find_stage(self, block_id: BlockId, ipu_id: int | None) -> Stage:
-        require(
-            isinstance(block_id, str),
-            f"Block IDs are supposed to be strings, not {block_id!r}.",
-        )
+        require_type("user_id", block_id, str)
         if block_id not in self._stages:
             stage = Stage(block_id)
-            stage._stage_id = self._number(block_id, ipu_id)
+            stage._stage_id = self._new_number(block_id, ipu_id)
             self._stages[block_id] = stage
         return self._stages[block_id]
 
-    def _number(self, block_id: BlockId, ipu_id: int | None) -> int:
+    def _new_number(self, block_id: BlockId, ipu_id: int | None) -> int:
         if self._auto_stage is AutoStage.AutoIncrement:
-            number = self._next_stage
-            self._next_stage += 1
-            return number
+            return len(self._stages) + 1  # stage 0 is before the first block
         if ipu_id is None:
             raise AssertionError(
                 "poptorch.AutoStage.SameAsIpu was selected but no IPU was given for "

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Options` holds: values, sections, private attributes and their defaults."""
+"""Values and sections of `Options`, with their defaults."""
 
 from __future__ import annotations
 
-import logging
-from typing import Any, Callable
+from typing import Any
 
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._options.distributed import _DistributedOptions
 from ipufit.emulator._options.popart import _PopartOptions
 from ipufit.emulator._options.sections import (
@@ -17,8 +17,6 @@ from ipufit.emulator._options.storage import OptionsDict
 from ipufit.emulator._options.strategies import ExecutionStrategy, PipelinedExecution
 from ipufit.emulator._options.tensor_locations import _TensorLocationOptions
 from ipufit.emulator.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
-
-logger = logging.getLogger("poptorch::python")
 
 _LOCATION_EXCLUDES = (
     "install/poptorch",
@@ -40,22 +38,8 @@ def _log_compilation_progress(progress: int, total: int) -> None:
 
 
 class OptionsState(OptionsDict):
-    """The storage under `Options`, which adds the setters."""
+    """Storage of `Options`, to which other classes add the setters."""
 
-    replication_factor: int
-    input_group_size: int
-    input_cgt: CommGroupType
-    broadcast_buffers: bool
-    device_iterations: int
-    log_dir: str
-    max_repeat_logs: int
-    auto_round_num_ipus: bool
-    anchored_tensors: dict[str, list[Any]]
-    output_mode: int
-    output_return_period: int
-    connection_type: int
-    sync_pattern: int
-    available_memory_proportion: dict[int, float]
     # Absent until set.
     model_name: str
     use_model: bool
@@ -63,56 +47,40 @@ class OptionsState(OptionsDict):
     ipu_version: int
     random_seed: int
 
-    _popart: _PopartOptions
-    _jit: _JitOptions
-    _graphProcessing: _PrecisionOptions
-    _training: _TrainingOptions
-    _distributed: _DistributedOptions
-    _tensor_locations: _TensorLocationOptions
-    _execution_strategy: ExecutionStrategy
-    _source_location_excludes: list[str]
-    _progress_bar: Callable[[int, int], None]
-    _relax_optimizer_checks: bool
-    _show_compilation_progress_bar: bool
-    _module_namescope_enabled: bool
-
     def __init__(self) -> None:
-        popart = _PopartOptions()
-        super().__init__(
-            {
-                "replication_factor": 1,
-                "input_group_size": 1,
-                "input_cgt": CommGroupType.Consecutive,
-                "broadcast_buffers": True,
-                "device_iterations": 1,
-                "log_dir": ".",
-                "max_repeat_logs": 4,
-                "auto_round_num_ipus": False,
-                "anchored_tensors": {},
-                # Plain integers, as PopTorch stores these.
-                "output_mode": OutputMode.Default.value,
-                "output_return_period": 1,
-                "connection_type": ConnectionType.Always.value,
-                "sync_pattern": SyncPattern.Full.value,
-                "available_memory_proportion": {},
-            },
-            _popart=popart,
-            _jit=_JitOptions(),
-            _graphProcessing=_PrecisionOptions(popart),
-            _training=_TrainingOptions(popart),
-            _distributed=_DistributedOptions(),
-            _tensor_locations=_TensorLocationOptions(),
-            _execution_strategy=PipelinedExecution(),
-            _source_location_excludes=list(_LOCATION_EXCLUDES),
-            _progress_bar=_log_compilation_progress,
-            _relax_optimizer_checks=False,
-            _show_compilation_progress_bar=True,
-            _module_namescope_enabled=True,
-        )
+        self.replication_factor = 1
+        self.input_group_size = 1
+        self.input_cgt = CommGroupType.Consecutive
+        self.broadcast_buffers = True
+        self.device_iterations = 1
+        self.log_dir = "."
+        self.max_repeat_logs = 4
+        self.auto_round_num_ipus = False
+        self.anchored_tensors: dict[str, list[Any]] = {}
+        # Plain integers, as PopTorch stores these.
+        self.output_mode = OutputMode.Default.value
+        self.output_return_period = 1
+        self.connection_type = ConnectionType.Always.value
+        self.sync_pattern = SyncPattern.Full.value
+        self.available_memory_proportion: dict[int, float] = {}
+
+        self._popart = _PopartOptions()
+        self._jit = _JitOptions()
+        self._graphProcessing = _PrecisionOptions(self._popart)
+        self._training = _TrainingOptions(self._popart)
+        self._distributed = _DistributedOptions()
+        self._tensor_locations = _TensorLocationOptions()
+        self._execution_strategy: ExecutionStrategy = PipelinedExecution()
+        self._source_location_excludes = list(_LOCATION_EXCLUDES)
+        self._progress_bar = _log_compilation_progress
+        self._relax_optimizer_checks = False
+        self._show_compilation_progress_bar = True
+        self._module_namescope_enabled = True
+        super().__init__()
 
     @property
     def TensorLocations(self) -> _TensorLocationOptions:
-        """Where tensors are kept.
+        """Options for where tensors are kept.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -122,7 +90,7 @@ class OptionsState(OptionsDict):
 
     @property
     def Distributed(self) -> _DistributedOptions:
-        """Which of how many processes this is.
+        """The index of this process, and the number of processes.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -133,7 +101,7 @@ class OptionsState(OptionsDict):
 
     @property
     def Jit(self) -> _JitOptions:
-        """What is left of tracing with torch.jit.
+        """Options for tracing with torch.jit, which are deprecated.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -143,7 +111,7 @@ class OptionsState(OptionsDict):
 
     @property
     def Precision(self) -> _PrecisionOptions:
-        """Rounding, partial sums and floating-point traps.
+        """Options for rounding, partial sums and floating-point traps.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -153,7 +121,7 @@ class OptionsState(OptionsDict):
 
     @property
     def Training(self) -> _TrainingOptions:
-        """How gradients are accumulated and reduced.
+        """Options for how gradients are accumulated and reduced.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -167,6 +135,5 @@ class OptionsState(OptionsDict):
         """Settings handed to PopART as they are."""
         return self._popart
 
-    def _describe(self) -> list[str]:
-        values = [f"{name}={value!r}" for name, value in self._values.items()]
-        return values + [f"{name}={getattr(self, name)!r}" for name in _SECTIONS]
+    def _shown(self) -> dict[str, Any]:
+        return {**self._values, **{name: getattr(self, name) for name in _SECTIONS}}

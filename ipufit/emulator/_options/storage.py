@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How options are stored: checked against their current type, freezable, cloneable."""
+"""Storage of options: values that keep their type, can be frozen, and be copied."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Mapping, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipufit.emulator._ground.checks import require
 
 _FreezableT = TypeVar("_FreezableT", bound="Freezable")
+_OptionsT = TypeVar("_OptionsT", bound="OptionsDict")
 
 
 class Freezable:
@@ -20,7 +21,7 @@ class Freezable:
         """Raise if these options belong to a model or a data loader.
 
         Args:
-            option: What is about to change; it makes no difference.
+            option: Name of the option to change. It is ignored.
 
         Raises:
             AttributeError: If they are frozen.
@@ -56,11 +57,13 @@ class Freezable:
 
 
 class OptionsDict(Freezable):
-    """Named public values, and a set of private attributes fixed at construction.
+    """Public values by name, and private attributes.
+
+    A subclass assigns both in its `__init__`, then calls `super().__init__()`. From
+    then on an assignment adds no name, and a public value keeps its type.
 
     Args:
-        values: The public options and their first values.
-        private: The private attributes; each name starts with an underscore.
+        **values: More public values.
 
     Example:
         >>> from ipufit.emulator import Options
@@ -72,9 +75,9 @@ class OptionsDict(Freezable):
 
     _values: dict[str, Any]
 
-    def __init__(self, values: Mapping[str, Any], **private: Any) -> None:
-        # Through __dict__: __setattr__ refuses names that don't exist yet.
-        self.__dict__.update(private, _values=dict(values), _is_frozen=False)
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.setdefault("_values", {}).update(values)
+        self.__dict__["_is_frozen"] = False
 
     def set(self, **kwargs: Any) -> None:
         """Change existing options, one after the other.
@@ -112,8 +115,8 @@ class OptionsDict(Freezable):
         """Set options, creating those that don't exist with any type.
 
         Args:
-            kwargs: New values by name. The first value decides the type of
-                all later ones.
+            kwargs: New values by name. The first value of an option decides the
+                type of all later ones.
 
         Raises:
             AttributeError: If the options are frozen.
@@ -128,19 +131,16 @@ class OptionsDict(Freezable):
         """
         self.checkIsFrozen()
         for name, value in kwargs.items():
-            if name in self._values:
-                self.set(**{name: value})
-            else:
-                self._values[name] = value
+            self._values.setdefault(name, value)
+            self.set(**{name: value})
+
+    def _store(self: _OptionsT, **values: Any) -> _OptionsT:
+        """Set or create options, and return `self`: the end of most setters."""
+        self.createOrSet(**values)
+        return self
 
     def exists(self, option: str) -> bool:
-        """Tell whether a public option has a value.
-
-        Args:
-            option: Its name.
-
-        Returns:
-            Whether it was ever set.
+        """Tell whether a public option of this name has a value.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -150,10 +150,7 @@ class OptionsDict(Freezable):
         return option in self._values
 
     def deleteIfExists(self, option: str) -> None:
-        """Remove a public option; as in PopTorch, also from frozen options.
-
-        Args:
-            option: Its name.
+        """Remove the public option of this name; as in PopTorch, also if frozen.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -165,10 +162,7 @@ class OptionsDict(Freezable):
         self._values.pop(option, None)
 
     def toDict(self) -> dict[str, Any]:
-        """Copy the public options.
-
-        Returns:
-            Values by name.
+        """Copy the public options to a dict of values by name.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -178,13 +172,7 @@ class OptionsDict(Freezable):
         return self.update({})
 
     def update(self, other: dict[str, Any]) -> dict[str, Any]:
-        """Add the public options to a dict.
-
-        Args:
-            other: Values by name.
-
-        Returns:
-            `other`, which is changed.
+        """Add the public options to a dict of values by name, and return it.
 
         Raises:
             AssertionError: If a name is there already.
@@ -206,7 +194,7 @@ class OptionsDict(Freezable):
         return getattr(self, option)
 
     # Hidden from type checkers: with these in sight every misspelt option would
-    # type check. The classes annotate the options they hold.
+    # type check.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -218,6 +206,10 @@ class OptionsDict(Freezable):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "__class__":  # popdist swaps the class of `Distributed`
                 object.__setattr__(self, name, value)
+            elif "_is_frozen" not in self.__dict__:  # a subclass's `__init__`
+                is_private = name.startswith("_")
+                values = self.__dict__.setdefault("_values", {})
+                (self.__dict__ if is_private else values)[name] = value
             elif not name.startswith("_"):
                 self.set(**{name: value})
             elif name in self.__dict__:
@@ -227,12 +219,11 @@ class OptionsDict(Freezable):
                 raise AttributeError(f"Invalid private attribute {name}.")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._describe())})"
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._shown().items())
+        return f"{type(self).__name__}({shown})"
 
-    def _describe(self) -> list[str]:
-        private = {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("_values", "_is_frozen")
-        }
-        return [f"{k}={v!r}" for k, v in {**self._values, **private}.items()]
+    def _shown(self) -> dict[str, Any]:
+        """Names and values for `repr`."""
+        hidden = ("_values", "_is_frozen")
+        private = {k: v for k, v in self.__dict__.items() if k not in hidden}
+        return {**self._values, **private}

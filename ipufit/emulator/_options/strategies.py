@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages, phases and execution strategies: where blocks run, and when.
+"""Phases and execution strategies: where blocks run, and when.
 
-The emulator computes the same numbers whatever the strategy. What counts is what
-a strategy refuses, and the IPU and stage of each block, which decide whether a
-pipeline fits its gradient accumulation.
+A strategy changes no number. It refuses some programs, and gives each block an IPU and
+a stage, which decide whether a pipeline fits its gradient accumulation.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Iterable, TypeVar
 
-from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.checks import require, require_type
 from ipufit.emulator._options.stages import (
     UNSET,
     AutomaticStages,
@@ -34,23 +33,19 @@ __all__ = [
     "is_pipelined",
 ]
 
-_PIPELINED = 0
-_SHARDED = 1
-_PHASED = 2
+_PIPELINED, _SHARDED, _PHASED = 0, 1, 2
 
 _PhasedT = TypeVar("_PhasedT", bound="_PhasedExecution")
-_SerialT = TypeVar("_SerialT", bound="SerialPhasedExecution")
-_ParallelT = TypeVar("_ParallelT", bound="ParallelPhasedExecution")
 
 
 class Phase:
     """Stages that run at the same time.
 
     Args:
-        arg: Either stages, or the names of the blocks of a single stage.
+        arg: Stages, or names of the blocks of a single stage.
 
     Raises:
-        AssertionError: If they are mixed, or anything else.
+        AssertionError: If stages and names are mixed, or one is neither.
 
     Example:
         >>> from ipufit.emulator import Phase, Stage
@@ -60,43 +55,27 @@ class Phase:
 
     def __init__(self, *arg: BlockId | Stage) -> None:
         stages = tuple(a for a in arg if isinstance(a, Stage))
-        if len(stages) == len(arg):
-            self._stages = stages
-        else:
-            names = tuple(a for a in arg if isinstance(a, str))
-            require(
-                len(names) == len(arg),
-                f"A phase takes stages only or block ids only: {arg!r}.",
-            )
-            self._stages = (Stage(*names),)
+        names = tuple(a for a in arg if isinstance(a, str))
+        require(
+            len(arg) in (len(stages), len(names)),
+            f"A phase takes stages only or block ids only: {arg!r}.",
+        )
+        self._stages = (Stage(*names),) if names else stages
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages."""
+        """The stages of the phase."""
         return self._stages
 
     def stage(self, idx: int) -> Stage:
-        """Return one of the stages.
-
-        Args:
-            idx: Its position.
-
-        Returns:
-            The stage.
-
-        Raises:
-            IndexError: If there are fewer.
-        """
+        """Return the stage at index `idx`."""
         return self._stages[idx]
 
     def ipus(self, *ipus: int) -> None:
         """Choose the IPU of each stage.
 
-        Args:
-            ipus: As many as there are stages.
-
         Raises:
-            AssertionError: If there are more or fewer, or one isn't an int.
+            AssertionError: If there are more or fewer IPUs than stages.
         """
         require(
             len(ipus) == len(self._stages),
@@ -107,13 +86,10 @@ class Phase:
 
 
 class ExecutionStrategy(ABC):
-    """Base of the strategies: which stage each block belongs to."""
-
-    _manager: StageManager
-    _block_stages: dict[BlockId, Stage]
+    """Base of the strategies: knows the stage of each block."""
 
     def __init__(self, stages: Iterable[Stage]) -> None:
-        self._block_stages = {}
+        self._block_stages: dict[BlockId, Stage] = {}
         for stage in stages:
             for block_id in stage.blocks:
                 require(
@@ -121,20 +97,14 @@ class ExecutionStrategy(ABC):
                     f"{block_id} associated with more than one stage.",
                 )
                 self._block_stages[block_id] = stage
-        self._manager = ExplicitStages(self._block_stages)
+        self._manager: StageManager = ExplicitStages(self._block_stages)
 
     def stage(self, block_id: BlockId) -> Stage:
-        """Return the stage a block was given.
-
-        Args:
-            block_id: The block.
-
-        Returns:
-            The stage.
+        """Return the stage of a block that the strategy was given.
 
         Raises:
-            AssertionError: If the strategy wasn't given the block; an automatic
-                one never was.
+            AssertionError: If it wasn't given the block. An automatic strategy is
+                given none.
         """
         require(
             block_id in self._block_stages,
@@ -144,20 +114,16 @@ class ExecutionStrategy(ABC):
 
     @abstractmethod
     def backendOptions(self) -> dict[str, Any]:
-        """Return the settings the backend needs.
-
-        Returns:
-            Values by name.
-        """
+        """Return the strategy's settings for the backend, by name."""
 
 
 class PipelinedExecution(ExecutionStrategy):
     """Stages that work on successive micro-batches at the same time.
 
     Args:
-        args: Nothing or one `AutoStage` for automatic stages; otherwise one
-            argument per stage: a `Stage`, the name of its only block, or an
-            iterable of its blocks' names.
+        args: One argument per stage: a `Stage`, the name of its only block, or an
+            iterable of its blocks' names. Without arguments, or with one `AutoStage`,
+            stages are made for the blocks that a trace meets.
 
     Raises:
         AssertionError: If a block is in two stages, or a name isn't a str.
@@ -189,11 +155,7 @@ class PipelinedExecution(ExecutionStrategy):
             self._manager = AutomaticStages(auto_stage)
 
     def backendOptions(self) -> dict[str, Any]:
-        """Return the settings the backend needs.
-
-        Returns:
-            Values by name.
-        """
+        """Return the strategy's settings for the backend, by name."""
         return {"execution_mode": self._execution_mode}
 
 
@@ -212,16 +174,7 @@ class ShardedExecution(PipelinedExecution):
 
 
 class _PhasedExecution(ExecutionStrategy):
-    """Base of the strategies that keep most of the model off the chip.
-
-    Args:
-        phases: In order. Each is a `Phase`, a `Stage`, the name of one block,
-            or a list of only stages or only names.
-
-    Raises:
-        AssertionError: If there is none, one isn't of these, or a block occurs
-            twice.
-    """
+    """Base of the strategies that keep most of the model off the chip."""
 
     _is_serial: bool
 
@@ -239,17 +192,10 @@ class _PhasedExecution(ExecutionStrategy):
         super().__init__(stage for phase in self._phases for stage in phase.stages)
 
     def phase(self, phase: int) -> Phase:
-        """Return one of the phases.
-
-        Args:
-            phase: Its position.
-
-        Returns:
-            The phase.
+        """Return the phase at index `phase`.
 
         Raises:
-            AssertionError: If the position isn't an int from 0.
-            IndexError: If there are fewer phases.
+            AssertionError: If the index isn't an int from 0.
         """
         require(
             isinstance(phase, int) and phase >= 0,
@@ -258,27 +204,13 @@ class _PhasedExecution(ExecutionStrategy):
         return self._phases[phase]
 
     def useSeparateBackwardPhase(self: _PhasedT, use: bool = True) -> _PhasedT:
-        """Give the backward pass of the last phase a phase of its own.
-
-        Args:
-            use: Whether to.
-
-        Returns:
-            The strategy.
-
-        Raises:
-            AssertionError: If `use` isn't a bool.
-        """
-        require(isinstance(use, bool), f"`use` must be a bool: {use!r}.")
+        """Choose whether the last phase's backward pass is a phase of its own."""
+        require_type("use", use, bool)
         self._separate_backward_phase = use
         return self
 
     def backendOptions(self) -> dict[str, Any]:
-        """Return the settings the backend needs.
-
-        Returns:
-            Values by name.
-        """
+        """Return the strategy's settings for the backend, by name."""
         return {
             "execution_mode": _PHASED,
             "separate_backward_phase": self._separate_backward_phase,
@@ -291,11 +223,11 @@ class SerialPhasedExecution(_PhasedExecution):
     """Phases that run one after the other on the same IPUs.
 
     Args:
-        phases: In order. Each is a `Phase`, a `Stage`, the name of one block,
-            or a list of only stages or only names. Every block needs an IPU.
+        phases: Each is a `Phase`, a `Stage`, the name of one block, or a list of
+            only stages or only names. Every block needs an IPU.
 
     Raises:
-        AssertionError: If there is none, one isn't of these, or a block occurs
+        AssertionError: If there is no phase, one has another type, or a block occurs
             twice.
 
     Example:
@@ -307,19 +239,9 @@ class SerialPhasedExecution(_PhasedExecution):
 
     _is_serial = True
 
-    def setTensorsLiveness(self: _SerialT, liveness: Liveness) -> _SerialT:
-        """Choose when tensors leave the chip.
-
-        Args:
-            liveness: When.
-
-        Returns:
-            The strategy.
-
-        Raises:
-            AssertionError: If it isn't a `Liveness`.
-        """
-        require(isinstance(liveness, Liveness), f"{liveness!r}: use Liveness.")
+    def setTensorsLiveness(self: _PhasedT, liveness: Liveness) -> _PhasedT:
+        """Choose when tensors leave the chip."""
+        require_type("liveness", liveness, Liveness)
         self._tensors_liveness = liveness
         return self
 
@@ -328,11 +250,11 @@ class ParallelPhasedExecution(_PhasedExecution):
     """Phases that overlap: even ones on even IPUs, odd ones on odd IPUs.
 
     Args:
-        phases: In order. Each is a `Phase`, a `Stage`, the name of one block,
-            or a list of only stages or only names. Every block needs an IPU.
+        phases: Each is a `Phase`, a `Stage`, the name of one block, or a list of
+            only stages or only names. Every block needs an IPU.
 
     Raises:
-        AssertionError: If there is none, one isn't of these, or a block occurs
+        AssertionError: If there is no phase, one has another type, or a block occurs
             twice.
 
     Example:
@@ -344,21 +266,9 @@ class ParallelPhasedExecution(_PhasedExecution):
 
     _is_serial = False
 
-    def sendTensorsOffChipAfterFwd(
-        self: _ParallelT, off_chip: bool = True
-    ) -> _ParallelT:
-        """Move tensors off the chip after the forward pass.
-
-        Args:
-            off_chip: Whether to.
-
-        Returns:
-            The strategy.
-
-        Raises:
-            AssertionError: If it isn't a bool.
-        """
-        require(isinstance(off_chip, bool), f"`off_chip` must be a bool: {off_chip!r}.")
+    def sendTensorsOffChipAfterFwd(self: _PhasedT, off_chip: bool = True) -> _PhasedT:
+        """Choose whether tensors leave the chip after the forward pass."""
+        require_type("off_chip", off_chip, bool)
         self._tensors_liveness = (
             Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         )
@@ -366,13 +276,7 @@ class ParallelPhasedExecution(_PhasedExecution):
 
 
 def is_pipelined(strategy: ExecutionStrategy) -> bool:
-    """Tell whether a strategy's constraints on pipelines apply.
-
-    Args:
-        strategy: An execution strategy.
-
-    Returns:
-        Whether it is a `PipelinedExecution`, but not a `ShardedExecution`.
+    """Whether a strategy is a `PipelinedExecution` and not a `ShardedExecution`.
 
     Example:
         >>> is_pipelined(PipelinedExecution()), is_pipelined(ShardedExecution())
@@ -386,18 +290,14 @@ def is_pipelined(strategy: ExecutionStrategy) -> bool:
 def _as_stage(arg: Any) -> Stage:
     if isinstance(arg, Stage):
         return arg
-    if isinstance(arg, str):
-        return Stage(arg)
-    return Stage(*arg)
+    return Stage(arg) if isinstance(arg, str) else Stage(*arg)
 
 
 def _as_phase(arg: Any) -> Phase:
     if isinstance(arg, Phase):
         return arg
-    if isinstance(arg, (Stage, str)):
-        return Phase(arg)
-    if not isinstance(arg, list):
-        raise AssertionError(
-            f"A phase is a Phase, a Stage, a str, or a list of them, not {arg!r}."
-        )
-    return Phase(*arg)
+    require(
+        isinstance(arg, (Stage, str, list)),
+        f"A phase is a Phase, a Stage, a str, or a list of them, not {arg!r}.",
+    )
+    return Phase(*arg) if isinstance(arg, list) else Phase(arg)
