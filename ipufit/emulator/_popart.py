@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import popart` finds: the enumerations that options of PopTorch take.
+"""The emulator's `popart`: the enumerations that options of PopTorch take.
 
 Programs written for PopTorch use PopART for these alone, as in
 `options._Popart.set("autoRecomputation", int(popart.RecomputationType.Pipeline))`.
@@ -12,34 +12,8 @@ from __future__ import annotations
 
 import enum
 
-__all__ = [
-    "AccumulateOuterFragmentSchedule",
-    "AutodiffStitchStrategy",
-    "BatchSerializationBatchSchedule",
-    "BatchSerializationMethod",
-    "BatchSerializationTransformContext",
-    "DeviceConnectionType",
-    "GradientTensorTrackingMethod",
-    "Instrumentation",
-    "MeanReductionStrategy",
-    "MergeVarUpdateType",
-    "PatternsLevel",
-    "RecomputationType",
-    "ReductionType",
-    "SubgraphCopyingStrategy",
-    "SyncPattern",
-    "SyntheticDataMode",
-    "VirtualGraphMode",
-]
-
 __path__: list[str] = []
-"""Python takes the module for a package, and asks `_install` about what is in it."""
-
-WHAT_IT_IS = (
-    "popart is Graphcore's graph compiler, which the emulator doesn't contain: there "
-    f"are only the enumerations that options of PopTorch take ({', '.join(__all__)}). "
-    "What else a program does with PopART needs the Poplar SDK."
-)
+"""Makes the module a package for Python, which then asks `_install` for submodules."""
 
 
 class PopartEnum(enum.Enum):
@@ -201,6 +175,15 @@ class VirtualGraphMode(PopartEnum):
     ExecutionPhases = 3
 
 
+__all__ = sorted(kind.__name__ for kind in PopartEnum.__subclasses__())
+
+WHAT_IT_IS = (
+    "popart is Graphcore's graph compiler, which the emulator doesn't contain: there "
+    f"are only the enumerations that options of PopTorch take ({', '.join(__all__)}). "
+    "What else a program does with PopART needs the Poplar SDK."
+)
+
+
 def __getattr__(name: str) -> object:
-    """Say what the module is, if there is no such name in it."""
+    """Raise an error that says what the module has, for any other name."""
     raise AttributeError(f"module 'popart' has no attribute {name!r}: {WHAT_IT_IS}")

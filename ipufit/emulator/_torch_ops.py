@@ -26,41 +26,43 @@ from ipufit.emulator._tracing.trace_state import current_trace
 from ipufit.emulator.enums import OverlapMode
 from ipufit.emulator.errors import Error, createPoptorchError
 
-__all__ = [
-    "begin_ipu_block",
-    "begin_multi_conv",
-    "call_cpu_op",
-    "clear_attribute",
-    "ctc_beam_search_decoder",
-    "custom_operation",
-    "dynamic_slice",
-    "dynamic_update",
-    "end_cpu_op",
-    "end_for_loop",
-    "end_if_block",
-    "end_ipu_block",
-    "end_multi_conv",
-    "fps",
-    "identity_loss",
-    "internal_cast",
-    "ipu_print_tensor",
-    "nearest",
-    "nearest_batch_list",
-    "nop",
-    "optimizer_group",
-    "pop_name_scope",
-    "push_name_scope",
-    "recomputation_checkpoint",
-    "set_attribute",
-    "set_available_memory",
-    "set_matmul_serialization",
-    "set_overlap_for_input",
-    "set_overlap_for_output",
-    "start_else_block",
-    "start_for_loop",
-    "start_if_block",
-]
-"""The names of the operators."""
+OPERATORS = frozenset(
+    [
+        "begin_ipu_block",
+        "begin_multi_conv",
+        "call_cpu_op",
+        "clear_attribute",
+        "ctc_beam_search_decoder",
+        "custom_operation",
+        "dynamic_slice",
+        "dynamic_update",
+        "end_cpu_op",
+        "end_for_loop",
+        "end_if_block",
+        "end_ipu_block",
+        "end_multi_conv",
+        "fps",
+        "identity_loss",
+        "internal_cast",
+        "ipu_print_tensor",
+        "nearest",
+        "nearest_batch_list",
+        "nop",
+        "optimizer_group",
+        "pop_name_scope",
+        "push_name_scope",
+        "recomputation_checkpoint",
+        "set_attribute",
+        "set_available_memory",
+        "set_matmul_serialization",
+        "set_overlap_for_input",
+        "set_overlap_for_output",
+        "start_else_block",
+        "start_for_loop",
+        "start_if_block",
+    ]
+)
+"""Names of the operators, each of which is a function of this module."""
 
 _REDUCTIONS = ("sum", "mean", "none")
 _FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
@@ -96,7 +98,7 @@ class _Operators(_OpNamespace):
         try:
             return super().__getattr__(name)  # type: ignore[no-untyped-call,unused-ignore]
         except AttributeError:
-            if name in __all__:
+            if name in OPERATORS:
                 return globals()[name]
             raise
 

@@ -9,6 +9,24 @@ from __future__ import annotations
 
 import enum
 
+__all__ = [
+    "AutoStage",
+    "CommGroupType",
+    "ConnectionType",
+    "DataLoaderMode",
+    "HalfFloatCastingBehavior",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConvPlanType",
+    "OutputMode",
+    "OverlapMode",
+    "ReductionType",
+    "SharingStrategy",
+    "SyncPattern",
+    "VariableRetrievalMode",
+]
+
 
 class MeanReductionStrategy(enum.IntEnum):
     """When a mean over accumulated gradients is divided.

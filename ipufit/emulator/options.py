@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F401 - PopTorch keeps the classes of sections here, and PopDist needs them
 """`poptorch.options`: options, and the execution strategies they take."""
 
 from __future__ import annotations
@@ -13,21 +14,19 @@ from ipufit.emulator._options.sections import (
     _PrecisionOptions,
     _TrainingOptions,
 )
+from ipufit.emulator._options.stages import BlockId, Stage
 from ipufit.emulator._options.strategies import (
-    BlockId,
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
     SerialPhasedExecution,
     ShardedExecution,
-    Stage,
 )
 from ipufit.emulator._options.tensor_locations import (
     TensorLocationSettings,
     _TensorLocationOptions,
 )
 
-# PopTorch keeps all of these here; PopDist subclasses the sections.
 __all__ = [
     "Attribute",
     "BlockId",
@@ -40,10 +39,4 @@ __all__ = [
     "ShardedExecution",
     "Stage",
     "TensorLocationSettings",
-    "_DistributedOptions",
-    "_JitOptions",
-    "_PopartOptions",
-    "_PrecisionOptions",
-    "_TensorLocationOptions",
-    "_TrainingOptions",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts and tests use of PopTorch's compiled module."""
+"""The part of PopTorch's compiled module that scripts and tests use."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def isCompilingWithDispatcher() -> bool:
 
 
 def poptorchAtExit() -> None:
-    """Do what is to be done when Python ends: nothing.
+    """Do nothing.
 
-    PopTorch calls it at exit to tell its backend that Python's objects are going. The
-    emulator's IPUs go with the process.
+    PopTorch calls it when Python exits, to tell its backend that Python's objects are
+    going. The emulator's IPUs go with the process.
 
     Example:
         >>> poptorchAtExit()
@@ -46,7 +46,7 @@ def poptorchAtExit() -> None:
 
 
 class TestErrorType(enum.Enum):
-    """The errors that `_throwTestError` can raise, by the layer they stand for.
+    """Layers below PopTorch whose errors `_throwTestError` can raise.
 
     Example:
         >>> TestErrorType.PoplarLinkError.name
@@ -75,14 +75,15 @@ _TYPES = {
     TestErrorType.PoplarRecoverableFullReset: "poplar_recoverable_runtime_error",
     TestErrorType.PoplarLinkError: "poplar_link_error",
 }
+_CLASSES = {
+    TestErrorType.PoplarRecoverableFullReset: RecoverableError,
+    TestErrorType.PoplarUnrecoverable: UnrecoverableError,
+}
 _LOCATION = "[0] throwTestError::bottomLevel\n[1] throwTestError::topLevel"
 
 
 def _throwTestError(error_type: TestErrorType) -> NoReturn:
     """Raise an error as a layer below PopTorch would, to test how a script copes.
-
-    Args:
-        error_type: Which one.
 
     Raises:
         RecoverableError: For `PoplarRecoverableFullReset`.
@@ -98,17 +99,10 @@ def _throwTestError(error_type: TestErrorType) -> NoReturn:
     """
     layer = _TYPES[error_type]
     message = f"An error for tests, {error_type.name}"
-    error: Error
-    if error_type is TestErrorType.PoplarRecoverableFullReset:
-        error = RecoverableError(
-            message, layer, _LOCATION, recovery_action="FULL_RESET"
-        )
-    elif error_type is TestErrorType.PoplarUnrecoverable:
-        error = UnrecoverableError(message, layer, _LOCATION)
-    elif error_type is TestErrorType.PoplarLinkError:
-        # The linker's output is part of such a message.
-        error = Error(f"{message}. Output: -lfoo not found", layer, _LOCATION)
-    else:
-        error = Error(message, layer, _LOCATION)
+    if error_type is TestErrorType.PoplarLinkError:
+        message += ". Output: -lfoo not found"  # as the linker's output would be
+    error = _CLASSES.get(error_type, Error)(message, layer, _LOCATION)
+    if isinstance(error, RecoverableError):
+        error.recovery_action = "FULL_RESET"
     error.args = (f"{error}\nError raised in:\n{_LOCATION}",)
     raise error

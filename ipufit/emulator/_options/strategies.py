@@ -21,18 +21,6 @@ from ipufit.emulator._options.stages import (
 )
 from ipufit.emulator.enums import AutoStage, Liveness
 
-__all__ = [
-    "BlockId",
-    "ExecutionStrategy",
-    "ParallelPhasedExecution",
-    "Phase",
-    "PipelinedExecution",
-    "SerialPhasedExecution",
-    "ShardedExecution",
-    "Stage",
-    "is_pipelined",
-]
-
 _PIPELINED, _SHARDED, _PHASED = 0, 1, 2
 
 _PhasedT = TypeVar("_PhasedT", bound="_PhasedExecution")
