@@ -36,7 +36,7 @@ EVERYDAY = {
     "lint": Check("lint", (0, 1)),
     "tests": Check("tests", (0,)),
     "doctests": Check("tests", (1,)),
-    "modes": Check("modes", (0, 1) if IS_OLD else (0, 1, 2, 3)),
+    "modes": Check("modes", (0,) if IS_OLD else (0, 1)),
 }
 KERAS = {"keras": Check("keras", (0, 1))}
 FLOOR = {"types": Check("floor", (0,)), "floor": Check("floor", (1,))}
@@ -45,7 +45,7 @@ LONG = {
     "thorough": Check("thorough", (0,)),
     "looped": Check("all-looped", (0,)),
     "folded": Check("all-folded", (0,)),
-    **({} if IS_OLD else {"compiled": Check("all-compiled", (0,))}),
+    **({} if IS_OLD else {"compiled": Check("all-compiled", (0, 1))}),
 }
 
 

@@ -23,7 +23,8 @@ GRACE_SECONDS = 30.0
 class TorchRandom:
     """torch's global generator in the words of `random`, for hypothesis."""
 
-    seed = staticmethod(torch.manual_seed)
+    # torch.manual_seed would ask every kind of device, and note its caller for each.
+    seed = staticmethod(torch.default_generator.manual_seed)
     getstate = staticmethod(torch.get_rng_state)
     setstate = staticmethod(torch.set_rng_state)
 
@@ -85,7 +86,7 @@ def pytest_runtest_setup(item):
 def _seed():
     random.seed(SEED)
     np.random.seed(SEED)
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)
 
 
 @pytest.fixture(autouse=True)

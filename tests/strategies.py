@@ -16,10 +16,19 @@ def examples(thorough):
 
     Args:
         thorough: Its number in the thorough profile. Another profile takes as many in
-            a hundred as it takes examples by default, but at least 5.
+            a hundred as it takes examples by default, rounded up.
     """
-    everyday = max(5, thorough * settings().max_examples // 100)
-    return min(thorough, everyday)
+    return -(-thorough * settings().max_examples // 100)
+
+
+def spread(cases):
+    """A share of the cases as large as the profile's share of examples, spread evenly.
+
+    Args:
+        cases: A list, of which the first and the last are always kept.
+    """
+    step = max(1, 100 // settings().max_examples)
+    return [*cases[:-1:step], *cases[-1:]]
 
 
 Pair = namedtuple("Pair", ["left", "right"])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.strategies import examples
+from tests.strategies import examples, spread
 
 
 @pytest.fixture
@@ -27,8 +27,14 @@ def test_examples_are_drawn_anew_only_on_request(is_thorough):
 
 def test_costly_properties_get_their_share_of_examples(is_thorough):
     assert examples(60) == (60 if is_thorough else 15)
-    assert examples(12) == (12 if is_thorough else 5)
-    assert examples(3) == 3
+    assert examples(3) == (3 if is_thorough else 1)
+
+
+def test_costly_cases_are_spread_evenly(is_thorough):
+    cases = list(range(10))
+    assert spread(cases) == (cases if is_thorough else [0, 4, 8, 9])
+    assert spread(cases[:1]) == [0]
+    assert spread([]) == []
 
 
 @given(st.integers())

@@ -31,6 +31,7 @@ from ipufit.checkpoint import write_checkpoint
 from ipufit.data import random_state
 from tests.checkpoint.samples import same_tensors
 from tests.reference import NUM_CLASSES, NUM_FEATURES, samples
+from tests.strategies import spread
 
 COUNT = 24
 
@@ -466,7 +467,7 @@ def test_resuming_after_any_call_is_as_not_having_stopped(name, tmp_path):
     assert_same(saved_as_well, expected)  # saving changes nothing
     assert repr(seen_again) == repr(seen)
     assert len(saver.saved) > len(expected.epochs)
-    for path, num_seen in saver.saved:
+    for path, num_seen in spread(saver.saved):
         result, rest = resumed(scenario, path)
         assert_same(result, expected)
         assert repr(rest) == repr(seen[num_seen:])
