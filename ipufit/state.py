@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from ._failures import do_all
+from .types import Logs
 
 EVICTED = "SIGTERM"
 """The reason to stop of a run that is to go on elsewhere."""
@@ -25,7 +26,8 @@ class RunState:
         params: Keras's: `verbose`, `epochs`, `steps`.
         directions: `"max"` or `"min"` for figures of which more or less is better, by
             their names without `val_`; filled once a program was traced.
-        calls: Made in this epoch.
+        calls: Calls made in this epoch.
+        logs: Figures of the last complete epoch.
         is_epoch_done: Whether the epoch's last hooks were called.
         is_finite: Whether the loss was, so far.
         stop_evaluating: Set it to end the evaluation under way after this call.
@@ -47,6 +49,7 @@ class RunState:
     params: dict[str, Any] = field(default_factory=dict)
     directions: dict[str, str] = field(default_factory=dict)
     calls: int = 0
+    logs: Logs = field(default_factory=dict)
     is_epoch_done: bool = False
     is_finite: bool = True
     stop_evaluating: bool = False
@@ -54,6 +57,20 @@ class RunState:
     is_evicted: bool = False
     _on_eviction: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Count the calls of a new epoch."""
+        self.epoch, self.is_epoch_done = epoch, False
+
+    def count_call(self, updates: int, samples: int) -> None:
+        """Count a call of training."""
+        self.calls += 1
+        self.updates += updates
+        self.samples += samples
+
+    def end_epoch(self, logs: Logs) -> None:
+        """Have an epoch complete, with its figures."""
+        self.calls, self.is_epoch_done, self.logs = 0, True, logs
 
     def stop(self, reason: str) -> None:
         """Ask the run to end in order; the first reason is kept."""

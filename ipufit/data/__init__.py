@@ -8,7 +8,7 @@ from .cached import CachedDataset
 from .calls import Call, Loading
 from .epochs import Epochs
 from .host_random import (
-    Moment,
+    HostRandomState,
     check_random_state,
     random_state,
     set_random_state,
@@ -28,11 +28,11 @@ __all__ = [
     "CachedDataset",
     "Call",
     "Epochs",
+    "HostRandomState",
     "IndexedSource",
     "InferenceBatches",
     "Labels",
     "Loading",
-    "Moment",
     "Position",
     "Replay",
     "SampleStructure",

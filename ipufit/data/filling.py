@@ -17,7 +17,7 @@ from ipufit._tree import ConstantChangedError, Structure
 from ipufit.errors import DataError
 
 from .datasets import table_row
-from .host_random import Moment, random_state, set_random_state
+from .host_random import HostRandomState, random_state, set_random_state
 from .kinds import is_hugging_face
 from .seeded import mixed, seed_all
 from .values import dense_tensor
@@ -255,7 +255,7 @@ class _Chunks(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, number: int) -> _Chunk | DataError:
         """A chunk; or why there is none, which torch would bury in a traceback."""
         seed_all(mixed(self._seed, number))
-        begun = Moment()
+        begun = HostRandomState()
         first = number * _CHUNK_ROWS
         count = min(_CHUNK_ROWS, len(self._rows) - first)
         try:
@@ -265,7 +265,7 @@ class _Chunks(Dataset):  # type: ignore[type-arg]
                     leaf[row] = part
         except DataError as error:
             return error
-        return _Chunk(leaves, begun.has_passed())
+        return _Chunk(leaves, begun.has_changed())
 
 
 def _each_chunk(

@@ -20,13 +20,10 @@ RandomState = Dict[str, Tensor]
 
 
 def random_state(generators: Sequence[torch.Generator] = ()) -> RandomState:
-    """The states now.
+    """Copies of the random states now, as tensors.
 
     Args:
-        generators: Further ones of torch.
-
-    Returns:
-        Copies; NumPy's is that of its global generator.
+        generators: Generators of torch besides the global ones.
 
     Example:
         >>> state = random_state()
@@ -35,14 +32,14 @@ def random_state(generators: Sequence[torch.Generator] = ()) -> RandomState:
         >>> first == (random.random(), float(np.random.rand()), float(torch.rand(())))
         True
     """
-    return Moment(generators).state()
+    return HostRandomState(generators).tensors()
 
 
-class Moment:
-    """The states now, to be made tensors later, if anybody asks: that takes longer.
+class HostRandomState:
+    """The random states at one time; tensors, which take longer, only if asked for.
 
     Args:
-        generators: Further ones of torch.
+        generators: Generators of torch besides the global ones.
     """
 
     def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
@@ -51,8 +48,8 @@ class Moment:
         self._torch = torch.get_rng_state()
         self._generators = [one.get_state() for one in generators]
 
-    def has_passed(self) -> bool:
-        """Whether anything was drawn since from Python, NumPy or torch."""
+    def has_changed(self) -> bool:
+        """Whether Python, NumPy or torch have drawn random numbers since."""
         now: Any = np.random.get_state()
         _, keys, *rest = self._numpy
         return not (
@@ -62,8 +59,8 @@ class Moment:
             and torch.equal(torch.get_rng_state(), self._torch)
         )
 
-    def state(self) -> RandomState:
-        """What they were."""
+    def tensors(self) -> RandomState:
+        """The states as tensors."""
         version, words, gauss = self._python
         _, keys, position, has_gauss, cached = self._numpy
         python = [version, int(gauss is not None), *words]
@@ -81,10 +78,10 @@ class Moment:
 def check_random_state(
     state: RandomState, generators: Sequence[torch.Generator] = ()
 ) -> None:
-    """Refuse what `set_random_state` would refuse, and set nothing.
+    """Refuse states that `set_random_state` would refuse, and set nothing.
 
     Raises:
-        DataError: It isn't from `random_state`.
+        DataError: `state` isn't from `random_state`.
     """
     before = random_state(generators)
     set_random_state(state, generators)
@@ -94,14 +91,14 @@ def check_random_state(
 def set_random_state(
     state: RandomState, generators: Sequence[torch.Generator] = ()
 ) -> None:
-    """Go on from states.
+    """Set the random states of this process.
 
     Args:
         state: From `random_state`.
-        generators: As many as it was given.
+        generators: As many generators as `random_state` was given.
 
     Raises:
-        DataError: It isn't from there. The states are then as they were.
+        DataError: `state` isn't from `random_state`. Nothing has changed then.
     """
     before = random_state(generators)
     try:
@@ -115,19 +112,13 @@ def set_random_state(
 
 
 def _set(state: RandomState, generators: Sequence[torch.Generator]) -> None:
-    version, has_next, *words = state["python"].tolist()
+    version, has_next, *python_words = state["python"].tolist()
     gauss = float(state["python_gauss"]) if has_next else None
     position, has_gauss, *keys = state["numpy"].tolist()
     cached = float(state["numpy_gauss"])
-    numpy_state: Any = (
-        "MT19937",
-        np.array(keys, dtype=np.uint32),
-        position,
-        has_gauss,
-        cached,
-    )
-    random.setstate((version, tuple(words), gauss))
-    np.random.set_state(numpy_state)
+    words = np.array(keys, dtype=np.uint32)
+    random.setstate((version, tuple(python_words), gauss))
+    np.random.set_state(("MT19937", words, position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
     for i, one in enumerate(generators):
         one.set_state(state[f"generator{i}"])

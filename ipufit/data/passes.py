@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .host_random import Moment, RandomState, set_random_state
+from .host_random import HostRandomState, RandomState, set_random_state
 
 
 class Replay(NamedTuple):
@@ -60,7 +60,7 @@ class Pass:
         self._num_blocks = 0
         if replay is not None:
             set_random_state(replay.at_start, generators)
-        self._at_start = self._at_last = Moment(generators)
+        self._at_start = self._at_last = HostRandomState(generators)
         self.iterator: Iterator[Any] = iter(iterable)
         self.first: list[Tensor] | None = None
 
@@ -78,7 +78,7 @@ class Pass:
         replayed = self._replayed
         if replayed is not None and self._num_blocks + 1 == replayed.num_blocks:
             set_random_state(replayed.at_last, self._generators)
-        at_last = Moment(self._generators)
+        at_last = HostRandomState(self._generators)
         batch = next(self.iterator)
         self._num_blocks += 1
         self._at_last = at_last
@@ -86,7 +86,9 @@ class Pass:
 
     def replay(self) -> Replay:
         """What it takes to have the blocks again that were drawn."""
-        return Replay(self._num_blocks, self._at_start.state(), self._at_last.state())
+        return Replay(
+            self._num_blocks, self._at_start.tensors(), self._at_last.tensors()
+        )
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

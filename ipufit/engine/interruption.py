@@ -1,24 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM, by which schedulers tell a process to end."""
+"""What ends a run early, wrapped around what the loop goes over.
+
+A callback asks for the end (`run.stop`), the user presses Ctrl-C, or the process is
+evicted: a scheduler sends SIGTERM, and the run is saved to go on in another process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator, Sequence, TypeVar
 
-from ipufit.state import RunState
+import torch
+
+from ipufit.callbacks import CallbackList
+from ipufit.data import HostRandomState, set_random_state
+from ipufit.state import EVICTED, RunState
+
+from .training import Training
+
+T = TypeVar("T")
+
+
+class EvictedError(Exception):
+    """The process was told to end: the epoch under way goes on in another one."""
+
+
+@contextlib.contextmanager
+def ended_in_order(
+    training: Training, hooks: CallbackList, run: RunState
+) -> Iterator[None]:
+    """End the loop inside in order if it is interrupted.
+
+    On Ctrl-C `on_train_end` hears the figures of the last complete epoch and the IPUs
+    are free; then the interrupt goes on. On an eviction the loop ends, and no more.
+
+    Args:
+        training: What the loop runs.
+        hooks: Callbacks of the run.
+        run: State of the run.
+    """
+    try:
+        with heard_eviction(run):
+            yield
+    except EvictedError:
+        pass
+    except KeyboardInterrupt:
+        run.stop("interrupted")
+        hooks.on_train_end(dict(run.logs))
+        training.executors.detach()
+        raise
+
+
+def until_stopped(items: Iterable[T], run: RunState) -> Iterator[T]:
+    """Give calls or epochs until somebody ends the run; between them, save.
+
+    Args:
+        items: The calls of an epoch, or epochs.
+        run: State of the run.
+
+    Raises:
+        EvictedError: The process was told to end, and the run was saved.
+
+    Example:
+        >>> run = RunState()
+        >>> for epoch in until_stopped(range(9), run):
+        ...     if epoch == 2:
+        ...         run.stop("seen enough")
+        >>> epoch
+        2
+    """
+    for item in items:
+        yield item
+        run.act()
+        run.heed_eviction()
+        if run.stop_reason == EVICTED:
+            raise EvictedError
+        if run.is_stopping:
+            return
+
+
+@contextlib.contextmanager
+def undone_if_evicted(
+    run: RunState, generators: Sequence[torch.Generator]
+) -> Iterator[None]:
+    """Take random numbers back that a validation drew, if it is evicted meanwhile.
+
+    The process that goes on validates anew.
+
+    Args:
+        run: State of the run.
+        generators: Further generators of torch that the training data draw from.
+
+    Raises:
+        EvictedError: The process was told to end.
+    """
+    before = HostRandomState(generators) if run.heeds_eviction else None
+    yield
+    if before is not None and run.is_evicted:
+        set_random_state(before.tensors(), generators)
+        run.heed_eviction()
+        raise EvictedError
 
 
 @contextlib.contextmanager
 def heard_eviction(run: RunState) -> Iterator[None]:
-    """Tell a run of SIGTERM instead of dying, if somebody in it saves then.
+    """Tell a run of SIGTERM instead of dying, if a callback saves then.
 
     Python hears signals in the main thread alone: in others nothing is done.
 
     Args:
-        run: Its `is_evicted` is set.
+        run: State of the run, whose `is_evicted` is set.
 
     Example:
         >>> import os

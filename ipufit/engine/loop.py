@@ -1,154 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops: train, predict. Control flow and nothing else."""
+"""The loops that train and predict: control flow and nothing else."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Tuple
 
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data import Epochs, InferenceBatches, Moment, set_random_state
+from ipufit.data import Epochs, InferenceBatches
 from ipufit.errors import (
     ConfigError,
     DataError,
     DataRanOutWarning,
     NonFiniteLossWarning,
 )
-from ipufit.state import EVICTED, RunState
-from ipufit.types import Logs
+from ipufit.state import RunState
 
 from .coverage import check_rows, cut
 from .evaluation import Evaluation
-from .interruption import heard_eviction
+from .interruption import ended_in_order, undone_if_evicted, until_stopped
 from .programs.executors import Executors
 from .training import Training
+
+EpochToGo = Tuple[int, bool]
+"""The number of an epoch, from 0, and whether it is validated."""
 
 
 def train(
     training: Training,
-    epochs: Mapping[int, bool],
-    batches: Epochs,
-    hooks: CallbackList,
-    run: RunState,
+    epochs: Iterable[EpochToGo],
+    calls: Epochs,
     validation: Evaluation | None,
-    display: ProgressDisplay,
-    resume: Callable[[], None] | None = None,
-) -> None:
-    """Train epoch after epoch, and validate.
-
-    A run that is resumed goes on where it was: epochs that were done are left out,
-    and `on_epoch_begin` isn't called for the one under way, except for the display.
-
-    An interrupt ends the run in order: the epoch under way is forgotten,
-    `on_train_end` hears the figures of the last one that was complete, and the IPUs
-    are free. Then it is raised again. SIGTERM does the same but for raising, if a
-    callback saves then.
-
-    Args:
-        training: With its program prepared.
-        epochs: The epochs to come, and whether each is validated.
-        batches: The calls of an epoch.
-        hooks: Hear of it.
-        run: Counts, and says when to stop.
-        validation: On what; None if on nothing.
-        display: Hears of compilations.
-        resume: Puts the state of the interrupted run back; None for a new one.
-    """
-    logs: Logs = {}
-    hooks.on_train_begin({})
-    if resume is not None:
-        resume()
-        if run.calls:
-            display.on_epoch_begin(run.epoch, {})
-    try:
-        with heard_eviction(run):
-            for epoch, is_validated in epochs.items():
-                if resume is not None and (epoch < run.epoch or run.is_stopping):
-                    continue
-                if not run.calls:
-                    run.epoch, run.is_epoch_done = epoch, False
-                    training.figures.reset()
-                    hooks.on_epoch_begin(epoch, {})
-                trained = train_epoch(training, batches, hooks, run)
-                if run.stop_reason == EVICTED:
-                    break  # the epoch goes on in another process
-                if validation is not None and is_validated:
-                    before = Moment(batches.generators) if run.heeds_eviction else None
-                    validation.prepare(display)
-                    validated = validation.run(hooks, run)
-                    if before is not None and run.is_evicted:
-                        # It is made anew by the process that goes on.
-                        set_random_state(before.state(), batches.generators)
-                        run.heed_eviction()
-                        break
-                    trained = _with_validation(trained, validated)
-                    run.directions.update(validation.figures.directions)
-                hooks.on_epoch_end(epoch, dict(trained))
-                run.calls, run.is_epoch_done = 0, True
-                run.act()
-                run.heed_eviction()
-                logs = trained
-                if run.is_stopping:
-                    break
-    except KeyboardInterrupt:
-        run.stop("interrupted")
-        hooks.on_train_end(dict(logs))
-        training.executors.detach()
-        raise
-    training.finish()
-    hooks.on_train_end(dict(logs))
-
-
-def _with_validation(logs: Logs, validation: Logs) -> Logs:
-    prefixed = {f"val_{name}": value for name, value in validation.items()}
-    return dict(sorted({**logs, **prefixed}.items()))
-
-
-def train_epoch(
-    training: Training,
-    batches: Epochs,
     hooks: CallbackList,
     run: RunState,
-) -> Logs:
-    """Train on every call of an epoch.
+    display: ProgressDisplay,
+) -> None:
+    """Train epoch after epoch, and validate, with hooks in Keras's order.
 
     Hooks see a call as Keras's see `steps_per_execution` batches: it begins with the
     index of its first update and ends with that of its last. If only displays listen,
     figures are computed when they are to be shown.
 
-    Returns:
-        The figures of the epoch so far, if it was stopped.
+    Args:
+        training: With its program prepared.
+        epochs: The epochs to go.
+        calls: The calls of the next epoch, each time it is gone through.
+        validation: None for no validation.
+        hooks: Callbacks of the run.
+        run: State of the run.
+        display: Hears of compilations.
 
     Raises:
-        DataError: There was not one call.
+        DataError: An epoch had not one call.
     """
     updates = training.plan.device_iterations
-    is_heard = hooks.hears("on_train_batch_end", "on_batch_end")
-    for number, call in enumerate(batches, run.calls):
-        first = number * updates
-        hooks.on_train_batch_begin(first, {})
-        training.run(call)
-        run.calls += 1
-        run.updates += updates
-        run.samples += call.num_real
-        _report_non_finite(training.figures.loss, run, first)
-        is_wanted = is_heard or hooks.are_displays_due()
-        logs = training.figures.running() if is_wanted else {}
-        hooks.on_train_batch_end(first + updates - 1, logs)
-        run.act()
-        run.heed_eviction()
-        if run.is_stopping:
-            break
-    if batches.ran_out:
-        _report_ran_out(batches, run, run.calls * updates)
-    elif not run.calls:
-        raise DataError(
-            f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
-            f"{training.plan.describe()}. Lower one of these, pass more data, or pad "
-            "with fit(drop_last='pad')."
-        )
-    return training.figures.logs()
+    hooks.on_train_begin({})
+    with ended_in_order(training, hooks, run):
+        for epoch, is_validated in until_stopped(epochs, run):
+            if not run.calls:  # else it was begun before the run was interrupted
+                run.begin_epoch(epoch)
+                training.figures.reset()
+                hooks.on_epoch_begin(epoch, {})
+            is_heard = hooks.hears("on_train_batch_end", "on_batch_end")
+            for call in until_stopped(calls, run):
+                first = run.calls * updates
+                hooks.on_train_batch_begin(first, {})
+                training.run(call)
+                run.count_call(updates, call.num_real)
+                _warn_if_not_finite(training.figures.loss, run, first)
+                is_wanted = is_heard or hooks.are_displays_due()
+                logs = training.figures.running() if is_wanted else {}
+                hooks.on_train_batch_end(first + updates - 1, logs)
+            _check_length(calls, training, run)
+            figures = training.figures.logs()
+            if validation is not None and is_validated:
+                with undone_if_evicted(run, calls.generators):
+                    validation.prepare(display)
+                    validated = validation.run(hooks, run)
+                figures.update({f"val_{name}": v for name, v in validated.items()})
+                figures = dict(sorted(figures.items()))
+                run.directions.update(validation.figures.directions)
+            hooks.on_epoch_end(epoch, dict(figures))
+            run.end_epoch(figures)
+    training.finish()
+    hooks.on_train_end(dict(run.logs))
 
 
 def predictions(
@@ -182,7 +118,7 @@ def predictions(
         hooks.on_predict_batch_begin(first, {})
         outputs, _ = executors.infer(batch[: batches.structure.num_inputs])
         num_rows = len(batch[0])
-        if number == 0:  # later ones are alike
+        if number == 0:  # every call has the same shapes
             check_rows(outputs, num_rows)
         if num_real < num_rows:
             outputs = cut(outputs, slice(num_real))
@@ -194,19 +130,28 @@ def predictions(
     hooks.on_predict_end({})
 
 
-def _report_ran_out(batches: Epochs, run: RunState, updates: int) -> None:
-    ending = "Training ends." if batches.is_spent else "The next begins anew."
-    warnings.warn(
-        f"The data ran out after {updates} updates of epoch {run.epoch + 1}, fewer "
-        f"than steps_per_epoch asks for. {ending}",
-        DataRanOutWarning,
-        stacklevel=5,
-    )
-    if batches.is_spent:
-        run.stop("the data ran out")
+def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
+    """Warn if the data ran out in the epoch; refuse an epoch without a call."""
+    if calls.ran_out:
+        updates = run.calls * training.plan.device_iterations
+        ending = "Training ends." if calls.is_spent else "The next begins anew."
+        warnings.warn(
+            f"The data ran out after {updates} updates of epoch {run.epoch + 1}, fewer "
+            f"than steps_per_epoch asks for. {ending}",
+            DataRanOutWarning,
+            stacklevel=5,
+        )
+        if calls.is_spent:
+            run.stop("the data ran out")
+    elif not run.calls:
+        raise DataError(
+            f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
+            f"{training.plan.describe()}. Lower one of these, pass more data, or pad "
+            "with fit(drop_last='pad')."
+        )
 
 
-def _report_non_finite(loss: float, run: RunState, update: int) -> None:
+def _warn_if_not_finite(loss: float, run: RunState, update: int) -> None:
     if not math.isfinite(loss) and run.is_finite:
         run.is_finite = False  # once is enough
         warnings.warn(

@@ -13,148 +13,177 @@ from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
 
-from .runs import ModelBase, _rows_of_steps, figures_of, warn_of_coverage
+from .evaluating import (
+    default_batch_size,
+    evaluation_of,
+    figures_of,
+    inference_batches,
+    inference_plan,
+    rows_of_steps,
+    warn_of_coverage,
+)
+from .parts import Model, settings_of
+from .run_frame import under_way
 
 
-class Inference(ModelBase):
-    """Looking, without training."""
+def evaluate(
+    self: Model,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: Verbose = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: CallbackLike = None,
+    return_dict: bool = True,
+) -> Logs | float | list[float]:
+    """Loss and metrics over every sample, once each.
 
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        verbose: Verbose = "auto",
-        sample_weight: Any = None,
-        steps: int | None = None,
-        callbacks: CallbackLike = None,
-        return_dict: bool = True,
-    ) -> Logs | float | list[float]:
-        """Loss and metrics over every sample, once each.
+    Args:
+        x: As for `fit`.
+        y: As for `fit`.
+        batch_size: Samples of one pass over all replicas; it changes no figure. By
+            default the config's `micro_batch_size`, or else 32, on each replica.
+        verbose: As for `fit`.
+        sample_weight: As for `fit`.
+        steps: Batches to evaluate, from the beginning; None for all.
+        callbacks: As for `fit`.
+        return_dict: False for Keras's list: loss, losses of outputs, metrics; or
+            the loss alone if there is nothing else.
 
-        Args:
-            x: As for `fit`.
-            y: As for `fit`.
-            batch_size: Samples of one pass over all replicas; it changes no figure.
-            verbose: As for `fit`.
-            sample_weight: As for `fit`.
-            steps: Batches to evaluate, from the beginning; None for all.
-            callbacks: As for `fit`.
-            return_dict: False for Keras's list: loss, losses of outputs, metrics; or
-                the loss alone if there is nothing else.
+    Returns:
+        The figures by name.
 
-        Returns:
-            The figures by name.
+    Raises:
+        NotCompiledError: `compile` wasn't called.
+        DataError: Data that can't be used, or without targets.
+        ConfigError: The own inference options return sums of outputs.
+    """
+    settings_of(self)
+    source = as_source(x, y, sample_weight, num_workers=self.config.num_workers)
+    self._data.target_columns = column_names(y) or ()
+    size, max_rows = _rows_to_look_at(self, source, batch_size, steps)
+    test = evaluation_of(self, source, size, max_rows)
+    run = RunState(params=_params(verbose, test.batches))
+    run.coverage = warn_of_coverage(test.options, test.plan, "evaluate")
+    with under_way(self, run, callbacks, verbose) as (hooks, display):
+        self._data.source = source
+        try:
+            test.prepare(display)
+            test.run(hooks, run)
+        finally:
+            test.batches.close()
+    return figures_of(test.figures, return_dict)
 
-        Raises:
-            NotCompiledError: `compile` wasn't called.
-            DataError: Data that can't be used, or without targets.
-            ConfigError: The own inference options return sums of outputs.
-        """
-        self._compiled()
-        source = as_source(x, y, sample_weight, num_workers=self.config.num_workers)
-        self._target_columns = column_names(y) or ()
-        test = self._evaluation(source, batch_size, steps)
-        run = RunState(params=_params(verbose, test.batches))
-        run.coverage = warn_of_coverage(test.options, test.plan, "evaluate", 3)
-        with self._running(run, callbacks, None, verbose) as (hooks, display):
-            self._seen = source
-            try:
-                test.prepare(display)
-                test.run(hooks, run)
-            finally:
-                test.batches.close()
-        return figures_of(test.figures, return_dict)
 
-    def predict(
-        self,
-        x: Any,
-        batch_size: int | None = None,
-        verbose: Verbose = "auto",
-        steps: int | None = None,
-        callbacks: CallbackLike = None,
-        *,
-        y: str | Sequence[str] | None = None,
-        stream: bool = False,
-    ) -> Any:
-        """The module's outputs, one row per sample, in order.
+def predict(
+    self: Model,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: Verbose = "auto",
+    steps: int | None = None,
+    callbacks: CallbackLike = None,
+    *,
+    y: str | Sequence[str] | None = None,
+    stream: bool = False,
+) -> Any:
+    """The module's outputs, one row per sample, in order.
 
-        Args:
-            x: Inputs, or samples; their targets, if any, are left alone. So are
-                columns that the last `fit` or `evaluate` had as targets.
-            batch_size: As for `evaluate`.
-            verbose: As for `fit`.
-            steps: Batches to predict, from the beginning; None for all.
-            callbacks: As for `fit`.
-            y: The names of other columns to leave alone, if `x` has columns.
-            stream: Give an iterator over the outputs of each call, in constant
-                memory, instead of all at once.
+    Args:
+        x: Inputs, or samples; their targets, if any, are left alone. So are
+            columns that the last `fit` or `evaluate` had as targets.
+        batch_size: As for `evaluate`.
+        verbose: As for `fit`.
+        steps: Batches to predict, from the beginning; None for all.
+        callbacks: As for `fit`.
+        y: The names of other columns to leave alone, if `x` has columns.
+        stream: Give an iterator over the outputs of each call, in constant
+            memory, instead of all at once.
 
-        Returns:
-            Tensors, nested as the module returns them.
+    Returns:
+        Tensors, nested as the module returns them.
 
-        Raises:
-            DataError: Data that can't be used.
-            ConfigError: The own inference options don't return every row.
-        """
-        columns = column_names(y)
-        if y is not None and columns is None:
-            raise DataError(
-                f"y={y!r:.80} names no columns: predict() needs no targets, only the "
-                "names of columns that it is to leave alone."
-            )
-        source = as_source(
-            x,
-            num_workers=self.config.num_workers,
-            inputs_only=True,
-            left_out=(*self._target_columns, *(columns or ())),
+    Raises:
+        DataError: Data that can't be used.
+        ConfigError: The own inference options don't return every row.
+    """
+    columns = column_names(y)
+    if y is not None and columns is None:
+        raise DataError(
+            f"y={y!r:.80} names no columns: predict() needs no targets, only the "
+            "names of columns that it is to leave alone."
         )
-        give_shapes(self.module, source)
-        plan, options = self._inference(batch_size)
-        if options.output_mode != poptorch.OutputMode.All.value:
-            raise ConfigError(
-                "predict() needs every row, and inference_options ask for OutputMode."
-                f"{poptorch.OutputMode(options.output_mode).name}. Use OutputMode.All, "
-                "or leave the mode at its default."
-            )
-        batches = InferenceBatches(
-            source,
-            plan,
-            options,
-            max_rows=_rows_of_steps(
-                steps, batch_size or source.batch_size or plan.samples_per_update
-            ),
-            loading=self._loading(),
-            seed=self.config.seed,
-        )
-        parts = self._predicted(source, batches, plan, options, verbose, callbacks)
-        return parts if stream else joined(parts)
+    source = as_source(
+        x,
+        num_workers=self.config.num_workers,
+        inputs_only=True,
+        left_out=(*self._data.target_columns, *(columns or ())),
+    )
+    size, max_rows = _rows_to_look_at(self, source, batch_size, steps)
+    parts = outputs_of_calls(self, source, size, max_rows, callbacks, verbose)
+    return parts if stream else joined(parts)
 
-    def _predicted(
-        self,
-        source: Source,
-        batches: InferenceBatches,
-        plan: Any,
-        options: poptorch.Options,
-        verbose: Verbose,
-        callbacks: CallbackLike,
-    ) -> Iterator[Any]:
-        """The outputs of each call; the run lasts until the last was taken."""
-        how = self._how
+
+def outputs_of_calls(
+    model: Model,
+    source: Source,
+    batch_size: int,
+    max_rows: int | None = None,
+    callbacks: CallbackLike = None,
+    verbose: Verbose = 0,
+) -> Iterator[Any]:
+    """Have a run of predictions, which is checked now and lasts until it is taken.
+
+    Args:
+        model: The model.
+        source: The data.
+        batch_size: Samples of one pass over all replicas.
+        max_rows: Samples to predict, from the beginning; None for all.
+        callbacks: As for `fit`.
+        verbose: As for `fit`.
+
+    Returns:
+        The outputs of one call after the other, nested as the module returns them.
+
+    Raises:
+        ConfigError: The own inference options don't return every row.
+    """
+    give_shapes(model.module, source)
+    plan, options = inference_plan(model.config, batch_size)
+    if options.output_mode != poptorch.OutputMode.All.value:
+        raise ConfigError(
+            "predict() needs every row, and inference_options ask for OutputMode."
+            f"{poptorch.OutputMode(options.output_mode).name}. Use OutputMode.All, "
+            "or leave the mode at its default."
+        )
+    batches = inference_batches(model.config, source, plan, options, max_rows)
+
+    def run_to_the_end() -> Iterator[Any]:
+        settings = model._settings
         run = RunState(params=_params(verbose, batches))
-        with self._running(run, callbacks, None, verbose) as (hooks, display):
-            self._seen = source
+        with under_way(model, run, callbacks, verbose) as (hooks, display):
+            model._data.source = source
             try:
-                self._executors.prepare_inference(
+                model._executors.prepare_inference(
                     batches,
                     plan,
                     options,
                     display,
-                    owns_loss=how is not None and how.objective.owns_loss,
+                    owns_loss=settings is not None and settings.objective.owns_loss,
                 )
-                yield from predictions(self._executors, batches, hooks, run)
+                yield from predictions(model._executors, batches, hooks, run)
             finally:
                 batches.close()
+
+    return run_to_the_end()
+
+
+def _rows_to_look_at(
+    model: Model, source: Source, batch_size: int | None, steps: int | None
+) -> tuple[int, int | None]:
+    """The samples of a pass, and of all `steps`: batches of the loader or of a pass."""
+    size = default_batch_size(model.config) if batch_size is None else batch_size
+    return size, rows_of_steps(steps, batch_size or source.batch_size or size)
 
 
 def _params(verbose: Verbose, batches: InferenceBatches) -> dict[str, Any]:

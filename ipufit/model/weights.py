@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights and checkpoints of a model: read, set, written, loaded."""
+"""Weights of a model: read, set, and kept in files of their own."""
 
 from __future__ import annotations
 
@@ -12,191 +12,133 @@ from ipufit.engine import check_shapes
 from ipufit.errors import DataError
 from ipufit.types import PathLike
 
-from .copying import learnt_by
-from .runs import ModelBase
+from .parts import Model
 
 
-class Weights(ModelBase):
-    """What a model has learnt, in arrays and files."""
+def get_weights(self: Model) -> list[Any]:
+    """Copies of the weights and buffers, as NumPy arrays in `state_dict`'s order.
 
-    # Weights ----------------------------------------------------------------
+    Example:
+        >>> from ipufit import IPUModel
+        >>> [w.shape for w in IPUModel(torch.nn.Linear(2, 3)).get_weights()]
+        [(3, 2), (3,)]
+    """
+    return [t.detach().numpy().copy() for t in fetched_state(self).values()]
 
-    def get_weights(self) -> list[Any]:
-        """Copies of the weights and buffers, as NumPy arrays in `state_dict`'s order.
 
-        Example:
-            >>> from ipufit import IPUModel
-            >>> [w.shape for w in IPUModel(torch.nn.Linear(2, 3)).get_weights()]
-            [(3, 2), (3,)]
-        """
-        return [t.detach().numpy().copy() for t in self._fetched().values()]
+def copied_weights(self: Model) -> dict[str, torch.Tensor]:
+    """Copies of the weights and buffers by name, in any dtype.
 
-    def copied_weights(self) -> dict[str, torch.Tensor]:
-        """Copies of the weights and buffers by name, in any dtype.
+    Returns:
+        Tensors on the host; names that are tied share a copy.
 
-        Returns:
-            Tensors on the host; names that are tied share a copy.
+    Example:
+        >>> from ipufit import IPUModel
+        >>> list(IPUModel(torch.nn.Linear(2, 3)).copied_weights())
+        ['weight', 'bias']
+    """
+    return files.copied_tensors(fetched_state(self))
 
-        Example:
-            >>> from ipufit import IPUModel
-            >>> list(IPUModel(torch.nn.Linear(2, 3)).copied_weights())
-            ['weight', 'bias']
-        """
-        return files.copied_tensors(self._fetched())
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set the weights and buffers, on the device too.
+def set_weights(self: Model, weights: Sequence[Any]) -> None:
+    """Set the weights and buffers, on the device too.
 
-        Args:
-            weights: Arrays as from `get_weights`.
+    Args:
+        weights: Arrays as from `get_weights`.
 
-        Raises:
-            DataError: Not arrays, not as many, or of other shapes.
-        """
-        check_shapes(self.module)
-        state = self.module.state_dict()
-        if not isinstance(weights, (tuple, list)):
+    Raises:
+        DataError: Not arrays, not as many, or of other shapes.
+    """
+    check_shapes(self.module)
+    state = self.module.state_dict()
+    if not isinstance(weights, (tuple, list)):
+        raise DataError(
+            f"set_weights() takes a list of arrays, in the order of state_dict(), "
+            f"and got a {type(weights).__name__}."
+        )
+    if len(weights) != len(state):
+        raise DataError(
+            f"There are {len(weights)} arrays for {len(state)} weights: "
+            f"{', '.join(state)}."
+        )
+    given = {n: _as_weight(n, w) for n, w in zip(state, weights)}
+    for name, tensor in state.items():
+        if given[name].shape != tensor.shape:
             raise DataError(
-                f"set_weights() takes a list of arrays, in the order of state_dict(), "
-                f"and got a {type(weights).__name__}."
+                f"The array for {name} has shape {tuple(given[name].shape)}, and "
+                f"the weight has {tuple(tensor.shape)}."
             )
-        if len(weights) != len(state):
+    _set_state(self, given)
+
+
+def save_weights(self: Model, path: PathLike) -> None:
+    """Write the weights to a safetensors file, under the module's own names.
+
+    Args:
+        path: Ends in `.safetensors`.
+
+    Raises:
+        ConfigError: It ends in something else.
+        FileError: It can't be written; what was there before is whole.
+    """
+    weights = fetched_state(self)
+
+    def write() -> str:
+        files.save_weights(weights, path)
+        return str(path)
+
+    files.written_by_one(write)
+
+
+def load_weights(self: Model, path: PathLike) -> None:
+    """Take the weights from a file, on the device too.
+
+    Args:
+        path: Of safetensors (`.safetensors`) or a state dict of torch (`.pt`,
+            `.pth`, `.bin`), which is read with `weights_only=True`.
+
+    Raises:
+        ConfigError: It ends in something else.
+        DataError: The file is damaged, or has other weights.
+        MissingCheckpointError: There is none.
+        FileError: It can't be read.
+    """
+    check_shapes(self.module)
+    given, state = files.load_weights(path), self.module.state_dict()
+    odd = [
+        name
+        for name in sorted({*given, *state})
+        if name not in given
+        or name not in state
+        or given[name].shape != state[name].shape
+    ]
+    if odd:
+        raise DataError(
+            f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
+            "are only in one of the two, or have other shapes."
+        )
+    for name, tensor in state.items():
+        if not torch.can_cast(given[name].dtype, tensor.dtype):
             raise DataError(
-                f"There are {len(weights)} arrays for {len(state)} weights: "
-                f"{', '.join(state)}."
+                f"{str(path)!r} has {name} in {given[name].dtype}, and the weight "
+                f"is {tensor.dtype}, which can't hold it."
             )
-        given = {n: _as_weight(n, w) for n, w in zip(state, weights)}
-        for name, tensor in state.items():
-            if given[name].shape != tensor.shape:
-                raise DataError(
-                    f"The array for {name} has shape {tuple(given[name].shape)}, and "
-                    f"the weight has {tuple(tensor.shape)}."
-                )
-        self._set_state(given)
+    _set_state(self, given)
 
-    def save_weights(self, path: PathLike) -> None:
-        """Write the weights to a safetensors file, under the module's own names.
 
-        Args:
-            path: Ends in `.safetensors`.
+def fetched_state(model: Model) -> dict[str, torch.Tensor]:
+    """The state dict of the module, with the newest weights of the device."""
+    check_shapes(model.module)
+    model._executors.fetch_weights()
+    state: dict[str, torch.Tensor] = model.module.state_dict()
+    return state
 
-        Raises:
-            ConfigError: It ends in something else.
-            FileError: It can't be written; what was there before is whole.
-        """
-        weights = self._fetched()
 
-        def write() -> str:
-            files.save_weights(weights, path)
-            return str(path)
-
-        files.written_by_one(write)
-
-    def load_weights(self, path: PathLike) -> None:
-        """Take the weights from a file, on the device too.
-
-        Args:
-            path: Of safetensors (`.safetensors`) or a state dict of torch (`.pt`,
-                `.pth`, `.bin`), which is read with `weights_only=True`.
-
-        Raises:
-            ConfigError: It ends in something else.
-            DataError: The file is damaged, or has other weights.
-            MissingCheckpointError: There is none.
-            FileError: It can't be read.
-        """
-        check_shapes(self.module)
-        given, state = files.load_weights(path), self.module.state_dict()
-        odd = [
-            name
-            for name in sorted({*given, *state})
-            if name not in given
-            or name not in state
-            or given[name].shape != state[name].shape
-        ]
-        if odd:
-            raise DataError(
-                f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
-                "are only in one of the two, or have other shapes."
-            )
-        for name, tensor in state.items():
-            if not torch.can_cast(given[name].dtype, tensor.dtype):
-                raise DataError(
-                    f"{str(path)!r} has {name} in {given[name].dtype}, and the weight "
-                    f"is {tensor.dtype}, which can't hold it."
-                )
-        self._set_state(given)
-
-    # Checkpoints ------------------------------------------------------------
-
-    def checkpoint(self) -> files.Checkpoint:
-        """The state now: what was learnt and, while `fit` runs, the place of the run.
-
-        Returns:
-            Weights, the optimiser's state, averages; in a callback also everything
-            that `fit(resume=...)` needs. In `run.after_hooks` it has the state of all
-            callbacks after the event.
-
-        Raises:
-            NotCompiledError: `compile` wasn't called.
-        """
-        if self._snapshot is not None:
-            return self._snapshot.take()
-        check_shapes(self.module)
-        return learnt_by(self).take()
-
-    def save(self, path: PathLike) -> None:
-        """Write a checkpoint: a directory of safetensors and JSON.
-
-        It is written beside its place and renamed, so there is the old one or the new.
-        In several processes of torch.distributed all have to call this: the first one
-        writes, the others wait and hear of a failure. (So for `save_weights`.)
-
-        Args:
-            path: A directory, which is made; a checkpoint there is replaced.
-
-        Raises:
-            NotCompiledError: `compile` wasn't called.
-            CheckpointError: It can't be written.
-        """
-        checkpoint = self.checkpoint()
-
-        def write() -> str:
-            files.write_checkpoint(path, checkpoint)
-            return str(path)
-
-        files.written_by_one(write)
-
-    def load(self, path: PathLike) -> None:
-        """Take weights, the optimiser's state and averages from a checkpoint.
-
-        To go on with a run use `fit(resume=path)`.
-
-        Args:
-            path: Of a checkpoint of the same module and optimizer.
-
-        Raises:
-            NotCompiledError: `compile` wasn't called.
-            CheckpointError: It can't be read, is damaged (`DamagedCheckpointError`), or
-                isn't there (`MissingCheckpointError`).
-            ConfigError: It is of another module or optimizer.
-        """
-        check_shapes(self.module)
-        learnt = learnt_by(self)
-        learnt.put_back(files.read_checkpoint(path))
-
-    def _fetched(self) -> dict[str, torch.Tensor]:
-        """The weights and buffers of the module, with what training has learnt."""
-        check_shapes(self.module)
-        self._executors.fetch_weights()
-        state: dict[str, torch.Tensor] = self.module.state_dict()
-        return state
-
-    def _set_state(self, given: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, tensor in self.module.state_dict().items():
-                tensor.copy_(given[name])
-        self._executors.send_weights()
+def _set_state(model: Model, given: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in model.module.state_dict().items():
+            tensor.copy_(given[name])
+    model._executors.send_weights()
 
 
 def _as_weight(name: str, value: Any) -> torch.Tensor:

@@ -99,7 +99,7 @@ class Optimization:
                 "share one learning rate: the schedule's for the first of them. With "
                 "device_iterations=1 each has its own.",
                 SharedRateWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def before_call(self) -> None:

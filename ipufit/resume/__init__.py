@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from .finding import find_checkpoint
 from .settings import compiled_settings, described
-from .snapshot import Snapshot, check_has_run, check_same_run, position_of
-from .trained import Learnt, check_weights, groups_of_module
+from .snapshot import Snapshot, check_has_run, check_same_run, epochs_to_go, position_of
+from .trained import TrainedState, check_weights, groups_of_module
 
 __all__ = [
-    "Learnt",
     "Snapshot",
+    "TrainedState",
     "check_has_run",
     "check_same_run",
     "check_weights",
     "compiled_settings",
     "described",
+    "epochs_to_go",
     "find_checkpoint",
     "groups_of_module",
     "position_of",

@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a training run, to a checkpoint and back.
+"""The whole state of a run, taken into a checkpoint and put back.
 
-A run that is resumed from it goes on bit by bit as the one that wasn't interrupted:
-weights, those of losses, optimiser, averages, schedules, callbacks, History, figures of
-the epoch under way, the place in the data, and the random states of the device and of
-this process.
+Weights, those of losses, optimiser, averages, schedules, callbacks, History, figures of
+the epoch under way, the position in the data, and the random states of the device and
+of this process.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ipufit import checkpoint as files
 from ipufit._poptorch import poptorch
-from ipufit.callbacks import CallbackList
+from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import (
     Position,
     Replay,
@@ -32,9 +30,10 @@ from ipufit.engine import Training
 from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 
-from .saved_form import REFERENCE, TENSOR, check_form, damaged, in_words, of_run
+from .callback_states import callbacks_of, without_arrays
+from .saved_form import check_form, damaged, in_words, of_run
 from .settings import check_settings, refuse
-from .trained import Learnt, Tensors, check_weights, set_groups, under
+from .trained import Tensors, TrainedState, check_weights, set_groups, under
 
 _HOST, _PASS, _VALIDATION = "host/", "pass", "validation"
 _LOSSES = "losses"
@@ -42,15 +41,15 @@ _LOSSES = "losses"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run's state is spread over.
+    """Everything that holds a part of the state of a run.
 
     Attributes:
-        training: The program, the optimiser, the figures.
-        batches: The data.
+        training: Program, optimiser and figures.
+        batches: The data, and the position in it.
         hooks: The callbacks.
-        run: Where it stands.
-        validation: The data to validate on; None for none.
-        settings: What the run was told, in words.
+        run: Counters of the run.
+        validation: The data to validate on; None for no validation.
+        settings: Settings that a resumed run must have too, in words.
     """
 
     training: Training
@@ -61,10 +60,10 @@ class Snapshot:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def learnt(self) -> Learnt:
-        """What training has learnt."""
+    def trained(self) -> TrainedState:
+        """The part that is the model's."""
         training = self.training
-        return Learnt(training.executors, training.optimization, training.average)
+        return TrainedState(training.executors, training.optimization, training.average)
 
     # Take -------------------------------------------------------------------
 
@@ -80,13 +79,13 @@ class Snapshot:
         training, run = self.training, self.run
         if run.is_epoch_done:
             self.batches.begin_next_pass()
-        learnt = self.learnt.take()
+        trained = self.trained.take()
         callbacks: Tensors = {}
         replays = {_PASS: self.batches.replay(), _VALIDATION: None}
         if isinstance(self.validation, StreamSource):
             replays[_VALIDATION] = self.validation.first_pass()
         state = {
-            **learnt.state,
+            **trained.state,
             "run": {
                 "epoch": run.epoch + run.is_epoch_done,
                 "calls": 0 if run.is_epoch_done else run.calls,
@@ -106,7 +105,7 @@ class Snapshot:
             "plan": asdict(training.plan),
             "settings": dict(self.settings),
             "figures": None if run.is_epoch_done else training.figures.state_dict(),
-            "callbacks": _without_arrays(self.hooks.state_dict(), callbacks),
+            "callbacks": without_arrays(self.hooks.state_dict(), callbacks),
         }
         device = training.executors.device_random_state()
         random = {"device": _as_int64(device or [])}
@@ -114,7 +113,7 @@ class Snapshot:
         random.update({_HOST + name: tensor for name, tensor in now.items()})
         for name, replay in replays.items():
             random.update(_replay_tensors(name, replay))
-        groups = {**learnt.tensors, "callbacks": callbacks, "random": random}
+        groups = {**trained.tensors, "callbacks": callbacks, "random": random}
         losses = self._tensors_of_losses()
         if losses:
             groups[_LOSSES] = files.copied_tensors(losses)
@@ -122,24 +121,24 @@ class Snapshot:
         return files.Checkpoint(groups, state)
 
     def _tensors_of_losses(self) -> Tensors:
-        """What losses keep, such as a weight that a callback anneals."""
+        """Tensors of losses, such as a weight that a callback anneals."""
         modules = torch.nn.ModuleList(self.training.figures.objective.modules)
         return dict([*modules.named_parameters(), *modules.named_buffers()])
 
     # Put back ---------------------------------------------------------------
 
     def check(self, checkpoint: files.Checkpoint) -> None:
-        """Refuse a checkpoint that can't be put back, before any of it is.
+        """Refuse a checkpoint that can't be put back, before any of it is put back.
 
         Args:
-            checkpoint: That `check_has_run` has let pass.
+            checkpoint: A checkpoint that `check_has_run` accepts.
 
         Raises:
-            DamagedCheckpointError: It isn't one that a run has written.
+            DamagedCheckpointError: No run has written it.
             ConfigError: It is of another model, or the callbacks are others.
         """
-        self.learnt.check(checkpoint)
-        self.hooks.check_state(_callbacks_of(checkpoint))
+        self.trained.check(checkpoint)
+        self.hooks.check_state(callbacks_of(checkpoint))
         if _LOSSES in checkpoint.tensors:
             check_weights(self._tensors_of_losses(), checkpoint.tensors[_LOSSES])
         generators = self.batches.source.generators
@@ -159,12 +158,12 @@ class Snapshot:
             raise damaged(checkpoint, str(error)) from error
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
-        """Go on from a checkpoint; `on_train_begin` was called, programs are ready.
+        """Go on from a checkpoint, once `on_train_begin` was called.
 
-        What was learnt was put back before.
+        Weights and the optimiser's state were put back before: programs have them.
 
         Args:
-            checkpoint: That `check` has let pass, of a run with the same settings.
+            checkpoint: A checkpoint that `check` accepts, of a run with equal settings.
 
         Raises:
             ConfigError: The figures of the epoch under way are others.
@@ -182,7 +181,7 @@ class Snapshot:
         run.epoch, run.calls = state["run"]["epoch"], state["run"]["calls"]
         run.updates, run.samples = state["run"]["updates"], state["run"]["samples"]
         run.stop_reason = state["run"]["stop_reason"]
-        self.hooks.load_state_dict(_callbacks_of(checkpoint))
+        self.hooks.load_state_dict(callbacks_of(checkpoint))
         # Hooks that began the run may have set rates; these are the ones it had.
         set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
         training.optimization.load_state_dict(state["updates"])
@@ -203,11 +202,6 @@ class Snapshot:
                 executors.set_device_random_state([n % 2**64 for n in device])
         except (ValueError, poptorch.Error) as error:
             raise damaged(checkpoint, f"its random state is none: {error}") from error
-
-
-def _callbacks_of(checkpoint: files.Checkpoint) -> Any:
-    """The callbacks' states, with their arrays."""
-    return _with_arrays(checkpoint, checkpoint.state["callbacks"])
 
 
 def _num_blocks(checkpoint: files.Checkpoint) -> Mapping[str, int]:
@@ -241,8 +235,8 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
     """Refuse a checkpoint that a run can't go on from.
 
     Raises:
-        ConfigError: It is of a model alone.
-        DamagedCheckpointError: It isn't one that a run has written.
+        ConfigError: The checkpoint is of a model alone.
+        DamagedCheckpointError: No run has written it.
     """
     if "run" not in checkpoint.state:
         raise ConfigError(
@@ -263,8 +257,8 @@ def check_same_run(
     Args:
         checkpoint: From `Snapshot.take`.
         training: Of the run that is to go on.
-        num_samples: There are in the data.
-        settings: What else the run was told, in words.
+        num_samples: Number of samples in the data; None if unknown.
+        settings: Further settings of the run, in words.
 
     Raises:
         ConfigError: The factors of a call, the data or the settings are others.
@@ -280,37 +274,35 @@ def check_same_run(
 
 
 def position_of(checkpoint: files.Checkpoint) -> Position:
-    """Where in the data to go on."""
+    """The position in the data that a checkpoint has."""
     number, calls = checkpoint.state["data"]["place"]
     return Position(int(number), int(calls))
 
 
-def _without_arrays(value: Any, tensors: Tensors) -> Any:
-    """Plain values, with arrays put into `tensors` and their names in their place."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        name = str(len(tensors))
-        tensors[name] = torch.as_tensor(value).detach().cpu().clone()
-        return {TENSOR: name, "is_array": isinstance(value, np.ndarray)}
-    if isinstance(value, dict):
-        return {key: _without_arrays(one, tensors) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_arrays(one, tensors) for one in value]
-    return value
+def epochs_to_go(
+    epochs: Mapping[int, bool],
+    snapshot: Snapshot,
+    checkpoint: files.Checkpoint | None,
+    display: ProgressDisplay,
+) -> Iterator[tuple[int, bool]]:
+    """Give the epochs that a run has to go; of a resumed run, only those left.
 
+    The state of the interrupted run is put back when the first is asked for. Inside an
+    epoch `on_epoch_begin` isn't called again, except for the display.
 
-def _with_arrays(checkpoint: files.Checkpoint, value: Any) -> Any:
-    """The other way; names that nothing has are damage."""
-    if isinstance(value, dict) and TENSOR in value:
-        tensors = checkpoint.tensors.get("callbacks", {})
-        fault = REFERENCE(value, "the state of a callback")
-        if fault is None and value[TENSOR] not in tensors:
-            fault = f"callbacks.safetensors lacks {value[TENSOR]}"
-        if fault is not None:
-            raise damaged(checkpoint, fault)
-        tensor = tensors[value[TENSOR]]
-        return tensor.numpy() if value["is_array"] else tensor
-    if isinstance(value, dict):
-        return {key: _with_arrays(checkpoint, one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_with_arrays(checkpoint, one) for one in value]
-    return value
+    Args:
+        epochs: Epochs of the whole run, and whether each is validated.
+        snapshot: Of the run that goes on.
+        checkpoint: Of the interrupted run; None for a new run.
+        display: Shows the epoch under way.
+    """
+    run = snapshot.run
+    if checkpoint is not None:
+        snapshot.put_back(checkpoint)
+        if run.calls:
+            display.on_epoch_begin(run.epoch, {})
+        if run.is_stopping:
+            return
+    for epoch, is_validated in epochs.items():
+        if checkpoint is None or epoch >= run.epoch:
+            yield epoch, is_validated

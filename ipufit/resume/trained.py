@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training has learnt, to a checkpoint and back."""
+"""The state that training changes, taken into a checkpoint and put back."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _STATE, _PARAM = "ipu_state/", "ipu_param/"
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """What training has learnt, wherever it is.
+class TrainedState:
+    """Everything that holds a part of the state that training changes.
 
     Attributes:
-        executors: The programs.
+        executors: The programs, which have the weights.
         optimization: The optimiser and its schedule.
         average: The running average of the weights; None for none.
     """
@@ -40,10 +40,9 @@ class Learnt:
     average: WeightAverage | None
 
     def take(self) -> files.Checkpoint:
-        """Weights, the optimiser's state, averages, the schedule's place.
+        """A checkpoint of weights, optimiser, averages and the schedule's position.
 
-        Returns:
-            A checkpoint; its tensors are copies.
+        Its tensors are copies.
         """
         self.executors.fetch_weights()
         average = self.average
@@ -94,7 +93,7 @@ class Learnt:
             checkpoint: From a model of the same module and optimizer.
 
         Raises:
-            DamagedCheckpointError: It isn't one that a model has written.
+            DamagedCheckpointError: No model has written the checkpoint.
             ConfigError: It is from another module, optimizer or schedule.
         """
         optimizer, state = self.optimization.optimizer, checkpoint.state
@@ -131,13 +130,15 @@ class Learnt:
             self.average.check_state(self._averages(checkpoint))
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
-        """Have what a checkpoint learnt; the training program is dropped before.
+        """Set weights, optimiser, averages and schedule as a checkpoint has them.
+
+        The training program is dropped before.
 
         Args:
             checkpoint: From a model of the same module and optimizer.
 
         Raises:
-            DamagedCheckpointError: It isn't one that a model has written.
+            DamagedCheckpointError: No model has written the checkpoint.
             ConfigError: It is from another module, optimizer or schedule.
         """
         self.check(checkpoint)
@@ -172,7 +173,7 @@ class Learnt:
 
 
 def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]:
-    """The module's own tensors, by the groups of a checkpoint.
+    """The tensors of a module, in the groups of a checkpoint.
 
     Returns:
         Its state dict, and the buffers that aren't in it (`persistent=False`), if any.
@@ -191,7 +192,7 @@ def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
     """Refuse the weights of another module.
 
     Raises:
-        ConfigError: They are.
+        ConfigError: A name, shape or dtype differs.
     """
     odd = [
         name
@@ -228,7 +229,7 @@ def _check_schedule(optimization: Optimization, saved: Mapping[str, Any]) -> Non
 
 
 def _names(rates: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """Those of what is kept, and of what a scheduler of torch keeps."""
+    """Names in the state of rates, and in that of a scheduler of torch."""
     inner = rates.get("scheduler")
     return set(rates), set(inner) if isinstance(inner, dict) else set()
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.data import random_state, set_random_state
-from ipufit.data.host_random import Moment
+from ipufit.data.host_random import HostRandomState
 from ipufit.errors import DataError
 
 
@@ -54,11 +54,11 @@ def test_a_state_is_a_copy_of_plain_tensors():
     }
 
 
-def test_a_moment_is_that_in_which_it_was_made():
+def test_a_state_is_that_in_which_it_was_made():
     own = torch.Generator().manual_seed(1)
-    moment = Moment([own])
+    state = HostRandomState([own])
     first = draws(own)
-    set_random_state(moment.state(), [own])
+    set_random_state(state.tensors(), [own])
     assert draws(own) == first
 
 
@@ -99,9 +99,9 @@ def test_generators_must_be_as_many():
         lambda: torch.rand(()),
     ],
 )
-def test_a_moment_passes_when_numbers_are_drawn(draw):
+def test_a_state_passes_when_numbers_are_drawn(draw):
     for _ in range(3):  # every other number of a pair is drawn beforehand
-        moment = Moment()
-        assert not moment.has_passed()
+        state = HostRandomState()
+        assert not state.has_changed()
         draw()
-        assert moment.has_passed()
+        assert state.has_changed()

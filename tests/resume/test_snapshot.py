@@ -15,7 +15,7 @@ from ipufit import (
     Optimizer,
 )
 from ipufit.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from ipufit.resume import Learnt, check_has_run, check_weights, position_of
+from ipufit.resume import TrainedState, check_has_run, check_weights, position_of
 from tests.checkpoint.samples import same
 from tests.reference import network, samples
 
@@ -101,17 +101,17 @@ def test_a_checkpoint_that_is_refused_changes_nothing():
     taken(other)
     before = model.checkpoint()
     with pytest.raises(ConfigError, match=r"of SGD.*got Adam"):
-        learnt_of(model).put_back(other.checkpoint())
+        trained_state_of(model).put_back(other.checkpoint())
     assert same(model.checkpoint(), before)
     strange = Checkpoint({"model": {}}, before.state)
     with pytest.raises(DamagedCheckpointError, match=r"bias of model is missing"):
-        learnt_of(model).put_back(strange)
+        trained_state_of(model).put_back(strange)
     assert same(model.checkpoint(), before)
 
 
-def learnt_of(model):
-    how = model._how
-    return Learnt(model._executors, how.optimization, how.average)
+def trained_state_of(model):
+    settings = model._settings
+    return TrainedState(model._executors, settings.optimization, settings.average)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_rate_that_was_set_after_the_last_call_counts_after_loading():
     model, other = make(Optimizer("sgd", 0.1)), make(Optimizer("sgd", 0.3))
     model.train_on_batch(x, y)
     model.optimizer.param_groups[0]["lr"] = 0.0
-    learnt_of(other).put_back(model.checkpoint())
+    trained_state_of(other).put_back(model.checkpoint())
     before = other.get_weights()
     other.train_on_batch(x, y)
     assert all((a == b).all() for a, b in zip(before, other.get_weights()))

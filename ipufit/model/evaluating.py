@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `fit`, `evaluate` and `predict` have in common: plans, checks, figures."""
+
+from __future__ import annotations
+
+import warnings
+
+from ipufit._poptorch import poptorch
+from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
+from ipufit.config import IPUConfig
+from ipufit.data import InferenceBatches, Loading, Source
+from ipufit.engine import (
+    Evaluation,
+    Figures,
+    Objective,
+    describe_coverage,
+    give_shapes,
+)
+from ipufit.errors import ConfigError, CoverageWarning, UnsupportedError
+from ipufit.types import Logs
+
+from .parts import Model, settings_of
+
+
+def evaluation_of(
+    model: Model,
+    source: Source,
+    batch_size: int,
+    max_rows: int | None = None,
+    name: str = "x",
+    purpose: str = "evaluate",
+) -> Evaluation:
+    """An evaluation of a compiled model on data.
+
+    Args:
+        model: The model.
+        source: The data.
+        batch_size: Samples of one pass over all replicas.
+        max_rows: Samples to evaluate, from the beginning; None for all.
+        name: The argument that gave the data, for messages.
+        purpose: What the targets are for, for messages.
+
+    Raises:
+        NotCompiledError: `compile` wasn't called.
+        DataError: Targets are missing.
+        ConfigError: The own inference options return sums of outputs.
+    """
+    settings = settings_of(model)
+    require_targets(source, settings.objective, name, purpose)
+    give_shapes(model.module, source)
+    plan, options = inference_plan(model.config, batch_size)
+    if options.output_mode == poptorch.OutputMode.Sum.value:
+        raise ConfigError(
+            "inference_options ask for OutputMode.Sum, which adds outputs of "
+            "different samples: nothing can be evaluated from that. Use "
+            "OutputMode.All, or leave the mode at its default."
+        )
+    batches = inference_batches(model.config, source, plan, options, max_rows)
+    return Evaluation(model._executors, batches, plan, options, settings.test_figures)
+
+
+def inference_plan(
+    config: IPUConfig, batch_size: int
+) -> tuple[BatchPlan, poptorch.Options]:
+    """The factors of a call that evaluates or predicts, and PopTorch's options.
+
+    Raises:
+        ConfigError: The replicas don't divide the batch size.
+        UnsupportedError: Several processes are configured.
+    """
+    plan = in_one_process(config.inference_plan(batch_size))
+    return plan, config.build_inference_options(plan)
+
+
+def inference_batches(
+    config: IPUConfig,
+    source: Source,
+    plan: BatchPlan,
+    options: poptorch.Options,
+    max_rows: int | None,
+) -> InferenceBatches:
+    """The calls that cover each sample once."""
+    return InferenceBatches(
+        source,
+        plan,
+        options,
+        max_rows=max_rows,
+        loading=loading_of(config),
+        seed=config.seed,
+    )
+
+
+def default_batch_size(config: IPUConfig, micro_batch_size: int | None = None) -> int:
+    """Samples of a pass over all replicas, where the user gives no `batch_size`.
+
+    Args:
+        config: Its `micro_batch_size` counts, if it has one.
+        micro_batch_size: The one to take else; None for Keras's 32.
+
+    Example:
+        >>> default_batch_size(IPUConfig(replicas=2))
+        64
+        >>> default_batch_size(IPUConfig(replicas=2, micro_batch_size=4))
+        8
+    """
+    own = config.inference_options
+    replicas = config.replicas if own is None else own.replication_factor
+    micro = config.micro_batch_size or micro_batch_size or DEFAULT_BATCH_SIZE
+    return micro * replicas
+
+
+def rows_of_steps(
+    steps: int | None, rows_per_step: int, name: str = "steps"
+) -> int | None:
+    """Samples in so many steps; None for all.
+
+    Raises:
+        ConfigError: `steps` is no positive whole number.
+    """
+    if steps is None:
+        return None
+    check_positive(name, steps)
+    return steps * rows_per_step
+
+
+def in_one_process(plan: BatchPlan) -> BatchPlan:
+    """Refuse a plan of several processes.
+
+    Raises:
+        UnsupportedError: The plan has more than one.
+    """
+    if plan.processes > 1:
+        raise UnsupportedError(
+            f"{plan.processes} processes are configured (PopRun, mpirun or "
+            "Distributed.configureProcessId), but ipufit trains in one process so "
+            "far. Use replicas on one host instead."
+        )
+    return plan
+
+
+def loading_of(config: IPUConfig) -> Loading:
+    """How map-style data is loaded."""
+    return Loading(config.num_workers, config.loader_mode)
+
+
+def require_targets(
+    source: Source, objective: Objective, name: str, purpose: str
+) -> None:
+    """Refuse samples without targets if a loss or metric needs them.
+
+    Raises:
+        DataError: Targets are missing.
+        UnsupportedError: There are weights, and the module returns its own loss.
+    """
+    if not objective.owns_loss:
+        source.require_targets(name, purpose)
+    elif objective.measures:
+        source.require_targets(name, "compute metrics")
+    if objective.owns_loss and source.structure.has_weights:
+        raise UnsupportedError(
+            f"`{name}` has sample weights, but the module returns its own loss, in "
+            "which samples can't be told apart. Give the weights to the module as an "
+            "input, or compile() with a loss."
+        )
+
+
+def figures_of(figures: Figures, return_dict: bool) -> Logs | float | list[float]:
+    """The figures by name; or as Keras's list, or the loss if there is only that."""
+    if return_dict:
+        return figures.logs()
+    values = list(figures.in_order().values())
+    return values[0] if len(values) == 1 else values
+
+
+def warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -> str:
+    """Warn if figures are about a part of the samples; called by a public method.
+
+    Returns:
+        Which samples; empty for all.
+    """
+    coverage = describe_coverage(options, plan)
+    if coverage:
+        warnings.warn(
+            f"{method}() reports figures of a part of the samples, as the own options "
+            f"ask: {coverage}. For exact figures leave the output mode at its default.",
+            CoverageWarning,
+            stacklevel=3,
+        )
+    return coverage

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a `fit`: everything it does, checked before any of it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from ipufit import checkpoint as files
+from ipufit.callbacks.base import CallbackLike
+from ipufit.data import Epochs, TrainingBatches
+from ipufit.engine import Evaluation, Training, describe_coverage
+from ipufit.resume import described
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """Everything a `fit` does.
+
+    Attributes:
+        training: Program, optimiser and figures of a call.
+        batches: The calls of a pass over the data.
+        calls: The calls of an epoch, cut from passes.
+        epochs: The epochs to come, 0-based, and whether each is validated.
+        validation: Program, data and figures to validate with; None for no validation.
+        callbacks: The user's.
+        checkpoint: Checkpoint of the run to go on with; None for a new run.
+        arguments: Arguments that a resumed run must have too, by name.
+        settings: Settings of `compile` in words, which it must have too.
+        params: `verbose` and `epochs` as Keras's callbacks see them.
+    """
+
+    training: Training
+    batches: TrainingBatches
+    calls: Epochs
+    epochs: Mapping[int, bool]
+    validation: Evaluation | None
+    callbacks: CallbackLike
+    checkpoint: files.Checkpoint | None
+    arguments: Mapping[str, Any]
+    settings: Mapping[str, str]
+    params: Mapping[str, Any]
+
+    @property
+    def updates_per_epoch(self) -> int | None:
+        """Weight updates of an epoch; None if the length of the data is unknown."""
+        calls = self.calls.num_calls
+        return None if calls is None else calls * self.training.plan.device_iterations
+
+    @property
+    def total_updates(self) -> int | None:
+        """Weight updates of the whole run; None if nobody knows."""
+        updates = self.updates_per_epoch
+        return None if updates is None else updates * len(self.epochs)
+
+    @property
+    def in_words(self) -> dict[str, str]:
+        """All settings as text: those of a resumed run must be the same."""
+        needs_total = self.training.optimization.needs_total
+        more = {
+            **self.arguments,
+            "samples seeded one by one": self.batches.is_seeded,
+            "updates of the schedule": self.total_updates if needs_total else None,
+        }
+        return {**self.settings, **{n: described(value) for n, value in more.items()}}
+
+    @property
+    def coverage(self) -> str:
+        """Which samples the figures are about; empty if about all."""
+        parts = {"": describe_coverage(self.training.options, self.training.plan)}
+        if self.validation is not None:
+            test = self.validation
+            parts["validation "] = describe_coverage(test.options, test.plan)
+        return ", ".join(of + text for of, text in parts.items() if text)
+
+    @property
+    def all_params(self) -> dict[str, Any]:
+        """Keras's `params`, and how many calls and dropped samples an epoch has."""
+        return {
+            **self.params,
+            "steps": self.updates_per_epoch,
+            "calls": self.calls.num_calls,
+            "dropped_samples": self.batches.num_dropped or 0,
+        }

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The class `IPUModel`: its parts, and the list of its methods.
+
+A method that is a function of another file has its signature, docstring and code there.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Mapping, TypeVar
+
+import torch
+
+from ipufit.callbacks import History
+from ipufit.config import IPUConfig
+from ipufit.engine import Executors
+from ipufit.errors import ConfigError
+from ipufit.optimizers import WeightAverage
+
+from . import (
+    batches,
+    compiling,
+    copying,
+    fitting,
+    inference,
+    inspecting,
+    saving,
+    weights,
+)
+from .compile_settings import CompileSettings
+from .parts import PastData, Runs
+
+ModelT = TypeVar("ModelT", bound="IPUModel")
+
+
+class IPUModel:
+    """A torch module with Keras's `compile`, `fit`, `evaluate` and `predict`.
+
+    It runs on IPUs through PopTorch, and anywhere else on `ipufit.emulator`.
+
+    * `compile` says how to train and what to report.
+    * `fit` trains, and gives the figures of each epoch.
+    * `evaluate` gives loss and metrics over every sample.
+    * `predict` gives the outputs, one row per sample.
+
+    `copy.deepcopy(model)`, and `pickle`, give a model that goes on as this one would:
+    with its weights, its config, the settings of `compile`, and the optimizer's state.
+    It has no programs yet, and random numbers on its device begin anew.
+    `copy.copy(model)` is another model of the same module, compiled alike.
+
+    Args:
+        module: Any module. Its weights are the ones trained: after `fit` they are in
+            it, whatever device they were on. With `precision="float16"` they become
+            float16.
+        config: Layout on IPUs; one IPU by default.
+
+    Raises:
+        ConfigError: `module` is no torch module, or `config` no `IPUConfig`.
+        UnknownNameError: `pipeline` names something else among submodules.
+
+    Example:
+        >>> import torch
+        >>> from ipufit import IPUConfig
+        >>> x, y = torch.randn(64, 4), torch.randint(0, 3, (64,))
+        >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
+        >>> model.compile(optimizer="adamw", loss="cross_entropy", metrics=["accuracy"])
+        >>> history = model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+        >>> sorted(history.history)
+        ['accuracy', 'loss']
+        >>> model.predict(x, verbose=0).shape
+        torch.Size([64, 3])
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, config: IPUConfig | None = None
+    ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigError(f"module={module!r} is not a torch.nn.Module.")
+        if config is not None and not isinstance(config, IPUConfig):
+            raise ConfigError(f"config={config!r} is not an ipufit.IPUConfig.")
+        self.module = module
+        self.config = self._given_config = config or IPUConfig()
+        self.history: History | None = None
+        self._executors = Executors(module, self.config)
+        self._settings: CompileSettings | None = None
+        self._runs = Runs()
+        self._data = PastData()
+        if self.config.precision == "float16":
+            module.half()
+
+    # Keras's methods.
+    compile = compiling.compile
+    fit = fitting.fit
+    evaluate = inference.evaluate
+    predict = inference.predict
+    train_on_batch = batches.train_on_batch
+    test_on_batch = batches.test_on_batch
+    predict_on_batch = batches.predict_on_batch
+    summary = inspecting.summary
+    reset_metrics = compiling.reset_metrics
+
+    # Weights.
+    get_weights = weights.get_weights
+    copied_weights = weights.copied_weights
+    set_weights = weights.set_weights
+    save_weights = weights.save_weights
+    load_weights = weights.load_weights
+    swap_weights = compiling.swap_weights
+
+    # Checkpoints: weights and the optimiser's state, and in a callback the whole run.
+    checkpoint = saving.checkpoint
+    save = saving.save
+    load = saving.load
+
+    # For callbacks of a run.
+    gradients = inspecting.gradients
+
+    def detach(self) -> None:
+        """Give the IPUs back; the weights stay in `module`, the programs compiled."""
+        self._executors.detach()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The `poptorch.optim` optimizer that trains; None before `compile`."""
+        settings = self._settings
+        return None if settings is None else settings.optimization.optimizer
+
+    @property
+    def has_lr_schedule(self) -> bool:
+        """Whether a schedule sets the learning rates, so that callbacks must not."""
+        settings = self._settings
+        return settings is not None and settings.optimization.has_schedule
+
+    @property
+    def num_updates(self) -> int:
+        """Weight updates made since `compile`."""
+        settings = self._settings
+        return 0 if settings is None else settings.optimization.num_updates
+
+    @property
+    def weight_average(self) -> WeightAverage | None:
+        """The running average of the weights (`ema_momentum`); None for none."""
+        return None if self._settings is None else self._settings.average
+
+    @property
+    def stop_training(self) -> bool:
+        """Keras's flag: a callback sets it to end `fit` after this call."""
+        return self._runs.fit.is_stopping
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        if value:
+            self._runs.fit.stop("model.stop_training was set")
+        else:
+            self._runs.fit.stop_reason = None
+
+    @property
+    def stop_evaluating(self) -> bool:
+        """Keras's flag: a callback sets it to end the evaluation after this call."""
+        return self._runs.innermost.stop_evaluating
+
+    @stop_evaluating.setter
+    def stop_evaluating(self, value: bool) -> None:
+        self._runs.innermost.stop_evaluating = value
+
+    @property
+    def stop_predicting(self) -> bool:
+        """Keras's flag: a callback sets it to end `predict` after this call."""
+        return self._runs.innermost.stop_predicting
+
+    @stop_predicting.setter
+    def stop_predicting(self, value: bool) -> None:
+        self._runs.innermost.stop_predicting = value
+
+    def __repr__(self) -> str:
+        """Module, layout, and the settings of `compile`."""
+        return inspecting.described(self)
+
+    # Copies: a model is made anew from what `copying` takes of this one.
+
+    def __copy__(self: ModelT) -> ModelT:
+        other = type(self).__new__(type(self))
+        IPUModel.__setstate__(other, {**copying.state_of(self), "trained": None})
+        return other
+
+    def __deepcopy__(self: ModelT, memo: dict[int, Any]) -> ModelT:
+        other = memo[id(self)] = type(self).__new__(type(self))
+        IPUModel.__setstate__(other, copy.deepcopy(copying.state_of(self), memo))
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = copying.state_of(self)
+        copying.check_picklable(state)
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        IPUModel.__init__(self, state["module"], state["config"])
+        copying.restore(self, state)

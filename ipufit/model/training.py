@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training of a model on data: its plan, options, program and calls."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ipufit import checkpoint as files
+from ipufit.data import Position, Source, TrainingBatches
+from ipufit.engine import Objective, Training, WatchedGradients, give_shapes
+from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.optimizers import check_covers
+from ipufit.resume import position_of
+
+from .evaluating import in_one_process, loading_of, require_targets
+from .parts import Model, settings_of
+
+
+def training_of(
+    model: Model,
+    source: Source,
+    batch_size: int | None,
+    *,
+    shuffle: bool,
+    drop_last: bool | str,
+    class_weight: Mapping[int, float] | None,
+    checkpoint: files.Checkpoint | None = None,
+    watched: Sequence[str] = (),
+) -> tuple[Training, TrainingBatches]:
+    """The training of a compiled model on data, and the calls of a pass.
+
+    Args:
+        model: The model.
+        source: The data.
+        batch_size: Samples of one update; None for those of the data's loader, or of
+            the config.
+        shuffle: As for `fit`.
+        drop_last: As for `fit`.
+        class_weight: As for `fit`.
+        checkpoint: Of the run to go on with, whose order of samples goes on; None for
+            a new run.
+        watched: Names of parameters whose gradients come back.
+
+    Raises:
+        ConfigError: The optimiser lacks a weight, or the batch size a factor.
+        DataError: Targets are missing.
+        UnsupportedError: The loss can't take weights or padding, or gradients are
+            watched that the device scales as it likes.
+    """
+    settings, config = settings_of(model), model.config
+    optimization = settings.optimization
+    check_covers(optimization.optimizer, model.module)
+    require_targets(source, settings.objective, "x", "train")
+    _check_weighting(settings.objective, class_weight, drop_last)
+    if batch_size is None and config.micro_batch_size is None:
+        batch_size = source.batch_size
+    plan = in_one_process(config.training_plan(batch_size))
+    if checkpoint is None:
+        seed, start = config.seed, Position(model._data.num_passes)
+    else:
+        seed, start = checkpoint.state["data"]["seed"], position_of(checkpoint)
+    give_shapes(model.module, source)
+    if watched and optimization.automatic_loss_scaling:
+        raise UnsupportedError(
+            "Gradients are watched, and the loss scaling is automatic: only the "
+            "device knows what it has multiplied them by. Use a fixed loss_scaling."
+        )
+    gradients = WatchedGradients.of(model.module, watched)
+    options = config.build_training_options(
+        plan,
+        sums_gradients=settings.objective.is_sum,
+        returns_outputs=settings.objective.is_streamed,
+        scales_automatically=optimization.automatic_loss_scaling,
+        divides_early=optimization.needs_running_mean,
+        anchors=gradients.anchors,
+    )
+    batches = TrainingBatches(
+        source,
+        plan,
+        options,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        class_weight=class_weight,
+        loading=loading_of(config),
+        start=start,
+    )
+    training = Training(
+        model._executors,
+        plan,
+        options,
+        optimization,
+        batches.structure,
+        settings.training_figures,
+        settings.average,
+        gradients,
+    )
+    return training, batches
+
+
+def _check_weighting(
+    objective: Objective, class_weight: Any, drop_last: bool | str
+) -> None:
+    """Refuse weights of classes, or padding, that a loss can't take.
+
+    Raises:
+        ConfigError: `drop_last` is something else.
+        UnsupportedError: The module returns its own loss.
+    """
+    if not isinstance(drop_last, bool) and drop_last != "pad":
+        raise ConfigError(
+            f"drop_last={drop_last!r} is neither True nor 'pad': samples that don't "
+            "fill a call are left out, or the call is padded."
+        )
+    for what, is_given in (
+        ("class_weight", class_weight is not None),
+        (f"drop_last={drop_last!r}", drop_last is not True),
+    ):
+        if is_given and objective.owns_loss:
+            raise UnsupportedError(
+                f"{what} was given, but the module returns its own loss, in which "
+                "samples can't be told apart. compile() with a loss, or leave it out."
+            )
