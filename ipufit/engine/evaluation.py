@@ -162,7 +162,7 @@ class Evaluation:
         outputs, known = widened_all(outputs, known)
         with torch.no_grad():
             objective = self.figures.objective
-            objective.check_logits(outputs, known, self._executors.squashed)
+            objective.check_logits(outputs, known, self._executors.probabilities)
             terms = objective.loss_terms(outputs, known, num_rows)
             vector, entries = vector_of(objective, outputs, known, num_rows, terms, {})
         self.figures.adopt(entries)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
-from ipufit.engine.weights.whole_buffers import is_counted
+from ipufit.engine.weights.counters import is_counted
 
 from .code_names import names_read
 from .homes import HOLDERS, is_library, is_machinery

@@ -114,7 +114,7 @@ class CompiledFor:
 
 
 @contextlib.contextmanager
-def others_kept(others: Iterable[CompiledFor]) -> Iterator[None]:
+def changes_accepted(others: Iterable[CompiledFor]) -> Iterator[None]:
     """Have what a trace changes, such as a counter, be no change for other programs.
 
     Args:
@@ -129,7 +129,7 @@ def others_kept(others: Iterable[CompiledFor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_numbers_said(roots: Roots) -> Iterator[None]:
+def changed_numbers_warned(roots: Roots) -> Iterator[None]:
     """Say which numbers `forward` changes that it also reads, while it is traced.
 
     Args:
@@ -153,7 +153,7 @@ def own_numbers_said(roots: Roots) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def draws_said() -> Iterator[None]:
+def random_draws_warned() -> Iterator[None]:
     """Say that code draws random numbers in Python while it is traced.
 
     Warns:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure, is_record, parts_of
+from ipufit._tree import is_record, parts_of
 from ipufit.data import Labels
+from ipufit.engine.observers.divisions import divisions_refused
 from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
 from ipufit.losses import Loss, LossTerms
 from ipufit.metrics import FunctionMetric, Metric, StreamedMetric
 
-from .outputs import bare, named_outputs, only, part_of
-from .squashed import check_logits
-from .watching import divisions_watched
+from .logits import check_logits
+from .outputs import bare, named_outputs, only, part_of, shapes_of
 
 AnyMetric = Union[Metric, StreamedMetric]
 OutputKey = Union[str, int, None]
@@ -177,21 +177,21 @@ class Objective:
         return terms
 
     def check_logits(
-        self, outputs: Any, known: Labels, squashed: dict[str, str]
+        self, outputs: Any, known: Labels, probabilities: dict[str, str]
     ) -> None:
         """Refuse losses of logits for outputs that are probabilities.
 
         Args:
             outputs: The model's.
             known: Targets and weights.
-            squashed: What `SquashWatch.squashed` gave.
+            probabilities: Result of `probability_outputs`.
 
         Raises:
             ConfigError: There is one.
         """
-        for key, loss in self.losses if squashed else ():
+        for key, loss in self.losses if probabilities else ():
             for part in self._parts_of_loss(key, loss, outputs, known):
-                check_logits(loss, part.name, squashed)
+                check_logits(loss, part.name, probabilities)
 
     def _check_length(self, outputs: Any) -> None:
         several = named_outputs(outputs)
@@ -357,7 +357,7 @@ def said(what: str, part: Part) -> Iterator[None]:
         ConfigError: It divides whole numbers in a program.
     """
     try:
-        with divisions_watched(what):
+        with divisions_refused(what):
             yield
     except (IpufitError, poptorch.Error):
         raise
@@ -366,21 +366,6 @@ def said(what: str, part: Part) -> Iterator[None]:
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
             f"{shapes_of(part.target)}: {error}"
         ) from error
-
-
-def shapes_of(values: Any) -> str:
-    """Types and shapes of nested tensors, for messages.
-
-    Example:
-        >>> shapes_of((torch.zeros(2, 3), None))
-        'float32 [2, 3]'
-    """
-    shapes = [
-        f"{str(leaf.dtype).replace('torch.', '')} {list(leaf.shape)}"
-        for leaf in Structure.of_outputs(values).flatten(values)
-        if isinstance(leaf, Tensor)
-    ]
-    return ", ".join(shapes) or "nothing"
 
 
 def _check_key(key: str, outputs: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 
 from torch import Tensor
 
-from ipufit._tree import is_record, parts_of, without
+from ipufit._tree import Structure, is_record, parts_of, without
 from ipufit.errors import ConfigError, DataError
 
 
@@ -101,6 +101,22 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
         f"The model returns {count} outputs, and the {what} are one tensor: give "
         "one for each output, in a list or in a dict by name."
     )
+
+
+def shapes_of(values: Any) -> str:
+    """Types and shapes of nested tensors, for messages.
+
+    Example:
+        >>> import torch
+        >>> shapes_of((torch.zeros(2, 3), None))
+        'float32 [2, 3]'
+    """
+    shapes = [
+        f"{str(leaf.dtype).replace('torch.', '')} {list(leaf.shape)}"
+        for leaf in Structure.of_outputs(values).flatten(values)
+        if isinstance(leaf, Tensor)
+    ]
+    return ", ".join(shapes) or "nothing"
 
 
 OWN_LOSS = (

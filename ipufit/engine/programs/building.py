@@ -13,20 +13,24 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure
-from ipufit.engine.baked_in.compiled_for import CompiledFor, own_numbers_said, roots_of
+from ipufit.engine.baked_in.compiled_for import (
+    CompiledFor,
+    changed_numbers_warned,
+    roots_of,
+)
 from ipufit.engine.objective.objective import Objective
-from ipufit.engine.traced.silent import refuse_tied_buffers, require_trained_weights
+from ipufit.engine.traced.refusals import refuse_tied_buffers, require_trained_weights
 from ipufit.engine.traced.stages import stage_blocks
 from ipufit.engine.traced.step import InferenceStep, TrainingStep
+from ipufit.engine.weights.counters import Counters
 from ipufit.engine.weights.fingerprint import fingerprint
 from ipufit.engine.weights.host_values import (
+    HostValue,
     MovedOnDeviceError,
-    Place,
     host_tensors,
     host_values_of,
 )
 from ipufit.engine.weights.modes import TrainedParts, mode
-from ipufit.engine.weights.whole_buffers import Counters
 from ipufit.engine.weights.wide import check_values
 from ipufit.engine.weights.wrapping import (
     Wrappers,
@@ -54,7 +58,7 @@ def _retried(build: BuildT) -> BuildT:
             try:
                 return build(builder, *arguments, **settings)
             except MovedOnDeviceError as error:
-                builder._moved.extend(error.places)
+                builder._moved.extend(error.moved)
 
     return built  # type: ignore[return-value]
 
@@ -70,7 +74,7 @@ class Builder:
 
     module: torch.nn.Module
     config: IPUConfig
-    _moved: list[Place] = field(default_factory=list, init=False)
+    _moved: list[HostValue] = field(default_factory=list, init=False)
 
     @_retried
     def training(
@@ -110,7 +114,9 @@ class Builder:
         in_mode = mode(step, training=True, root=self.module)
         try:
             # PopTorch traces in the grad mode that it finds.
-            with own_numbers_said(roots), in_mode, self._stages(), torch.enable_grad():
+            with changed_numbers_warned(
+                roots
+            ), in_mode, self._stages(), torch.enable_grad():
                 executor = poptorch.trainingModel(
                     step, options=options, optimizer=optimizer
                 )
@@ -169,7 +175,7 @@ class Builder:
         roots = roots_of(self.module)
         in_mode = mode(step, training=False)
         try:
-            with own_numbers_said(roots), in_mode, self._stages():
+            with changed_numbers_warned(roots), in_mode, self._stages():
                 executor = poptorch.inferenceModel(step, options=options)
                 compile_it(executor, given)
         finally:

@@ -21,11 +21,14 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, TrainingBatches
-from ipufit.engine.baked_in.compiled_for import others_kept
+from ipufit.engine.baked_in.compiled_for import changes_accepted
 from ipufit.engine.objective.figures import Entry
 from ipufit.engine.objective.objective import Objective
 from ipufit.engine.traced.packing import Packing
-from ipufit.engine.traced.silent import refuse_gradient_hooks, refuse_synchronised_norms
+from ipufit.engine.traced.refusals import (
+    refuse_gradient_hooks,
+    refuse_synchronised_norms,
+)
 from ipufit.engine.traced.stages import check_stage_names
 from ipufit.engine.weights.fingerprint import fingerprint
 from ipufit.engine.weights.modes import TrainedParts
@@ -116,7 +119,7 @@ class Executors:
         if program is None:
             self._trainings.make_room()
             options = self._own(options)
-            with self._others_kept():
+            with self._changes_accepted():
                 program = self._builder.training(
                     batches.structure,
                     objective,
@@ -167,7 +170,7 @@ class Executors:
         if program is None:
             self._inferences.make_room()
             options = self._own(options)
-            with self._others_kept():
+            with self._changes_accepted():
                 program = self._builder.inference(
                     batches.structure,
                     options,
@@ -191,10 +194,10 @@ class Executors:
         return bool(_ready(self._inference).findings.packing.names)
 
     @property
-    def squashed(self) -> dict[str, str]:
-        """The outputs of the inference program that are probabilities."""
-        squashed: dict[str, str] = _ready(self._inference).findings.squashed
-        return squashed
+    def probabilities(self) -> dict[str, str]:
+        """The outputs of the inference program that are probabilities, by name."""
+        found: dict[str, str] = _ready(self._inference).findings.probabilities
+        return found
 
     def _compile(self, what: str, example: Batch, display: ProgressDisplay) -> Compile:
         def compile_it(executor: poptorch.PoplarExecutor, values: list[Tensor]) -> None:
@@ -213,9 +216,9 @@ class Executors:
 
         return compile_it
 
-    def _others_kept(self) -> ContextManager[None]:
+    def _changes_accepted(self) -> ContextManager[None]:
         programs = (*self._trainings, *self._inferences)
-        return others_kept([program.compiled_for for program in programs])
+        return changes_accepted([program.compiled_for for program in programs])
 
     def compile_anew(self) -> None:
         """Forget the programs that may have values which nobody looks at.

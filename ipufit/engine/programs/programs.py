@@ -12,10 +12,10 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit.engine.baked_in.compiled_for import CompiledFor
 from ipufit.engine.traced.step import Findings, Step
+from ipufit.engine.weights.counters import Counters
 from ipufit.engine.weights.fingerprint import Fingerprint
 from ipufit.engine.weights.host_values import host_tensors
 from ipufit.engine.weights.modes import TrainedParts
-from ipufit.engine.weights.whole_buffers import Counters
 from ipufit.engine.weights.wrapping import Wrappers
 
 from .call_errors import refuse_index

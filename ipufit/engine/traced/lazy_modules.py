@@ -11,7 +11,7 @@ from ipufit.data import Source
 from ipufit.engine.weights.modes import mode
 from ipufit.errors import ConfigError
 
-from .step import call_module
+from .calling import call_module
 
 
 def give_shapes(module: torch.nn.Module, source: Source) -> None:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-from typing import Any, ContextManager, Iterator, Sequence
+from typing import Any, ContextManager, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -13,56 +12,81 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit.blocks import Blocks, started_blocks
 from ipufit.config import IPUConfig
-from ipufit.data import Labels, SampleStructure
-from ipufit.engine.baked_in.compiled_for import draws_said
+from ipufit.data import SampleStructure
+from ipufit.engine.baked_in.compiled_for import random_draws_warned
 from ipufit.engine.objective.dtypes import widened_all
 from ipufit.engine.objective.figures import Entry, vector_of
-from ipufit.engine.objective.objective import Objective, shapes_of
-from ipufit.engine.objective.outputs import OWN_LOSS, checked_scalar, split_own_loss
-from ipufit.engine.objective.squashed import SquashWatch
-from ipufit.engine.objective.watching import LossWatch
-from ipufit.engine.weights.host_values import Place, put_in
-from ipufit.engine.weights.whole_buffers import BufferWatch
+from ipufit.engine.objective.logits import probability_outputs
+from ipufit.engine.objective.objective import Objective
+from ipufit.engine.objective.outputs import (
+    OWN_LOSS,
+    checked_scalar,
+    shapes_of,
+    split_own_loss,
+)
+from ipufit.engine.observers.autograd import AutogradObserver
+from ipufit.engine.observers.losses import LossObserver
+from ipufit.engine.observers.observing import Observing
+from ipufit.engine.observers.probabilities import ProbabilityObserver
+from ipufit.engine.observers.whole_buffers import BufferObserver
+from ipufit.engine.weights.host_values import HostValue, replaced_by_inputs
 from ipufit.engine.weights.wrapping import weights_of
-from ipufit.errors import ConfigError, DataError
+from ipufit.errors import ConfigError
 from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
 from ipufit.scalars import Scalars, collected
 
+from .calling import call_module
 from .packing import Packing
-from .silent import SilenceWatch, require_gradient
+from .refusals import require_gradient
 from .stages import check_stages_begin, last_block
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
-class Findings:
-    """What the trace of a step finds out.
-
-    PopTorch traces a shallow copy of the step, so this is shared and filled in.
+class Findings(NamedTuple):
+    """Everything that the trace of a step has found out.
 
     Attributes:
-        packing: How the outputs nest that the program returns.
-        entries: The figures in the vector that a training program returns.
-        squashed: The outputs that are probabilities, as `SquashWatch` tells them.
-        increments: By how much a micro-batch counts up buffers of whole numbers.
+        packing: Nesting of the outputs that the program returns.
+        entries: Figures in the vector that a training program returns.
+        probabilities: Outputs that are probabilities (`probability_outputs`).
+        increments: What a micro-batch adds to each buffer that `forward` only counts
+            up.
     """
 
-    def __init__(self) -> None:
-        self.packing = Packing()
-        self.entries: tuple[Entry, ...] = ()
-        self.squashed: dict[str, str] = {}
-        self.increments: dict[str, int] = {}
+    packing: Packing
+    entries: tuple[Entry, ...]
+    probabilities: dict[str, str]
+    increments: dict[str, int]
+
+
+class Called(NamedTuple):
+    """The user's module, called once.
+
+    Attributes:
+        outputs: Everything that it returned.
+        scalars: Means that it logged.
+        blocks: Blocks that it has started.
+        losses: Observer of the loss functions that it called.
+        probabilities: Outputs that are probabilities (`probability_outputs`).
+    """
+
+    outputs: Any
+    scalars: Scalars
+    blocks: Blocks
+    losses: LossObserver
+    probabilities: dict[str, str]
 
 
 class Step(torch.nn.Module):
-    """One micro-batch of the user's module: base of the two steps.
+    """One micro-batch of the user's module, as PopTorch traces it: base of two steps.
 
     Args:
-        module: The user's.
-        config: Its layout on IPUs.
-        structure: How the tensors of a batch nest. A dict of inputs becomes keyword
-            arguments of the module, a tuple or list positional ones.
+        module: The user's module.
+        config: Has its stages and precision.
+        structure: Nesting of a batch. A dict of inputs becomes keyword arguments of the
+            module, a tuple or list positional ones.
         host_values: Buffers whose values follow the tensors of a batch.
     """
 
@@ -73,70 +97,77 @@ class Step(torch.nn.Module):
         module: torch.nn.Module,
         config: IPUConfig,
         structure: SampleStructure,
-        host_values: Sequence[Place],
+        host_values: Sequence[HostValue],
     ) -> None:
         super().__init__()
         self.module = module
-        self.findings = Findings()
         self.host_values = tuple(host_values)
         self._structure = structure
         self._stages = config.stages
         self._first_block = config.first_block
         self._last_block = config.last_block
         self._dtype = _DTYPES[config.precision]
+        # PopTorch traces a shallow copy, which shares this list.
+        self._found: list[Findings] = []
+
+    @property
+    def findings(self) -> Findings:
+        """The findings of the newest trace."""
+        return self._found[-1]
 
     @property
     def weights(self) -> list[Tensor]:
-        """Parameters and buffers that its device has copies of."""
-        values = {id(owner._buffers[name]) for owner, name in self.host_values}
+        """Parameters and buffers of which the device has copies."""
+        values = {id(value.tensor) for value in self.host_values}
         return [one for one in weights_of(self) if id(one) not in values]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """What the program returns.
+        """Trace a micro-batch, and give all that the program returns.
 
         Args:
-            *tensors: Of the structure, then the host's values.
+            *tensors: Tensors of the batch, then the host's values.
 
         Raises:
             UnsupportedError: PopTorch would pass over something.
         """
         count = len(tensors) - len(self.host_values)
-        values = put_in(self.host_values, tensors[count:])
-        with values:
-            silence = SilenceWatch(is_training=self._is_training)
-            buffers = BufferWatch(dict(self.named_buffers()))
-            try:
-                with silence, buffers, draws_said():
-                    returned = self._computed(tensors[:count])
-            except TypeError:
-                problem = silence.problem or buffers.problem
-                if problem is None:
-                    raise
-                raise problem from None  # Python's operators raise one of their own
-        buffers.refuse_returned(returned)
-        self.findings.increments = buffers.increments()
-        buffers.warn(is_counted=self._is_training)
+        with replaced_by_inputs(self.host_values, tensors[count:]):
+            buffers = BufferObserver(dict(self.named_buffers()))
+            autograd = AutogradObserver(is_training=self._is_training)
+            observing = Observing(autograd, buffers)
+            with observing, random_draws_warned():
+                returned, findings = self._computed(tensors[:count], observing)
+            buffers.refuse_returned(returned)
+            buffers.warn(is_counted=self._is_training)
+        self._found.append(findings._replace(increments=buffers.increments()))
         return returned
 
-    def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _computed(
+        self, tensors: Sequence[Tensor], observing: Observing
+    ) -> tuple[tuple[Tensor, ...], Findings]:
+        """Compute what the program returns, and what was found meanwhile."""
         raise NotImplementedError
 
-    def _called(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars, Blocks]:
-        """The module's outputs, what it logs, and the blocks that it has started."""
+    def _called(self, tensors: Sequence[Tensor], observing: Observing) -> Called:
         if self._first_block is not None:  # the casts belong to it
             poptorch.Block.start(self._first_block)
         given = [self._cast(tensor) for tensor in tensors[: self._structure.num_inputs]]
-        inputs, watch = self._structure.inputs.rebuild(given), SquashWatch()
-        with collected() as scalars, started_blocks(self._stages) as blocks, watch:
+        inputs = self._structure.inputs.rebuild(given)
+        losses, probabilities = LossObserver(), ProbabilityObserver()
+        with contextlib.ExitStack() as stack:
+            scalars = stack.enter_context(collected())
+            blocks = stack.enter_context(started_blocks(self._stages))
+            stack.enter_context(observing.also(losses))
+            stack.enter_context(observing.also(probabilities))
             outputs = call_module(self.module, inputs)
-        self.findings.squashed = watch.squashed(outputs)
         check_stages_begin(
             self.module, self._stages, blocks, training=self._is_training
         )
-        return outputs, scalars, blocks
+        found = probability_outputs(outputs, probabilities)
+        return Called(outputs, scalars, blocks, losses, found)
 
-    def _in_last_block(self, blocks: Blocks) -> ContextManager[Any]:
-        return last_block(self._last_block, blocks)
+    def _in_last_block(self, called: Called) -> ContextManager[Any]:
+        return last_block(self._last_block, called.blocks)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         if self._dtype == torch.float32 or not tensor.is_floating_point():
@@ -149,9 +180,9 @@ class TrainingStep(Step):
     """One micro-batch of training: the loss, marked, and the sums of the figures.
 
     Args:
-        module: The user's.
-        config: Its layout on IPUs.
-        structure: How the tensors of a batch nest.
+        module: The user's module.
+        config: Has its stages and precision.
+        structure: Nesting of a batch.
         host_values: Buffers whose values follow the tensors of a batch.
         objective: Losses and metrics.
     """
@@ -163,48 +194,52 @@ class TrainingStep(Step):
         module: torch.nn.Module,
         config: IPUConfig,
         structure: SampleStructure,
-        host_values: Sequence[Place],
+        host_values: Sequence[HostValue],
         objective: Objective,
     ) -> None:
         super().__init__(module, config, structure, host_values)
         self._objective = objective
         self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
 
-    def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The figures' sums, the loss, and the outputs if some metric needs them.
+    def _computed(
+        self, tensors: Sequence[Tensor], observing: Observing
+    ) -> tuple[tuple[Tensor, ...], Findings]:
+        """Compute sums of the figures, the loss, and the outputs if they are streamed.
 
         The loss is returned because PopTorch drops what no output depends on, before
         it looks for the loss.
         """
-        with LossWatch() as watch, self._hint_at_targets():
-            outputs, scalars, blocks = self._called(tensors)
-        own: Tensor | None = None
-        with self._in_last_block(blocks):
-            rows, known = rows_of(tensors[0]), self._structure.labels(tensors)
+        with self._targets_explained():
+            called = self._called(tensors, observing)
+        own, outputs, packing = None, called.outputs, Packing()
+        with self._in_last_block(called):
+            rows, known = rows_of(tensors[0]), self._structure.known(tensors)
             if self._objective.owns_loss:
-                own, outputs = _split(outputs, watch, rows)
+                own, outputs = _split(outputs, called.losses, rows)
             wide, known = widened_all(outputs, known)
-            terms = self._loss_terms(wide, known, rows, own)
-            with watch:
+            if self._objective.owns_loss:
+                terms = self._own_terms(own, wide, rows)
+            else:
+                self._objective.check_logits(wide, known, called.probabilities)
+                terms = self._objective.loss_terms(wide, known, rows)
+            with observing.also(called.losses):
                 vector, entries = vector_of(
-                    self._objective, wide, known, rows, terms, scalars
+                    self._objective, wide, known, rows, terms, called.scalars
                 )
-            others: tuple[Tensor, ...] = ()
+            streamed: tuple[Tensor, ...] = ()
             if self._objective.is_streamed:
-                others, self.findings.packing = Packing.of(outputs, {})
-            self.findings.entries = entries
-            value = total_loss(terms)
-            require_gradient(value)
-            if watch.is_alarmed:
-                value = _with_other_losses(value, (vector, *others))
-            return (vector, poptorch.identity_loss(value, reduction="sum"), *others)
+                streamed, packing = Packing.of(outputs, {})
+            loss = total_loss(terms)
+            require_gradient(loss)
+            if called.losses.has_losses:
+                loss = _with_other_losses(loss, (vector, *streamed))
+            marked = poptorch.identity_loss(loss, reduction="sum")
+        findings = Findings(packing, entries, called.probabilities, {})
+        return (vector, marked, *streamed), findings
 
-    def _loss_terms(
-        self, outputs: Any, known: Labels, rows: int, own: Tensor | None
+    def _own_terms(
+        self, own: Tensor | None, outputs: Any, rows: int
     ) -> dict[str, tuple[LossTerms, float]]:
-        if not self._objective.owns_loss:
-            self._objective.check_logits(outputs, known, self.findings.squashed)
-            return self._objective.loss_terms(outputs, known, rows)
         if own is None:
             raise ConfigError(
                 "There is no loss: compile() got none, and the module returns none "
@@ -219,7 +254,7 @@ class TrainingStep(Step):
 
     @property
     def _targets_hint(self) -> str:
-        """What to do with targets, which a module with its own loss doesn't get."""
+        """Advice if there are targets, which a module with its own loss doesn't get."""
         if not (self._objective.owns_loss and self._structure.has_targets):
             return ""
         return (
@@ -229,8 +264,8 @@ class TrainingStep(Step):
         )
 
     @contextlib.contextmanager
-    def _hint_at_targets(self) -> Iterator[None]:
-        """Say it if `forward` can't do without them: it has None in their place."""
+    def _targets_explained(self) -> Iterator[None]:
+        """Give the advice if `forward` fails, as with None in the place of targets."""
         try:
             yield
         except (TypeError, AttributeError) as error:
@@ -246,9 +281,9 @@ class InferenceStep(Step):
     """One micro-batch of inference: the outputs, and the scalars that the module gives.
 
     Args:
-        module: The user's.
-        config: Its layout on IPUs.
-        structure: How the tensors of a batch nest.
+        module: The user's module.
+        config: Has its stages and precision.
+        structure: Nesting of a batch.
         host_values: Buffers whose values follow the tensors of a batch.
         owns_loss: Whether the module returns its own loss.
     """
@@ -260,35 +295,37 @@ class InferenceStep(Step):
         module: torch.nn.Module,
         config: IPUConfig,
         structure: SampleStructure,
-        host_values: Sequence[Place],
+        host_values: Sequence[HostValue],
         *,
         owns_loss: bool,
     ) -> None:
         super().__init__(module, config, structure, host_values)
         self._owns_loss = owns_loss
 
-    def _computed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs, then the scalars: the own loss and what is logged."""
-        with LossWatch() as watch:
-            outputs, scalars, blocks = self._called(tensors)
-        with self._in_last_block(blocks):
+    def _computed(
+        self, tensors: Sequence[Tensor], observing: Observing
+    ) -> tuple[tuple[Tensor, ...], Findings]:
+        """Compute the outputs, then the scalars: the own loss and what is logged."""
+        called = self._called(tensors, observing)
+        outputs, scalars = called.outputs, called.scalars
+        with self._in_last_block(called):
             if self._owns_loss:
-                own, outputs = _split(outputs, watch, rows_of(tensors[0]))
+                own, outputs = _split(outputs, called.losses, rows_of(tensors[0]))
                 if own is not None:
                     scalars = _with_own_loss(own, scalars)
-            returned, self.findings.packing = Packing.of(outputs, scalars)
-            return returned
+            returned, packing = Packing.of(outputs, scalars)
+        return returned, Findings(packing, (), called.probabilities, {})
 
 
-def _split(outputs: Any, watch: LossWatch, rows: int) -> tuple[Tensor | None, Any]:
-    """The module's own loss, and the other outputs.
+def _split(outputs: Any, losses: LossObserver, rows: int) -> tuple[Tensor | None, Any]:
+    """Split outputs into the module's own loss and the others.
 
     Raises:
-        ConfigError: It has several elements; or it is a sum over samples, so that it
-            means something else in a micro-batch of another size.
+        ConfigError: The loss has several elements; or it is a sum over samples, so
+            that it means something else in a micro-batch of another size.
     """
-    own, rest = split_own_loss(outputs, watch.marked)
-    if rows > 1 and any(own is added for added in watch.sums):
+    own, rest = split_own_loss(outputs, losses.marked)
+    if rows > 1 and any(own is added for added in losses.sums):
         raise ConfigError(
             f"The module's own loss is a sum over the {rows} samples of a micro-batch "
             "(reduction='sum'), and has to be their mean: gradients and figures would "
@@ -307,17 +344,17 @@ def _with_own_loss(own: Tensor, scalars: Scalars) -> Scalars:
 
 
 def total_loss(terms: dict[str, tuple[LossTerms, float]]) -> Tensor:
-    """What is minimised: the weighted sum of the losses, 0-d.
+    """Sum the losses up, with their weights; 0-d.
 
     Args:
-        terms: What each loss adds, and its weight, by output.
+        terms: Terms and weight of each loss, by output.
     """
     values = [t.value if w == 1 else t.value.mul(w) for t, w in terms.values()]
     return values[0] if len(values) == 1 else torch.stack(values).sum()
 
 
 def _with_other_losses(value: Tensor, returned: Sequence[Tensor]) -> Tensor:
-    """The loss, with everything else that is returned as a part of it that is 0.
+    """Add everything else that is returned to the loss, as a part of it that is 0.
 
     Built-in loss functions that a metric, `log` or the module uses are markers too.
     PopTorch takes those for a step on the way from which the final loss is reached.
@@ -327,64 +364,3 @@ def _with_other_losses(value: Tensor, returned: Sequence[Tensor]) -> Tensor:
         for tensor in returned
     ]
     return torch.cat([value.reshape(1), *nothing])
-
-
-def call_module(module: torch.nn.Module, inputs: Any) -> Any:
-    """Call `module` the way its inputs nest.
-
-    Raises:
-        DataError: `forward` doesn't take such arguments, or not of these shapes.
-
-    Example:
-        >>> call_module(torch.nn.Linear(2, 3), torch.zeros(4, 2)).shape
-        torch.Size([4, 3])
-    """
-    is_named = isinstance(inputs, dict)
-    by_name = {str(name): value for name, value in inputs.items()} if is_named else {}
-    is_several = isinstance(inputs, (tuple, list))
-    by_place = () if is_named else tuple(inputs) if is_several else (inputs,)
-    _check_arguments(module, by_place, by_name)
-    try:
-        return module(*by_place, **by_name)
-    except poptorch.Error:
-        raise
-    except (RuntimeError, IndexError) as error:  # torch's, of shapes and types
-        raise DataError(
-            f"{type(module).__name__} failed with inputs of {shapes_of(inputs)}: "
-            f"{error}"
-        ) from error
-
-
-def _check_arguments(
-    module: torch.nn.Module, by_place: tuple[Any, ...], by_name: dict[str, Any]
-) -> None:
-    try:
-        signature = inspect.signature(module.forward)
-    except ValueError:  # of compiled code
-        return
-    try:
-        signature.bind(*by_place, **by_name)
-    except TypeError as error:
-        given = ", ".join(map(repr, by_name)) or f"{len(by_place)} by place"
-        strangers = _strangers(signature, by_name)
-        if strangers:
-            name = strangers[0]
-            raise DataError(
-                f"{type(module).__name__}.forward{signature} has no argument {name!r}, "
-                f"and samples have {given}. A dict of inputs gives arguments by name. "
-                f"If it is a target, name it, y={name!r}, in predict() too; else take "
-                "it out of the samples."
-            ) from None
-        raise DataError(
-            f"{type(module).__name__}.forward{signature} doesn't take the inputs that "
-            f"are given ({given}): {error}. A dict of inputs gives arguments by name, "
-            "a tuple or list by place."
-        ) from None
-
-
-def _strangers(signature: inspect.Signature, by_name: dict[str, Any]) -> list[str]:
-    """The names that are no arguments."""
-    known = signature.parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
-        return []
-    return [name for name in by_name if name not in known]

@@ -10,36 +10,41 @@ nothing beside a batch, and a change counts from the next call on.
 from __future__ import annotations
 
 import contextlib
-from typing import Iterable, Iterator, Sequence, Tuple
+from typing import Collection, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
 from .wide import check_integers
 
-Place = Tuple[torch.nn.Module, str]
-"""A module, and the name of a buffer of its own."""
-
 _COUNTERS = (torch.nn.modules.batchnorm._NormBase,)
 """Modules with a 0-d buffer that they change themselves when they are trained."""
 
 
+class HostValue(NamedTuple):
+    """A 0-d buffer that only the host changes."""
+
+    owner: torch.nn.Module
+    name: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """The buffer as it is now."""
+        return self.owner._buffers[self.name]  # type: ignore[return-value]
+
+
 class MovedOnDeviceError(Exception):
-    """`forward` itself changes 0-d buffers, so these have to stay on the device.
+    """`forward` itself changes 0-d buffers, so these have to stay on the device."""
 
-    Args:
-        places: The module and the name of each of these buffers.
-    """
-
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, moved: list[HostValue]) -> None:
         super().__init__("0-d buffers are changed by forward")
-        self.places = places
+        self.moved = moved
 
 
 def host_values_of(
-    modules: Iterable[torch.nn.Module], moved: Iterable[Place] = ()
-) -> list[Place]:
-    """The 0-d buffers that only the host changes.
+    modules: Iterable[torch.nn.Module], moved: Collection[HostValue] = ()
+) -> list[HostValue]:
+    """Find the 0-d buffers that only the host changes.
 
     Args:
         modules: The user's module, and losses.
@@ -48,75 +53,72 @@ def host_values_of(
     Example:
         >>> module = torch.nn.Linear(2, 1)
         >>> module.register_buffer("beta", torch.tensor(0.5))
-        >>> [name for _, name in host_values_of([module])]
+        >>> [value.name for value in host_values_of([module])]
         ['beta']
     """
-    changed = list(moved)
-    places: list[Place] = []
-    for module in modules:
-        for owner in module.modules():
-            buffers = vars(owner).get("_buffers")
-            if isinstance(owner, _COUNTERS) or not isinstance(buffers, dict):
-                continue
-            for name, buffer in buffers.items():
-                is_value = isinstance(buffer, Tensor) and buffer.dim() == 0
-                place = owner, name
-                if is_value and place not in changed and place not in places:
-                    places.append(place)
-    return places
+    found: dict[HostValue, None] = {}
+    for owner in (part for module in modules for part in module.modules()):
+        buffers = vars(owner).get("_buffers")
+        if isinstance(owner, _COUNTERS) or not isinstance(buffers, dict):
+            continue
+        for name, buffer in buffers.items():
+            if isinstance(buffer, Tensor) and buffer.dim() == 0:
+                found[HostValue(owner, name)] = None
+    return [value for value in found if value not in moved]
 
 
-def host_tensors(places: Iterable[Place], num_micro_batches: int) -> list[Tensor]:
-    """The values as inputs of a call, `[micro-batches]` each.
+def host_tensors(values: Iterable[HostValue], num_micro_batches: int) -> list[Tensor]:
+    """Make inputs of a call from the host's values, of shape `[micro-batches]` each.
 
     Args:
-        places: Buffers, as they are now.
-        num_micro_batches: In a call, over all replicas.
+        values: Buffers to take the values of.
+        num_micro_batches: Micro-batches of a call, over all replicas.
 
     Raises:
-        UnsupportedError: One is an integer that 32 bits can't hold.
+        UnsupportedError: A buffer has an integer that 32 bits can't hold.
 
     Example:
         >>> module = torch.nn.Module()
         >>> module.register_buffer("beta", torch.tensor(0.5))
-        >>> host_tensors([(module, "beta")], 2)
+        >>> host_tensors([HostValue(module, "beta")], 2)
         [tensor([0.5000, 0.5000])]
     """
-    values = [(name, owner._buffers[name]) for owner, name in places]
-    for name, value in values:
-        check_integers(name, value)  # type: ignore[arg-type]
+    tensors = [(value.name, value.tensor) for value in values]
+    for name, tensor in tensors:
+        check_integers(name, tensor)
     return [
-        value.detach().reshape(1).repeat(num_micro_batches)  # type: ignore[union-attr]
-        for _, value in values
+        tensor.detach().reshape(1).repeat(num_micro_batches) for _, tensor in tensors
     ]
 
 
 @contextlib.contextmanager
-def put_in(places: Sequence[Place], values: Sequence[Tensor]) -> Iterator[None]:
+def replaced_by_inputs(
+    values: Sequence[HostValue], inputs: Sequence[Tensor]
+) -> Iterator[None]:
     """Have buffers be the inputs of a program, while it is traced.
 
     Args:
-        places: Buffers.
-        values: Of one micro-batch, `[1]` each.
+        values: Buffers to replace.
+        inputs: One tensor for each, `[1]`: the value in one micro-batch.
 
     Raises:
-        MovedOnDeviceError: What was traced has changed some.
+        MovedOnDeviceError: The traced code has changed some of them.
     """
-    before = [owner._buffers[name] for owner, name in places]
-    given = [value.reshape(()) for value in values]
-    versions = [value._version for value in given]
-    for (owner, name), value in zip(places, given):
-        owner._buffers[name] = value
-    moved: list[Place] = []
+    before = [value.tensor for value in values]
+    given = [tensor.reshape(()) for tensor in inputs]
+    versions = [tensor._version for tensor in given]
+    for value, tensor in zip(values, given):
+        value.owner._buffers[value.name] = tensor
+    moved: list[HostValue] = []
     try:
         yield
         moved = [
-            (owner, name)
-            for (owner, name), value, version in zip(places, given, versions)
-            if owner._buffers[name] is not value or value._version != version
+            value
+            for value, tensor, version in zip(values, given, versions)
+            if value.tensor is not tensor or tensor._version != version
         ]
     finally:
-        for (owner, name), buffer in zip(places, before):
-            owner._buffers[name] = buffer
+        for value, buffer in zip(values, before):
+            value.owner._buffers[value.name] = buffer
     if moved:
         raise MovedOnDeviceError(moved)

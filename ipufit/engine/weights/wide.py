@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ipufit.errors import UnsupportedError
 
-from .operands import short
+from .names import user_name
 
 _LIMITS = torch.iinfo(torch.int32)
 
@@ -77,14 +77,14 @@ def check_values(module: torch.nn.Module) -> None:
         ("parameter", module.named_parameters()),
         ("buffer", module.named_buffers()),
     ):
-        for name, weight in named:
+        for name, weight in ((user_name(long), weight) for long, weight in named):
             if weight.is_complex():
                 raise UnsupportedError(
-                    f"The {kind} {short(name)} is of {weight.dtype}, and an IPU has no "
+                    f"The {kind} {name} is of {weight.dtype}, and an IPU has no "
                     "complex numbers. Keep the real and the imaginary part as real "
                     "numbers, as torch.view_as_real gives them, and compute with those."
                 )
-            check_integers(short(name), weight)
+            check_integers(name, weight)
 
 
 def check_integers(name: str, buffer: Tensor) -> None:

@@ -43,7 +43,7 @@ def kept(hidden):
 
 @pytest.mark.parametrize("change", [hooked, kept])
 def test_a_hook_in_forward_is_refused_with_its_line(change):
-    with pytest.raises(UnsupportedError, match=r"in forward \(test_silent.py:\d+: hid"):
+    with pytest.raises(UnsupportedError, match=r"forward \(test_refusals.py:\d+: hid"):
         fit(Network(change))
 
 
@@ -173,7 +173,7 @@ def test_autocast_in_forward_is_refused_with_its_line(use):
 
     model = IPUModel(Network(narrow), IPUConfig(micro_batch_size=2))
     model.compile("sgd", "mse")
-    with pytest.raises(UnsupportedError, match=r"autocast.*\(test_silent.py:\d+: "):
+    with pytest.raises(UnsupportedError, match=r"autocast.*\(test_refusals.py:\d+: "):
         getattr(model, use)(*(X, Y)[: 1 if use == "predict" else 2], verbose=0)
 
 
