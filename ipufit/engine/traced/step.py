@@ -213,7 +213,7 @@ class TrainingStep(Step):
             called = self._called(tensors, observing)
         own, outputs, packing = None, called.outputs, Packing()
         with self._in_last_block(called):
-            rows, known = rows_of(tensors[0]), self._structure.known(tensors)
+            rows, known = rows_of(tensors[0]), self._structure.labels(tensors)
             if self._objective.owns_loss:
                 own, outputs = _split(outputs, called.losses, rows)
             wide, known = widened_all(outputs, known)
