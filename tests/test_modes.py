@@ -48,7 +48,7 @@ def test_here():
     assert _switches.folds() is False
     executor = inferenceModel(torch.nn.Linear(2, 2))
     executor(torch.ones(1, 2))
-    assert (executor._code is not None) is COMPILED
+    assert (executor._executable.code is not None) is COMPILED
 
 @pytest.mark.not_in_mode("folded", reason="no")
 def test_not_in_another():

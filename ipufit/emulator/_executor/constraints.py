@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.target import Target
 from ipufit.emulator._ops.overlap import check_overlap
@@ -75,6 +77,32 @@ def check_program(
             f"Changed in place: {', '.join(sorted(program.unsynchronised_weights))}."
         )
     return target
+
+
+def updatable_buffers(options: Options) -> list[str]:
+    """Names that `Options.updatableNamedBuffers` was given."""
+    return list(options._Popart.options.get("updatableNamedBuffers", ()))
+
+
+def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
+    """Refuse names of buffers that can't be uploaded.
+
+    Raises:
+        Error: The model has no such buffer, or it is compiled in.
+    """
+    buffers = dict(model.named_buffers())
+    for name in updatable_buffers(options):
+        if name not in buffers:
+            raise createPoptorchError(
+                f"Options.updatableNamedBuffers names {name!r}, but the model's "
+                f"buffers are: {', '.join(buffers) or 'none'}."
+            )
+        if not buffers[name].is_floating_point():
+            raise createPoptorchError(
+                f"Options.updatableNamedBuffers names {name!r}, a buffer of "
+                f"{buffers[name].dtype}: only floating-point buffers can be "
+                "uploaded, others are constants of the compiled model."
+            )
 
 
 def _check_placement(program: Program, strategy: ExecutionStrategy) -> None:

@@ -1,24 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trainingModel` and `inferenceModel` return: a module on the device."""
+"""PopTorch's `PoplarExecutor`: a module on the device, and the parts that it has."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Callable, Sequence, TypeVar
 
 import torch
 from torch import Tensor
 
+from ipufit.emulator._executor.executable import Executable
+from ipufit.emulator._executor.executable_file import PathLike
+from ipufit.emulator._executor.lifecycle import Lifecycle
 from ipufit.emulator._executor.measurements import Measurements
+from ipufit.emulator._executor.model_state import NOT_COMPILED, ModelState
+from ipufit.emulator._executor.observation import Observation
+from ipufit.emulator._executor.optimizer_sync import OptimizerSync, follow_device
 from ipufit.emulator._executor.parameter_view import ParameterView
 from ipufit.emulator._executor.printing import module_repr
+from ipufit.emulator._executor.random_state import RandomState
 from ipufit.emulator._executor.saving import Saving
-from ipufit.emulator._executor.state import NOT_COMPILED
-from ipufit.emulator._program.args import CallArguments
+from ipufit.emulator._executor.weights_to_device import WeightsToDevice
+from ipufit.emulator._executor.weights_to_host import WeightsToHost
+from ipufit.emulator._executor.wrapping import wrap_module
+from ipufit.emulator._optimizers.optimizers import SGD
+from ipufit.emulator._options.options import Options
 from ipufit.emulator.enums import ConnectionType
 from ipufit.emulator.errors import createPoptorchError
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
 
-class PoplarExecutor(Saving, Measurements):
+
+def _of_part(name: str, method: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
+    """Make a method of the executor that calls the method of one of its parts."""
+
+    @functools.wraps(method)
+    def call(executor: PoplarExecutor) -> _Result:
+        return method(getattr(executor, name))
+
+    return call
+
+
+def _documented_by(method_of_part: Callable[..., Any]) -> Callable[[_Method], _Method]:
+    """Give a method of the executor the docstring of the method that it calls."""
+
+    def document(method: _Method) -> _Method:
+        method.__doc__ = method_of_part.__doc__
+        return method
+
+    return document
+
+
+class PoplarExecutor:
     """A module that runs on the device; made by `trainingModel` or `inferenceModel`.
 
     Attributes that it doesn't have itself are those of the user's module.
@@ -31,12 +65,61 @@ class PoplarExecutor(Saving, Measurements):
 
     Args:
         model: The object that is traced.
-        options: Frozen and cloned.
+        options: Frozen and cloned; defaults for None.
         training: Whether calls update the weights.
         poptorch_version: Kept for PopTorch's signature; unused.
-        optimizer: Of a training model.
+        optimizer: For training; by default SGD with a learning rate of 0.01.
         user_model: The module whose weights are kept in step, if it is not `model`.
     """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: Options | None,
+        training: bool,
+        poptorch_version: str | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        user_model: torch.nn.Module | None = None,
+    ) -> None:
+        user_model = user_model if user_model is not None else model
+        if not training:
+            optimizer = None
+        elif optimizer is None:
+            optimizer = SGD(user_model.parameters(), lr=0.01)
+        state = ModelState(model, user_model, options, is_training=training)
+        to_host = WeightsToHost(state)
+        sync = OptimizerSync(state, to_host, optimizer)
+        random = RandomState(state.options)
+        lifecycle = Lifecycle(state, to_host, sync, random)
+        self._state = state
+        self._to_host = to_host
+        self._to_device = WeightsToDevice(state, to_host, sync)
+        self._optimizer = sync
+        self._random = random
+        self._measurements = Measurements(state)
+        self._observation = Observation(state)
+        self._lifecycle = lifecycle
+        self._saving = Saving(state, lifecycle, to_host, sync, random)
+        # Scripts written for PopTorch read these.
+        self._model = model
+        self._user_model = user_model
+        self._training = training
+        self._options = state.options
+        if optimizer is not None:
+            follow_device(optimizer, self._optimizer_state_dict)
+            wrap_module(user_model, self)
+
+    @property
+    def _executable(self) -> Executable | None:  # lightning-graphcore reads it
+        return self._state.executable
+
+    @property
+    def _dirty_host_weights(self) -> bool:
+        return self._to_host.is_stale
+
+    @property
+    def _host_weights_version(self) -> Any:
+        return self._to_host.version
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the user's module."""
@@ -44,12 +127,35 @@ class PoplarExecutor(Saving, Measurements):
             raise AttributeError(name)
         value = getattr(self._user_model, name)
         if isinstance(value, torch.nn.Parameter):
-            return ParameterView(value, self)
+            return ParameterView(value, self._state)
         return value
 
     def __repr__(self) -> str:
         """As the module, with the places where blocks begin."""
         return module_repr(self._user_model)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The user's module.
+
+        Example:
+            >>> from ipufit.emulator import trainingModel
+            >>> module = torch.nn.Linear(2, 1)
+            >>> trainingModel(module).model is module
+            True
+        """
+        return self._user_model
+
+    @property
+    def options(self) -> Options:
+        """The frozen options of this executor, a clone of those given.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inferenceModel(torch.nn.Linear(2, 1)).options.replication_factor
+            1
+        """
+        return self._options
 
     # Run ----------------------------------------------------------------------
 
@@ -88,47 +194,146 @@ class PoplarExecutor(Saving, Measurements):
                 "Trying to run a model on an offline device (ConnectionType.Never): "
                 "use model.compile(inputs) instead of model(inputs)"
             )
-        arguments: CallArguments | None = None
-        tensors: list[Tensor] | None = None
-        compiled = self._compiled_arguments
-        if compiled is not None and not kwargs:
-            tensors = self._parser.plain_tensors(args, compiled)
+        state, arguments, tensors = self._state, None, None
+        if state.executable is not None and not kwargs:
+            tensors = state.parser.plain_tensors(args, state.executable.arguments)
         if tensors is None:
-            arguments = self._parser.parse(args, kwargs, is_compiling=compiled is None)
-            if compiled is None:
-                self._compile(arguments)
-        if not self.isAttachedToDevice():
-            self.attachToDevice()
+            is_compiling = state.executable is None
+            arguments = state.parser.parse(args, kwargs, is_compiling=is_compiling)
+            if is_compiling:
+                self._lifecycle.compile_for(arguments)
+        if state.attachment is None:
+            self._lifecycle.attachToDevice()
         if not self._training:
-            self._fetch_from_trainer()
-        if tensors is None:
-            tensors = self._checked_tensors(arguments)
-        self._write_optimizer_state()
-        program = self._require_compiled()
-        outputs = program.device_outputs(self._run(tensors))
+            self._to_device.follow_training()
+        executable = state.require_compiled()
+        if arguments is not None:
+            state.parser.validate(executable.arguments, arguments)
+            tensors = arguments.tensors(like=executable.arguments)
+        self._optimizer.write_state()
+        outputs = executable.program.device_outputs(self._run(tensors or []))
         _refuse_backward(outputs)
-        return program.rebuild_outputs(outputs)
-
-    def _checked_tensors(self, arguments: CallArguments | None) -> list[Tensor]:
-        """The tensors of a call, if it is like the one that was compiled."""
-        compiled = self._compiled_arguments
-        if compiled is None or arguments is None:
-            raise createPoptorchError(NOT_COMPILED)
-        self._parser.validate(compiled, arguments)
-        return arguments.tensors(like=compiled)
+        return executable.program.rebuild_outputs(outputs)
 
     def _run(self, tensors: list[Tensor]) -> list[Tensor]:
-        attachment = self._attachment
+        attachment = self._state.attachment
         if attachment is None:
             raise createPoptorchError(NOT_COMPILED)
         # Before the run: one that fails midway has made updates too.
-        self._is_rng_state_stale = True
+        self._random.is_stale = True
         if self._training:
-            self._dirty_host_weights = True
-            self._optimizer_was_stepped()
-        results = attachment.run(tensors)
-        self._anchored, self._times = results.anchored, results.times
+            self._to_host.is_stale = True
+            self._optimizer.note_update()
+        results = self._state.last_call = attachment.run(tensors)
         return results.outputs
+
+    # Compile, attach, destroy -------------------------------------------------
+
+    isCompiled = _of_part("_state", ModelState.isCompiled)
+    isAttachedToDevice = _of_part("_state", ModelState.isAttachedToDevice)
+
+    @_documented_by(Lifecycle.compile)
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        self._lifecycle.compile(*args, **kwargs)
+
+    attachToDevice = _of_part("_lifecycle", Lifecycle.attachToDevice)
+    detachFromDevice = _of_part("_lifecycle", Lifecycle.detachFromDevice)
+    destroy = _of_part("_lifecycle", Lifecycle.destroy)
+    # Weights, optimiser, random state -----------------------------------------
+
+    copyWeightsToHost = _of_part("_to_host", WeightsToHost.copyWeightsToHost)
+    copyWeightsToHostIfNeeded = _of_part(
+        "_to_host", WeightsToHost.copyWeightsToHostIfNeeded
+    )
+    copyWeightsToDevice = _of_part("_to_device", WeightsToDevice.copyWeightsToDevice)
+    copyNamedBuffersToDevice = _of_part(
+        "_to_device", WeightsToDevice.copyNamedBuffersToDevice
+    )
+
+    @_documented_by(WeightsToDevice.load_state_dict)
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        return self._to_device.load_state_dict(state_dict, strict)
+
+    @_documented_by(OptimizerSync.setOptimizer)
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer.setOptimizer(optimizer, self._optimizer_state_dict)
+
+    def _optimizer_state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """The random state of the device: the seed, then the generator's state.
+
+        Setting it continues elsewhere; a list of a seed alone begins at that seed.
+        It is kept while the model is detached. After `destroy()` the next compilation
+        begins with the state that was read, set, saved by `detachFromDevice()` or
+        given by `Options.randomSeed` last.
+
+        It is None before the first call of a model whose options have no seed.
+
+        Raises:
+            Error: Not compiled.
+            ValueError: Something else than a random state is set.
+
+        Example:
+            >>> from ipufit.emulator import Options, inferenceModel
+            >>> dropout = torch.nn.Dropout()
+            >>> inference = inferenceModel(dropout, Options().randomSeed(42))
+            >>> inference.compile(torch.ones(8))
+            >>> inference.rng_state
+            [42]
+            >>> first = inference(torch.ones(8))
+            >>> inference.rng_state = [42]
+            >>> torch.equal(inference(torch.ones(8)), first)
+            True
+        """
+        self._state.require_compiled()
+        return self._random.read()
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int] | None) -> None:
+        self._state.require_compiled()
+        self._random.set(state)
+
+    # Tensors and times of the last call ---------------------------------------
+
+    getTensorNames = _of_part("_observation", Observation.getTensorNames)
+
+    @_documented_by(Observation.getAnchoredTensor)
+    def getAnchoredTensor(self, short_name: str) -> Tensor:
+        return self._observation.getAnchoredTensor(short_name)
+
+    compilationTime = _of_part("_measurements", Measurements.compilationTime)
+    cycleCount = _of_part("_measurements", Measurements.cycleCount)
+    getPerfCounters = _of_part("_measurements", Measurements.getPerfCounters)
+    getHostIpuLatency = _of_part("_measurements", Measurements.getHostIpuLatency)
+    getComputeLatency = _of_part("_measurements", Measurements.getComputeLatency)
+    getIpuHostLatency = _of_part("_measurements", Measurements.getIpuHostLatency)
+    getLatency = _of_part("_measurements", Measurements.getLatency)
+
+    # Files --------------------------------------------------------------------
+
+    @_documented_by(Saving.save)
+    def save(
+        self,
+        filename: PathLike,
+        export_model: bool = True,
+        save_rng_state: bool = True,
+    ) -> None:
+        self._saving.save(filename, export_model, save_rng_state)
+
+    @_documented_by(Saving.compileAndExport)
+    def compileAndExport(
+        self, filename: PathLike, *args: Any, export_model: bool = True, **kwargs: Any
+    ) -> None:
+        self._saving.compileAndExport(
+            filename, *args, export_model=export_model, **kwargs
+        )
+
+    @_documented_by(Saving.loadExecutable)
+    def loadExecutable(self, filename: PathLike) -> None:
+        self._saving.loadExecutable(filename)
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:

@@ -75,8 +75,8 @@ def load(
         executor = trainingModel(saved["model"], options, saved["optimizer"])
     else:
         executor = inferenceModel(saved["model"], options)
-    executor._grouped_parameters.add_by_name(executor.model, saved["groupings"])
-    executor._load_executable(file)
+    executor._state.grouped_parameters.add_by_name(executor.model, saved["groupings"])
+    executor._saving.load(file)
     if metadata.rng_state is not None:
         executor.rng_state = metadata.rng_state
     return executor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an executor says about time.
+"""How long compiling and the last call of an executor took.
 
 All times are this machine's, not an IPU's: they show where a script spends its time,
 and that it reads them correctly.
@@ -9,19 +9,32 @@ from __future__ import annotations
 
 import datetime
 
-from ipufit.emulator._device.timings import COUNTERS, Latency, PerfCounters
-from ipufit.emulator._executor.state import ExecutorState
+from ipufit.emulator._device.timings import (
+    COUNTERS,
+    CallTimes,
+    Latency,
+    PerfCounters,
+)
+from ipufit.emulator._executor.model_state import ModelState
 from ipufit.emulator.errors import createPoptorchError
 
 
-class Measurements(ExecutorState):
-    """How long compiling took, and the parts of the last call."""
+class Measurements:
+    """Times of the last compilation and the last call."""
+
+    def __init__(self, state: ModelState) -> None:
+        self._state = state
+
+    @property
+    def _times(self) -> CallTimes | None:
+        """Those of the last call; None if the executable is gone or hasn't run."""
+        last_call = self._state.last_call
+        if last_call is None or not self._state.isCompiled():
+            return None
+        return last_call.times
 
     def compilationTime(self) -> datetime.timedelta:
-        """How long the last compilation took.
-
-        Returns:
-            The time, that of tracing included.
+        """How long the last compilation took, tracing included.
 
         Raises:
             Error: Not compiled, or `showCompilationProgressBar(False)`.
@@ -31,19 +44,19 @@ class Measurements(ExecutorState):
             >>> from ipufit.emulator import inferenceModel
             >>> inference = inferenceModel(torch.nn.Linear(2, 1))
             >>> inference.compile(torch.ones(1, 2))
-            >>> inference.compilationTime() > datetime.timedelta()
+            >>> inference.compilationTime().total_seconds() > 0
             True
         """
-        if not self.isCompiled():
+        if not self._state.isCompiled():
             raise createPoptorchError(
                 "Please compile the model before obtaining compilation time."
             )
-        if not self._options._show_compilation_progress_bar:
+        if not self._state.options._show_compilation_progress_bar:
             raise createPoptorchError(
                 "Please set showCompilationProgressBar option to obtain compilation "
                 "time. The progress bar measures it, and it is disabled."
             )
-        return self._compilation_time
+        return self._state.compilation_time
 
     def cycleCount(self) -> int:
         """The cycles of the last call, as `Options.logCycleCount(True)` counts them.
@@ -65,16 +78,19 @@ class Measurements(ExecutorState):
             >>> inference.cycleCount() > 0
             True
         """
-        if not self._options._Popart.options["instrumentWithHardwareCycleCounter"]:
+        if not self._state.options._Popart.options[
+            "instrumentWithHardwareCycleCounter"
+        ]:
             raise createPoptorchError(
                 "Cycle count logging is disabled. Please set option logCycleCount to "
                 "True to enable."
             )
-        if self._times is None:
+        times = self._times
+        if times is None:
             raise createPoptorchError(
                 "Please run the model at least once before obtaining cycle count."
             )
-        return self._times.cycles()
+        return times.cycles()
 
     def getPerfCounters(self) -> PerfCounters:
         """The time stamps of the last call, in seconds from some moment in the past.
@@ -97,9 +113,8 @@ class Measurements(ExecutorState):
             >>> {name: len(of[0]) for name, of in inference.getPerfCounters().items()}
             {'input': 4, 'input_complete': 4, 'output': 4, 'output_complete': 4}
         """
-        if self._times is None:
-            return {name: [[]] for name in COUNTERS}
-        return self._times.counters()
+        times = self._times
+        return {name: [[]] for name in COUNTERS} if times is None else times.counters()
 
     def getHostIpuLatency(self) -> Latency:
         """How long inputs took to the device in the last call.
@@ -169,6 +184,5 @@ class Measurements(ExecutorState):
         return self._latency("input", "output_complete")
 
     def _latency(self, start: str, end: str) -> Latency:
-        if self._times is None:
-            return (0.0, 0.0, 0.0)
-        return self._times.latency(start, end)
+        times = self._times
+        return (0.0, 0.0, 0.0) if times is None else times.latency(start, end)

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an executor shows of the inside of its program."""
+"""The tensors inside the program of an executor that users can name and see."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ipufit.emulator._executor.state import NOT_COMPILED, ExecutorState
-from ipufit.emulator._program.program import Program
-from ipufit.emulator._program.tensor_names import named_nodes, weight_tensor_names
+from ipufit.emulator._executor.model_state import NOT_COMPILED, ModelState
 
 
-class Observation(ExecutorState):
-    """The tensors of a program, and the values of those that are anchored."""
+class Observation:
+    """The names of a program's tensors, and the values of those that are anchored."""
+
+    def __init__(self, state: ModelState) -> None:
+        self._state = state
 
     def getTensorNames(self) -> list[str]:
-        """What `Options.anchorTensor` can anchor in the compiled model.
+        """List the names that `Options.anchorTensor` accepts for the compiled model.
 
         Weights have their own names, a gradient is `Gradient___fc.weight`, a weight
         that was updated `UpdatedVar___fc.weight`, and inputs are `input`, `input/1`.
@@ -23,9 +24,6 @@ class Observation(ExecutorState):
         module and PopART's operator, such as `encoder/fc/Relu:0`; where PopART
         computes a function of torch in several steps there is one, with torch's name:
         `fc/Linear:0`. There are no gradients of such results here.
-
-        Returns:
-            The names.
 
         Raises:
             AssertionError: Not compiled.
@@ -39,9 +37,10 @@ class Observation(ExecutorState):
             >>> inference.getTensorNames()
             ['0.weight', '0.bias', 'input', '0/Linear:0', '1/Relu:0']
         """
-        if not self.isCompiled():
+        executable = self._state.executable
+        if executable is None:
             raise AssertionError(NOT_COMPILED)
-        return list(self._tensor_names)
+        return list(executable.tensor_names)
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
         """The value of an anchored tensor in the last call.
@@ -54,9 +53,6 @@ class Observation(ExecutorState):
 
         Args:
             short_name: The name that was given to `Options.anchorTensor`.
-
-        Returns:
-            The tensor.
 
         Raises:
             AssertionError: There is no such anchor, or the model hasn't run.
@@ -76,22 +72,11 @@ class Observation(ExecutorState):
             >>> inference.getAnchoredTensor("hidden")
             tensor([2.])
         """
-        if short_name not in self._anchored:
+        last_call = self._state.last_call
+        if last_call is None or short_name not in last_call.anchored:
+            names = ", ".join(self._state.options.anchored_tensors) or "none"
             raise AssertionError(
                 f"No tensor with name {short_name} found. After a call of the model "
-                f"there are: {', '.join(self._options.anchored_tensors) or 'none'}."
+                f"there are: {names}."
             )
-        return self._anchored[short_name]
-
-    def _names_of(self, program: Program) -> list[str]:
-        """All names in a program that was just traced, and of its optimiser."""
-        host = self._host_weights
-        trained = [
-            name
-            for name, weight in host.items()
-            if program.has_loss and weight.requires_grad and weight.is_floating_point()
-        ]
-        names = [*named_nodes(program), *weight_tensor_names(trained)]
-        if self._optimizer_link is not None:
-            names += self._optimizer_link.tensor_names(trained, host)
-        return names
+        return last_call.anchored[short_name]

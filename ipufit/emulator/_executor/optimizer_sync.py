@@ -2,29 +2,51 @@
 """When the state of PopTorch's optimisers moves between host and device.
 
 Two flags of the optimiser say which side is newer; torch's optimisers have none, and
-nothing of theirs moves (PopTorch, `python/_poplar_executor.py`, `python/optim.py`).
+their state doesn't move (PopTorch, `python/_poplar_executor.py`, `python/optim.py`).
 """
 
 from __future__ import annotations
 
-import abc
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
-from ipufit.emulator._executor.state import ExecutorState
+from ipufit.emulator._executor.model_state import ModelState
+from ipufit.emulator._executor.weights_to_host import WeightsToHost
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._optimizers.base import Optimizer as PoptorchOptimizer
+from ipufit.emulator._update.optimizer_link import OptimizerLink
+from ipufit.emulator.enums import MeanReductionStrategy
+
+ReadStateDict = Callable[[], "dict[str, Any]"]
 
 
-class OptimizerSync(ExecutorState):
-    """The part of an executor that keeps its optimiser in step."""
+class OptimizerSync:
+    """Keeps the optimiser of an executor and its copy on the device in step.
 
-    @abc.abstractmethod
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """Fetch the weights if training made the host's copy stale."""
+    Args:
+        optimizer: None for inference.
 
-    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    Attributes:
+        link: The optimiser and its counterpart on the device; None for inference.
+    """
+
+    def __init__(
+        self,
+        state: ModelState,
+        to_host: WeightsToHost,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self._state = state
+        self._to_host = to_host
+        self.link = (
+            None if optimizer is None else OptimizerLink(optimizer, state.options)
+        )
+        self._use_running_mean_if_needed()
+
+    def setOptimizer(
+        self, optimizer: torch.optim.Optimizer, read_state_dict: ReadStateDict
+    ) -> None:
         """Send the values of `optimizer`; its state stays on the device.
 
         Call it after every change to a learning rate or another value. A new
@@ -32,6 +54,7 @@ class OptimizerSync(ExecutorState):
 
         Args:
             optimizer: Of the type that the model was compiled with.
+            read_state_dict: Replaces the optimiser's `state_dict`.
 
         Raises:
             Error: A constant, the type or the clip norm changed after compilation.
@@ -45,61 +68,79 @@ class OptimizerSync(ExecutorState):
             >>> sgd.param_groups[0]["lr"] = 0.01
             >>> training.setOptimizer(sgd)
         """
-        link = self._optimizer_link
+        link = self.link
         if link is None:
             raise AttributeError("An inference model has no optimizer to set.")
-        if self.isCompiled() and optimizer is not link.optimizer:
+        is_compiled = self._state.isCompiled()
+        if is_compiled and optimizer is not link.optimizer:
             before = link.optimizer
             if isinstance(before, PoptorchOptimizer):
-                self._read_optimizer_state()
+                self.read_state()
                 before.state_dict = before.get_state_dict  # type: ignore[method-assign]
             if isinstance(optimizer, PoptorchOptimizer):
                 optimizer.ipu_state_is_dirty = True
-        self._follow(optimizer)
-        link.set(optimizer, is_compiled=self.isCompiled())
+        follow_device(optimizer, read_state_dict)
+        link.set(optimizer, is_compiled=is_compiled)
         self._use_running_mean_if_needed()
-        if self.isAttachedToDevice():
-            self._write_optimizer_state()
+        if self._state.isAttachedToDevice():
+            self.write_state()
 
-    def _follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have `optimizer.state_dict()` read the device of this executor."""
-        if isinstance(optimizer, PoptorchOptimizer):
-            optimizer.state_dict = (  # type: ignore[method-assign]
-                self._state_dict_of_optimizer
+    def _use_running_mean_if_needed(self) -> None:
+        running = MeanReductionStrategy.Running
+        options = self._state.options
+        training = options.Training
+        strategy = training.meanAccumulationAndReplicationReductionStrategy
+        link = self.link
+        if link is None or not link.settings.uses_running_mean or strategy == running:
+            return
+        if self._state.isCompiled():
+            raise ValueError(
+                "An optimizer with a 16-bit accum_type needs "
+                "MeanReductionStrategy.Running, but the executable is already compiled."
             )
+        options._unfreeze()
+        training.setMeanAccumulationAndReplicationReductionStrategy(running)
+        options._freeze()
 
-    def _state_dict_of_optimizer(self) -> dict[str, Any]:
+    @property
+    def _poptorch_optimizer(self) -> PoptorchOptimizer | None:
+        optimizer = None if self.link is None else self.link.optimizer
+        return optimizer if isinstance(optimizer, PoptorchOptimizer) else None
+
+    def state_dict(self) -> dict[str, Any]:
         """The state of the optimiser that this executor has now."""
         optimizer = self._poptorch_optimizer
         if optimizer is None:
             raise AssertionError(
                 "The executor that this optimizer was made for has one of torch's now."
             )
-        self._read_optimizer_state()
+        self.read_state()
         return optimizer.get_state_dict()
 
-    @property
-    def _poptorch_optimizer(self) -> PoptorchOptimizer | None:
-        link = self._optimizer_link
-        optimizer = None if link is None else link.optimizer
-        return optimizer if isinstance(optimizer, PoptorchOptimizer) else None
-
-    def _read_optimizer_state(self) -> None:
+    def read_state(self) -> None:
         """Read the device's state if it is newer."""
-        optimizer, link = self._poptorch_optimizer, self._optimizer_link
+        optimizer, link = self._poptorch_optimizer, self.link
         if optimizer is None or link is None:
             return
         if not optimizer.host_state_is_dirty:
             logger.debug("Using cached optimiser state dict")
             return
-        self._require_compiled()
-        torchs = torch.optim.Optimizer.state_dict(optimizer)
-        optimizer.set_state_dict({**link.read_state(), **torchs})
+        self._state.require_compiled()
+        of_torch = torch.optim.Optimizer.state_dict(optimizer)
+        optimizer.set_state_dict({**link.read_state(), **of_torch})
         optimizer.ipu_state_is_dirty = False
 
-    def _write_optimizer_state(self) -> None:
+    def read(self) -> None:
+        """Have the optimiser read the device it follows, if that is newer.
+
+        It may be the device of another executor that was given the optimiser later.
+        """
+        if self._poptorch_optimizer is not None:
+            self._poptorch_optimizer.state_dict()
+
+    def write_state(self) -> None:
         """Send a state that was loaded on the host, and is newer."""
-        optimizer, link = self._poptorch_optimizer, self._optimizer_link
+        optimizer, link = self._poptorch_optimizer, self.link
         if optimizer is None or link is None or not optimizer.ipu_state_is_dirty:
             return
         if optimizer.host_state_is_dirty:
@@ -109,27 +150,32 @@ class OptimizerSync(ExecutorState):
             )
         if optimizer.has_state():
             # Together with the state all weights go to the device.
-            self.copyWeightsToHostIfNeeded()
+            self._to_host.copyWeightsToHostIfNeeded()
             link.write_state(optimizer.state_dict())
         optimizer.ipu_state_is_dirty = False
 
-    def _read_optimizer(self) -> None:
-        """Have the optimiser read the device it follows, if that is newer."""
-        if self._poptorch_optimizer is not None:
-            self._poptorch_optimizer.state_dict()
-
-    def _optimizer_was_attached(self) -> None:
+    def start(self) -> None:
+        """Send the optimiser's state to a device that was just attached."""
+        self.read()
         optimizer = self._poptorch_optimizer
         if optimizer is None:
             return
         if optimizer.has_state():
             optimizer.ipu_state_is_dirty = True
-            self._write_optimizer_state()
+            self.write_state()
         else:
             optimizer.host_state_is_dirty = True
             optimizer.ipu_state_is_dirty = False
 
-    def _optimizer_was_stepped(self) -> None:
-        """The device's state is newer than the host's now."""
+    def note_update(self) -> None:
+        """Note that the device's state is newer than the host's."""
         if self._poptorch_optimizer is not None:
             self._poptorch_optimizer.host_state_is_dirty = True
+
+
+def follow_device(
+    optimizer: torch.optim.Optimizer, read_state_dict: ReadStateDict
+) -> None:
+    """Have `optimizer.state_dict()` call a method of an executor, which it keeps."""
+    if isinstance(optimizer, PoptorchOptimizer):
+        optimizer.state_dict = read_state_dict  # type: ignore[method-assign]

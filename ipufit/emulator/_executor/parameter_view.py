@@ -1,30 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an executor shows of a parameter of the top-level module."""
+"""The stand-in for a parameter of the user's module that an executor hands out."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ipufit.emulator._executor.model_state import ModelState
 from ipufit.emulator._layout.replica_groups import Grouping
 from ipufit.emulator.enums import CommGroupType, VariableRetrievalMode
-
-if TYPE_CHECKING:
-    from ipufit.emulator._executor.lifecycle import Lifecycle
 
 logger = logging.getLogger("poptorch::python")
 
 
 class ParameterView:
-    """What an executor shows of a parameter of the top-level module.
+    """A parameter of the top-level module, as its executor shows it.
 
     As in PopTorch it isn't a tensor: it only passes attributes on.
-
-    Args:
-        parameter: The parameter.
-        executor: Whose module has it.
 
     Example:
         >>> from ipufit.emulator import inferenceModel
@@ -33,9 +27,9 @@ class ParameterView:
         (False, torch.Size([3, 2]))
     """
 
-    def __init__(self, parameter: torch.nn.Parameter, executor: Lifecycle) -> None:
+    def __init__(self, parameter: torch.nn.Parameter, state: ModelState) -> None:
         self._parameter = parameter
-        self._executor = executor
+        self._state = state
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the parameter."""
@@ -84,12 +78,12 @@ class ParameterView:
             >>> inference(torch.ones(2)).tolist()
             [2.0, 3.0]
         """
-        if self._executor.isCompiled():
+        if self._state.isCompiled():
             logger.warning(
                 "replicaGrouping() has no effect on an executable that is already "
                 "compiled: it counts for the next compilation, after destroy()"
             )
-        self._executor._grouped_parameters.add(
+        self._state.grouped_parameters.add(
             self._parameter,
             Grouping(comm_group_type, shards, variable_retrieval_mode).check(),
         )

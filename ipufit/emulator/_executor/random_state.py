@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How users read, keep and set the random state of a device."""
+"""The random state of an executor's device, as users read, keep and set it."""
 
 from __future__ import annotations
 
@@ -7,69 +7,52 @@ from typing import Sequence
 
 import torch
 
-from ipufit.emulator._executor.weight_sync import WeightSync
 from ipufit.emulator._layout.device_rng import DeviceRng, check_rng_state
+from ipufit.emulator._options.options import Options
 
 
-class RngState(WeightSync):
-    """What an executor does with the random state of its device.
+class RandomState:
+    """The random state of the device, and the one that the host saw last.
 
-    The host keeps the state that it saw last; each attaching begins there.
+    Each attaching begins with the host's.
+
+    Attributes:
+        is_stale: Whether the device has run since the host saw its state.
     """
 
-    @property
-    def rng_state(self) -> list[int] | None:
-        """The random state of the device: the seed, then the generator's state.
+    def __init__(self, options: Options) -> None:
+        self._device: DeviceRng | None = None
+        self._seen: list[int] | None = None
+        self.is_stale = False
+        if options.exists("random_seed"):
+            self._seen = [options.random_seed]
 
-        Setting it continues elsewhere; a list of a seed alone begins at that seed.
-        It is kept while the model is detached. After `destroy()` the next compilation
-        begins with the state that was read, set, saved by `detachFromDevice()` or
-        given by `Options.randomSeed` last.
+    def read(self) -> list[int] | None:
+        """The seed and the generator's state; None if there was no seed and no run."""
+        if self.is_stale and self._device is not None:
+            self._seen = self._device.save()
+            self.is_stale = False
+        return self._seen
 
-        It is None before the first call of a model whose options have no seed.
+    def set(self, state: Sequence[int] | None) -> None:
+        """Continue elsewhere; a list of a seed alone begins at that seed.
 
         Raises:
-            Error: Not compiled.
-            ValueError: Something else than a random state is set.
-
-        Example:
-            >>> from ipufit.emulator import Options, inferenceModel
-            >>> dropout = torch.nn.Dropout()
-            >>> inference = inferenceModel(dropout, Options().randomSeed(42))
-            >>> inference.compile(torch.ones(8))
-            >>> inference.rng_state
-            [42]
-            >>> first = inference(torch.ones(8))
-            >>> inference.rng_state = [42]
-            >>> torch.equal(inference(torch.ones(8)), first)
-            True
+            ValueError: It isn't a random state.
         """
-        self._require_compiled()
-        self._save_rng_state()
-        return self._rng_state
+        self._seen = check_rng_state(state or [])
+        self.is_stale = False
+        if self._device is not None:
+            self._device.restore(self._seen)
 
-    @rng_state.setter
-    def rng_state(self, state: Sequence[int] | None) -> None:
-        self._require_compiled()
-        self._rng_state = check_rng_state(state or [])
-        self._is_rng_state_stale = False
-        if self._rng is not None:
-            self._rng.restore(self._rng_state)
+    def start(self) -> DeviceRng:
+        """Give a device that is being attached its random state."""
+        self._device = DeviceRng(torch.initial_seed())
+        if self._seen is not None:
+            self._device.restore(self._seen)
+        return self._device
 
-    def _start_rng(self) -> DeviceRng:
-        """Give a device that is attached its random state."""
-        self._rng = DeviceRng(torch.initial_seed())
-        if self._rng_state is not None:
-            self._rng.restore(self._rng_state)
-        return self._rng
-
-    def _save_rng_state(self) -> None:
-        """Read the device's state, if it has changed."""
-        if self._is_rng_state_stale and self._rng is not None:
-            self._rng_state = self._rng.save()
-            self._is_rng_state_stale = False
-
-    def _drop_rng(self) -> None:
-        """The device is gone, and with it what wasn't saved."""
-        self._rng = None
-        self._is_rng_state_stale = False
+    def end(self) -> None:
+        """Forget the device, and with it a state that wasn't read."""
+        self._device = None
+        self.is_stale = False

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ipufit.emulator._executor.executable import Executable
 from ipufit.emulator._executor.executable_file import (
     ARGUMENTS,
     MODEL,
@@ -19,7 +20,10 @@ from ipufit.emulator._executor.executable_file import (
     write_executable_file,
 )
 from ipufit.emulator._executor.lifecycle import Lifecycle
-from ipufit.emulator._executor.state import NOT_COMPILED
+from ipufit.emulator._executor.model_state import ModelState
+from ipufit.emulator._executor.optimizer_sync import OptimizerSync
+from ipufit.emulator._executor.random_state import RandomState
+from ipufit.emulator._executor.weights_to_host import WeightsToHost
 from ipufit.emulator._ground.version import __version__
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._program.args import CallArguments
@@ -31,8 +35,22 @@ logger = logging.getLogger("poptorch::python")
 _DEFAULT_NAME = "model.poptorch"
 
 
-class Saving(Lifecycle):
-    """What an executor does with files."""
+class Saving:
+    """Saves an executor to a file, and compiles from one."""
+
+    def __init__(
+        self,
+        state: ModelState,
+        lifecycle: Lifecycle,
+        to_host: WeightsToHost,
+        optimizer: OptimizerSync,
+        random: RandomState,
+    ) -> None:
+        self._state = state
+        self._lifecycle = lifecycle
+        self._to_host = to_host
+        self._optimizer = optimizer
+        self._random = random
 
     def save(
         self,
@@ -68,8 +86,23 @@ class Saving(Lifecycle):
             >>> torch.equal(loaded(torch.ones(4, 2)), before)
             True
         """
-        members: dict[str, Any] = {ARGUMENTS: self._arguments_to_save()}
-        metadata = self._metadata(export_model, save_rng_state)
+        executable = self._state.require_compiled()
+        if not executable.program.runs_anything:
+            raise createPoptorchError(
+                "Nothing to export: no part of this model runs on an IPU."
+            )
+        rng_state = self._random.read()
+        metadata = Metadata(
+            poptorch_version=__version__,
+            torch_version=torch.__version__,
+            is_training=self._state.is_training,
+            has_model=export_model,
+            micro_batches=Layout.from_options(self._state.options).input_blocks,
+            arguments=[describe(tensor) for tensor in executable.arguments.tensors()],
+            weights=self._described_weights(),
+            rng_state=rng_state if save_rng_state else None,
+        )
+        members: dict[str, Any] = {ARGUMENTS: _given_arguments(executable)}
         if export_model:
             members[MODEL] = self._model_to_save()
         write_executable_file(_prepare_path(filename), metadata, members)
@@ -106,7 +139,7 @@ class Saving(Lifecycle):
             ...     load(path)(torch.ones(4, 2)).shape
             torch.Size([4, 1])
         """
-        self.compile(*args, **kwargs)
+        self._lifecycle.compile(*args, **kwargs)
         self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: PathLike) -> None:
@@ -139,80 +172,63 @@ class Saving(Lifecycle):
             >>> other.isCompiled()
             True
         """
-        if self.isCompiled():
+        if self._state.isCompiled():
             logger.warning(
                 "Call to loadExecutable() ignored: the executable is already compiled"
             )
             return
-        self._load_executable(ExecutableFile(filename))
+        self.load(ExecutableFile(filename))
 
-    def _load_executable(self, file: ExecutableFile) -> None:
+    def load(self, file: ExecutableFile) -> None:
+        """Compile from a file for an executor that isn't compiled.
+
+        Raises:
+            Error: The file is of no use for this executor; or compiling fails.
+        """
         metadata = file.metadata
         if metadata.poptorch_version != __version__:
             raise file.invalid(describe_versions(metadata))
-        if metadata.is_training != self._training:
+        if metadata.is_training != self._state.is_training:
             kinds = {True: "training", False: "inference"}
             raise file.invalid(
                 f"it was compiled for {kinds[metadata.is_training]}, and this model "
-                f"is for {kinds[self._training]}"
+                f"is for {kinds[self._state.is_training]}"
             )
-        if metadata.weights != self._described_weights():
+        weights = self._described_weights()
+        if metadata.weights != weights:
             raise file.invalid(
                 "it was compiled for a module with other parameters or buffers: "
-                f"{_first_difference(metadata.weights, self._described_weights())}"
+                f"{_first_difference(metadata.weights, weights)}"
             )
-        rows = CallArguments(*file.load(ARGUMENTS))
-        # As many as these options take: they may be others than when it was saved.
-        count = Layout.from_options(self._options).input_blocks
-        self._compile(
-            rows.with_tensors(_repeated(tensor, count) for tensor in rows.tensors())
-        )
-
-    # What goes into a file ----------------------------------------------------------
-
-    def _metadata(self, has_model: bool, has_rng_state: bool) -> Metadata:
-        program, compiled = self._require_compiled(), self._compiled_arguments
-        if compiled is None:
-            raise createPoptorchError(NOT_COMPILED)
-        if not program.runs_anything:
-            raise createPoptorchError(
-                "Nothing to export: no part of this model runs on an IPU."
-            )
-        self._save_rng_state()
-        return Metadata(
-            poptorch_version=__version__,
-            torch_version=torch.__version__,
-            is_training=self._training,
-            has_model=has_model,
-            micro_batches=Layout.from_options(self._options).input_blocks,
-            arguments=[describe(tensor) for tensor in compiled.tensors()],
-            weights=self._described_weights(),
-            rng_state=self._rng_state if has_rng_state else None,
+        saved = CallArguments(*file.load(ARGUMENTS))
+        # These options may take more micro-batches than those of the saved model.
+        count = Layout.from_options(self._state.options).input_blocks
+        self._lifecycle.compile_for(
+            saved.with_tensors(_repeated(tensor, count) for tensor in saved.tensors())
         )
 
     def _described_weights(self) -> dict[str, dict[str, Any]]:
-        weights = named_weights(self._model)
+        weights = named_weights(self._state.model)
         return {name: describe(weight) for name, weight in weights.items()}
 
-    def _arguments_to_save(self) -> tuple[Any, Any]:
-        """The arguments of one micro-batch, in the types that the caller gave them."""
-        rows, compiled = self._compiled_rows, self._compiled_arguments
-        if rows is None or compiled is None:
-            raise createPoptorchError(NOT_COMPILED)
-        pairs = zip(rows.tensors(), compiled.tensors())
-        given = rows.with_tensors(row.to(like.dtype) for row, like in pairs)
-        return given.args, given.kwargs
-
     def _model_to_save(self) -> dict[str, Any]:
-        self.copyWeightsToHostIfNeeded()
-        self._read_optimizer()
-        link = self._optimizer_link
+        self._to_host.copyWeightsToHostIfNeeded()
+        self._optimizer.read()
+        link = self._optimizer.link
         return {
-            "options": self._options,
-            "model": self._user_model,
+            "options": self._state.options,
+            "model": self._state.user_model,
             "optimizer": None if link is None else link.optimizer,
-            "groupings": self._grouped_parameters.by_name(self._user_model),
+            "groupings": self._state.grouped_parameters.by_name(self._state.user_model),
         }
+
+
+def _given_arguments(executable: Executable) -> tuple[Any, Any]:
+    """The arguments of one micro-batch, in the types that the caller gave them."""
+    rows = executable.first_micro_batch
+    pairs = zip(rows.tensors(), executable.arguments.tensors())
+    given = rows.with_tensors(row.to(like.dtype) for row, like in pairs)
+    return given.args, given.kwargs
 
 
 def describe_versions(metadata: Metadata) -> str:

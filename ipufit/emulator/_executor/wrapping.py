@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trainingModel` does to the user's module: weights that fetch themselves.
+"""Wrapper classes that make the weights of a training model fetch themselves.
 
 While a training model is compiled, the newest weights live on the device. PopTorch
 gives the module, its parameters and its buffers wrapper classes that copy the weights
@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,16 +19,26 @@ from torch import Tensor
 from ipufit.emulator._executor.wrapper_registry import register_wrapper_class, unwrap
 from ipufit.emulator.errors import createPoptorchError
 
-if TYPE_CHECKING:
-    from ipufit.emulator._executor.lifecycle import Lifecycle
+
+class TrainingExecutor(Protocol):
+    """The training executor of a wrapped module, as the wrapper classes use it."""
+
+    @property
+    def _host_weights_version(self) -> Any: ...
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Fetch the weights if the host's are out of date."""
+
+    def destroy(self) -> None:
+        """Fetch the weights and unwrap the module."""
 
 
-def wrap_module(module: torch.nn.Module, executor: Lifecycle) -> None:
+def wrap_module(module: torch.nn.Module, executor: TrainingExecutor) -> None:
     """Give a module and its weights the wrapper classes of a training executor.
 
     Args:
         module: The user's module; its class and its weights' classes change.
-        executor: Whose weights are newer; only a weak reference is kept.
+        executor: Has the newest weights; only a weak reference to it is kept.
 
     Raises:
         Error: A buffer is of a class of its own. The parameters, and the buffers
@@ -53,12 +63,14 @@ def wrap_module(module: torch.nn.Module, executor: Lifecycle) -> None:
         register_wrapper_class(wrapper)
 
 
-def _fetch(reference: weakref.ReferenceType[Lifecycle]) -> bool:
+def _fetch(reference: weakref.ReferenceType[TrainingExecutor]) -> bool:
     executor = reference()
     return executor is not None and executor.copyWeightsToHostIfNeeded()
 
 
-def _parameter_class(reference: weakref.ReferenceType[Lifecycle]) -> type[Tensor]:
+def _parameter_class(
+    reference: weakref.ReferenceType[TrainingExecutor],
+) -> type[Tensor]:
     class PoptorchParameter(torch.nn.Parameter):
         def __getattribute__(self, name: str) -> Any:
             _fetch(reference)
@@ -76,7 +88,7 @@ def _parameter_class(reference: weakref.ReferenceType[Lifecycle]) -> type[Tensor
     return PoptorchParameter
 
 
-def _buffer_class(reference: weakref.ReferenceType[Lifecycle]) -> type[Tensor]:
+def _buffer_class(reference: weakref.ReferenceType[TrainingExecutor]) -> type[Tensor]:
     class PoptorchBuffer(Tensor):
         """What is computed from one has its class too: torch's rule for subclasses."""
 
@@ -97,7 +109,7 @@ def _buffer_class(reference: weakref.ReferenceType[Lifecycle]) -> type[Tensor]:
 
 def _module_class(
     original: type[torch.nn.Module],
-    reference: weakref.ReferenceType[Lifecycle],
+    reference: weakref.ReferenceType[TrainingExecutor],
 ) -> type[torch.nn.Module]:
     """A subclass of `original` that knows its executor."""
 

@@ -368,7 +368,7 @@ def test_parallel_phases_alternate_between_even_and_odd_ipus(ipu, is_allowed):
 def test_the_first_model_without_blocks_is_on_one_ipu():
     executor = poptorch.inferenceModel(nn.Identity())
     executor.compile(torch.ones(1))
-    assert executor._executable.num_ipus == 1
+    assert executor._executable.program.num_ipus == 1
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_ipus_below_the_highest_count(ipus, prefix, expected):
         Blocks(ipus, prefix=prefix), make_options(strategy=ShardedExecution())
     )
     executor.compile(torch.ones(1))
-    assert executor._executable.num_ipus == expected
+    assert executor._executable.program.num_ipus == expected
 
 
 # IPUs -------------------------------------------------------------------------

@@ -51,9 +51,9 @@ def trained(monkeypatch):
     )
     executor(torch.ones(1, 2))
     copies = []
-    original = executor._attachment.download
+    original = executor._state.attachment.download
     monkeypatch.setattr(
-        executor._attachment, "download", lambda: (copies.append(1), original())
+        executor._state.attachment, "download", lambda: (copies.append(1), original())
     )
     return model, executor, copies
 

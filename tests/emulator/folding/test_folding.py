@@ -198,7 +198,7 @@ def train(names, D, G, R, B, mode, reduction="mean"):
         outputs = [executor(*make_inputs(D * G * R * B, i)) for i in range(CALLS)]
         executor.copyWeightsToHost()
         state = executor.rng_state
-        return outputs, module.state_dict(), state, executor._folding
+        return outputs, module.state_dict(), state, executor._executable.folding
     finally:
         executor.destroy()
 
@@ -208,7 +208,7 @@ def infer(names, D, R, B, mode):
     executor = poptorch.inferenceModel(module, make_options(D, 1, R, mode))
     try:
         outputs = [executor(make_inputs(D * R * B, i)[0]) for i in range(CALLS)]
-        return outputs, executor.rng_state, executor._folding
+        return outputs, executor.rng_state, executor._executable.folding
     finally:
         executor.destroy()
 
@@ -319,7 +319,7 @@ def test_gradients_are_reduced_alike(optimizer, kind, strategy, scaling, R):
             executor = poptorch.trainingModel(module, options, made)
             outputs = [executor(*make_inputs(12 * R, i)) for i in range(CALLS)]
             executor.copyWeightsToHost()
-            assert executor._folding.is_on == (fold == "1")
+            assert executor._executable.folding.is_on == (fold == "1")
             executor.destroy()
             return outputs, module.state_dict()
 
@@ -333,7 +333,7 @@ def test_nothing_to_train_is_fine():
         before = {name: value.clone() for name, value in module.state_dict().items()}
         executor = poptorch.trainingModel(module, make_options(1, 3, 1, OutputMode.All))
         executor(*make_inputs(6, 0))
-        assert executor._folding.is_on
+        assert executor._executable.folding.is_on
         executor.destroy()
     torch.testing.assert_close(module.state_dict(), before)
 
@@ -357,7 +357,7 @@ def test_float16_weights_are_trained_in_a_loop():
         module = HalfModel()
         executor = poptorch.trainingModel(module, make_options(1, 3, 1, OutputMode.All))
         executor(torch.randn(6, C).half())
-        folding = executor._folding
+        folding = executor._executable.folding
         assert not folding.is_verified([3])
         executor.destroy()
 
@@ -421,7 +421,7 @@ def test_micro_batches_that_share_rows_run_in_a_loop():
         options.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
         executor = poptorch.trainingModel(Steps(["linear"]), options)
         executor(*make_inputs(4, 0))
-        assert not executor._folding.is_on
+        assert not executor._executable.folding.is_on
         executor.destroy()
 
 
@@ -476,7 +476,7 @@ def test_a_pass_keeps_to_its_memory(mib, monkeypatch):
         x = torch.randn(10 * rows, 8)
         expected = module(x)
         torch.testing.assert_close(executor(x), expected)
-        folding = executor._folding
+        folding = executor._executable.folding
         sizes = folding._sizes[10]
         most = max(sizes)
         executor.destroy()
@@ -495,13 +495,13 @@ def test_training_counts_what_the_backward_pass_needs():
     with switched("1"):
         executor = poptorch.trainingModel(module, make_options(1, 4, 1, OutputMode.All))
         executor(*make_inputs(8, 0))
-        trained = executor._folding._split.bytes_per_micro_batch
+        trained = executor._executable.folding._split.bytes_per_micro_batch
         executor.destroy()
         inference = poptorch.inferenceModel(
             module, make_options(4, 1, 1, OutputMode.All)
         )
         inference(make_inputs(8, 0)[0])
-        inferred = inference._folding._split.bytes_per_micro_batch
+        inferred = inference._executable.folding._split.bytes_per_micro_batch
         inference.destroy()
     values = 2 * T * C * 4
     assert trained >= 16 * values  # a product and a tanh each
@@ -592,7 +592,7 @@ def test_a_second_executor_goes_on_bit_by_bit():
                     executor.rng_state = state
                 outputs.append(executor(*make_inputs(8, i)))
             executor.copyWeightsToHost()
-            assert executor._folding.is_on
+            assert executor._executable.folding.is_on
             executor.destroy()
             return outputs, module.state_dict()
 
@@ -614,5 +614,5 @@ def test_times_are_those_of_micro_batches():
             given = [out >= at for at, out in zip(taken, counters["output"][0])]
             assert all(given)
             assert executor.getComputeLatency()[0] > 0
-        assert executor._folding.is_verified([8])
+        assert executor._executable.folding.is_verified([8])
         executor.destroy()

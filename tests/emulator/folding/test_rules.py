@@ -55,8 +55,8 @@ def run(function, inputs, *, training, **attributes):
         outputs = [executor(*inputs)]
         turned = [tensor.flip(0).clone() for tensor in inputs]
         outputs.append(executor(*turned))
-        folding = executor._folding
-        nodes = executor._executable.graph.graph.nodes
+        folding = executor._executable.folding
+        nodes = executor._executable.program.graph.graph.nodes
         seen.update(function_name(n) for n in nodes if n.op.startswith("call"))
         return outputs, dict(module.named_parameters()), folding
     finally:
@@ -686,10 +686,10 @@ def test_layers_train_alike(what, kind, monkeypatch):
         executor.copyWeightsToHost()
         seen.update(
             function_name(node)
-            for node in executor._executable.graph.graph.nodes
+            for node in executor._executable.program.graph.graph.nodes
             if node.op.startswith("call")
         )
-        folding = executor._folding
+        folding = executor._executable.folding
         executor.destroy()
         return outputs, net.state_dict(), folding
 
@@ -784,7 +784,7 @@ def test_rows_that_are_alike_at_first_hide_nothing(what, monkeypatch):
         options = poptorch.Options().deviceIterations(K)
         executor = poptorch.inferenceModel(module, options)
         try:
-            return [executor(x) for x in calls], executor._folding.failure
+            return [executor(x) for x in calls], executor._executable.folding.failure
         finally:
             executor.destroy()
 

@@ -150,8 +150,8 @@ def call(monkeypatch, made, batch):
     for executor, _, mode in made:
         monkeypatch.setenv(COMPILE_VARIABLE, mode)
         results.append(executor(*[tensor.clone() for tensor in batch]))
-    assert made[0][0]._code is None
-    assert made[1][0]._code is not None
+    assert made[0][0]._executable.code is None
+    assert made[1][0]._executable.code is not None
     assert_close(results[1], results[0])
 
 
@@ -286,7 +286,7 @@ def test_inference(interpreted, monkeypatch, fold, mode):
             monkeypatch.setenv(COMPILE_VARIABLE, compile_mode)
             executor = poptorch.inferenceModel(module, options.clone().outputMode(mode))
             results.append([executor(*batch), executor(*batch)])
-            assert (executor._code is None) == (compile_mode == "eager")
+            assert (executor._executable.code is None) == (compile_mode == "eager")
             executor.destroy()
         assert_close(results[1], results[0])
 
@@ -320,6 +320,6 @@ def test_random_programs_draw_from_the_device(interpreted):
     for _ in range(2):
         executor = poptorch.inferenceModel(nn.Dropout(0.5), options)
         assert executor(x) is not None
-        assert executor._code is not None
+        assert executor._executable.code is not None
         results.append(executor(x))
     assert torch.equal(*results)

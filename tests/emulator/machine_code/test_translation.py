@@ -32,7 +32,7 @@ def warnings_of(caplog, monkeypatch):
 
     def compile_program(executor, x, expected=None):
         result = executor(x)
-        assert executor._code is None
+        assert executor._executable.code is None
         if expected is not None:
             torch.testing.assert_close(result, expected)
         executor.destroy()
@@ -137,7 +137,7 @@ def test_nothing_is_compiled_unless_asked_for(monkeypatch):
     monkeypatch.setattr(_translation, "require_compiler", None)
     executor = poptorch.inferenceModel(nn.Linear(3, 2))
     executor.compile(X)
-    assert executor._code is None
+    assert executor._executable.code is None
 
 
 def test_another_word_is_refused(monkeypatch):

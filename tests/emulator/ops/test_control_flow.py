@@ -58,7 +58,7 @@ def test_the_body_is_called_once_on_the_device_and_on_the_host():
 def test_the_program_does_not_grow_with_the_count():
     model = poptorch.inferenceModel(Function(looping(1000, lambda x: x + 1)))
     assert_same(model(torch.zeros(1)), [torch.full((1,), 1000.0)])
-    assert len(model._executable.graph.graph.nodes) < 10
+    assert len(model._executable.program.graph.graph.nodes) < 10
 
 
 def test_a_loop_uses_weights_and_tensors_around_it():

@@ -145,7 +145,10 @@ def test_a_program_without_anchors_has_no_further_results():
     plain.compile(ONE)
     _, seen = wrap(options=anchoring({"x": "input"}))
     seen.compile(ONE)
-    assert seen._executable.num_results == plain._executable.num_results + 1
+    assert (
+        seen._executable.program.num_results
+        == plain._executable.program.num_results + 1
+    )
 
 
 # Modes ------------------------------------------------------------------------

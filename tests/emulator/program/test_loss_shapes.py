@@ -69,6 +69,8 @@ def test_a_number_made_of_a_loss_costs_no_reshapes():
     kept, half = training(torch.ones(3))
     assert (kept.tolist(), half.item()) == ([1.0, 2.0], 0.5)
     torch.testing.assert_close(model.weight.detach(), torch.full((3,), 4.0 / 3))
-    names = [str(node.target) for node in training._executable.graph.graph.nodes]
+    names = [
+        str(node.target) for node in training._executable.program.graph.graph.nodes
+    ]
     assert "identity_loss" in " ".join(names)
     assert names.count("reshape") == 0

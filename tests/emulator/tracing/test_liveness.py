@@ -158,7 +158,7 @@ def test_blocks_without_operators_need_no_ipu():
     options.setExecutionStrategy(poptorch.ShardedExecution())
     executor = poptorch.inferenceModel(Unused(), options)
     executor.compile(torch.ones(1))
-    assert executor._executable.num_ipus == 1
+    assert executor._executable.program.num_ipus == 1
 
 
 def test_strict_mode_looks_at_what_runs(monkeypatch):

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile: trace the module of an executor, and check it against its options."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ipufit.emulator._executor.constraints import (
+    check_program,
+    check_updatable_buffers,
+)
+from ipufit.emulator._executor.executable import Executable
+from ipufit.emulator._executor.model_state import ModelState
+from ipufit.emulator._executor.wrapper_registry import unwrapped
+from ipufit.emulator._folding.folding import Folding
+from ipufit.emulator._ground.switches import compiles
+from ipufit.emulator._layout.layout import Layout
+from ipufit.emulator._layout.replica_groups import one_element_each
+from ipufit.emulator._machine_code.executable_cache import check_executable_cache
+from ipufit.emulator._ops.floating_point import checked, stops_at_exceptions
+from ipufit.emulator._options.popart_keys import validate_popart_options
+from ipufit.emulator._program.anchors import add_anchors
+from ipufit.emulator._program.args import CallArguments, check_inputs
+from ipufit.emulator._program.program import Program, micro_batch, trace
+from ipufit.emulator._program.tensor_names import named_nodes, weight_tensor_names
+from ipufit.emulator._tracing.tracer import named_weights
+from ipufit.emulator._update.optimizer_link import OptimizerLink
+
+
+def compile_model(
+    state: ModelState, arguments: CallArguments, link: OptimizerLink | None
+) -> Executable:
+    """Trace the module and make an executable, which `state` isn't given yet.
+
+    Raises:
+        AssertionError: A batch dimension is not a multiple of `D * G * R`.
+        Error: The module or its options ask for what no device does.
+    """
+    check_executable_cache(state.options)
+    check_inputs(arguments.tensors())
+    layout = Layout.from_options(state.options)
+    with torch.inference_mode(False):
+        example = micro_batch(arguments, layout.input_blocks, layout.describe())
+        kept = example.with_tensors(tensor.clone() for tensor in example.tensors())
+    with unwrapped(state.model):
+        return _make_executable(state, arguments, example, kept, link, layout)
+
+
+def _make_executable(
+    state: ModelState,
+    arguments: CallArguments,
+    example: CallArguments,
+    kept: CallArguments,
+    link: OptimizerLink | None,
+    layout: Layout,
+) -> Executable:
+    model, options = state.model, state.options
+    groups = state.grouped_parameters.resolve(model, layout.replicas)
+    with one_element_each(model, groups):
+        program = trace(
+            model,
+            example,
+            strategy=options._execution_strategy,
+            is_training=state.is_training,
+            names_modules=options._module_namescope_enabled,
+        )
+    validate_popart_options(options.toDict())
+    target = check_program(program, layout, options, is_training=state.is_training)
+    check_updatable_buffers(model, options)
+    host_weights = {
+        # Integer weights are compiled in: changes neither arrive nor come back.
+        name: weight if weight.is_floating_point() else weight.detach().clone()
+        for name, weight in named_weights(model).items()
+    }
+    if link is not None:
+        link.check_groups(host_weights)
+    names = _tensor_names(program, host_weights, link)
+    anchors = add_anchors(program, options, names)
+    if stops_at_exceptions(options):
+        program = dataclasses.replace(program, graph=checked(program.graph))
+    eager = Executable(
+        program,
+        target,
+        arguments.like_meta(),
+        kept,
+        host_weights,
+        groups,
+        names,
+        anchors,
+        Folding.of(program, layout, options, groups),
+        code=None,
+    )
+    if not compiles():
+        return eager
+    # Imported where it is asked for: most processes don't use machine code.
+    from ipufit.emulator._machine_code.choice import machine_code
+
+    with torch.inference_mode(False):
+        code = machine_code(
+            program,
+            arguments.tensors(),
+            layout,
+            options,
+            anchors,
+            host_weights,
+            groups,
+            eager.folding,
+            link,
+        )
+    return dataclasses.replace(eager, code=code)
+
+
+def _tensor_names(
+    program: Program, host_weights: dict[str, Tensor], link: OptimizerLink | None
+) -> list[str]:
+    """All names in a program that was just traced, and of its optimiser."""
+    trained = [
+        name
+        for name, weight in host_weights.items()
+        if program.has_loss and weight.requires_grad and weight.is_floating_point()
+    ]
+    names = [*named_nodes(program), *weight_tensor_names(trained)]
+    if link is not None:
+        names += link.tensor_names(trained, host_weights)
+    return names
