@@ -13,20 +13,20 @@ from ipufit.emulator._executor.constraints import (
     check_updatable_buffers,
 )
 from ipufit.emulator._executor.executable import Executable
+from ipufit.emulator._executor.executable_cache import check_executable_cache
 from ipufit.emulator._executor.model_state import ModelState
 from ipufit.emulator._executor.wrapper_registry import unwrapped
 from ipufit.emulator._folding.folding import Folding
 from ipufit.emulator._ground.switches import compiles
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.replica_groups import one_element_each
-from ipufit.emulator._machine_code.executable_cache import check_executable_cache
 from ipufit.emulator._ops.floating_point import checked, stops_at_exceptions
 from ipufit.emulator._options.popart_keys import validate_popart_options
 from ipufit.emulator._program.anchors import add_anchors
 from ipufit.emulator._program.args import CallArguments, check_inputs
 from ipufit.emulator._program.program import Program, micro_batch, trace
 from ipufit.emulator._program.tensor_names import named_nodes, weight_tensor_names
-from ipufit.emulator._tracing.tracer import named_weights
+from ipufit.emulator._tracing.weights import named_weights
 from ipufit.emulator._update.optimizer_link import OptimizerLink
 
 
@@ -96,7 +96,7 @@ def _make_executable(
     if not compiles():
         return eager
     # Imported where it is asked for: most processes don't use machine code.
-    from ipufit.emulator._machine_code.choice import machine_code
+    from ipufit.emulator._machine_code.translation import machine_code
 
     with torch.inference_mode(False):
         code = machine_code(

@@ -16,7 +16,7 @@ from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.program import Program
 
 if TYPE_CHECKING:
-    from ipufit.emulator._machine_code.program import (
+    from ipufit.emulator._machine_code.runner import (
         CompiledInference,
         CompiledTraining,
     )
