@@ -290,7 +290,7 @@ class CompiledTraining:
             if self.last is not None:
                 self.last.run([*trained, *sums, *state, values])
             for group in groups:
-                group.next_step()
+                group.step += 1.0
         return True
 
 

@@ -14,15 +14,23 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
-from ipufit.emulator._optimizers.values import GroupVariables, Variable
-from ipufit.emulator._update import fused_kernels as _fused_kernels
-from ipufit.emulator._update.weight_group import (
+from ipufit.emulator._optimizers.values import (
+    GroupVariables,
+    OptimizerKind,
+    OptimizerSettings,
+    Variable,
+)
+from ipufit.emulator._update.operations import Values
+from ipufit.emulator._update.rule import (
     STEP,
+    Operands,
+    Scalars,
     UpdateRule,
-    WeightGroup,
     WeightState,
-    widened,
-    write,
+    bias_correction,
+    square_root,
+    unscaled,
+    with_penalty,
 )
 
 
@@ -55,20 +63,33 @@ class _Moments(UpdateRule):
             STEP: torch.zeros(()),
         }
 
-    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
-        """Take the loss scaling out."""
-        return group.unscaled(gradients)
+    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+        """Subtract in double precision: 1 - beta has few digits in float32."""
+        return {
+            "1-beta1": 1.0 - scalars["beta1"],
+            "1-beta2": 1.0 - scalars["beta2"],
+        }
 
-    def _update_moments(
-        self, group: WeightGroup, directions: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        beta1, beta2 = group.scalars["beta1"], group.scalars["beta2"]
-        first, second = group.load("Accl1"), group.load("Accl2")
-        torch._foreach_mul_(first, beta1)
-        torch._foreach_add_(first, directions, alpha=1.0 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, directions, directions, value=1.0 - beta2)
-        return group.store("Accl1", first), group.store("Accl2", second)
+    def direction(self, given: Operands, gradients: Values) -> Values:
+        """Take the loss scaling out."""
+        return unscaled(given, gradients)
+
+    def _update_moments(self, given: Operands, direction: Values) -> None:
+        ops, n = given.ops, given.n
+        first, second = given.state["Accl1"], given.state["Accl2"]
+        ops.mul_(first, n["beta1"])
+        ops.add_(first, direction, alpha=n["1-beta1"])
+        ops.mul_(second, n["beta2"])
+        ops.addcmul_(second, direction, direction, value=n["1-beta2"])
+        given.state["Accl1"], given.state["Accl2"] = first, second
+
+    def _denominators(self, given: Operands) -> Values:
+        ops, n = given.ops, given.n
+        roots = ops.sqrt(given.state["Accl2"])
+        if ops.may_differ(n["root"], 1.0):
+            ops.div_(roots, n["root"])
+        ops.add_(roots, n["eps"])
+        return roots
 
 
 @dataclass(frozen=True)
@@ -87,59 +108,32 @@ class AdamRule(_Moments):
 
     decays_gradient: bool
 
-    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
+    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+        """Correct the means' start at zero by the size of the step."""
+        lr = scalars["learningRate"]
+        first = bias_correction(scalars["beta1"], step)
+        return {
+            **super().factors(scalars, step),
+            "shrinkage": 1.0 - lr * scalars["weightDecay"],
+            "stepSize": lr / first if first else math.nan,
+            "root": square_root(bias_correction(scalars["beta2"], step)),
+        }
+
+    def direction(self, given: Operands, gradients: Values) -> Values:
         """Take the loss scaling out, and add Adam's penalty."""
-        directions = group.unscaled(gradients)
+        direction = unscaled(given, gradients)
         if not self.decays_gradient:
-            return directions
-        return _with_penalty(group, directions)
+            return direction
+        return with_penalty(given, direction)
 
-    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
+    def update(self, given: Operands, direction: Values) -> None:
         """Update the means and the weights."""
-        if not self._apply_kernel(group, directions):
-            self._apply_steps(group, directions)
-
-    def _apply_kernel(self, group: WeightGroup, directions: list[Tensor]) -> bool:
-        """Do it all in one pass; nothing, and False, where that isn't the same."""
-        scalars = group.scalars
-        beta1, beta2 = scalars["beta1"], scalars["beta2"]
-        # Loaded values that make no sense give NaN, not what the kernel makes of them.
-        makes_sense = 0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0 and group.step >= 0.0
-        kernel = _fused_kernels.adamw() if group.suits_kernels else None
-        if kernel is None or not makes_sense:
-            return False
-        group.next_step()
-        kernel(
-            group.weights,
-            group.laid_out(directions),
-            group.state["Accl1"],
-            group.state["Accl2"],
-            [],
-            group.counters(),
-            lr=scalars["learningRate"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=0.0 if self.decays_gradient else scalars["weightDecay"],
-            eps=scalars["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
-        return True
-
-    def _apply_steps(self, group: WeightGroup, directions: list[Tensor]) -> None:
-        scalars = group.scalars
-        first, second = self._update_moments(group, directions)
-        step = group.next_step()
-        denominators = _roots(
-            second, _bias_correction(scalars["beta2"], step), scalars["eps"]
-        )
-        weights = widened(group.weights)
-        lr, decay = scalars["learningRate"], scalars["weightDecay"]
-        if decay and not self.decays_gradient:
-            torch._foreach_mul_(weights, 1.0 - lr * decay)
-        step_size = _quotient(lr, _bias_correction(scalars["beta1"], step))
-        torch._foreach_addcdiv_(weights, first, denominators, value=-step_size)
-        write(group.weights, weights)
+        ops, n = given.ops, given.n
+        self._update_moments(given, direction)
+        if not self.decays_gradient and ops.may_differ(n["shrinkage"], 1.0):
+            ops.mul_(given.weights, n["shrinkage"])
+        first, denominators = given.state["Accl1"], self._denominators(given)
+        ops.addcdiv_(given.weights, first, denominators, value=-n["stepSize"])
 
 
 @dataclass(frozen=True)
@@ -166,26 +160,33 @@ class LambRule(_Moments):
         scalars = super().scalars(variables, scaling)
         return {**scalars, "maxWeightNorm": variables.max_weight_norm}
 
-    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
-        """Update the means and the weights."""
-        scalars = group.scalars
-        first, second = self._update_moments(group, directions)
-        step = group.next_step()
-        first_correction = second_correction = 1.0
+    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+        """Correct the means' start at zero, if it is to be."""
+        first = second = 1.0
         if self.corrects_bias:
-            first_correction = _bias_correction(scalars["beta1"], step)
-            second_correction = _bias_correction(scalars["beta2"], step)
-        denominators = _roots(second, second_correction, scalars["eps"])
-        updates = list(torch._foreach_div(first, first_correction))
-        torch._foreach_div_(updates, denominators)
-        weights = widened(group.weights)
-        if scalars["weightDecay"]:
-            torch._foreach_add_(updates, weights, alpha=scalars["weightDecay"])
-        ratios = _trust_ratios(weights, updates, scalars["maxWeightNorm"])
-        lr = scalars["learningRate"]
-        torch._foreach_mul_(updates, [-lr * ratio for ratio in ratios])
-        torch._foreach_add_(weights, updates)
-        write(group.weights, weights)
+            first = bias_correction(scalars["beta1"], step)
+            second = bias_correction(scalars["beta2"], step)
+        return {
+            **super().factors(scalars, step),
+            "firstCorrection": first,
+            "root": square_root(second),
+        }
+
+    def update(self, given: Operands, direction: Values) -> None:
+        """Update the means and the weights."""
+        ops, n = given.ops, given.n
+        self._update_moments(given, direction)
+        updates = ops.div(given.state["Accl1"], n["firstCorrection"])
+        ops.div_(updates, self._denominators(given))
+        if ops.may_differ(n["weightDecay"], 0.0):
+            ops.add_(updates, given.weights, alpha=n["weightDecay"])
+        lengths = ops.norms(given.weights).clamp(max=n["maxWeightNorm"])
+        update_lengths = ops.norms(updates)
+        is_zero = torch.eq(lengths, 0.0) | torch.eq(update_lengths, 0.0)
+        ones = torch.ones_like(lengths)
+        ratios = torch.where(is_zero, ones, lengths / update_lengths)
+        ops.scale_each_(updates, ratios, -n["learningRate"])
+        ops.add_(given.weights, updates)
 
 
 @dataclass(frozen=True)
@@ -242,80 +243,67 @@ class RMSpropRule(UpdateRule):
             state["Accl3"] = torch.zeros_like(weight, dtype=torch.float32)
         return state
 
-    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
+    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+        """Subtract in double precision: 1 - alpha has few digits in float32."""
+        return {"1-alpha": 1.0 - scalars["alpha"]}
+
+    def direction(self, given: Operands, gradients: Values) -> Values:
         """Take the loss scaling out and add the penalty."""
-        return _with_penalty(group, group.unscaled(gradients))
+        return with_penalty(given, unscaled(given, gradients))
 
-    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
+    def update(self, given: Operands, direction: Values) -> None:
         """Update the accumulators and the weights."""
-        lr = group.scalars["learningRate"]
-        updates = list(torch._foreach_div(directions, self._roots(group, directions)))
-        weights = widened(group.weights)
+        ops, n = given.ops, given.n
+        lr = n["learningRate"]
+        updates = ops.div(direction, self._roots(given, direction))
         if not self.has_momentum:
-            torch._foreach_add_(weights, updates, alpha=-lr)
-        else:
-            velocity = group.load("Accl3")
-            inside, outside = (lr, 1.0) if self.is_tensorflow else (1.0, lr)
-            torch._foreach_mul_(velocity, group.scalars["momentum"])
-            torch._foreach_add_(velocity, updates, alpha=inside)
-            torch._foreach_add_(weights, velocity, alpha=-outside)
-        write(group.weights, weights)
+            ops.add_(given.weights, updates, alpha=-lr)
+            return
+        velocity = given.state["Accl3"]
+        inside, outside = (lr, 1.0) if self.is_tensorflow else (1.0, lr)
+        ops.mul_(velocity, n["momentum"])
+        ops.add_(velocity, updates, alpha=inside)
+        ops.add_(given.weights, velocity, alpha=-outside)
+        given.state["Accl3"] = velocity
 
-    def _roots(self, group: WeightGroup, directions: list[Tensor]) -> list[Tensor]:
-        alpha, eps = group.scalars["alpha"], group.scalars["eps"]
-        squares = group.load("Accl1")
-        torch._foreach_mul_(squares, alpha)
-        torch._foreach_addcmul_(squares, directions, directions, value=1.0 - alpha)
-        squares = group.store("Accl1", squares)
+    def _roots(self, given: Operands, direction: Values) -> Values:
+        ops, n = given.ops, given.n
+        alpha, rest = n["alpha"], n["1-alpha"]
+        squares = given.state["Accl1"]
+        ops.mul_(squares, alpha)
+        ops.addcmul_(squares, direction, direction, value=rest)
+        squares = given.stored("Accl1", squares)
         if self.is_centered:
-            means = group.load("Accl2")
-            torch._foreach_mul_(means, alpha)
-            torch._foreach_add_(means, directions, alpha=1.0 - alpha)
-            means = group.store("Accl2", means)
-            squares = list(torch._foreach_addcmul(squares, means, means, value=-1.0))
-        if not self.is_tensorflow:
-            return _roots(squares, 1.0, eps)
-        roots = list(torch._foreach_add(squares, eps))
-        torch._foreach_sqrt_(roots)
+            means = given.state["Accl2"]
+            ops.mul_(means, alpha)
+            ops.add_(means, direction, alpha=rest)
+            means = given.stored("Accl2", means)
+            squares = ops.addcmul(squares, means, means, value=-1.0)
+        if self.is_tensorflow:
+            return ops.sqrt(ops.add(squares, n["eps"]))
+        roots = ops.sqrt(squares)
+        ops.add_(roots, n["eps"])
         return roots
 
 
-def _with_penalty(group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
-    decay = group.scalars["weightDecay"]
-    if not decay:
-        return gradients
-    return list(torch._foreach_add(gradients, widened(group.weights), alpha=decay))
+def adam_rule(settings: OptimizerSettings, variables: GroupVariables) -> UpdateRule:
+    """Choose the rule of weights that Adam, AdamW or LAMB updates."""
+    kind = settings.kind
+    types = (
+        settings.first_order_momentum_accum_type,
+        settings.second_order_momentum_accum_type,
+    )
+    if kind in (OptimizerKind.LAMB, OptimizerKind.LAMB_NO_BIAS):
+        return LambRule(*types, corrects_bias=kind is OptimizerKind.LAMB)
+    return AdamRule(*types, decays_gradient=kind is OptimizerKind.ADAM)
 
 
-def _bias_correction(beta: float, step: float) -> float:
-    """`1 - beta^step`; as on a device, NaN for a loaded state that makes no sense."""
-    try:
-        return 1.0 - math.pow(beta, step)
-    except ValueError:
-        return math.nan
-
-
-def _quotient(dividend: float, divisor: float) -> float:
-    return dividend / divisor if divisor else math.nan
-
-
-def _roots(squares: list[Tensor], correction: float, eps: float) -> list[Tensor]:
-    roots = list(torch._foreach_sqrt(squares))
-    if correction != 1.0:
-        root = math.sqrt(correction) if correction >= 0.0 else math.nan
-        torch._foreach_div_(roots, root)
-    torch._foreach_add_(roots, eps)
-    return roots
-
-
-def _trust_ratios(
-    weights: list[Tensor], updates: list[Tensor], max_weight_norm: float
-) -> list[float]:
-    weight_norms = torch.stack(list(torch._foreach_norm(weights)))
-    update_norms = torch.stack(list(torch._foreach_norm(updates)))
-    lengths = weight_norms.clamp(max=max_weight_norm)
-    is_zero = (lengths == 0.0) | (update_norms == 0.0)
-    ratios: list[float] = torch.where(
-        is_zero, torch.ones_like(lengths), lengths / update_norms
-    ).tolist()
-    return ratios
+def rmsprop_rule(settings: OptimizerSettings, variables: GroupVariables) -> UpdateRule:
+    """Choose the rule of weights that RMSprop updates."""
+    return RMSpropRule(
+        is_centered=settings.kind is OptimizerKind.RMSPROP_CENTERED,
+        is_tensorflow=settings.use_tf_variant,
+        has_momentum=variables.momentum != Variable(0.0, is_const=True),
+        first_type=settings.first_order_momentum_accum_type,
+        second_type=settings.second_order_momentum_accum_type,
+    )

@@ -11,12 +11,35 @@ gradients must be laid out alike, each without gaps (`same_layout`, `is_dense`).
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
 
 Kernel = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class FusedUpdate:
+    """An update of a group of weights by one call of a kernel.
+
+    Attributes:
+        kernel: What is called.
+        state: The lists of tensors that it takes after weights and gradients.
+        numbers: What it takes by name.
+        takes_gradients: Whether it takes gradients, instead of what a rule makes of
+            them first.
+    """
+
+    kernel: Kernel
+    state: tuple[list[Tensor], ...]
+    numbers: dict[str, float]
+    takes_gradients: bool = False
+
+    def run(self, weights: list[Tensor], directions: list[Tensor]) -> None:
+        """Update the weights and the state in place."""
+        self.kernel(weights, directions, *self.state, **self.numbers)
 
 
 def adamw() -> Kernel | None:

@@ -15,8 +15,9 @@ from ipufit.emulator._optimizers.base import StateTensors
 from ipufit.emulator._optimizers.settings import OptimizerReader, check_replaceable
 from ipufit.emulator._optimizers.text import optimizer_log
 from ipufit.emulator._options.options import Options
-from ipufit.emulator._update.device_optimizer import DeviceOptimizer, group_indices
+from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 from ipufit.emulator._update.loss_scale import AutomaticLossScale
+from ipufit.emulator._update.parameter_groups import group_indices
 from ipufit.emulator.errors import createPoptorchError
 
 

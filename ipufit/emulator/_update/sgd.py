@@ -7,22 +7,24 @@ velocity scaling, `mm` momentum, `dm` dampening, `wd` weight decay.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Mapping
 
 import torch
 from torch import Tensor
 
-from ipufit.emulator._optimizers.values import GroupVariables, Variable
-from ipufit.emulator._update import fused_kernels as _fused_kernels
-from ipufit.emulator._update.weight_group import (
+from ipufit.emulator._optimizers.values import (
+    GroupVariables,
+    OptimizerKind,
+    OptimizerSettings,
+    Variable,
+)
+from ipufit.emulator._update.operations import Values
+from ipufit.emulator._update.rule import (
+    Operands,
     UpdateRule,
-    WeightGroup,
     WeightState,
     derived,
-    widened,
-    write,
 )
 
 
@@ -38,11 +40,8 @@ class PlainSGD(UpdateRule):
         self, variables: GroupVariables, scaling: Variable
     ) -> dict[str, Variable]:
         """Derive `scaledLearningRate0` and `weightDecayScaleFactor0`."""
-        lr, dampening, decay = (
-            variables.lr,
-            variables.dampening,
-            variables.weight_decay,
-        )
+        lr, dampening = variables.lr, variables.dampening
+        decay = variables.weight_decay
         factor = derived(
             lambda lr, dm, wd: 1.0 - lr * (1.0 - dm) * wd, lr, dampening, decay
         )
@@ -62,34 +61,16 @@ class PlainSGD(UpdateRule):
         """Make no state."""
         return {}
 
-    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
+    def direction(self, given: Operands, gradients: Values) -> Values:
         """Give the gradients as they are."""
         return gradients
 
-    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
+    def update(self, given: Operands, direction: Values) -> None:
         """Decay the weights and subtract."""
-        factor = group.scalars["weightDecayScaleFactor0"]
-        step_size = group.scalars["scaledLearningRate0"]
-        kernel = _fused_kernels.sgd() if group.suits_kernels else None
-        if kernel is not None and step_size:
-            kernel(
-                group.weights,
-                group.laid_out(directions),
-                [],
-                weight_decay=(1.0 - factor) / step_size,
-                momentum=0.0,
-                lr=step_size,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
-            return
-        weights = widened(group.weights)
-        if factor != 1.0:
-            torch._foreach_mul_(weights, factor)
-        torch._foreach_add_(weights, directions, alpha=-step_size)
-        write(group.weights, weights)
+        ops, n = given.ops, given.n
+        if ops.may_differ(n["weightDecayScaleFactor0"], 1.0):
+            ops.mul_(given.weights, n["weightDecayScaleFactor0"])
+        ops.add_(given.weights, direction, alpha=-n["scaledLearningRate0"])
 
 
 @dataclass(frozen=True)
@@ -145,79 +126,51 @@ class MomentumSGD(UpdateRule):
         """Make a velocity of zero, with the first decay in it if combined."""
         velocity = torch.zeros_like(weight, dtype=self.velocity_type or weight.dtype)
         if self.is_combined:
-            velocity.copy_(
-                weight.detach().float() * scalars["scaledWeightDecay1"].value
-            )
+            decay = scalars["scaledWeightDecay1"].value
+            velocity.copy_(weight.detach().float() * decay)
         return {"Accl1": velocity}
 
-    def directions(self, group: WeightGroup, gradients: list[Tensor]) -> list[Tensor]:
-        """Update the velocity and give what to subtract.
-
-        If one pass will do both, nothing is done yet: the gradients as they are.
-        """
-        if self._kernel(group) is not None:
-            return gradients
-        scalars = group.scalars
-        velocity = group.load("Accl1")
+    def direction(self, given: Operands, gradients: Values) -> Values:
+        """Update the velocity and give what to subtract."""
+        ops, n = given.ops, given.n
+        velocity = given.state["Accl1"]
         if not self.is_combined:
-            self._carry_over(group, velocity)
-        torch._foreach_add_(velocity, gradients, alpha=scalars["dampeningScaleFactor1"])
-        velocity = group.store("Accl1", velocity)
-        if not scalars["nesterov"]:
-            return velocity
-        ahead = list(torch._foreach_mul(velocity, scalars["scaledMomentum1"]))
-        gradient_factor = scalars["nesterovGradientScaleFactor1"]
-        torch._foreach_add_(ahead, gradients, alpha=gradient_factor)
-        if scalars["nesterovWeightDecay1"]:
-            weights = widened(group.weights)
-            torch._foreach_add_(ahead, weights, alpha=scalars["nesterovWeightDecay1"])
-        return ahead
+            self._carry_over(given, velocity)
+        ops.add_(velocity, gradients, alpha=n["dampeningScaleFactor1"])
+        velocity = given.stored("Accl1", velocity)
 
-    def apply(self, group: WeightGroup, directions: list[Tensor]) -> None:
-        """Subtract, and if combined prepare the next update's velocity."""
-        scalars, kernel = group.scalars, self._kernel(group)
-        if kernel is not None:
-            kernel(
-                group.weights,
-                group.laid_out(directions),
-                group.state["Accl1"],
-                weight_decay=scalars["nesterovWeightDecay1"],
-                momentum=scalars["scaledMomentum1"],
-                lr=scalars["scaledLearningRate1"],
-                dampening=1.0 - scalars["dampeningScaleFactor1"],
-                nesterov=bool(scalars["nesterov"]),
-                maximize=False,
-                is_first_step=False,
-            )
-            return
-        weights = widened(group.weights)
-        step_size = scalars["scaledLearningRate1"]
-        torch._foreach_add_(weights, directions, alpha=-step_size)
-        write(group.weights, weights)
+        def ahead() -> Values:
+            values = ops.mul(velocity, n["scaledMomentum1"])
+            ops.add_(values, gradients, alpha=n["nesterovGradientScaleFactor1"])
+            if ops.may_differ(n["nesterovWeightDecay1"], 0.0):
+                ops.add_(values, given.weights, alpha=n["nesterovWeightDecay1"])
+            return values
+
+        return ops.choose(n["nesterov"], ahead, velocity)
+
+    def update(self, given: Operands, direction: Values) -> None:
+        """Subtract the direction."""
+        ops, n = given.ops, given.n
+        ops.add_(given.weights, direction, alpha=-n["scaledLearningRate1"])
+
+    def prepare_next(self, given: Operands) -> None:
+        """If combined, begin the next update's velocity."""
         if self.is_combined:
-            velocity = group.load("Accl1")
-            self._carry_over(group, velocity)
-            group.store("Accl1", velocity)
+            velocity = given.state["Accl1"]
+            self._carry_over(given, velocity)
+            given.state["Accl1"] = velocity
 
-    def _kernel(self, group: WeightGroup) -> _fused_kernels.Kernel | None:
-        """Find the kernel that does the same, in one pass.
+    def _carry_over(self, given: Operands, velocity: Values) -> None:
+        ops, n = given.ops, given.n
+        ops.mul_(velocity, n["scaledMomentum1"])
+        if ops.may_differ(n["scaledWeightDecay1"], 0.0):
+            ops.add_(velocity, given.weights, alpha=n["scaledWeightDecay1"])
 
-        It puts the decay into the gradient: the factors of the two, and those of
-        Nesterov's sum, must agree. Loaded ones needn't.
-        """
-        if self.is_combined or group.is_clipped or not group.suits_kernels:
-            return None
-        scalars = group.scalars
-        share = scalars["dampeningScaleFactor1"] * scalars["nesterovWeightDecay1"]
-        is_same = (
-            scalars["scaledMomentum1"] != 0.0  # else it takes no velocity
-            and scalars["nesterovGradientScaleFactor1"] == 1.0
-            and math.isclose(share, scalars["scaledWeightDecay1"])
-        )
-        return _fused_kernels.sgd() if is_same else None
 
-    def _carry_over(self, group: WeightGroup, velocity: list[Tensor]) -> None:
-        torch._foreach_mul_(velocity, group.scalars["scaledMomentum1"])
-        decay = group.scalars["scaledWeightDecay1"]
-        if decay:
-            torch._foreach_add_(velocity, widened(group.weights), alpha=decay)
+def sgd_rule(settings: OptimizerSettings, variables: GroupVariables) -> UpdateRule:
+    """Choose the rule of weights that SGD updates."""
+    if variables.momentum == Variable(0.0, is_const=True):
+        return PlainSGD()
+    if settings.kind is OptimizerKind.SGD1:
+        return MomentumSGD(is_combined=True, velocity_type=None)
+    return MomentumSGD(is_combined=False, velocity_type=settings.velocity_accum_type)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ipufit.emulator import optim
 from ipufit.emulator._optimizers.settings import OptimizerReader
-from ipufit.emulator._update.device_optimizer import DeviceOptimizer, group_indices
+from ipufit.emulator._update.device_optimizer import DeviceOptimizer
+from ipufit.emulator._update.parameter_groups import group_indices
 from ipufit.emulator.errors import Error
 from tests.strategies import examples
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from ipufit.emulator import optim
 from ipufit.emulator._optimizers.settings import OptimizerReader
 from ipufit.emulator._update import fused_kernels as _fused_kernels
-from ipufit.emulator._update.device_optimizer import DeviceOptimizer, group_indices
+from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 from ipufit.emulator._update.fused_kernels import is_dense, same_layout
+from ipufit.emulator._update.parameter_groups import group_indices
 from tests.strategies import examples
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of an optimiser's rule, and what the families of rules share."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Callable, Dict, Mapping, MutableMapping
+
+from torch import Tensor
+
+from ipufit.emulator._optimizers.values import GroupVariables, Variable
+from ipufit.emulator._update.operations import Number, Operations, Values
+
+# The optimiser state of one weight, by PopART's name of the tensor.
+WeightState = Dict[str, Tensor]
+Scalars = Mapping[str, float]
+
+STEP = "Step"
+"""The state tensor that counts the updates of a weight."""
+
+
+@dataclass
+class Operands:
+    """All that a rule computes with, but gradients: see `Operations` for the two forms.
+
+    Attributes:
+        ops: The operations.
+        weights: In float32.
+        state: By slot, without `Step`. Values of a narrower type are widened when they
+            are read, and rounded when they are written.
+        n: The numbers of `UpdateRule.scalars`, and `lossScaling`; for `update` those of
+            `UpdateRule.factors`, too.
+    """
+
+    ops: Operations
+    weights: Values
+    state: MutableMapping[str, Values]
+    n: Mapping[str, Number]
+
+    def stored(self, slot: str, values: Values) -> Values:
+        """Write state, and give what its type keeps of the values."""
+        self.state[slot] = values
+        return self.state[slot]
+
+
+class UpdateRule(ABC):
+    """An optimiser's arithmetic, for weights whose state it lays out.
+
+    An update has two halves: between them the device clips what the first one returns
+    (PopART, `clipweightgradientsbynorm.cpp`). Both are written once, with operations
+    that work on all weights of a group, or on one weight of a program that is traced
+    for machine code. Rules don't write to gradients, which may share memory. They
+    compare equal if they are the same program.
+    """
+
+    @abstractmethod
+    def scalars(
+        self, variables: GroupVariables, scaling: Variable
+    ) -> dict[str, Variable]:
+        """Derive the values the device holds, by PopART's names."""
+
+    @abstractmethod
+    def initial_state(
+        self, weight: Tensor, scalars: Mapping[str, Variable]
+    ) -> WeightState:
+        """Make the state of a weight before its first update."""
+
+    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+        """Compute what else the formulas take, in double precision.
+
+        Args:
+            scalars: The values of `scalars`.
+            step: The number of this update, from 1.
+        """
+        return {}
+
+    @abstractmethod
+    def direction(self, given: Operands, gradients: Values) -> Values:
+        """Turn gradients into what gradient clipping applies to.
+
+        Args:
+            given: What to compute with, and on.
+            gradients: In float32, of the loss times the loss scaling.
+        """
+
+    @abstractmethod
+    def update(self, given: Operands, direction: Values) -> None:
+        """Update the weights in place, and the state that clipping has an effect on."""
+
+    def prepare_next(self, given: Operands) -> None:  # noqa: B027 - most do nothing
+        """Change the state once the weights are stored, perhaps in fewer bits."""
+
+
+def unscaled(given: Operands, gradients: Values) -> Values:
+    """Take the loss scaling out of gradients."""
+    ops, n = given.ops, given.n
+    scaling = n["lossScaling"]
+    if not ops.may_differ(scaling, 1.0):
+        return gradients
+    return ops.div(gradients, scaling)
+
+
+def with_penalty(given: Operands, gradients: Values) -> Values:
+    """Add the weight decay to gradients."""
+    ops, n = given.ops, given.n
+    decay = n["weightDecay"]
+    if not ops.may_differ(decay, 0.0):
+        return gradients
+    return ops.add(gradients, given.weights, alpha=decay)
+
+
+def derived(function: Callable[..., float], *variables: Variable) -> Variable:
+    """Compute a value that is constant if all it comes from is.
+
+    Example:
+        >>> derived(lambda a, b: a * b, Variable(2.0, True), Variable(3.0, False))
+        Variable(value=6.0, is_const=False)
+    """
+    value = function(*(variable.value for variable in variables))
+    return Variable(value, all(variable.is_const for variable in variables))
+
+
+def bias_correction(beta: float, step: float) -> float:
+    """Compute `1 - beta^step`; NaN, as on a device, for a loaded step below 1."""
+    try:
+        return 1.0 - math.pow(beta, step)
+    except ValueError:
+        return math.nan
+
+
+def square_root(value: float) -> float:
+    """Compute the root; NaN of a negative number, as on a device."""
+    return math.sqrt(value) if value >= 0.0 else math.nan
