@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the user's data to the batches of calls."""
+"""The way from the user's data to the batches of calls."""
 
 from __future__ import annotations
 
-from .adapters import as_batch, as_source, fit_sources, split_validation
+from .adapters import as_batch, as_source
 from .cached import CachedDataset
 from .calls import Call, Loading
+from .columns import column_names
 from .epochs import Epochs
 from .host_random import (
     HostRandomState,
@@ -20,7 +21,7 @@ from .rebatching import pad
 from .source import IndexedSource, Source, StreamSource
 from .structure import NOTHING, Labels, SampleStructure
 from .training import TrainingBatches
-from .values import column_names
+from .validation import fit_sources, split_validation
 
 __all__ = [
     "BEGINNING",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gives an engine its calls, through PopTorch's loader or from a stream."""
+"""Loads the data of calls from a map-style dataset, through PopTorch's loader."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, Callable, Iterator, NamedTuple
 
@@ -17,19 +18,16 @@ from .datasets import ArrayDataset
 from .error_report import ErrorReport, ReportedRows
 from .gathering import GatheredCalls
 from .orders import InOrder, Order
-from .ranges import check_integers
 from .rebatching import collate
 from .seeded import SeededRows
-from .source import Source
-from .structure import SampleStructure
 
 
 class Call(NamedTuple):
-    """The rows of one call.
+    """The data of one call.
 
     Attributes:
-        batch: The tensors of the structure, in order.
-        num_real: Rows that are no padding; they come first.
+        batch: The tensors of a `SampleStructure`, in order.
+        num_real: Number of rows that are samples; they come before the padding.
     """
 
     batch: Batch
@@ -40,114 +38,94 @@ class Loading(NamedTuple):
     """How map-style data is loaded.
 
     Attributes:
-        num_workers: Processes that load; 0 for none but this one.
-        mode: `IPUConfig`'s `loader_mode`.
+        num_workers: Number of processes that load; 0 to load in this one.
+        mode: `loader_mode` of `IPUConfig`.
     """
 
     num_workers: int = 0
     mode: str = "sync"
 
     @property
-    def _is_elsewhere(self) -> bool:
+    def is_elsewhere(self) -> bool:
         """Whether other processes load the samples."""
         return self.num_workers > 0 or self.mode != "sync"
 
     def seeds(self, dataset: Any) -> bool:
         """Whether each sample is loaded with random numbers of its own.
 
-        That is, in other processes. Samples in memory draw none.
+        That is so in other processes, unless the samples are in memory already.
 
         Args:
-            dataset: Map-style; None for a stream.
+            dataset: Map-style dataset; None for a stream.
         """
         is_drawing = dataset is not None and not isinstance(dataset, ArrayDataset)
-        return is_drawing and self._is_elsewhere
-
-    def loader(
-        self,
-        options: poptorch.Options,
-        dataset: Any,
-        plan: BatchPlan,
-        order: Order | InOrder,
-        seed: int,
-        report: ErrorReport,
-    ) -> Any:
-        """PopTorch's loader of whole calls; samples in memory need none.
-
-        Args:
-            options: Of the model.
-            dataset: Map-style.
-            plan: The factors of a call.
-            order: Of the samples.
-            seed: Of what samples draw that other processes load.
-            report: Gets the error of PopTorch's process, if that loads.
-        """
-        if isinstance(dataset, ArrayDataset) and not self._is_elsewhere:
-            return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
-        if self.seeds(dataset):
-            dataset = SeededRows(dataset, seed)
-        collating: Any = collate
-        if self.mode != "sync":
-            dataset = ReportedRows(dataset, report)
-            collating = functools.partial(report.calling, collate)
-        # Making processes draws a seed for them. A run that is resumed makes them once
-        # more than others do, and the numbers of this process mustn't tell.
-        starts_here = self.num_workers > 0 and self.mode == "sync"
-        modes = {
-            "sync": poptorch.DataLoaderMode.Sync,
-            "async": poptorch.DataLoaderMode.Async,
-            "async_rebatched": poptorch.DataLoaderMode.AsyncRebatched,
-        }
-        return poptorch.DataLoader(
-            options,
-            dataset,
-            batch_size=plan.micro_batch_size,
-            num_workers=self.num_workers,
-            drop_last=True,
-            mode=modes[self._mode_for(plan)],
-            collate_fn=collating,
-            sampler=order,
-            generator=torch.Generator() if starts_here else None,
-        )
-
-    def _mode_for(self, plan: BatchPlan) -> str:
-        """One row per call can't be rebatched: PopTorch refuses it."""
-        is_one_row = plan.samples_per_call == 1
-        return "async" if is_one_row and self.mode == "async_rebatched" else self.mode
+        return is_drawing and self.is_elsewhere
 
 
 PLAIN = Loading()
 
+_MODES = {
+    "sync": poptorch.DataLoaderMode.Sync,
+    "async": poptorch.DataLoaderMode.Async,
+    "async_rebatched": poptorch.DataLoaderMode.AsyncRebatched,
+}
 
-class CallBatches:
-    """Base of what gives an engine its calls.
+
+class CallLoader:
+    """Loads whole calls of a map-style dataset.
 
     Args:
-        source: The samples.
-        plan: How many make a call.
-        structure: Of the batches.
-
-    Attributes:
-        source: As given.
-        structure: As given.
+        dataset: Items are flat tuples of tensors; None for a stream.
+        plan: The factors of a call.
+        options: Options of the model.
+        loading: Which processes load, and how.
+        seed: Seed of the random numbers of samples that other processes load.
     """
 
     def __init__(
-        self, source: Source, plan: BatchPlan, structure: SampleStructure
+        self,
+        dataset: Any,
+        plan: BatchPlan,
+        options: poptorch.Options,
+        loading: Loading,
+        seed: int,
     ) -> None:
-        self.source = source
-        self.structure = structure
-        self._rows = plan.samples_per_call
+        self._dataset = dataset
+        self._plan = plan
+        self._options = options
+        self._loading = loading
+        self._seed = seed
         self._loader: Any = None
         self._report = ErrorReport()
-        self._on_begun: Callable[[], None] | None = None
-        # Samples in memory are checked before a run, all at once.
-        dataset = getattr(source, "dataset", None)
-        self._is_checked = isinstance(dataset, ArrayDataset)
+
+    def batches(self, order: Callable[[], Order | InOrder]) -> Iterator[Batch]:
+        """Begin a pass: make the iterator now, which draws from torch's generator.
+
+        Args:
+            order: Makes the order of this pass and those that follow; called when the
+                processes that load are started.
+
+        Returns:
+            The batches of calls, as lists of tensors.
+
+        Raises:
+            DataError: The process that loads has failed.
+        """
+        with self._loading_errors():
+            if self._loader is None:
+                self._loader = self._new_loader(order())
+            return self._each(iter(self._loader))
+
+    def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
+        with self._loading_errors():
+            batch = next(iterator, None)
+            while batch is not None:  # `for` calls iter(), and PopTorch's begins anew
+                yield list(batch)
+                batch = next(iterator, None)
 
     def close(self) -> None:
-        """End the processes that load, if there are any; the next epoch has others."""
-        self._report.take()  # nobody wants it any more
+        """End the processes that load; the next pass starts others."""
+        self._report.take()  # deletes its file
         loader, self._loader = self._loader, None
         if loader is None:
             return
@@ -158,21 +136,10 @@ class CallBatches:
         if workers is not None:
             workers._shutdown_workers()
 
-    def _loaded(self) -> Iterator[Batch]:
-        """The loader's batches, as lists.
-
-        Raises:
-            DataError: The process that loads has failed.
-        """
+    @contextlib.contextmanager
+    def _loading_errors(self) -> Iterator[None]:
         try:
-            if self._loader is None:
-                self._loader = self._make_loader()
-            iterator = iter(self._loader)
-            self._begin()
-            batch = next(iterator, None)
-            while batch is not None:  # `for` calls iter(), and PopTorch's begins anew
-                yield list(batch)
-                batch = next(iterator, None)
+            yield
         except (AssertionError, poptorch.Error) as error:
             if "data fetcher" not in str(error) and "worker" not in str(error):
                 raise
@@ -180,25 +147,30 @@ class CallBatches:
                 f"Samples could not be loaded. {error}\n{self._report.take()}".rstrip()
             ) from error
 
-    def _check(self, batch: Batch, sample_of: Callable[[int], int]) -> None:
-        """Refuse numbers that an IPU can't hold.
-
-        Args:
-            batch: Of a call.
-            sample_of: The index of the sample that is in a row of it.
-        """
-        if not self._is_checked:
-            source = self.source
-            check_integers(batch, source.structure, source.name, sample_of)
-
-    def _begin(self) -> None:
-        """Do what is to be done once, before the first batch is loaded.
-
-        Making an iterator draws from torch's random numbers.
-        """
-        act, self._on_begun = self._on_begun, None
-        if act is not None:
-            act()
-
-    def _make_loader(self) -> Any:
-        raise RuntimeError("a stream has a loader of its own")
+    def _new_loader(self, order: Order | InOrder) -> Any:
+        dataset, plan, loading = self._dataset, self._plan, self._loading
+        if isinstance(dataset, ArrayDataset) and not loading.is_elsewhere:
+            return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
+        if loading.seeds(dataset):
+            dataset = SeededRows(dataset, self._seed)
+        collating: Any = collate
+        if loading.mode != "sync":
+            dataset = ReportedRows(dataset, self._report)
+            collating = functools.partial(self._report.calling, collate)
+        # Starting processes draws a seed for them from the generator. A resumed run
+        # starts them once more than others do, which must not change torch's own.
+        starts_here = loading.num_workers > 0 and loading.mode == "sync"
+        mode = loading.mode
+        if mode == "async_rebatched" and plan.samples_per_call == 1:
+            mode = "async"  # PopTorch refuses to rebatch calls of one row
+        return poptorch.DataLoader(
+            self._options,
+            dataset,
+            batch_size=plan.micro_batch_size,
+            num_workers=loading.num_workers,
+            drop_last=True,
+            mode=_MODES[mode],
+            collate_fn=collating,
+            sampler=order,
+            generator=torch.Generator() if starts_here else None,
+        )

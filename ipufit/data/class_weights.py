@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`class_weight`: samples that count by the class of their target."""
+"""`class_weight`: weights of samples by the class of their target."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from .structure import SampleStructure
 
 
 class ClassWeights:
-    """Weights of samples, from the classes of their targets.
+    """Gives each sample the weight of its class.
 
     Classes that aren't mentioned have weight 1, as in Keras.
 
     Args:
         table: Class index to weight, 0 or more.
-        structure: Of the samples.
+        structure: How a sample nests.
 
     Raises:
-        DataError: Not such a table, several targets, or sample weights besides.
+        DataError: The table is no such table, or the samples have several targets, or
+            weights already.
 
     Attributes:
-        structure: With the weights.
+        structure: The structure of the samples with weights.
 
     Example:
         >>> structure = SampleStructure(Structure.of(0), Structure.of(0))
@@ -70,7 +71,7 @@ class ClassWeights:
         """The weight of each row of a batch, float32.
 
         Raises:
-            DataError: Targets have a last axis, which doesn't hold one class each.
+            DataError: Targets are neither class indices nor one-hot.
         """
         targets = batch[self._target]
         if targets.dim() > 1 and targets.shape[-1] > 1:

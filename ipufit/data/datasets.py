@@ -3,22 +3,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Sized, cast
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from ipufit._tree import ConstantChangedError
 from ipufit.errors import DataError
 
+from .columns import split_columns, without_columns
 from .structure import SampleStructure
-from .values import as_tensor, split_columns, without_columns
+from .values import as_tensor
 
 
 class StackedRows(tuple):  # type: ignore[type-arg]
-    """Rows gathered by index already, which needn't be collated."""
+    """Rows that were gathered by index already, so that `collate` leaves them alone."""
 
     __slots__ = ()
 
@@ -27,7 +28,7 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
     """Samples in memory, gathered by index instead of one by one.
 
     Args:
-        tensors: Of equal lengths.
+        tensors: Tensors of equal lengths.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -42,7 +43,7 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
         return tuple(tensor[index] for tensor in self.tensors)
 
     def __getitems__(self, indices: list[int]) -> StackedRows:
-        """A batch of samples at once: torch's loaders ask for it if it's there."""
+        """A batch of samples at once: torch's loaders use this method if it exists."""
         rows = torch.as_tensor(indices)
         return StackedRows(tensor[rows] for tensor in self.tensors)
 
@@ -51,10 +52,10 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
     """The user's dataset with its samples flattened.
 
     Args:
-        dataset: The user's.
+        dataset: The user's dataset.
         parts_of: Takes a sample apart: inputs, targets, weights.
         structure: How a sample nests.
-        name: What messages call the dataset.
+        name: Name of the dataset in error messages.
     """
 
     def __init__(
@@ -72,24 +73,13 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(cast(Sized, self._dataset))
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """One sample; numbers become tensors."""
         where = f"Sample {int(index)} of `{self._name}`"
         parts = self._parts_of(self._dataset[int(index)])
-        try:
-            leaves = self._structure.flatten(parts)
-        except ConstantChangedError as error:
-            raise DataError(
-                f"{where} has another constant than sample 0: {error}. A compiled "
-                "model has it baked in. Pass numbers, which become tensors, or leave "
-                "it out."
-            ) from None
-        except TypeError as error:
-            raise DataError(
-                f"{where} nests differently from sample 0: {error}."
-            ) from None
+        leaves = self._structure.flatten_like("sample 0", parts, where)
         tensors = tuple(as_tensor(leaf, where) for leaf in leaves)
         self._check(tensors, where)
         return tensors
@@ -114,66 +104,57 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
                 )
 
 
+@dataclass(frozen=True)
 class Parts:
     """Takes a sample or a batch apart: inputs, targets, sample weights.
 
-    As Keras does, a tuple or list of one to three parts is those; anything else is
-    inputs. Columns that are named as targets are taken out of a dict.
+    As in Keras, a tuple or list of one to three elements holds these parts, and
+    anything else is inputs. Columns that are named as targets are taken out of a dict.
 
     Args:
-        columns: The target columns; None if there are none by name.
+        columns: Names of the target columns; None if targets have no names.
         is_single: Whether the target is the one column itself, not a dict of it.
-        name: What messages call the data.
+        name: Name of the data in error messages.
         has_lists: Whether lists of numbers are arrays, as in rows of Hugging Face's
             datasets.
-        inputs_only: Whether targets and weights are left alone, whatever they are.
-        left_out: Columns that count as not there.
+        inputs_only: Whether targets and weights are ignored, whatever they are.
+        left_out: Columns to ignore.
 
     Example:
         >>> Parts()((1, 2)), Parts(["b"], True)({"a": 1, "b": 2})
         ((1, 2), ({'a': 1}, 2))
     """
 
-    def __init__(
-        self,
-        columns: Sequence[str] | None = None,
-        is_single: bool = False,
-        name: str = "x",
-        *,
-        has_lists: bool = False,
-        inputs_only: bool = False,
-        left_out: Sequence[str] = (),
-    ) -> None:
-        self._left_out = left_out
-        self._columns = columns
-        self._is_single = is_single
-        self._name = name
-        self._has_lists = has_lists
-        self._inputs_only = inputs_only
+    columns: Sequence[str] | None = None
+    is_single: bool = False
+    name: str = "x"
+    has_lists: bool = False
+    inputs_only: bool = False
+    left_out: Sequence[str] = ()
 
     def __call__(self, sample: Any) -> Sequence[Any]:
         """The parts of a sample or batch.
 
         Raises:
-            DataError: More than three, or the columns aren't there.
+            DataError: There are more than three parts, or a column is missing.
         """
         parts = self._parts(sample)
-        return parts[:1] if self._inputs_only else parts
+        return parts[:1] if self.inputs_only else parts
 
     def _parts(self, sample: Any) -> Sequence[Any]:
         if isinstance(sample, Mapping) and not isinstance(sample, dict):
-            sample = dict(sample)  # as transformers' tokenizers give
-        sample = without_columns(sample, self._left_out)
-        if self._has_lists:
+            sample = dict(sample)  # transformers' tokenizers give such mappings
+        sample = without_columns(sample, self.left_out)
+        if self.has_lists:
             sample = table_row(sample)
-        if self._columns is not None:
-            where = f"A sample of `{self._name}`"
-            return split_columns(sample, self._columns, self._is_single, where)
+        if self.columns is not None:
+            where = f"A sample of `{self.name}`"
+            return split_columns(sample, self.columns, self.is_single, where)
         if not isinstance(sample, (tuple, list)):
             return (sample,)
         if len(sample) not in (1, 2, 3):
             raise DataError(
-                f"Samples of `{self._name}` have {len(sample)} parts; they must be an "
+                f"Samples of `{self.name}` have {len(sample)} parts; they must be an "
                 "input, a pair (input, target), or a triple with a sample weight. "
                 "Their parts may nest."
             )
@@ -181,10 +162,10 @@ class Parts:
 
 
 class IterableRows(IterableDataset):  # type: ignore[type-arg]
-    """An iterable of samples, as torch's loaders want it.
+    """An iterable of samples as a dataset, which torch's loaders need.
 
     Args:
-        rows: Gives samples whenever it is gone through.
+        rows: Samples; can be gone through several times.
     """
 
     def __init__(self, rows: Iterable[Any]) -> None:
@@ -208,7 +189,7 @@ def table_row(row: Any) -> Any:
 
 
 def _array_of(value: Any) -> Any:
-    """Numbers in lists as an array; anything else as it is."""
+    """Lists of numbers as an array; anything else unchanged."""
     if not isinstance(value, (list, tuple)):
         return value
     array = np.asarray(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`steps_per_epoch`: epochs that are no passes over the data."""
+"""`steps_per_epoch`: epochs that are longer or shorter than a pass over the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ipufit.batching import BatchPlan, check_positive
 from ipufit.errors import ConfigError, DataError
 
 from .calls import Call
-from .source import StreamSource
 from .training import TrainingBatches
 
 
@@ -19,23 +18,23 @@ class Epochs:
     """Cuts training calls into epochs.
 
     Without `steps_per_epoch` an epoch is one pass. With it, an epoch goes on where the
-    last one ended, and begins anew where the data ended (Keras's rule). One that runs
-    out of data in the middle is cut short.
+    last one ended, and begins a new pass only if the last pass was complete (Keras's
+    rule). An epoch that runs out of data in the middle is cut short.
 
     Args:
         batches: The calls of a pass.
-        plan: Their factors.
+        plan: The factors of a call.
         steps_per_epoch: Updates per epoch; None for whole passes.
-        num_epochs: How many are to come.
-        calls_done: Of the first of them, in a run that is resumed.
+        num_epochs: Number of epochs to come.
+        calls_done: Calls of the first epoch that an interrupted run has made.
 
     Raises:
-        ConfigError: A call makes more updates than divide `steps_per_epoch`.
-        DataError: A generator shall give several passes.
+        ConfigError: `steps_per_epoch` is no multiple of the updates of a call.
+        DataError: A generator would have to give several passes.
 
     Attributes:
         ran_out: Whether the last epoch was cut short.
-        is_spent: Whether no more can come.
+        is_spent: Whether the data is a generator that has ended.
     """
 
     def __init__(
@@ -62,25 +61,21 @@ class Epochs:
                     f"(device_iterations). The nearest are {near}."
                 )
             self._calls = calls
-        elif num_epochs > 1 and self._is_one_shot():
+        elif num_epochs > 1 and batches.source.is_one_shot:
             raise DataError(
                 f"`x` is a generator, which can be gone through once, and epochs ask "
                 f"for {num_epochs} passes. Give steps_per_epoch, or pass a loader or a "
                 "dataset, which can be begun anew."
             )
 
-    def _is_one_shot(self) -> bool:
-        source = self._batches.source
-        return isinstance(source, StreamSource) and source.is_one_shot
-
     @property
     def generators(self) -> list[torch.Generator]:
-        """Of random numbers, that the data draw from besides the global ones."""
+        """Random generators of the user's own loader."""
         return list(self._batches.source.generators)
 
     @property
     def num_calls(self) -> int | None:
-        """Calls per epoch; None if nobody knows."""
+        """Calls per epoch; None if unknown."""
         return self._batches.num_calls if self._calls is None else self._calls
 
     def __iter__(self) -> Iterator[Call]:
@@ -104,8 +99,7 @@ class Epochs:
         call = next(self._iterator, None)
         if call is None:
             self._iterator = None
-            self.is_spent = self._is_one_shot()
+            self.is_spent = self._batches.source.is_one_shot
             if may_restart and not self.is_spent:
-                self._iterator = iter(self._batches)
-                call = next(self._iterator, None)
+                return self._next(may_restart=False)
         return call

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a process that loads samples has failed, told to the process that waits for it.
+"""Hands the error of a process that loads samples to the process that waits for it.
 
-PopTorch's asynchronous loader says only that an error occurred in the data fetcher; the
+PopTorch's asynchronous loader says only that an error occurred in the data fetcher. The
 error itself is printed by the other process, where notebooks and logs miss it.
 """
 
@@ -12,15 +12,15 @@ import tempfile
 import traceback
 import uuid
 from pathlib import Path
-from typing import Any, Callable, Sized, cast
+from typing import Any, Callable
 
 from torch.utils.data import Dataset
 
 
 class ErrorReport:
-    """A place for the traceback of an error in another process.
+    """Keeps the traceback of an error in another process, until somebody takes it.
 
-    It is a file that exists from an error until it is taken.
+    It is kept in a file, which exists only in between.
 
     Example:
         >>> report = ErrorReport()
@@ -38,7 +38,7 @@ class ErrorReport:
         self._path = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
 
     def calling(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function, and leave the traceback of an error here."""
+        """Call a function, and keep the traceback if it raises an error."""
         try:
             return function(*arguments)
         except Exception:
@@ -51,7 +51,7 @@ class ErrorReport:
             raise
 
     def take(self) -> str:
-        """The traceback; empty if there is none. It is deleted."""
+        """Return the traceback and delete it; returns `""` if there is none."""
         try:
             text = self._path.read_text(encoding="utf-8")
             self._path.unlink()
@@ -65,7 +65,7 @@ class ReportedRows(Dataset):  # type: ignore[type-arg]
 
     Args:
         dataset: The samples.
-        report: Gets the traceback.
+        report: Gets the traceback of an error.
     """
 
     def __init__(self, dataset: Any, report: ErrorReport) -> None:
@@ -74,8 +74,8 @@ class ReportedRows(Dataset):  # type: ignore[type-arg]
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(cast(Sized, self._dataset))
+        return len(self._dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        """A sample of the dataset."""
+        """One sample."""
         return self._report.calling(self._dataset.__getitem__, index)

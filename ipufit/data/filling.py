@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of a map-style dataset, computed once and stacked.
+"""Computes the samples of a map-style dataset once, and stacks them.
 
-What isn't the same each time is refused: some samples are computed twice before
+Samples that aren't the same each time are refused. Some are computed twice before
 anything is stored, and all of them if random numbers were drawn meanwhile.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Sequence, Sized, cast
+from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -32,17 +32,15 @@ _NUM_REPEATED = 64
 """Samples that are computed again, at least, if random numbers were drawn."""
 
 _FILL, _CHECK, _REPEAT = range(3)
-"""What seeds differ by."""
+"""First numbers of the seeds with which samples are stored, checked and repeated."""
 
 
 def filled(dataset: Any, num_workers: int = 0) -> tuple[Structure, list[Tensor]]:
-    """All samples, stacked.
-
-    The random states of the caller are as they were, afterwards.
+    """Compute all samples and stack them; the caller's random states don't change.
 
     Args:
-        dataset: Map-style, with samples.
-        num_workers: Processes that compute them; 0 for this one.
+        dataset: Map-style dataset with at least one sample.
+        num_workers: Number of processes that compute samples; 0 to use this one.
 
     Returns:
         How a sample nests, and its leaves, `[num_samples, ...]`.
@@ -56,7 +54,7 @@ def filled(dataset: Any, num_workers: int = 0) -> tuple[Structure, list[Tensor]]
         >>> x.shape, y
         (torch.Size([2, 3]), tensor([1, 0]))
     """
-    now = random_state()
+    caller = random_state()
     try:
         rows = _Rows(dataset)
         checked = _computed_twice(rows)
@@ -77,7 +75,7 @@ def filled(dataset: Any, num_workers: int = 0) -> tuple[Structure, list[Tensor]]
                 _each_chunk(rows, mixed(_REPEAT, number), num_workers, compare)
         return rows.structure, stored
     finally:
-        set_random_state(now)
+        set_random_state(caller)
 
 
 def _computed_twice(rows: _Rows) -> dict[int, list[Tensor]]:
@@ -89,26 +87,29 @@ def _computed_twice(rows: _Rows) -> dict[int, list[Tensor]]:
         seed_all(mixed(_CHECK, 0, index))
         leaves = [leaf[None].clone() for leaf in rows[index]]
         seed_all(mixed(_CHECK, 1, index))
-        again = rows.computed(index)
-        if isinstance(again, _Unlike):
-            raise _not_the_same(index, again.reason)
+        try:
+            again = rows.computed(index)
+        except _UnlikeFirstError as error:
+            raise _not_the_same(index, error.reason) from None
         rows.require_same(index, leaves, [leaf[None] for leaf in again])
         checked[index] = leaves
     return checked
 
 
-class _Unlike(NamedTuple):
-    """How a sample differs from the first, and what to do."""
+class _UnlikeFirstError(Exception):
+    """A sample differs from the first one in structure, shape or type."""
 
-    reason: str
-    advice: str
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(reason, advice)
+        self.reason = reason
+        self.advice = advice
 
 
 class _Rows:
-    """Samples as lists of tensors, held to the first.
+    """Samples as lists of tensors, which must look like those of the first sample.
 
     Args:
-        dataset: Map-style, with samples.
+        dataset: Map-style dataset with at least one sample.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -123,40 +124,42 @@ class _Rows:
         self._first = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
 
     def __len__(self) -> int:
-        return len(cast(Sized, self._dataset))
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> list[Tensor]:
-        leaves = self.computed(index)
-        if not isinstance(leaves, _Unlike):
-            return leaves
-        if index == 0:  # the first is what it was compared with
-            raise _not_the_same(0, leaves.reason)
-        raise DataError(
-            f"Sample {index} of `dataset` can't be stacked with sample 0: "
-            f"{leaves.reason}. {leaves.advice}"
-        )
+        try:
+            return self.computed(index)
+        except _UnlikeFirstError as error:
+            if index == 0:
+                raise _not_the_same(0, error.reason) from None
+            raise DataError(
+                f"Sample {index} of `dataset` can't be stacked with sample 0: "
+                f"{error.reason}. {error.advice}"
+            ) from None
 
-    def computed(self, index: int) -> list[Tensor] | _Unlike:
-        """The leaves of a sample."""
+    def computed(self, index: int) -> list[Tensor]:
+        """The leaves of a sample.
+
+        Raises:
+            _UnlikeFirstError: It differs from what the first sample was at first.
+        """
         sample = self._sample(index)
         try:
             tensors = self._tensors(sample, index)
         except ConstantChangedError as error:
-            return _Unlike(
-                str(error), "Only numbers are stored by sample: leave it out."
-            )
+            advice = "Only numbers are stored by sample: leave it out."
+            raise _UnlikeFirstError(str(error), advice) from None
         except TypeError as error:
-            return _Unlike(
-                f"it nests differently: {error}", "Give all samples one structure."
-            )
+            reason = f"it nests differently: {error}"
+            raise _UnlikeFirstError(reason, "Give all samples one structure.") from None
         for path, own, (shape, dtype, _) in zip(self._paths, tensors, self._first):
             if own.shape != shape:
-                return _Unlike(
+                raise _UnlikeFirstError(
                     f"{path} has shape {tuple(own.shape)}, and had {tuple(shape)}",
                     "Pad or crop samples to one shape.",
                 )
             if own.dtype != dtype:
-                return _Unlike(
+                raise _UnlikeFirstError(
                     f"{path} is of {own.dtype}, and was of {dtype}",
                     "Convert all samples to one type.",
                 )
@@ -171,10 +174,10 @@ class _Rows:
         return [dense_tensor(leaf, f"Sample {index} of `dataset`") for leaf in leaves]
 
     def room(self, count: int) -> list[Tensor]:
-        """Tensors for so many samples.
+        """Empty tensors for `count` samples.
 
         Raises:
-            DataError: There is no memory for them.
+            DataError: There is not enough memory.
         """
         try:
             return [
@@ -194,15 +197,15 @@ class _Rows:
     def require_same(
         self, first: int, stored: Sequence[Tensor], again: Sequence[Tensor]
     ) -> None:
-        """Refuse samples that are others when they are computed again.
+        """Refuse samples that change when they are computed again.
 
         Args:
-            first: Index of the first of both.
-            stored: Leaves of samples, `[count or more, ...]`.
-            again: The same, `[count, ...]`.
+            first: Index of the first sample.
+            stored: Leaves of the samples, `[count or more, ...]`.
+            again: Leaves of the same samples, computed again, `[count, ...]`.
 
         Raises:
-            DataError: One of them is another.
+            DataError: A sample has changed.
         """
         for path, tensor, new in zip(self._paths, stored, again):
             old = tensor[: len(new)]
@@ -231,18 +234,18 @@ def _not_the_same(index: int, reason: str) -> DataError:
 
 
 class _Chunk(NamedTuple):
-    """Samples one after the other, stacked."""
+    """Consecutive samples, stacked."""
 
     leaves: list[Tensor]
     has_drawn: bool
 
 
 class _Chunks(Dataset):  # type: ignore[type-arg]
-    """The chunks of all samples.
+    """The samples in chunks of `_CHUNK_ROWS`.
 
     Args:
         rows: The samples.
-        seed: Of what they draw.
+        seed: Seed of the random numbers that they draw.
     """
 
     def __init__(self, rows: _Rows, seed: int) -> None:
@@ -253,7 +256,7 @@ class _Chunks(Dataset):  # type: ignore[type-arg]
         return -(-len(self._rows) // _CHUNK_ROWS)
 
     def __getitem__(self, number: int) -> _Chunk | DataError:
-        """A chunk; or why there is none, which torch would bury in a traceback."""
+        """A chunk; or its error, which torch would bury in a traceback if raised."""
         seed_all(mixed(self._seed, number))
         begun = HostRandomState()
         first = number * _CHUNK_ROWS
@@ -275,25 +278,21 @@ def _each_chunk(
 
     Args:
         rows: The samples.
-        seed: Of what they draw.
-        num_workers: Processes that compute them; 0 for this one.
-        use: Takes the index of the first sample of a chunk, and the chunk.
+        seed: Seed of the random numbers that they draw.
+        num_workers: Number of processes that compute samples; 0 to use this one.
+        use: Takes the index of the first sample of a chunk, and the stacked samples.
 
     Returns:
-        Whether they drew any random numbers.
+        Whether any sample drew random numbers.
     """
     chunks = _Chunks(rows, seed)
-    given: Any = map(chunks.__getitem__, range(len(chunks)))
-    if num_workers:
-        # No batches: a chunk is one.
-        given = iter(
-            DataLoader(
-                chunks, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is
-            )
-        )
+    loader: Any = DataLoader(
+        chunks, batch_size=None, num_workers=num_workers, collate_fn=_identity
+    )
+    iterator = iter(loader)
     has_drawn = False
     try:
-        for number, chunk in enumerate(given):
+        for number, chunk in enumerate(iterator):
             if isinstance(chunk, DataError):
                 raise chunk
             use(number * _CHUNK_ROWS, chunk.leaves)
@@ -302,9 +301,9 @@ def _each_chunk(
         if num_workers:
             # The traceback of an error would keep the processes, and torch has no
             # public way to end them.
-            given._shutdown_workers()
+            iterator._shutdown_workers()
     return has_drawn
 
 
-def _as_it_is(chunk: Any) -> Any:
+def _identity(chunk: Any) -> Any:
     return chunk

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of samples in memory, gathered by index without a loader."""
+"""Gathers the calls of samples in memory by index, without a loader."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .orders import InOrder, Order
 
 
 class GatheredCalls:
-    """The whole calls of each pass over tensors: copies of their rows.
+    """The whole calls of each pass over tensors, with copies of their rows.
 
-    A loader would take the order apart into numbers and put them together again for
-    each batch, which is most of the time of a small call.
+    A loader would take the order apart into single indices and put them together again
+    for each batch, which takes most of the time of a small call.
 
     Args:
-        tensors: Of equal lengths.
-        order: Of the rows, for each pass anew.
-        rows: Of a call.
+        tensors: Tensors of equal lengths.
+        order: Order of the rows; gives new indices for each pass.
+        rows: Number of rows of a call.
 
     Example:
         >>> calls = GatheredCalls([torch.arange(5)], Order(5, 5), rows=2)
@@ -44,4 +44,4 @@ class GatheredCalls:
             yield [torch.index_select(tensor, 0, part) for tensor in self._tensors]
 
     def terminate(self) -> None:
-        """Nothing loads."""
+        """Do nothing: unlike a loader, this has no processes to end."""

@@ -1,36 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that cover every sample once; the last is padded."""
+"""The data of inference calls: every sample once, and the last call padded."""
 
 from __future__ import annotations
 
-from typing import Any, Iterator, cast
+from typing import Iterator
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
-from .calls import PLAIN, Call, CallBatches, Loading
+from .calls import PLAIN, Call, CallLoader, Loading
 from .orders import InOrder
 from .rebatching import first_rows, pad, rebatched
-from .source import Block, IndexedSource, Source, StreamSource
+from .source import Block, Source, StreamSource
 
 
-class InferenceBatches(CallBatches):
+class InferenceBatches:
     """The calls that cover every sample once, in order.
 
     Args:
         source: The samples.
-        plan: How many rows make a call.
-        options: Of the inference model.
-        max_rows: Stop after so many; None to go on to the end.
+        plan: The factors of a call.
+        options: Options of the inference model.
+        max_rows: Number of samples after which to stop; None for all samples.
         loading: How map-style data is loaded.
-        seed: Of what samples draw that other processes load: the same in every pass.
+        seed: Seed of samples that other processes load: the same in every pass.
 
     Attributes:
-        has_singles: Whether the rows of a micro-batch that is filled in part follow
-            once more, each in a micro-batch of its own: what is a mean over rows can
-            be told of each of them then.
+        structure: How the tensors of a batch nest.
+        has_singles: Whether the rows of a micro-batch that is filled only in part come
+            once more, each in a micro-batch of its own. With these a figure that is a
+            mean over rows can be computed for each of them.
     """
 
     def __init__(
@@ -43,99 +44,93 @@ class InferenceBatches(CallBatches):
         loading: Loading = PLAIN,
         seed: int | None = None,
     ) -> None:
-        super().__init__(source, plan, source.structure)
-        self._plan = plan
-        self._options = options
-        self._max_rows = max_rows
-        self._loading = loading
-        self._seed = seed or 0
+        self.source = source
+        self.structure = source.structure
         self.has_singles = False
+        self._plan = plan
+        self._rows = plan.samples_per_call
+        self._max_rows = max_rows
+        self._loader = CallLoader(source.dataset, plan, options, loading, seed or 0)
         self._ongoing: Iterator[Block] | None = None
 
     @property
     def num_samples(self) -> int | None:
-        """Samples that are gone through; None if nobody knows."""
+        """Number of samples to go through; None if unknown."""
         count, most = self.source.num_samples, self._max_rows
-        if count is None or most is None:
-            return count
-        return min(count, most)
+        return count if count is None or most is None else min(count, most)
 
     @property
     def num_calls(self) -> int | None:
-        """Calls; None if nobody knows."""
+        """Number of calls; None if unknown."""
         count = self.num_samples
         if count is None:
             return None
-        return -(-count // self._rows) - (-self._num_single_rows(count) // self._rows)
+        single_rows = self._num_singles(count) * self._plan.micro_batch_size
+        return -(-count // self._rows) - (-single_rows // self._rows)
 
-    def _num_single_rows(self, count: int) -> int:
-        """Rows that follow the padding, for single ones."""
-        size = self._plan.micro_batch_size
-        return count % size * size if self.has_singles else 0
+    def _num_singles(self, count: int) -> int:
+        """Number of samples that come once more, each in its own micro-batch."""
+        return count % self._plan.micro_batch_size if self.has_singles else 0
 
     @property
     def passes_per_call(self) -> int:
-        """Forward passes over all replicas in a call: what hooks count."""
+        """Forward passes over all replicas in a call, which hooks count."""
         return self._plan.device_iterations
 
     def num_passes(self, num_rows: int) -> int:
-        """Passes that so many rows of a call take."""
+        """Forward passes over all replicas that `num_rows` rows of a call take."""
         return -(-num_rows // self._plan.samples_per_update)
 
+    def close(self) -> None:
+        """End the processes that load samples; the next pass starts others."""
+        self._loader.close()
+
     def example(self) -> Batch:
-        """What the inputs of a call look like."""
+        """Inputs that look like those of a call."""
         return self.source.example(self._rows, inputs_only=True)
 
     def __iter__(self) -> Iterator[Call]:
-        """Each call; padding comes after its real rows, and is the last one again.
+        """The calls; padding follows the real rows and repeats the last one.
 
-        Calls for single rows have no real ones.
+        Calls for single rows have no real rows.
         """
         if isinstance(self.source, StreamSource):
             yield from self._streamed(self.source)
             return
-        remaining = count = self.num_samples or 0
-        for batch in self._loaded():
-            self._check(batch, (count - remaining).__add__)
-            num_real = min(remaining, self._rows)
-            remaining -= num_real
+        count = self.num_samples or 0
+        done = 0
+        for batch in self._loader.batches(lambda: self._order(count)):
+            self.source.check(batch, done.__add__)
+            num_real = min(count - done, self._rows)
+            done += num_real
             yield Call(batch, num_real)
 
-    def _make_loader(self) -> Any:
-        dataset = cast(IndexedSource, self.source).dataset
-        count = self.num_samples or 0
+    def _order(self, count: int) -> InOrder:
         size = self._plan.micro_batch_size
-        num_singles = self._num_single_rows(count) // size
-        singles = [
-            row for row in range(count - num_singles, count) for _ in range(size)
-        ]
-        order = InOrder(count, self._rows, singles)
-        return self._loading.loader(
-            self._options, dataset, self._plan, order, self._seed, self._report
-        )
+        singles = range(count - self._num_singles(count), count)
+        return InOrder(count, self._rows, [row for row in singles for _ in range(size)])
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
-        real: Batch = []
-        total = 0
+        batch: Batch = []
+        done = 0
         for batch, num_real in rebatched(self._blocks(source), self._rows):
-            self._check(batch, total.__add__)
-            total += num_real
-            real = batch
+            source.check(batch, done.__add__)
+            done += num_real
             yield Call(pad(batch, self._rows), num_real)
-        if not total:
+        if not done:
             raise DataError(
                 "There are no more samples: a generator can be gone through once. "
                 "Pass a loader or a dataset, which can be begun anew."
             )
-        size = self._plan.micro_batch_size
-        num_singles = self._num_single_rows(total) // size
+        num_singles = self._num_singles(done)
         if num_singles:
-            block = [t[-num_singles:].repeat_interleave(size, dim=0) for t in real]
-            for batch, _ in rebatched([block], self._rows):
-                yield Call(pad(batch, self._rows), 0)
+            size = self._plan.micro_batch_size
+            block = [t[-num_singles:].repeat_interleave(size, dim=0) for t in batch]
+            for singles, _ in rebatched([block], self._rows):
+                yield Call(pad(singles, self._rows), 0)
 
     def _blocks(self, source: StreamSource) -> Iterator[Block]:
-        """Those of this run: the first ones, but of a generator the next ones."""
+        """The blocks to go through: the first ones; of a generator the next ones."""
         if self._max_rows is None:
             return source.blocks()
         if source.is_one_shot and self._ongoing is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kind of data a user has given."""
+"""Tells which kind of data a user has given."""
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Sized, cast
+from typing import Any, Iterable, Mapping
 
 import numpy as np
 from torch import Tensor
@@ -11,11 +11,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from ipufit._poptorch import poptorch
 
-from .values import is_frame
+from .columns import is_frame
 
 
 def is_array_like(x: Any) -> bool:
-    """Whether it is an array, a frame, or some of them nested."""
+    """Whether `x` is an array, a frame, or arrays and frames nested."""
     return (
         isinstance(x, (Tensor, np.ndarray))
         or is_frame(x)
@@ -24,7 +24,7 @@ def is_array_like(x: Any) -> bool:
 
 
 def is_indexed(x: Any) -> bool:
-    """Whether it is a dataset whose samples are taken by index."""
+    """Whether `x` is a dataset whose samples are taken by index."""
     if isinstance(x, (IterableDataset, DataLoader)):
         return False
     is_dataset = isinstance(x, Dataset) or is_hugging_face(x)
@@ -32,7 +32,7 @@ def is_indexed(x: Any) -> bool:
 
 
 def is_hugging_face(x: Any) -> bool:
-    """Whether its samples are dicts of columns, as `datasets.Dataset` has them.
+    """Whether `x` looks like a dataset of Hugging Face, whose samples are dicts.
 
     Example:
         >>> is_hugging_face([{"a": 1}])
@@ -42,14 +42,14 @@ def is_hugging_face(x: Any) -> bool:
 
 
 def is_stream(x: Any) -> bool:
-    """Whether it can be gone through, and is no collection of arrays."""
+    """Whether `x` is an iterable, but no collection of arrays."""
     return isinstance(x, Iterable) and not isinstance(
         x, (str, bytes, set, frozenset, tuple, list, Mapping)
     )
 
 
 def batch_size_of(x: Any) -> int | None:
-    """What the user's loader calls a batch: the samples of one update."""
+    """The batch size of the user's loader: the samples of one update."""
     if isinstance(x, poptorch.DataLoader):
         combined = x.combinedBatchSize
         return None if combined is None else combined // x.options.device_iterations
@@ -58,19 +58,20 @@ def batch_size_of(x: Any) -> int | None:
 
 
 def length_of(x: Any) -> int | None:
-    """The number of samples that a torch loader will give, if it tells."""
+    """The number of samples that a torch loader will give; None if unknown."""
     if not isinstance(x, DataLoader) or isinstance(x.dataset, IterableDataset):
         return None
     if x.batch_size is None or type(x.batch_sampler) is not BatchSampler:
         return None  # a sampler of batches needn't give all of one size
     if isinstance(x, poptorch.DataLoader) or not hasattr(x.sampler, "__len__"):
         return None
-    count = len(cast(Sized, x.sampler))
+    sampler: Any = x.sampler
+    count = len(sampler)
     return count - count % x.batch_size if x.drop_last else count
 
 
 def describe(x: Any) -> str:
-    """Its type, for messages.
+    """The type of `x`, for error messages.
 
     Example:
         >>> describe(3), describe(np.zeros(1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of samples that are taken by index."""
+"""The order in which samples of a map-style dataset are taken."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Position(NamedTuple):
     """Where training is in its data.
 
     Attributes:
-        number: Of the pass, from 0; each has an order of its own.
-        calls: Of that pass that were given out.
+        number: Number of the pass, from 0; each pass has an order of its own.
+        calls: Calls of that pass that were given out.
     """
 
     number: int = 0
@@ -28,18 +28,19 @@ BEGINNING = Position()
 
 
 class Order(Sampler[int]):
-    """Every index once, then the last one again up to a length.
+    """Every index once; then the last one again, up to a length.
 
-    With a seed the order is drawn anew for each pass, from the seed and the pass's
-    number alone: a run that is resumed, or a process that loads, finds the same.
+    With a seed each pass has a new order. It depends on the seed and the number of the
+    pass alone, so that a resumed run, or another process, finds the same order.
 
     Args:
-        count: Samples.
-        length: Indices to give in a pass.
-        seed: None for no shuffling.
-        start: Where to begin.
-        rows_per_call: What `start` counts in.
-        tells_pass: Give keys of `SeededRows`, which tell the pass, instead of indices.
+        count: Number of samples.
+        length: Number of indices in a pass.
+        seed: Seed of the orders; None keeps the samples' own order.
+        start: Position at which the first pass begins.
+        rows_per_call: Samples of one call, in which `start` counts.
+        tells_pass: Whether to give keys of `SeededRows`, which contain the number of
+            the pass, instead of indices.
     """
 
     def __init__(
@@ -66,39 +67,44 @@ class Order(Sampler[int]):
         yield from self.indices().tolist()
 
     def indices(self) -> Tensor:
-        """The next pass, `[length]`; less what `start` skips."""
+        """The indices of the next pass, `[length]`; fewer if it begins midway."""
         order: Any
         if self._seed is None:
             order = torch.arange(self._count)
         else:
             generator = torch.Generator().manual_seed(mixed(self._seed, self._number))
             order = torch.randperm(self._count, generator=generator)
-        missing = self._length - self._count
-        if missing > 0:
+        if self._length > self._count:
+            missing = self._length - self._count
             order = torch.cat((order, order[-1:].expand(missing)))
         if self._tells_pass:
             order = order + self._number * self._count
-        skipped, self._skipped = self._skipped, 0
+        rest: Tensor = order[self._skipped :]
+        self._skipped = 0
         self._number += 1
-        rest: Tensor = order[skipped:]
         return rest
 
 
 class InOrder(Sampler[int]):
-    """Every index in order, the last again up to whole calls, then further ones."""
+    """Every index in order, then others; both padded to whole calls.
+
+    Args:
+        count: Number of samples.
+        rows: Samples of one call.
+        further: Indices that follow in calls of their own.
+    """
 
     def __init__(self, count: int, rows: int, further: list[int]) -> None:
         self._count = count
-        self._padding = -count % rows
-        self._further = further + further[-1:] * (-len(further) % rows)
+        padding = [count - 1] * (-count % rows)
+        self._rest = padding + further + further[-1:] * (-len(further) % rows)
 
     def __len__(self) -> int:
-        return self._count + self._padding + len(self._further)
+        return self._count + len(self._rest)
 
     def __iter__(self) -> Iterator[int]:
         yield from self.indices().tolist()
 
     def indices(self) -> Tensor:
-        """All of them."""
-        further = [self._count - 1] * self._padding + self._further
-        return torch.cat((torch.arange(self._count), torch.tensor(further).long()))
+        """All indices."""
+        return torch.cat((torch.arange(self._count), torch.tensor(self._rest).long()))

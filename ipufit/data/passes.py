@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over a stream, which a run that is resumed repeats up to its place."""
+"""One pass over a stream, which a resumed run can repeat up to its position."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .host_random import HostRandomState, RandomState, set_random_state
 
 
 class Replay(NamedTuple):
-    """What it takes to have the same blocks again.
+    """The state of a pass, with which the same blocks can be drawn again.
 
-    Samplers and transforms draw random numbers, and so do others between two blocks.
-    Blocks before the last one are dropped, so that one counts, and the order.
+    Samplers and transforms draw random numbers, and so may others between two blocks.
+    Blocks before the last one are drawn again only to be dropped, so that their order
+    and the random state before the last block are all that matters.
 
     Attributes:
-        num_blocks: That were drawn.
-        at_start: The random states when the pass began.
-        at_last: Those before the last block was drawn.
+        num_blocks: Number of blocks that were drawn.
+        at_start: Random states when the pass began.
+        at_last: Random states before the last block was drawn.
     """
 
     num_blocks: int
@@ -30,17 +31,18 @@ class Replay(NamedTuple):
 
 
 class Pass:
-    """The blocks of one pass.
+    """The blocks of one pass over a stream.
 
     Args:
         iterable: Gives batches.
-        block_of: Makes blocks of them.
-        generators: Of random numbers, that the iterable draws from.
-        replay: The pass that is repeated; None for a new one.
+        block_of: Makes a block of a batch.
+        generators: Random generators, besides the global ones, that the iterable
+            draws from.
+        replay: State of the pass to repeat; None for a new pass.
 
     Attributes:
-        iterator: The iterable's.
-        first: A block that was drawn, and is to be given out first; None for none.
+        iterator: Iterator over the batches.
+        first: A block that was drawn already and is given out first, or None.
 
     Example:
         >>> list(Pass([1, 2], lambda batch: [torch.tensor(batch)]))
@@ -74,7 +76,7 @@ class Pass:
         return self._block_of(self.draw())
 
     def draw(self) -> Any:
-        """The next batch, as it comes."""
+        """The next batch, as the iterable gives it."""
         replayed = self._replayed
         if replayed is not None and self._num_blocks + 1 == replayed.num_blocks:
             set_random_state(replayed.at_last, self._generators)
@@ -85,20 +87,17 @@ class Pass:
         return batch
 
     def replay(self) -> Replay:
-        """What it takes to have the blocks again that were drawn."""
+        """The state with which the blocks drawn so far can be drawn again."""
         return Replay(
             self._num_blocks, self._at_start.tensors(), self._at_last.tensors()
         )
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators that a torch loader was given, its samplers' included.
+    """The generators that a torch loader and its samplers were given, each once.
 
     Args:
-        loader: Any iterable; one that is no torch loader has none that we know of.
-
-    Returns:
-        Each once.
+        loader: Any iterable; only a torch loader has generators that can be found.
 
     Example:
         >>> from torch.utils.data import DataLoader

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that 32 bits can't hold, as an IPU has no others.
+"""Refuses numbers that 32 bits can't hold: an IPU has no 64-bit types.
 
-PopTorch cuts int64 to its lower 32 bits, which makes another number of a larger one.
+PopTorch keeps the lower 32 bits of an int64, which makes another number of a large one.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def check_integers(
     """Refuse rows that have an integer which 32 bits can't hold.
 
     Args:
-        batch: The leaves of the structure; what else follows them has no integers.
+        batch: The leaves of the structure; tensors that follow them have no integers.
         structure: How samples nest.
-        name: What messages call the data.
-        sample_of: The index of the sample that is in a row of the batch.
+        name: Name of the data in error messages.
+        sample_of: Gives the index of the sample in a row of the batch.
 
     Raises:
-        DataError: There is one.
+        DataError: An integer is too large or too small.
 
     Example:
         >>> check_integers([torch.tensor([3, 2**32])], SampleStructure.of([0]), "x")
         Traceback (most recent call last):
         ipufit.errors.DataError: Sample 1 of `x` has 4294967296 in its inputs: an IPU...
     """
-    for place, tensor in enumerate(batch):
+    for number, tensor in enumerate(batch):
         if tensor.dtype != torch.int64 or not tensor.numel():
             continue
         least, most = torch.aminmax(tensor)
@@ -53,14 +53,14 @@ def check_integers(
         as_cut = int(tensor[at].to(torch.int32))
         raise DataError(
             f"Sample {sample_of(at[0])} of `{name}` has {int(tensor[at])} in its "
-            f"{leaf_names(structure)[place]}: an IPU has integers of 32 bits, from "
+            f"{leaf_names(structure)[number]}: an IPU has integers of 32 bits, from "
             f"{_LEAST} to {_MOST}, and would take {as_cut} for it. Subtract an offset, "
             "number the values from 0, or pass them as float32 if they are quantities."
         )
 
 
 def leaf_names(structure: SampleStructure) -> list[str]:
-    """What messages call each leaf of a sample.
+    """The name of each leaf of a sample in error messages.
 
     Example:
         >>> leaf_names(SampleStructure.of([{"ids": 0}, 0]))
@@ -76,8 +76,8 @@ def narrowed(value: Tensor, where: str) -> Tensor:
     """A float64 tensor in float32, as an IPU has no 64-bit floats.
 
     Args:
-        value: Of float64.
-        where: What messages call it.
+        value: Tensor of float64.
+        where: Name of the tensor in error messages.
 
     Raises:
         DataError: A number is too large for float32.
@@ -91,27 +91,27 @@ def narrowed(value: Tensor, where: str) -> Tensor:
     if is_infinite.any():
         at = is_infinite.logical_and(torch.isfinite(value)).nonzero()
         if len(at):
-            place = tuple(at[0].tolist())
-            raise _too_large(float(value[place]), f"{where} has", list(place))
+            index = at[0].tolist()
+            raise _too_large(float(value[tuple(index)]), where, f" at {index}")
     return narrow
 
 
 def as_number(value: float, where: str) -> Tensor:
-    """A number of Python's as a tensor without axes.
+    """A bool, an int or a float as a tensor without axes.
 
     Args:
-        value: A bool, an int or a float.
-        where: What messages call it.
+        value: The number.
+        where: Name of the number in error messages.
 
     Raises:
-        DataError: It is too large for any type that an IPU has.
+        DataError: The number is too large for any type that an IPU has.
 
     Example:
         >>> as_number(3, "`x`"), as_number(0.5, "`x`")
         (tensor(3), tensor(0.5000))
     """
     if isinstance(value, float) and _LARGEST < abs(value) < math.inf:
-        raise _too_large(value, f"{where} has", [])
+        raise _too_large(value, where)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise DataError(
             f"{where} has {value}: an IPU has integers of 32 bits, from {_LEAST} to "
@@ -120,9 +120,8 @@ def as_number(value: float, where: str) -> Tensor:
     return torch.as_tensor(value)
 
 
-def _too_large(value: float, who: str, at: list[int]) -> DataError:
-    place = f" at {at}" if at else ""
+def _too_large(value: float, where: str, at: str = "") -> DataError:
     return DataError(
-        f"{who} {value}{place}: an IPU has floats of 32 bits, up to {_LARGEST:.6g}, "
+        f"{where} has {value}{at}: an IPU has floats of 32 bits, up to {_LARGEST:.6g}, "
         "and that is infinite in them. Scale the values."
     )

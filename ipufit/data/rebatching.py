@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of any blocks as batches of one size, padded and shared out."""
+"""Makes batches of one size of blocks of any size, and pads the last."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from ipufit.errors import DataError
 from ipufit.types import Batch
 
-from .adapters import unequal_shapes
 from .datasets import StackedRows
 from .source import Block
 
 
 def shares(num_real: int, rows: int, rows_per_update: int) -> Tensor:
-    """What each row of a call counts in the loss of its update.
+    """How much each row of a call counts in the loss of its update.
 
     Args:
-        num_real: Real rows; they come first.
-        rows: Of the call.
-        rows_per_update: A divisor of `rows`.
+        num_real: Number of real rows; they come before the padding.
+        rows: Number of rows of the call.
+        rows_per_update: Number of rows of one update; divides `rows`.
 
     Returns:
-        `[rows]`, float32: 0 for padding; real rows of an update add up to
-        `rows_per_update`, so that a mean over all rows is that of the real ones.
+        `[rows]`, float32: 0 for padding. The real rows of an update add up to
+        `rows_per_update`, so that the mean over all rows is the mean over real rows.
 
     Example:
         >>> shares(3, rows=6, rows_per_update=2)
@@ -52,17 +52,17 @@ def pad(batch: Sequence[Tensor], rows: int) -> Batch:
 
 
 def rebatched(blocks: Iterable[Block], rows: int) -> Iterator[tuple[Batch, int]]:
-    """Blocks of any number of rows as batches of `rows`, and the rest.
+    """Cuts and joins blocks of any number of rows into batches of `rows`.
 
-    What is kept from one block to the next is copied, because an asynchronous loader
-    uses its memory again.
+    Rows that wait for the next block are copied, because an asynchronous loader uses
+    its memory again.
 
     Args:
-        blocks: With the same leaves.
-        rows: Of a batch.
+        blocks: Blocks of the same structure.
+        rows: Number of rows of a batch.
 
     Yields:
-        A batch and its number of rows, which is less than `rows` at the end only.
+        A batch and its number of rows, which is less than `rows` only at the end.
 
     Example:
         >>> blocks = [[torch.tensor([1, 2])], [torch.tensor([3])]]
@@ -92,7 +92,7 @@ def _joined(parts: Sequence[Block]) -> Batch:
 
 
 def first_rows(blocks: Iterator[Block], most: int | None) -> Iterator[Block]:
-    """Blocks up to so many rows in all; all of them for None."""
+    """The blocks up to `most` rows in all; every block if `most` is None."""
     if most is None:
         yield from blocks
         return
@@ -104,10 +104,10 @@ def first_rows(blocks: Iterator[Block], most: int | None) -> Iterator[Block]:
 
 
 def collate(samples: Any) -> Batch:
-    """Stack samples into the tensors of a call.
+    """Stack flat samples into the tensors of a call.
 
     Raises:
-        DataError: They can't be stacked.
+        DataError: The samples have different shapes.
 
     Example:
         >>> [t.shape for t in collate([(torch.zeros(3), 1), (torch.zeros(3), 0)])]
@@ -116,7 +116,9 @@ def collate(samples: Any) -> Batch:
     if isinstance(samples, StackedRows):
         return list(samples)
     try:
-        tensors: list[Tensor] = list(default_collate(samples))
+        return list(default_collate(samples))
     except RuntimeError as error:
-        raise unequal_shapes(error) from error
-    return tensors
+        raise DataError(
+            "Samples of different shapes can't share a call, because the shapes of a "
+            f"compiled model are fixed: {error}. Pad or crop them to one shape."
+        ) from error

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers of samples that are loaded in other processes.
+"""Seeds the random numbers of samples that are loaded in other processes.
 
-What a transform draws there depends on the process's own state, which nobody can save.
-So each sample has a seed of its own instead, made of the run's, the pass's number and
-the sample's index: a run that is resumed in mid-epoch, or with other numbers of
-processes, draws the same.
+The random state of such a process can't be saved. So each sample has a seed of its own,
+made of the seed of the run, the number of the pass and the index of the sample. A run
+that is resumed in mid-epoch, or with another number of processes, draws the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from typing import Any, Sized, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch.utils.data import Dataset
 
 
 def mixed(*numbers: int) -> int:
-    """A seed of 63 bits, made of several numbers; neighbouring ones don't share any.
+    """A seed of 63 bits, made of several numbers; other numbers give another seed.
 
     Example:
         >>> mixed(1, 2) == mixed(1, 2), mixed(1, 2) == mixed(2, 1)
@@ -30,10 +29,10 @@ def mixed(*numbers: int) -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's numbers.
+    """Seed the random numbers of Python, NumPy and torch.
 
     Args:
-        seed: Of 63 bits.
+        seed: Number of 63 bits.
 
     Example:
         >>> seed_all(3)
@@ -48,11 +47,11 @@ def seed_all(seed: int) -> None:
 
 
 class SeededRows(Dataset):  # type: ignore[type-arg]
-    """A map-style dataset, loaded with Python's, NumPy's and torch's numbers seeded.
+    """A map-style dataset that seeds all random numbers before it loads a sample.
 
     Args:
         dataset: The samples.
-        seed: Of the run.
+        seed: Seed of the run.
 
     Example:
         >>> from torch.utils.data import Dataset
@@ -72,10 +71,10 @@ class SeededRows(Dataset):  # type: ignore[type-arg]
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(cast(Sized, self._dataset))
+        return len(self._dataset)
 
     def __getitem__(self, key: int) -> Any:
-        """A sample: the key is its index, plus its pass times the number of samples."""
+        """One sample. Its key is its index + number of the pass * number of samples."""
         number, index = divmod(int(key), len(self))
         seed_all(mixed(self._seed, number, index))
         return self._dataset[index]

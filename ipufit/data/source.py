@@ -10,34 +10,32 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import ConstantChangedError
 from ipufit.errors import DataError
 
+from .datasets import ArrayDataset
 from .passes import Pass, Replay, generators_of
+from .ranges import check_integers
 from .structure import NOTHING, SampleStructure
 from .values import as_tensor
 
 Block = List[Tensor]
-"""Samples stacked: the leaves of a structure, with dim 0 counting rows."""
+"""Stacked samples: the leaves of a structure, with dim 0 counting rows."""
 
 
 class Source(abc.ABC):
-    """Samples, and how their tensors nest.
+    """Samples of one structure.
 
     Args:
         structure: How a sample nests.
-        num_samples: How many there are; None if nobody knows yet.
-        name: What messages call the data.
+        num_samples: Number of samples; None if unknown.
+        name: Name of the data in error messages.
 
     Attributes:
-        structure: As given.
-        num_samples: As given.
-        name: As given.
-        batch_size: What the user's own loader calls a batch; None if there is none.
-        generators: Of random numbers, of the user's own loader.
+        batch_size: Batch size of the user's own loader; None if there is none.
+        dataset: Map-style dataset of the samples; None for a stream.
+        generators: Random generators that the user's own loader draws from.
+        is_one_shot: Whether the samples can be gone through only once.
     """
-
-    generators: Sequence[torch.Generator] = ()
 
     def __init__(
         self, structure: SampleStructure, num_samples: int | None, name: str = "x"
@@ -46,6 +44,9 @@ class Source(abc.ABC):
         self.num_samples = num_samples
         self.name = name
         self.batch_size: int | None = None
+        self.dataset: Any = None
+        self.generators: Sequence[torch.Generator] = ()
+        self.is_one_shot = False
 
     @abc.abstractmethod
     def first(self) -> list[Tensor]:
@@ -55,33 +56,44 @@ class Source(abc.ABC):
         """Refuse samples without targets.
 
         Raises:
-            DataError: There are none.
+            DataError: Samples have no targets, or targets or weights are no numbers.
         """
-        if not self.structure.has_weights and self.structure.weights != NOTHING:
+        targets, weights = self.structure.targets, self.structure.weights
+        if not weights.num_leaves and weights != NOTHING:
             raise DataError(
                 f"The sample weights of `{name}` are no numbers: the first is "
-                f"{self.structure.weights.rebuild([])!r}."
+                f"{weights.rebuild([])!r}."
             )
-        if not self.structure.has_targets and self.structure.targets != NOTHING:
+        if not targets.num_leaves and targets != NOTHING:
             raise DataError(
                 f"The targets of `{name}` are no numbers: the first is "
-                f"{self.structure.targets.rebuild([])!r}. Encode them as numbers."
+                f"{targets.rebuild([])!r}. Encode them as numbers."
             )
-        if not self.structure.has_targets:
+        if not targets.num_leaves:
             raise DataError(
                 f"`{name}` has no targets to {purpose} with: pass y, or a dataset of "
                 "pairs (input, target)."
             )
 
     def example(self, rows: int, *, inputs_only: bool = False) -> list[Tensor]:
-        """The first sample, repeated: what a batch of `rows` looks like.
-
-        The rows share their memory.
-        """
+        """A batch that holds the first sample `rows` times, in shared memory."""
         leaves = self.first()
         if inputs_only:
             leaves = leaves[: self.structure.num_inputs]
         return [leaf.expand(rows, *leaf.shape) for leaf in leaves]
+
+    def check(self, batch: Sequence[Tensor], sample_of: Callable[[int], int]) -> None:
+        """Refuse numbers that an IPU can't hold; arrays were checked when they came.
+
+        Args:
+            batch: Tensors of a call.
+            sample_of: Gives the index of the sample in a row of the batch.
+
+        Raises:
+            DataError: An integer needs more than 32 bits.
+        """
+        if not isinstance(self.dataset, ArrayDataset):
+            check_integers(batch, self.structure, self.name, sample_of)
 
 
 class IndexedSource(Source):
@@ -89,13 +101,9 @@ class IndexedSource(Source):
 
     Args:
         dataset: Items are flat tuples: the leaves of `structure`.
-        structure: How they nest.
-        num_samples: How many there are.
-        name: What messages call the data.
-
-    Attributes:
-        dataset: As given.
-        num_samples: As given.
+        structure: How the leaves nest.
+        num_samples: Number of samples.
+        name: Name of the data in error messages.
     """
 
     num_samples: int
@@ -116,23 +124,22 @@ class IndexedSource(Source):
 
 
 class StreamSource(Source):
-    """Samples that come in blocks, one after the other.
+    """Samples that come in blocks, one block after the other.
 
-    The first block is drawn at once, to see what samples look like, and given out
-    again as the first: nothing is drawn twice.
+    The first block is drawn at once, to see what samples look like. The first pass
+    gives it out again, so that nothing is drawn twice.
 
     Args:
         blocks: An iterable of batches as the user makes them.
         parts_of: Takes a batch apart: inputs, targets, weights.
-        name: What messages call it.
-        num_samples: How many there are, if that is known.
+        name: Name of the data in error messages.
+        num_samples: Number of samples; None if unknown.
 
     Raises:
-        DataError: There is nothing in it, or nothing usable.
+        DataError: The stream is empty, or its first batch can't be used.
 
     Attributes:
-        is_one_shot: Whether it can be gone through once, as a generator.
-        rows_of_first: Samples in the first block.
+        rows_of_first: Number of samples in the first block.
     """
 
     def __init__(
@@ -145,25 +152,25 @@ class StreamSource(Source):
     ) -> None:
         self._iterable = blocks
         self._parts_of = parts_of
-        self.name = name
-        self.generators = generators_of(blocks)
-        begun = Pass(blocks, self._checked, self.generators)
-        self._begun: Pass | None = begun
         self._replay: Replay | None = None
-        # PopTorch's accessor is its own iterator, but begins anew.
-        is_accessor = isinstance(blocks, poptorch.AsynchronousDataAccessor)
-        self.is_one_shot = begun.iterator is blocks and not is_accessor
+        generators = generators_of(blocks)
+        begun = Pass(blocks, self._checked, generators)
         try:
             parts = parts_of(begun.draw())
         except StopIteration:
             raise DataError(f"`{name}` has no samples.") from None
         super().__init__(SampleStructure.of(parts), num_samples, name)
+        self.generators = generators
+        # PopTorch's accessor is its own iterator, but begins anew.
+        is_accessor = isinstance(blocks, poptorch.AsynchronousDataAccessor)
+        self.is_one_shot = begun.iterator is blocks and not is_accessor
         block = self._flatten(parts)
         if not len(block[0]):
             raise DataError(f"The first batch of `{name}` has no rows.")
         self._first = [leaf[0].clone() for leaf in block]
-        begun.first = block
         self.rows_of_first = len(block[0])
+        begun.first = block
+        self._begun: Pass | None = begun
 
     def first(self) -> list[Tensor]:
         """The leaves of the first sample."""
@@ -171,22 +178,22 @@ class StreamSource(Source):
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether the samples were given out and can't come again."""
         return self.is_one_shot and self._begun is None
 
     def first_pass(self) -> Replay | None:
-        """How far the first pass is, if it is still to come."""
+        """The state of the first pass, if none of it was given out yet."""
         return None if self._begun is None else self._begun.replay()
 
     def go_on(self, replay: Replay | None, *, is_due: bool) -> None:
-        """Have the next pass be that of an interrupted run.
+        """Have the next pass repeat that of an interrupted run.
 
-        Nothing happens to a generator: it can't begin anew.
+        A generator can't begin anew, and stays as it is.
 
         Args:
-            replay: Of its pass; None if none was begun, so that the next begins anew.
+            replay: State of the interrupted pass; None if none had begun.
             is_due: Whether that was the first pass, of which nothing was given out:
-                its block is drawn now.
+                its first block is drawn now.
         """
         if self.is_one_shot:
             return
@@ -196,32 +203,19 @@ class StreamSource(Source):
             self._begun.first = self._checked(self._begun.draw())
 
     def blocks(self) -> Pass | Iterator[Block]:
-        """All blocks, from the beginning if it can be begun anew."""
+        """All blocks, from the beginning if the stream can begin anew."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return begun
-        if self.is_one_shot:
-            return iter(())
-        return self._new_pass()
+        return iter(()) if self.is_one_shot else self._new_pass()
 
     def _new_pass(self) -> Pass:
         replay, self._replay = self._replay, None
         return Pass(self._iterable, self._checked, self.generators, replay)
 
     def _flatten(self, parts: Sequence[Any]) -> Block:
-        try:
-            leaves = self.structure.flatten(parts)
-        except ConstantChangedError as error:
-            raise DataError(
-                f"A batch of `{self.name}` has another constant: {error}. A compiled "
-                "model has it baked in. Pass numbers, which become tensors, or leave "
-                "it out."
-            ) from None
-        except TypeError as error:
-            raise DataError(
-                f"A batch of `{self.name}` nests differently from the first: {error}."
-            ) from None
-        return same_rows(leaves, f"A batch of `{self.name}`")
+        where = f"A batch of `{self.name}`"
+        return same_rows(self.structure.flatten_like("the first", parts, where), where)
 
     def _checked(self, batch: Any) -> Block:
         block = self._flatten(self._parts_of(batch))
@@ -237,14 +231,14 @@ class StreamSource(Source):
 
 
 def same_rows(leaves: Sequence[Any], where: str) -> Block:
-    """Tensors with one number of rows; a single number stands for every row.
+    """Tensors that all have one number of rows; a single number stands for every row.
 
     Args:
         leaves: Tensors, arrays or numbers.
-        where: What messages call them.
+        where: Name of the data in error messages.
 
     Raises:
-        DataError: No arrays, none with rows, or rows of different numbers.
+        DataError: There are no arrays, none has rows, or their numbers of rows differ.
 
     Example:
         >>> same_rows([torch.zeros(2, 3), 0.5], "`x`")[1]
@@ -267,12 +261,11 @@ def same_rows(leaves: Sequence[Any], where: str) -> Block:
             f"{where} has arrays of different numbers of samples: "
             f"{short_list(lengths)}. Dim 0 must be the same for all."
         )
-    rows = lengths[0]
-    return [t if t.dim() else t.expand(rows).clone() for t in tensors]
+    return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
 
 
 def short_list(numbers: Sequence[int]) -> str:
-    """A list for messages, cut after its first numbers.
+    """A list for error messages, cut after its first numbers.
 
     Example:
         >>> short_list([4, 5]), short_list([3] * 32)

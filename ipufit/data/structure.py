@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tensors of a batch nest: inputs, then targets, weights and shares."""
+"""How the tensors of a sample nest: inputs, then targets, weights and shares."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import Any, NamedTuple, Sequence
 
 from torch import Tensor
 
-from ipufit._tree import Structure
+from ipufit._tree import ConstantChangedError, Structure
+from ipufit.errors import DataError
 
 NOTHING = Structure(tuple)
-"""The structure of what isn't there."""
+"""The structure of targets or weights that samples don't have."""
 
 
 class Labels(NamedTuple):
-    """What a batch brings besides inputs.
+    """The part of a batch that outputs are compared with.
 
     Attributes:
-        targets: As they nest; `()` if there are none.
-        weights: Of samples: one tensor, or nested as the outputs; None for all alike.
-        share: `[rows]`: what each row counts in the loss of its update, 1 in a whole
-            one; rows of padding have 0, and the real rows next to them more, so that
-            the loss stays the mean over real rows. None if all rows are real.
+        targets: Nested tensors; `()` if the samples have no targets.
+        weights: Sample weights: one tensor, or nested as the outputs. None if all
+            samples weigh the same.
+        share: `[rows]`: how much each row counts in the loss of its update. Padding
+            counts 0 and the real rows beside it more than 1, so that the loss stays
+            the mean over real rows. None if no row is padding.
     """
 
     targets: Any = ()
@@ -32,13 +34,13 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleStructure:
-    """How the tensors of a batch nest.
+    """How the inputs, targets and weights of a sample or a batch nest.
 
     Attributes:
-        inputs: How the inputs nest.
-        targets: How the targets nest; no leaves if there are none.
-        weights: How sample weights nest; no leaves if there are none.
-        is_padded: Whether the last tensor tells the share of each row.
+        inputs: Structure of the inputs.
+        targets: Structure of the targets; without leaves if there are none.
+        weights: Structure of the sample weights; without leaves if there are none.
+        is_padded: Whether a batch ends with one more tensor, the share of each row.
 
     Example:
         >>> structure = SampleStructure(Structure.of({"a": 0}), Structure.of(0))
@@ -53,14 +55,14 @@ class SampleStructure:
 
     @classmethod
     def of(cls, parts: Sequence[Any]) -> SampleStructure:
-        """That of a sample or batch `(inputs,)`, `(inputs, targets[, weights])`."""
-        given = [NOTHING if p is None else Structure.of(p) for p in parts]
-        given += [NOTHING] * (3 - len(given))
-        return cls(given[0], given[1], given[2])
+        """The structure of a sample `(inputs,)` or `(inputs, targets[, weights])`."""
+        given = [NOTHING if part is None else Structure.of(part) for part in parts]
+        inputs, targets, weights = [*given, NOTHING, NOTHING][:3]
+        return cls(inputs, targets, weights)
 
     @property
     def num_inputs(self) -> int:
-        """How many tensors are inputs; they come first."""
+        """Number of tensors that are inputs; they come first in a batch."""
         return self.inputs.num_leaves
 
     @property
@@ -75,19 +77,19 @@ class SampleStructure:
 
     @property
     def parts(self) -> tuple[Structure, Structure, Structure]:
-        """Inputs, targets, weights."""
+        """Structures of the inputs, the targets and the weights."""
         return self.inputs, self.targets, self.weights
 
     def padded(self) -> SampleStructure:
-        """The same, with the share of each row."""
+        """The same structure, with the share of each row."""
         return replace(self, is_padded=True)
 
     def split(self, tensors: Sequence[Any]) -> tuple[Any, Labels]:
-        """Inputs, and the rest, from the tensors of a batch."""
+        """Nested inputs and labels, from the tensors of a batch."""
         return self.inputs.rebuild(tensors[: self.num_inputs]), self.labels(tensors)
 
     def labels(self, tensors: Sequence[Any]) -> Labels:
-        """What comes besides inputs, from the tensors of a batch."""
+        """Nested targets, weights and shares, from the tensors of a batch."""
         rest = iter(tensors[self.num_inputs :])
         targets = self.targets.rebuild(rest)
         weights = self.weights.rebuild(rest) if self.has_weights else None
@@ -97,16 +99,40 @@ class SampleStructure:
         """The leaves of `(inputs, targets, weights)`; missing ones may be left out.
 
         Raises:
-            TypeError: They nest differently.
-            ConstantChangedError: A value that is baked in is another.
+            TypeError: The parts nest differently from this structure.
+            ConstantChangedError: A constant, such as a string, has another value.
         """
         names = ("inputs", "targets", "sample weights")
+        given = [*parts, None, None]
         leaves: list[Any] = []
-        for i, (name, structure) in enumerate(zip(names, self.parts)):
-            part = parts[i] if i < len(parts) else None
+        for name, structure, part in zip(names, self.parts, given):
             if part is None and structure == NOTHING:
                 continue
             if part is None:
                 raise TypeError(f"it has no {name}")
             leaves.extend(structure.flatten(part, name))
         return leaves
+
+    def flatten_like(self, first: str, parts: Sequence[Any], where: str) -> list[Any]:
+        """The leaves of a sample or batch that must nest as the first one does.
+
+        Args:
+            first: Name of the first in error messages, such as "sample 0".
+            parts: `(inputs, targets, weights)`.
+            where: Name of these parts in error messages.
+
+        Raises:
+            DataError: They nest differently, or have another constant.
+        """
+        try:
+            return self.flatten(parts)
+        except ConstantChangedError as error:
+            raise DataError(
+                f"{where} has another constant than {first}: {error}. A compiled "
+                "model has it baked in. Pass numbers, which become tensors, or leave "
+                "it out."
+            ) from None
+        except TypeError as error:
+            raise DataError(
+                f"{where} nests differently from {first}: {error}."
+            ) from None

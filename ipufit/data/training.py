@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of training.
+"""The data of training calls.
 
-What doesn't fill a call is dropped and counted, or padded with rows that count nothing.
+Samples that don't fill a call are dropped and counted, or the call is padded with rows
+that count nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Sequence, cast
+import itertools
+from typing import Any, Iterator
 
 import torch
 
@@ -15,43 +17,44 @@ from ipufit.batching import BatchPlan
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
-from .calls import PLAIN, Call, CallBatches, Loading
+from .calls import PLAIN, Call, CallLoader, Loading
 from .class_weights import ClassWeights
 from .host_random import RandomState, random_state, set_random_state
 from .orders import BEGINNING, Order, Position
 from .passes import Pass, Replay
 from .rebatching import pad, rebatched, shares
-from .source import IndexedSource, Source, StreamSource
+from .source import Source, StreamSource
 
 
-class TrainingBatches(CallBatches):
-    """The calls of a training epoch.
+class TrainingBatches:
+    """The calls of a pass over the data.
 
     Args:
         source: The samples.
-        plan: How many make a call.
-        options: Of the training model.
-        shuffle: Draw a new order every epoch; streams come as they are.
-        seed: Of the orders, and of samples that other processes load; None to draw it
-            from torch's global generator.
-        drop_last: Whether samples that don't fill a call are left out; `"pad"` to
-            fill the call with rows that don't count.
-        class_weight: Class index to weight; None for all alike.
+        plan: The factors of a call.
+        options: Options of the training model.
+        shuffle: Whether to draw a new order for every pass. Streams keep their order.
+        seed: Seed of the orders, and of samples that other processes load; None draws
+            one from torch's global generator.
+        drop_last: True to leave out samples that don't fill a call; `"pad"` to fill
+            the call with rows that don't count.
+        class_weight: Class index to weight; None if all classes weigh the same.
         loading: How map-style data is loaded.
-        start: Where to begin, for a run that is resumed; samples before it are not
-            loaded, but for streams, whose batches are drawn and dropped.
+        start: Position at which to begin. Samples before it are not loaded, except
+            from a stream, whose batches are drawn and dropped.
 
     Raises:
         DataError: There are not enough samples for one call, or `class_weight` can't
             be used.
 
     Attributes:
-        position: The pass, and the calls of it that were given out.
-        seed: Of the orders; drawn from torch's generator if none was given.
+        structure: How the tensors of a batch nest.
+        position: Number of the pass, and of its calls that were given out.
+        seed: Seed of the orders.
         is_seeded: Whether each sample has random numbers of its own.
-        num_calls: Per epoch; None while nobody knows.
-        num_dropped: Samples left out of an epoch; None while nobody knows.
-        num_empty_updates: Updates of the last call that have padding only.
+        num_calls: Number of calls of a pass; None while unknown.
+        num_dropped: Number of samples that a pass leaves out; None while unknown.
+        num_empty_updates: Number of updates of the last call that have only padding.
     """
 
     def __init__(
@@ -67,14 +70,13 @@ class TrainingBatches(CallBatches):
         loading: Loading = PLAIN,
         start: Position = BEGINNING,
     ) -> None:
-        self._class_weights = (
-            None
-            if class_weight is None
-            else ClassWeights(class_weight, source.structure)
-        )
-        weights = self._class_weights
-        structure = source.structure if weights is None else weights.structure
-        super().__init__(source, plan, structure)
+        self.source = source
+        self.structure = source.structure
+        self._class_weights: ClassWeights | None = None
+        if class_weight is not None:
+            self._class_weights = ClassWeights(class_weight, source.structure)
+            self.structure = self._class_weights.structure
+        self._rows = plan.samples_per_call
         self._per_update = plan.samples_per_update
         is_padding = drop_last in ("pad", False)
         count = source.num_samples
@@ -84,36 +86,43 @@ class TrainingBatches(CallBatches):
                 f"{plan.describe()}. Lower one of these, pass more data, or pad with "
                 "fit(drop_last='pad')."
             )
-        left = None if count is None else count % self._rows
         # A loader of the user's may give fewer samples than it says.
-        is_stream = isinstance(source, StreamSource)
-        self._is_padding = is_padding and (left != 0 or is_stream)
-        self.num_dropped = 0 if is_padding else left
-        self.num_calls = None if count is None else count // self._rows
-        self.num_empty_updates = 0
+        may_be_short = isinstance(source, StreamSource) or (count or 0) % self._rows
+        self._is_padding = is_padding and bool(may_be_short)
         if self._is_padding:
             self.structure = self.structure.padded()
-            if left and self.num_calls is not None:
-                self.num_calls += 1
-                self.num_empty_updates = (self._rows - left) // self._per_update
-        self._loading, self._options, self._plan = loading, options, plan
-        self._shuffle, self._start = shuffle, start
-        self.is_seeded = loading.seeds(getattr(source, "dataset", None))
+        self.num_calls: int | None = None
+        self.num_dropped: int | None = 0 if is_padding else None
+        self.num_empty_updates = 0
+        if count is not None:
+            self._count(count)
+        self.is_seeded = loading.seeds(source.dataset)
         if (shuffle or self.is_seeded) and seed is None:
             # Drawn here and not in a process that loads: those are copies of this one.
             seed = int(torch.empty((), dtype=torch.int64).random_())
         self.seed = seed or 0
+        self._shuffle = shuffle
+        self._loader = CallLoader(source.dataset, plan, options, loading, self.seed)
         self.position = start
         self._pass: Pass | None = None
         self._is_exhausted = self._is_going_on = False
 
+    def _count(self, num_samples: int) -> None:
+        """Set the number of calls of a pass, and what its last call lacks."""
+        self.num_calls, left = divmod(num_samples, self._rows)
+        if left and self._is_padding:
+            self.num_calls += 1
+            self.num_empty_updates = (self._rows - left) // self._per_update
+        else:
+            self.num_dropped, self.num_empty_updates = left, 0
+
     # A run that is resumed ----------------------------------------------------
 
     def replay(self) -> Replay | None:
-        """What it takes to come to this place of the pass again.
+        """The state of the pass, with which its blocks can be drawn again.
 
-        None if none is begun, or if it takes nothing: samples that are taken by index
-        are not drawn again.
+        It is None if no pass has begun, and for samples that are taken by index, which
+        needn't be drawn again.
         """
         if not isinstance(self.source, StreamSource):
             return None
@@ -122,33 +131,81 @@ class TrainingBatches(CallBatches):
         return self.source.first_pass()
 
     def go_on(self, now: RandomState, replay: Replay | None) -> None:
-        """Have the random states of the interrupted run, from its place on.
+        """Go on as the interrupted run would have, from its position.
 
         Args:
-            now: Those it had.
-            replay: Its `replay()`.
+            now: Random states that the interrupted run had saved.
+            replay: What `replay()` returned in the interrupted run.
         """
-        generators = self.source.generators
         if isinstance(self.source, StreamSource):
             self.source.go_on(replay, is_due=not self.position.calls)
-        set_random_state(now, generators)
+        set_random_state(now, self.source.generators)
         self._is_going_on = self.position.calls > 0
 
     # Calls --------------------------------------------------------------------
 
-    def _make_loader(self) -> Any:
-        return self._loading.loader(
-            self._options,
-            cast(IndexedSource, self.source).dataset,
-            self._plan,
-            self._order(tells_pass=self.is_seeded),
-            self.seed,
-            self._report,
+    def close(self) -> None:
+        """End the processes that load samples; the next pass starts others."""
+        self._loader.close()
+
+    def example(self) -> Batch:
+        """A batch that looks like that of a call."""
+        return self._completed(self.source.example(self._rows), self._rows)
+
+    def begin_next_pass(self) -> None:
+        """Move to the beginning of the next pass if all of this one was given out."""
+        if self._is_exhausted:
+            self._is_exhausted = False
+            self.position = Position(self.position.number + 1)
+
+    def __iter__(self) -> Iterator[Call]:
+        """The calls of one pass, from the current position on."""
+        self.begin_next_pass()
+        is_going_on, self._is_going_on = self._is_going_on, False
+        # Coming to the position draws numbers that the interrupted run has drawn.
+        now = random_state(self.source.generators) if is_going_on else None
+        num_samples = 0
+        if isinstance(self.source, StreamSource):
+            batches = self._streamed(self.source)
+            for _, num_real in itertools.islice(batches, self.position.calls):
+                num_samples += num_real
+        else:
+            batches = self._indexed()
+        if now is not None:
+            set_random_state(now, self.source.generators)
+        for batch, num_real in batches:
+            num_samples += num_real
+            if num_real == self._rows or self._is_padding:
+                self.source.check(batch, self._sample_of)
+                self.position = self.position._replace(calls=self.position.calls + 1)
+                padded = pad(batch, self._rows)
+                yield Call(self._completed(padded, num_real), num_real)
+        if isinstance(self.source, StreamSource):
+            self._count(num_samples)
+        self._is_exhausted = True
+
+    def _streamed(self, source: StreamSource) -> Iterator[tuple[Batch, int]]:
+        """Batches from the beginning of the pass, and their numbers of real rows."""
+        blocks = source.blocks()
+        self._pass = blocks if isinstance(blocks, Pass) else None
+        return rebatched(blocks, self._rows)
+
+    def _indexed(self) -> Iterator[tuple[Batch, int]]:
+        """Batches from the position on, and their numbers of real rows."""
+        done = self.position.calls
+        if done and done == self.num_calls:
+            return iter(())  # PopTorch's asynchronous loader refuses to load nothing
+        batches = self._loader.batches(lambda: self._order(tells_pass=self.is_seeded))
+        num_left = range(
+            (self.source.num_samples or 0) - done * self._rows, 0, -self._rows
+        )
+        return (
+            (batch, min(left, self._rows)) for batch, left in zip(batches, num_left)
         )
 
     def _order(self, *, tells_pass: bool = False) -> Order:
-        """The order of samples that are taken by index, from this place on."""
-        count = cast(IndexedSource, self.source).num_samples
+        """The order of samples that are taken by index, from the position on."""
+        count = self.source.num_samples or 0
         length = (self.num_calls or 0) * self._rows if self._is_padding else count
         seed = self.seed if self._shuffle else None
         return Order(
@@ -156,79 +213,15 @@ class TrainingBatches(CallBatches):
         )
 
     def _sample_of(self, row: int) -> int:
-        """The index of the sample that is in a row of the next call."""
+        """The index of the sample in a row of the next call."""
         if isinstance(self.source, StreamSource):
             return self.position.calls * self._rows + row
         return int(self._order().indices()[row])
 
-    def example(self) -> Batch:
-        """What the batch of a call looks like."""
-        return self._completed(self.source.example(self._rows), self._rows)
-
-    def __iter__(self) -> Iterator[Call]:
-        """The calls of one pass, from the place that was reached."""
-        self.begin_next_pass()
-        if self._is_going_on:
-            # Coming to that place draws numbers that the interrupted run has drawn.
-            self._is_going_on = False
-            self._on_begun = _restoring(self.source.generators)
-        if isinstance(self.source, StreamSource):
-            yield from self._streamed(self.source)
-        elif self.position.calls and self.position.calls == self.num_calls:
-            self._begin()  # PopTorch's asynchronous loader refuses to give nothing
-        else:
-            remaining = (
-                self.source.num_samples or 0
-            ) - self.position.calls * self._rows
-            for batch in self._loaded():
-                num_real = min(remaining, self._rows)
-                remaining -= num_real
-                self._check(batch, self._sample_of)
-                self._count_call()
-                yield Call(self._completed(batch, num_real), num_real)
-        self._is_exhausted = True
-
-    def begin_next_pass(self) -> None:
-        """Be at the beginning of the next pass, if all of this one was given out."""
-        if self._is_exhausted:
-            self._is_exhausted = False
-            self.position = Position(self.position.number + 1)
-
-    def _count_call(self) -> None:
-        self.position = self.position._replace(calls=self.position.calls + 1)
-
-    def _streamed(self, source: StreamSource) -> Iterator[Call]:
-        calls = dropped = empty = 0
-        skipped = self.position.calls
-        blocks = source.blocks()
-        self._pass = blocks if isinstance(blocks, Pass) else None
-        for batch, num_real in rebatched(blocks, self._rows):
-            if num_real == self._rows or self._is_padding:
-                calls += 1
-                if calls <= skipped:
-                    if calls == skipped:
-                        self._begin()
-                    continue
-                self._check(batch, self._sample_of)
-                self._count_call()
-                empty = (self._rows - num_real) // self._per_update
-                padded = pad(batch, self._rows)
-                yield Call(self._completed(padded, num_real), num_real)
-            else:
-                dropped = num_real
-        self._begin()  # at the latest
-        self.num_calls, self.num_dropped = calls, dropped
-        self.num_empty_updates = empty
-
     def _completed(self, batch: Batch, num_real: int) -> Batch:
+        """The batch with class weights and shares of rows appended to it."""
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
         if self._is_padding:
             batch.append(shares(num_real, self._rows, self._per_update))
         return batch
-
-
-def _restoring(generators: Sequence[torch.Generator]) -> Callable[[], None]:
-    """What brings the random states of now back."""
-    now = random_state(generators)
-    return lambda: set_random_state(now, generators)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from ipufit import BatchPlan, DataError, IPUConfig
 from ipufit.data import (
     InferenceBatches,
-    Loading,
     StreamSource,
     TrainingBatches,
     as_source,
 )
+from ipufit.data import calls as calls_module
+from ipufit.data.gathering import GatheredCalls
 from ipufit.data.rebatching import collate, rebatched, shares
 from tests import reference
 from tests.strategies import plans, sample_counts
@@ -229,19 +230,19 @@ def test_rows_of_a_micro_batch_filled_in_part_follow_one_by_one(count, plan):
         assert sum(call.num_real for call in calls) == count
 
 
-def test_no_loader_is_made_before_it_is_needed():
-    class Counted(Loading):
-        made = 0
+def test_no_loader_is_made_before_it_is_needed(monkeypatch):
+    made = []
 
-        def loader(self, *arguments):
-            Counted.made += 1
-            return super().loader(*arguments)
+    def counted(*arguments):
+        made.append(GatheredCalls(*arguments))
+        return made[-1]
 
-    batches = training(BatchPlan(2), 6, loading=Counted())
+    monkeypatch.setattr(calls_module, "GatheredCalls", counted)
+    batches = training(BatchPlan(2), 6)
     batches.example()
-    assert Counted.made == 0
+    assert len(made) == 0
     assert numbers_of(batches) == numbers_of(batches)
-    assert Counted.made == 1
+    assert len(made) == 1
     batches.close()
     assert len(numbers_of(batches)) == 3
-    assert Counted.made == 2
+    assert len(made) == 2

@@ -11,9 +11,9 @@ import types
 
 import pytest
 import torch
+from ipufit.engine.baked_in.reach import Reach
 from torch import nn
 
-from ipufit.engine.baked_in.reach import Reach
 from tests.resume import settings_of_another_module as settings
 
 FACTOR = types.SimpleNamespace(k=1.0)
