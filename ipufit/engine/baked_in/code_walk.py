@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that code can reach: the values that Python computes with when it is traced.
+"""A walk through all values that code can reach, and computes with when it is traced.
 
 From a module, a loss or a metric the walk goes on to submodules, hooks, and the code of
 `forward`; from code to the globals, closure variables, defaults and attributes that it
@@ -18,43 +18,43 @@ import collections.abc
 import functools
 import sys
 import types
-from typing import Any, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 
 from ipufit.engine.weights.counters import is_counted
+from ipufit.engine.weights.wrapping import unfetched
 
 from .code_names import names_read
-from .homes import HOLDERS, is_library, is_machinery
-from .places import MISSING
-from .recorded import (
+from .origins import HOLDERS, is_library, is_machinery
+from .records import (
     PLAIN,
     Contents,
     Elements,
     Identity,
     SameAs,
     checksum_of,
-    type_of_value,
+    scalar_dtype,
     version_of,
 )
+from .references import MISSING, Reference
 
 DEPTH = 16
 SIZE = 20_000
 SMALL_BYTES = 1 << 16
 """Arrays of numpy up to this size are looked at in every call."""
 LARGE = 256
-"""Elements of a container beyond which it is compared as a whole, between runs only."""
+"""Containers of more elements are compared as a whole, and between runs only."""
 LARGE_BYTES = 1 << 24
-"""Tensors and arrays beyond this size are told apart by identity only."""
+"""Tensors and arrays of more bytes are compared by identity only."""
 
 ENTRIES = frozenset({"forward", "sums"})
 """Methods that ipufit and torch call."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _TORCHS = {"training", *vars(torch.nn.Module())}
-"""What torch itself keeps in a module."""
+"""Attributes that torch itself keeps in a module."""
 _NOT_IN_FORWARD = frozenset(
     f"__{name}__"
     for name in (
@@ -63,28 +63,28 @@ _NOT_IN_FORWARD = frozenset(
         *("reduce", "reduce_ex", "getstate", "setstate"),
     )
 )
-"""Methods of a class that its objects' users don't call."""
+"""Methods of a class that `forward` doesn't call."""
+
+Check = Tuple[Callable[[Any], Any], Any, Any]
+"""A function, its argument, and the result that it gave."""
 
 
-class Walk:
-    """One walk, by names that are known so far.
+class CodeWalk:
+    """One walk through code, by the names of attributes that are known so far.
 
     Args:
         names: Attributes that code reads.
-        is_open: Whether code may read others.
+        is_open: Whether code may read attributes of other names too.
 
     Attributes:
-        names: With those that were found on the way.
-        is_open: Also if code was found on the way.
-        values: What was found, by path.
-        items: Mappings, keys in them, and values.
-        attributes: Objects, names of attributes, and values.
-        contents: Containers that count as a whole, and what is in them.
-        scalars: Mappings, the names of 0-d buffers in them, and types.
-        versions: Constant tensors, and how often they have changed.
-        arrays: Small arrays, and checksums.
-        constants: Tensors and arrays of any size, and checksums.
-        large: Containers that are compared as a whole, and what is in them.
+        names: The names given, and those found on the way.
+        is_open: Whether it was so at the beginning, or because of code on the way.
+        values: Records of the values that were found, by path.
+        items: References by the keys of mappings.
+        attributes: References by the attributes of objects.
+        contents: Containers that count as a whole, and the objects in them.
+        checks: Cheap checks, to be made before every call.
+        thorough_checks: Checks of large contents, to be made between runs.
         is_complete: Whether no bound was met.
     """
 
@@ -92,31 +92,29 @@ class Walk:
         self.names = set(names)
         self.is_open = is_open
         self.values: dict[str, Any] = {}
-        self.items: list[tuple[Any, Any, Any]] = []
-        self.attributes: list[tuple[Any, str, Any]] = []
+        self.items: list[Reference] = []
+        self.attributes: list[Reference] = []
         self.contents: list[tuple[Any, tuple[Any, ...]]] = []
-        self.scalars: list[tuple[Any, str, torch.dtype]] = []
-        self.versions: list[tuple[Tensor, int]] = []
-        self.arrays: list[tuple[Any, int]] = []
-        self.constants: list[tuple[Any, int]] = []
-        self.large: list[tuple[Any, Elements]] = []
+        self.checks: list[Check] = []
+        self.thorough_checks: list[Check] = []
         self.is_complete = True
-        self._seen: dict[int, tuple[str, Any]] = {}  # with the object: ids are reused
-        self._places: set[tuple[int, Any]] = set()
+        # The objects are kept too, because ids of dead ones are used again.
+        self._visited: dict[int, tuple[str, Any]] = {}
+        self._followed: set[tuple[int, Any]] = set()
         self._classes: set[type] = set()
         self._weights: set[int] = set()
 
     def go(self, roots: Mapping[str, Any]) -> None:
-        """Begin with each of the roots.
+        """Walk from each of the roots.
 
         Args:
-            roots: Modules and functions, by what messages call them.
+            roots: Modules and functions, by their names in messages.
         """
         for root in roots.values():
             if isinstance(root, torch.nn.Module):
                 self._weights.update(map(id, root.parameters()))
                 self._weights.update(
-                    id(b) for b in root.buffers() if type_of_value(b) is None
+                    id(b) for b in root.buffers() if scalar_dtype(b) is None
                 )
         for path, root in roots.items():
             self._visit(path, root, 0)
@@ -128,11 +126,10 @@ class Walk:
     # Steps ------------------------------------------------------------------
 
     def _item(self, mapping: Any, key: Any, path: str, depth: int) -> None:
-        place = id(mapping), key
-        if place not in self._places:
-            self._places.add(place)
+        if (id(mapping), key) not in self._followed:
+            self._followed.add((id(mapping), key))
             value = mapping.get(key, MISSING)
-            self.items.append((mapping, key, value))
+            self.items.append(Reference(mapping, key, value))
             if value is not MISSING:
                 self._visit(path, value, depth)
 
@@ -141,23 +138,23 @@ class Walk:
             value = getattr(owner, name)
         except (AttributeError, ValueError):  # an empty slot, an empty cell
             return
-        self.attributes.append((owner, name, value))
+        self.attributes.append(Reference(owner, name, value))
         self._visit(path, value, depth)
 
     def _whole(self, container: Iterable[Any]) -> None:
         self.contents.append((container, tuple(container)))
 
     def _visit(self, path: str, value: Any, depth: int) -> None:
-        while path in self.values:  # of another function
+        while path in self.values:  # a variable of another function
             path += "'"
         if issubclass(type(value), PLAIN):  # isinstance() would touch a wrapped weight
             self.values[path] = value
             return
-        before = self._seen.get(id(value))
+        before = self._visited.get(id(value))
         if before is not None:
             self.values[path] = SameAs(before[0])
             return
-        self._seen[id(value)] = path, value
+        self._visited[id(value)] = path, value
         self.values[path] = Identity(value)
         if depth > DEPTH or len(self.values) > SIZE:
             self.is_complete = False
@@ -181,14 +178,14 @@ class Walk:
         is_here = tensor.device.type == "cpu" and tensor.layout == torch.strided
         if not (is_plain and is_here) or tensor.is_inference():
             return
-        self.versions.append((tensor, version_of(tensor)))
+        self.checks.append((version_of, tensor, version_of(tensor)))
         self._constant(path, tensor, tensor.numel() * tensor.element_size())
 
     def _array(self, path: str, array: Any, _: int) -> None:
         if array.dtype.hasobject:
             return
         if array.nbytes <= SMALL_BYTES:
-            self.arrays.append((array, checksum_of(array)))
+            self.checks.append((checksum_of, array, checksum_of(array)))
         self._constant(path, array, array.nbytes)
 
     def _constant(self, path: str, value: Any, num_bytes: int) -> None:
@@ -196,7 +193,7 @@ class Walk:
             self.is_complete = False
             return
         checksum = checksum_of(value)
-        self.constants.append((value, checksum))
+        self.thorough_checks.append((checksum_of, value, checksum))
         kind = f"{type(value).__name__} of {value.dtype} {list(value.shape)}"
         self.values[path] = Contents(kind, checksum)
 
@@ -205,13 +202,13 @@ class Walk:
         self._members(path, module, depth, _TORCHS)
         for name in ("_modules", "_parameters", "_buffers"):
             members = parts.get(name)
-            if not isinstance(members, dict):  # of a compiled script
+            if not isinstance(members, dict):  # the module is a compiled script
                 continue
             self._whole(members)
             for key, member in members.items():
-                dtype = type_of_value(member) if name == "_buffers" else None
+                dtype = scalar_dtype(member) if name == "_buffers" else None
                 if dtype is not None:  # its value goes to the device with every call
-                    self.scalars.append((members, key, dtype))
+                    self.checks.append((_scalar_dtype_in, (members, key), dtype))
                     self.values[f"{path}.{key}"] = Contents(f"0-d buffer of {dtype}")
                 else:
                     self._item(members, key, f"{path}.{key}", depth)
@@ -225,8 +222,8 @@ class Walk:
         variables = function.__code__.co_freevars
         for name, cell in zip(variables, function.__closure__ or ()):
             self._attribute(cell, "cell_contents", f"closure variable {name}", depth)
-        self.attributes.append((function, "__code__", function.__code__))
-        self.attributes.append((function, "__defaults__", function.__defaults__))
+        for name in ("__code__", "__defaults__"):
+            self.attributes.append(Reference(function, name, getattr(function, name)))
         named = function.__code__.co_varnames[: function.__code__.co_argcount]
         defaults = function.__defaults__ or ()
         for name, value in zip(named[len(named) - len(defaults) :], defaults):
@@ -234,8 +231,7 @@ class Walk:
         for name in function.__kwdefaults__ or ():
             default = f"{function.__name__}'s default {name}"
             self._item(function.__kwdefaults__, name, default, depth)
-        home = function.__globals__.get("__name__", "__main__")
-        if is_library(home):
+        if is_library(function.__globals__.get("__name__", "__main__")):
             return
         self.values[path] = Identity(function.__code__)
         names = names_read(function.__code__)
@@ -312,14 +308,14 @@ class Walk:
             return False
         elements = Elements.of(container)
         self.is_complete &= all(isinstance(value, PLAIN) for value in elements.values)
-        self.large.append((container, elements))
+        self.thorough_checks.append((Elements.of, container, elements))
         self.values[path] = elements
         return True
 
     def _members(
         self, path: str, value: Any, depth: int, torchs: Iterable[str] = ()
     ) -> None:
-        """The attributes of an object, and of its class, that code may read."""
+        """Visit the attributes of an object, and of its class, that code may read."""
         cls = type(value)
         self._class(cls.__name__, cls, depth)
         own = vars(value) if hasattr(value, "__dict__") else {}
@@ -328,50 +324,68 @@ class Walk:
             read.update(_public(value))
         for name in sorted(read - set(torchs)):
             self._item(own, name, f"{path}.{name}", depth)
+        self._missing_attributes(value, own)
+        for name in self._other_attributes(value, own):
+            self._attribute(value, name, f"{path}.{name}", depth)
+
+    def _missing_attributes(self, value: Any, own: dict[str, Any]) -> None:
+        """Note attributes of the class that an object may come to hide by its own."""
+        hidden = {
+            name
+            for base in type(value).__mro__
+            if hasattr(value, "__dict__") and not is_library(base.__module__)
+            for name in self.names.intersection(vars(base))
+        }
+        if isinstance(value, torch.nn.Module):
+            hidden.add("forward")
+        for name in hidden.difference(own):
+            self.items.append(Reference(own, name, MISSING))
+
+    def _other_attributes(self, value: Any, own: dict[str, Any]) -> Iterable[str]:
+        """Names of attributes that are no items of the object's `__dict__`."""
+        cls = type(value)
         for base in cls.__mro__:
-            if hasattr(value, "__dict__") and not is_library(base.__module__):
-                for name in vars(base):  # what an object's own would hide
-                    if name in self.names and name not in own:
-                        self.items.append((own, name, MISSING))
             for name in getattr(base, "__slots__", ()):
                 if name in self.names or self.is_open:
-                    self._attribute(value, name, f"{path}.{name}", depth)
-        is_module = isinstance(value, torch.nn.Module)
-        if is_module and "forward" not in own:
-            self.items.append((own, "forward", MISSING))
-        if hasattr(cls, "__getattr__") and not is_module:
+                    yield name
+        if hasattr(cls, "__getattr__") and not isinstance(value, torch.nn.Module):
             for name in sorted(self.names - own.keys()):
                 if not hasattr(cls, name) and _is_kept(value, name):
-                    self._attribute(value, name, f"{path}.{name}", depth)
+                    yield name
 
 
 _STEPS: tuple[tuple[Any, Any], ...] = (
-    (Tensor, Walk._tensor),
-    (np.ndarray, Walk._array),
-    (torch.nn.Module, Walk._module),
-    (types.FunctionType, Walk._function),
-    (types.MethodType, Walk._method),
-    (functools.partial, Walk._partial),
-    (types.ModuleType, Walk._python_module),
-    (type, Walk._class),
+    (Tensor, CodeWalk._tensor),
+    (np.ndarray, CodeWalk._array),
+    (torch.nn.Module, CodeWalk._module),
+    (types.FunctionType, CodeWalk._function),
+    (types.MethodType, CodeWalk._method),
+    (functools.partial, CodeWalk._partial),
+    (types.ModuleType, CodeWalk._python_module),
+    (type, CodeWalk._class),
     (
         (property, staticmethod, classmethod, functools.cached_property),
-        Walk._descriptor,
+        CodeWalk._descriptor,
     ),
-    (collections.abc.Mapping, Walk._mapping),
-    ((list, tuple, collections.deque), Walk._sequence),
-    ((set, frozenset), Walk._set),
+    (collections.abc.Mapping, CodeWalk._mapping),
+    ((list, tuple, collections.deque), CodeWalk._sequence),
+    ((set, frozenset), CodeWalk._set),
 )
+
+
+def _scalar_dtype_in(place: tuple[Any, str]) -> torch.dtype | None:
+    buffers, name = place
+    return scalar_dtype(buffers.get(name))
 
 
 def _moves(buffer: Tensor) -> bool:
     """Whether a buffer's values change by themselves; others are compiled in."""
-    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-        return Tensor.is_floating_point(buffer) or is_counted(buffer)
+    is_float: bool = unfetched(buffer, "dtype").is_floating_point
+    return is_float or is_counted(buffer)
 
 
 def _is_kept(owner: Any, name: str) -> bool:
-    """Whether `__getattr__` gives an object that it has, and none made anew."""
+    """Whether `__getattr__` gives an object that is kept, and makes no new one."""
     try:
         return getattr(owner, name) is getattr(owner, name)
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -384,10 +398,10 @@ def _public(value: Any) -> list[str]:
 
 
 def _has_values(base: type) -> bool:
-    """Whether attributes are read by code of a library, which isn't read itself."""
+    """Whether a library's code may read attributes; the walk doesn't read that code."""
     if base in (object, torch.nn.Module):
         return False
     if issubclass(base, torch.nn.Module):
         return is_library(base.__module__)
-    home = base.__module__
-    return is_library(home) and not is_machinery(home) and home not in HOLDERS
+    origin = base.__module__
+    return is_library(origin) and not is_machinery(origin) and origin not in HOLDERS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose code something is: the user's, a library's, or machinery that holds no data."""
+"""Origins of code: the user's, a library's, or machinery that holds no data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 _MACHINERY = ("torch", "ipufit", "poptorch", "numpy")
 HOLDERS = ("types", "argparse", "collections")
-"""Modules of Python with classes that hold values, and never read them themselves."""
+"""Modules of Python whose classes hold values, and never read them themselves."""
 _DATA = ("torch.distributions", *HOLDERS)
 
 
@@ -20,7 +20,7 @@ def is_library(module_name: str) -> bool:
     """Whether a Python module is installed, and so not the user's to change.
 
     Args:
-        module_name: As in `function.__module__`.
+        module_name: Full name, as in `function.__module__`.
 
     Example:
         >>> is_library("torch.nn"), is_library("__main__")
@@ -31,10 +31,10 @@ def is_library(module_name: str) -> bool:
         return False
     if root in _MACHINERY:
         return True
-    place = _place(root)
-    if place is None:
+    file = _file_of(root)
+    if file is None:
         return root in sys.builtin_module_names
-    return any(folder in place.parents for folder in _folders())
+    return any(folder in file.parents for folder in _folders())
 
 
 @functools.lru_cache(maxsize=None)
@@ -45,7 +45,7 @@ def is_machinery(module_name: str) -> bool:
     locks, optimisers, generators. Containers, namespaces and distributions aren't.
 
     Args:
-        module_name: As in `type(value).__module__`.
+        module_name: Full name, as in `type(value).__module__`.
 
     Example:
         >>> is_machinery("logging"), is_machinery("types"), is_machinery("transformers")
@@ -56,15 +56,15 @@ def is_machinery(module_name: str) -> bool:
     root = module_name.partition(".")[0]
     if root in _MACHINERY:
         return True
-    place = _place(root)
-    if place is None:
+    file = _file_of(root)
+    if file is None:
         return root in sys.builtin_module_names
     standard = Path(sysconfig.get_paths()["stdlib"]).resolve()
-    return standard in place.parents and "site-packages" not in place.parts
+    return standard in file.parents and "site-packages" not in file.parts
 
 
-def _place(root: str) -> Path | None:
-    """Where a package lies; None if it is built in, or made by hand."""
+def _file_of(root: str) -> Path | None:
+    """The file or folder of a package; None if it is built in, or made by hand."""
     module: Any = sys.modules.get(root)
     name = getattr(module, "__file__", None)
     folders = list(getattr(module, "__path__", ()))
@@ -75,6 +75,7 @@ def _place(root: str) -> Path | None:
 
 @functools.lru_cache(maxsize=None)
 def _folders() -> list[Path]:
+    """Folders of Python's own library and of installed packages."""
     paths = sysconfig.get_paths()
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     return sorted({Path(paths[kind]).resolve() for kind in kinds})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a value is recorded that code can reach, to be compared later."""
+"""Records of the values that code can reach, to be compared later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
+
+from ipufit.engine.weights.fingerprint import checksum
+from ipufit.engine.weights.wrapping import unfetched
 
 PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
@@ -24,7 +26,7 @@ PLAIN = (
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """A value that is only told from others."""
+    """A value that equals only itself."""
 
     value: Any
 
@@ -42,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class SameAs:
-    """A value that was reached on another way."""
+    """A value that was reached by another path before."""
 
     path: str
 
@@ -52,7 +54,7 @@ class SameAs:
 
 @dataclass(frozen=True)
 class Contents:
-    """A constant tensor or array, or the kind of a container."""
+    """A constant tensor or array by its checksum, or a container by its kind."""
 
     kind: str
     checksum: int = 0
@@ -62,19 +64,19 @@ class Contents:
 
 
 NOTHING = Contents("missing")
-"""What isn't there."""
+"""Record of a value that isn't there."""
 
 
 @dataclass(frozen=True, eq=False)
 class Elements:
-    """What is in a large container."""
+    """The elements of a large container, compared by identity or as plain values."""
 
     kind: type
     values: tuple[Any, ...]
 
     @classmethod
     def of(cls, container: Any) -> Elements:
-        """Take the elements of a container; of a mapping the keys and the values.
+        """Record the elements of a container; of a mapping the keys and the values.
 
         Example:
             >>> Elements.of([1, 2]) == Elements.of([1, 3])
@@ -104,7 +106,7 @@ def checksum_of(value: Any) -> int:
         False
     """
     if isinstance(value, Tensor):
-        value = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return checksum(value)
     values: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     return zlib.crc32(values)
 
@@ -118,20 +120,17 @@ def version_of(tensor: Tensor) -> int:
         >>> version_of(tensor)
         1
     """
-    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-        version: int = Tensor._version.__get__(tensor)
-        return version
+    return int(unfetched(tensor, "_version"))
 
 
-def type_of_value(buffer: Any) -> torch.dtype | None:
-    """The dtype of a 0-d buffer; a wrapped one isn't fetched for this. Else None.
+def scalar_dtype(buffer: Any) -> torch.dtype | None:
+    """The dtype of a 0-d buffer, which isn't fetched for this; None for all else.
 
     Example:
-        >>> type_of_value(torch.tensor(0.5)), type_of_value(torch.ones(2))
+        >>> scalar_dtype(torch.tensor(0.5)), scalar_dtype(torch.ones(2))
         (torch.float32, None)
     """
-    if not issubclass(type(buffer), Tensor):
+    if not issubclass(type(buffer), Tensor) or unfetched(buffer, "ndim"):
         return None
-    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-        dtype: torch.dtype = Tensor.dtype.__get__(buffer)
-        return None if Tensor.dim(buffer) else dtype
+    dtype: torch.dtype = unfetched(buffer, "dtype")
+    return dtype

@@ -1,48 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places that hold objects, compared before every call: in loops of C."""
+"""References from objects to objects, compared before every call: in loops of C."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import chain, repeat
 from operator import is_
-from typing import Any, Iterable, Sequence, Tuple
+from typing import Any, Iterable, NamedTuple, Sequence
 
 MISSING: Any = object()
-"""What a place gives that holds nothing."""
-
-Place = Tuple[Any, Any, Any]
-"""An owner, a key or the name of an attribute, and the value."""
+"""Target of a reference that leads nowhere."""
 
 
-class Places:
-    """Items, attributes and containers, and the objects that they held.
+class Reference(NamedTuple):
+    """A way from one object to another.
+
+    Attributes:
+        owner: A mapping, or an object with attributes.
+        name: A key of the mapping, or the name of an attribute.
+        target: The object that was there.
+    """
+
+    owner: Any
+    name: Any
+    target: Any
+
+
+class References:
+    """References, and the objects that they led to.
 
     Args:
-        items: Mappings, keys in them, and values; `MISSING` where there is no key.
-        attributes: Objects, names of attributes, and values.
-        contents: Containers that count as a whole, and what is in them.
+        items: Those by the keys of mappings; `MISSING` where there is no such key.
+        attributes: Those by the attributes of objects.
+        contents: Containers that count as a whole, and the objects in them.
 
     Example:
         >>> settings = {"k": 1.0}
-        >>> places = Places([(settings, "k", settings["k"])], [], [])
-        >>> places.are_unmoved()
+        >>> references = References([Reference(settings, "k", settings["k"])], [], [])
+        >>> references.are_unmoved()
         True
         >>> settings["k"] = 2.0
-        >>> places.are_unmoved()
+        >>> references.are_unmoved()
         False
     """
 
     def __init__(
         self,
-        items: Iterable[Place],
-        attributes: Sequence[Place],
+        items: Iterable[Reference],
+        attributes: Sequence[Reference],
         contents: Sequence[tuple[Any, tuple[Any, ...]]],
     ) -> None:
-        in_dicts: list[Place] = []
-        self._others: list[Place] = []  # with a `get` of their own
+        in_dicts: list[Reference] = []
+        self._others: list[Reference] = []  # mappings with a `get` of their own
         for item in items:
-            is_dict = type(item[0]) in (dict, OrderedDict)
+            is_dict = type(item.owner) in (dict, OrderedDict)
             (in_dicts if is_dict else self._others).append(item)
         self._dicts, self._keys, self._values = _columns(in_dicts)
         self._owners, self._names, self._attributes = _columns(attributes)
@@ -51,7 +62,7 @@ class Places:
         self._elements = [one for _, elements in contents for one in elements]
 
     def are_unmoved(self) -> bool:
-        """Whether every place holds the object that it held."""
+        """Whether every reference leads to the object that it led to."""
         items = map(dict.get, self._dicts, self._keys, repeat(MISSING))
         attributes = map(getattr, self._owners, self._names, repeat(MISSING))
         elements = chain.from_iterable(self._containers)
@@ -64,9 +75,11 @@ class Places:
         )
 
 
-def _columns(places: Sequence[Place]) -> tuple[list[Any], list[Any], list[Any]]:
+def _columns(
+    references: Sequence[Reference],
+) -> tuple[list[Any], list[Any], list[Any]]:
     return (
-        [owner for owner, _, _ in places],
-        [key for _, key, _ in places],
-        [value for _, _, value in places],
+        [reference.owner for reference in references],
+        [reference.name for reference in references],
+        [reference.target for reference in references],
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program was compiled for: the values that its code has computed with."""
+"""Values that a program has baked in, because its code computed with them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ipufit.engine.objective.objective import Objective
 from ipufit.errors import BakedInWarning, ConfigError
 from ipufit.metrics import StreamedMetric
 
-from .reach import Reach
+from .reachable import ReachableValues
 
 Roots = Mapping[str, Any]
-"""Modules and functions that are traced, by what messages call them."""
+"""Modules and functions that are traced, by their names in messages."""
 
 
 def roots_of(module: torch.nn.Module, objective: Objective | None = None) -> Roots:
-    """What a program traces.
+    """Collect the modules and functions that a program traces.
 
     Args:
-        module: The user's.
+        module: The user's module.
         objective: Losses and metrics of a training program. Streamed metrics aren't
             traced.
 
@@ -47,55 +47,55 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-class CompiledFor:
+class BakedInValues:
     """All values that the code of a program could reach when it was traced.
 
     `forward`, losses and metrics run once in Python. What they read of numbers,
     strings, containers and functions is a part of the program, which never sees a
-    change of them. `reach.py` says where they are looked for.
+    change of them. `code_walk.py` says where they are looked for.
 
     Args:
-        roots: What was traced.
+        roots: Modules and functions that were traced.
 
     Example:
         >>> module = torch.nn.Dropout(0.5)
-        >>> compiled_for = CompiledFor({"module": module})
+        >>> values = BakedInValues({"module": module})
         >>> module.p = 0.25
-        >>> compiled_for.check()
+        >>> values.check()
         Traceback (most recent call last):
         ipufit.errors.ConfigError: module.p was 0.5 when the model was compiled ...
     """
 
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
-        self._reach = Reach(roots)
+        self._values = ReachableValues(roots)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all was looked at; else `compile()` compiles anew to be sure."""
-        return self._reach.is_complete
+        """Whether every value was recorded; else `compile()` has to build anew."""
+        return self._values.is_complete
 
     def changed(self, *, thoroughly: bool = True) -> tuple[str, Any, Any] | None:
         """The first value that has changed: path, old and new; None if none has.
 
         Args:
-            thoroughly: Whether to compare the contents of large constants, too.
+            thoroughly: Compare the contents of large constants too.
         """
-        if self._reach.is_unmoved(thoroughly=thoroughly):
+        if self._values.are_unmoved(thoroughly=thoroughly):
             return None
-        now = Reach(self._roots)
-        change = self._reach.difference(now)
-        if change is None:  # other objects of the same values
-            self._reach = now
+        now = ReachableValues(self._roots)
+        change = self._values.difference(now)
+        if change is None:  # new objects have the same values
+            self._values = now
         return change
 
     def check(self) -> None:
-        """Refuse to go on with a value that the program doesn't have.
+        """Refuse to go on with other values than the program has baked in.
 
         Raises:
             ConfigError: A value has changed; the message has its path.
         """
-        if self._reach.is_unmoved():
+        if self._values.are_unmoved():
             return
         change = self.changed()
         if change is not None:
@@ -109,16 +109,16 @@ class CompiledFor:
             )
 
     def retake(self) -> None:
-        """Take the values as they are now."""
-        self._reach = Reach(self._roots)
+        """Record the values as they are now."""
+        self._values = ReachableValues(self._roots)
 
 
 @contextlib.contextmanager
-def changes_accepted(others: Iterable[CompiledFor]) -> Iterator[None]:
+def changes_accepted(others: Iterable[BakedInValues]) -> Iterator[None]:
     """Have what a trace changes, such as a counter, be no change for other programs.
 
     Args:
-        others: What programs were compiled for that aren't traced.
+        others: Baked-in values of the programs that aren't traced.
     """
     current = [one for one in others if one.changed() is None]
     try:
@@ -130,17 +130,17 @@ def changes_accepted(others: Iterable[CompiledFor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def changed_numbers_warned(roots: Roots) -> Iterator[None]:
-    """Say which numbers `forward` changes that it also reads, while it is traced.
+    """Warn of numbers that `forward` both reads and changes while it is traced.
 
     Args:
-        roots: What is traced.
+        roots: Modules and functions that are traced.
 
     Warns:
         BakedInWarning: Such a number has changed.
     """
-    before = Reach(roots)
+    before = ReachableValues(roots)
     yield
-    for path, old, new in before.differences(Reach(roots)):
+    for path, old, new in before.differences(ReachableValues(roots)):
         if {type(old), type(new)} <= {int, float}:
             warnings.warn(
                 f"forward changes {path} (from {old} to {new}) and reads it. It runs "
@@ -154,10 +154,10 @@ def changed_numbers_warned(roots: Roots) -> Iterator[None]:
 
 @contextlib.contextmanager
 def random_draws_warned() -> Iterator[None]:
-    """Say that code draws random numbers in Python while it is traced.
+    """Warn of random numbers that code draws in Python while it is traced.
 
     Warns:
-        BakedInWarning: It does, from Python's or NumPy's global generator.
+        BakedInWarning: It draws from Python's or NumPy's global generator.
     """
     before = _generators()
     yield

@@ -13,8 +13,8 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure
-from ipufit.engine.baked_in.compiled_for import (
-    CompiledFor,
+from ipufit.engine.baked_in.values import (
+    BakedInValues,
     changed_numbers_warned,
     roots_of,
 )
@@ -130,7 +130,7 @@ class Builder:
             executor,
             step,
             num_micro_batches,
-            CompiledFor(roots),
+            BakedInValues(roots),
             fingerprint(step.weights) if executor.isAttachedToDevice() else None,
             wrappers,
             optimizer,
@@ -184,7 +184,7 @@ class Builder:
             executor,
             step,
             num_micro_batches,
-            CompiledFor(roots),
+            BakedInValues(roots),
             fingerprint(step.weights) if executor.isAttachedToDevice() else None,
         )
 

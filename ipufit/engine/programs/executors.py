@@ -21,7 +21,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, TrainingBatches
-from ipufit.engine.baked_in.compiled_for import changes_accepted
+from ipufit.engine.baked_in.values import changes_accepted
 from ipufit.engine.objective.figures import Entry
 from ipufit.engine.objective.objective import Objective
 from ipufit.engine.traced.packing import Packing
@@ -111,7 +111,7 @@ class Executors:
             sorted(anchors),
         )
         self._take_over()
-        if self._training is not None and self._training.compiled_for.changed():
+        if self._training is not None and self._training.baked_in.changed():
             self._leave_training()
         program = self._trainings.get(key)
         if program is not self._training:
@@ -218,14 +218,14 @@ class Executors:
 
     def _changes_accepted(self) -> ContextManager[None]:
         programs = (*self._trainings, *self._inferences)
-        return changes_accepted([program.compiled_for for program in programs])
+        return changes_accepted([program.baked_in for program in programs])
 
     def compile_anew(self) -> None:
         """Forget the programs that may have values which nobody looks at.
 
         Who has changed such a value calls `compile()` to have it count.
         """
-        if self._training and not self._training.compiled_for.is_complete:
+        if self._training and not self._training.baked_in.is_complete:
             self._leave_training()
         self._trainings.drop_unsure()
         self._inferences.drop_unsure()
@@ -256,7 +256,7 @@ class Executors:
             ConfigError: The code would read another value now than the program has.
         """
         program = _ready(self._training)
-        program.compiled_for.check()
+        program.baked_in.check()
         program.trained_parts.check()
         self._attach(program)
         self._on_host.begin_call(program)
@@ -290,7 +290,7 @@ class Executors:
             ConfigError: The code would read another value now than the program has.
         """
         program = _ready(self._inference)
-        program.compiled_for.check()
+        program.baked_in.check()
         self._attach(program)
         if program.is_due:
             self._refresh(program)

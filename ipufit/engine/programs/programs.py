@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit.engine.baked_in.compiled_for import CompiledFor
+from ipufit.engine.baked_in.values import BakedInValues
 from ipufit.engine.traced.step import Findings, Step
 from ipufit.engine.weights.counters import Counters
 from ipufit.engine.weights.fingerprint import Fingerprint
@@ -32,7 +32,7 @@ class Program:
         executor: PopTorch's.
         step: What was traced.
         num_micro_batches: In a call, over all replicas.
-        compiled_for: The values that its code has computed with.
+        baked_in: The values that its code has computed with.
         held: The weights that its device has; None if that isn't known.
         is_due: Whether the device's weights have to be compared with the host's
             before the next call.
@@ -41,7 +41,7 @@ class Program:
     executor: poptorch.PoplarExecutor
     step: Step
     num_micro_batches: int
-    compiled_for: CompiledFor
+    baked_in: BakedInValues
     held: Fingerprint | None
     is_due: bool = field(default=True, init=False)
 
@@ -117,7 +117,7 @@ class KeptPrograms(Generic[ProgramT]):
         for index, (own_key, program) in enumerate(self._kept):
             if own_key == key:
                 del self._kept[index]
-                if program.compiled_for.changed() is not None:
+                if program.baked_in.changed() is not None:
                     program.executor.destroy()
                     return None
                 self._kept.append((key, program))
@@ -135,7 +135,7 @@ class KeptPrograms(Generic[ProgramT]):
 
     def drop_unsure(self) -> None:
         """Destroy programs that may compute with values which nobody looks at."""
-        for entry in [e for e in self._kept if not e[1].compiled_for.is_complete]:
+        for entry in [e for e in self._kept if not e[1].baked_in.is_complete]:
             self._kept.remove(entry)
             entry[1].executor.destroy()
 

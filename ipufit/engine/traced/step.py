@@ -13,7 +13,7 @@ from ipufit._poptorch import poptorch
 from ipufit.blocks import Blocks, started_blocks
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure
-from ipufit.engine.baked_in.compiled_for import random_draws_warned
+from ipufit.engine.baked_in.values import random_draws_warned
 from ipufit.engine.objective.dtypes import widened_all
 from ipufit.engine.objective.figures import Entry, vector_of
 from ipufit.engine.objective.logits import probability_outputs

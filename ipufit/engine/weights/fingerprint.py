@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fingerprints of weights: to tell whether a device has those of the host."""
+"""Fingerprints of weights, to tell whether a device has those of the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Fingerprint = Tuple[int, ...]
 
 
 def fingerprint(weights: Iterable[Tensor]) -> Fingerprint:
-    """Checksums of the values of weights.
+    """Compute checksums of the values of weights.
 
     Nothing cheaper tells that nothing has changed: torch counts no changes that are
     made through `weight.data`. Reading the weights once costs far less than moving
@@ -23,9 +23,6 @@ def fingerprint(weights: Iterable[Tensor]) -> Fingerprint:
     Args:
         weights: Tensors on the host, of any type and layout.
 
-    Returns:
-        The CRC-32 of each one's bytes.
-
     Example:
         >>> weight = torch.zeros(2)
         >>> before = fingerprint([weight])
@@ -33,9 +30,15 @@ def fingerprint(weights: Iterable[Tensor]) -> Fingerprint:
         >>> fingerprint([weight]) == before
         False
     """
-    return tuple(_checksum(weight) for weight in weights)
+    return tuple(checksum(weight) for weight in weights)
 
 
-def _checksum(weight: Tensor) -> int:
-    plain = weight.detach().contiguous().reshape(-1)
+def checksum(tensor: Tensor) -> int:
+    """The CRC-32 of the bytes of a tensor on the host.
+
+    Example:
+        >>> checksum(torch.zeros(2)) == checksum(torch.ones(2))
+        False
+    """
+    plain = tensor.detach().contiguous().reshape(-1)
     return zlib.crc32(plain.view(torch.uint8).numpy()) if plain.numel() else 0

@@ -32,6 +32,17 @@ def weights_of(module: torch.nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
+def unfetched(weight: Tensor, name: str) -> Any:
+    """An attribute of a weight, without fetching the weight from its device.
+
+    Example:
+        >>> unfetched(torch.zeros(2), "ndim")
+        1
+    """
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        return object.__getattribute__(weight, name)
+
+
 def remember_classes(weights: Iterable[Tensor]) -> None:
     """Note the classes of weights before they are wrapped for the first time."""
     for weight in weights:

@@ -11,9 +11,9 @@ import types
 
 import pytest
 import torch
-from ipufit.engine.baked_in.reach import Reach
 from torch import nn
 
+from ipufit.engine.baked_in.reachable import ReachableValues
 from tests.resume import settings_of_another_module as settings
 
 FACTOR = types.SimpleNamespace(k=1.0)
@@ -47,11 +47,11 @@ def change_a_cell():
 
 def difference(roots, change):
     """The paths, old and new values that a change makes different."""
-    before = Reach(roots)
-    assert before.is_unmoved(thoroughly=True)
+    before = ReachableValues(roots)
+    assert before.are_unmoved(thoroughly=True)
     change()
-    is_unmoved = before.is_unmoved(thoroughly=True)
-    differences = list(before.differences(Reach(roots)))
+    is_unmoved = before.are_unmoved(thoroughly=True)
+    differences = list(before.differences(ReachableValues(roots)))
     assert is_unmoved == (not differences)
     return differences
 
@@ -105,17 +105,17 @@ def test_equal_values_in_other_objects_are_no_change():
     def change():
         module.cfg = types.SimpleNamespace(parts=[{"k": float("1")}], unread=0.0)
 
-    before = Reach({"module": module})
+    before = ReachableValues({"module": module})
     change()
-    assert before.difference(Reach({"module": module})) is None
+    assert before.difference(ReachableValues({"module": module})) is None
 
 
 def test_a_number_that_is_none_equals_itself():
     module = Deep()
     module.cfg.parts[0]["k"] = math.nan
-    before = Reach({"module": module})
+    before = ReachableValues({"module": module})
     module.cfg.parts[0]["k"] = float("nan")
-    assert before.difference(Reach({"module": module})) is None
+    assert before.difference(ReachableValues({"module": module})) is None
 
 
 def test_modes_and_weights_are_no_values():
