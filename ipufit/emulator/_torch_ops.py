@@ -26,42 +26,16 @@ from ipufit.emulator._tracing.trace_state import current_trace
 from ipufit.emulator.enums import OverlapMode
 from ipufit.emulator.errors import Error, createPoptorchError
 
-OPERATORS = frozenset(
-    [
-        "begin_ipu_block",
-        "begin_multi_conv",
-        "call_cpu_op",
-        "clear_attribute",
-        "ctc_beam_search_decoder",
-        "custom_operation",
-        "dynamic_slice",
-        "dynamic_update",
-        "end_cpu_op",
-        "end_for_loop",
-        "end_if_block",
-        "end_ipu_block",
-        "end_multi_conv",
-        "fps",
-        "identity_loss",
-        "internal_cast",
-        "ipu_print_tensor",
-        "nearest",
-        "nearest_batch_list",
-        "nop",
-        "optimizer_group",
-        "pop_name_scope",
-        "push_name_scope",
-        "recomputation_checkpoint",
-        "set_attribute",
-        "set_available_memory",
-        "set_matmul_serialization",
-        "set_overlap_for_input",
-        "set_overlap_for_output",
-        "start_else_block",
-        "start_for_loop",
-        "start_if_block",
-    ]
-)
+_NAMES = """
+    begin_ipu_block begin_multi_conv call_cpu_op clear_attribute
+    ctc_beam_search_decoder custom_operation dynamic_slice dynamic_update end_cpu_op
+    end_for_loop end_if_block end_ipu_block end_multi_conv fps identity_loss
+    internal_cast ipu_print_tensor nearest nearest_batch_list nop optimizer_group
+    pop_name_scope push_name_scope recomputation_checkpoint set_attribute
+    set_available_memory set_matmul_serialization set_overlap_for_input
+    set_overlap_for_output start_else_block start_for_loop start_if_block
+"""
+OPERATORS = frozenset(_NAMES.split())
 """Names of the operators, each of which is a function of this module."""
 
 _REDUCTIONS = ("sum", "mean", "none")
@@ -77,7 +51,7 @@ _TYPES = {
     "INT8": torch.int8,
     "UINT8": torch.uint8,
 }
-"""What a device makes of ONNX's names of types (PopTorch, `Utils.cpp`)."""
+"""ONNX's names of types, and their types on a device (PopTorch, `Utils.cpp`)."""
 
 ctc_beam_search_decoder = ops.ctc_beam_search_decoder
 dynamic_slice = ops.dynamic_slice
@@ -91,10 +65,10 @@ set_available_memory = ops.set_available_memory
 
 
 class _Operators(_OpNamespace):
-    """`torch.ops.poptorch`: a real PopTorch's operators, else the emulator's."""
+    """Namespace of a real PopTorch's operators, or else of the emulator's."""
 
     def __getattr__(self, name: str) -> Any:
-        """Find the operator of that name."""
+        """Find an operator by name."""
         try:
             return super().__getattr__(name)  # type: ignore[no-untyped-call,unused-ignore]
         except AttributeError:
@@ -104,7 +78,7 @@ class _Operators(_OpNamespace):
 
 
 def provide_operators() -> None:
-    """Put the operators where programs look for them.
+    """Put the operators into `torch.ops.poptorch`, where programs look for them.
 
     Example:
         >>> provide_operators()
@@ -119,7 +93,7 @@ def provide_operators() -> None:
 
 
 def begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
-    """What `Block.start` does once the execution strategy has placed the block."""
+    """Begin a block that the execution strategy has placed, as `Block.start` does."""
     trace = current_trace()
     if trace is not None:
         name = f"begin_ipu_block({stage_id}, {phase_id}, {ipu_id})"
@@ -127,35 +101,35 @@ def begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
 
 
 def end_ipu_block() -> None:
-    """What leaving a `with Block` does."""
+    """End the current block, as leaving a `with Block` does."""
     trace = current_trace()
     if trace is not None:
         trace.recording.end_block()
 
 
 def push_name_scope(name: str) -> None:
-    """What entering a `with NameScope` does."""
+    """Open a name scope, as entering a `with NameScope` does."""
     _markers.push_name_scope(name)
 
 
 def pop_name_scope() -> None:
-    """What leaving a `with NameScope` does."""
+    """Close the last name scope, as leaving a `with NameScope` does."""
     _markers.pop_name_scope()
 
 
 def set_attribute(attribute: str, key: str, value: str) -> None:
-    """What entering a `with Attribute` does: nothing on a host."""
+    """Do nothing: entering a `with Attribute` has no effect on a host."""
 
 
 def clear_attribute(attribute: str, key: str) -> None:
-    """What leaving a `with Attribute` does: nothing on a host."""
+    """Do nothing: leaving a `with Attribute` has no effect on a host."""
 
 
 # Functions with other arguments -------------------------------------------------
 
 
 def identity_loss(x: Tensor, reduction: int) -> Tensor:
-    """`poptorch.identity_loss`; the reduction is 0 (sum), 1 (mean) or 2 (none)."""
+    """Call `poptorch.identity_loss`; the reduction is 0 (sum), 1 (mean) or 2 (none)."""
     if reduction not in range(len(_REDUCTIONS)):
         raise createPoptorchError(
             f"reduction must be sum (0), mean (1) or none (2). Got {reduction!r}."
@@ -164,7 +138,7 @@ def identity_loss(x: Tensor, reduction: int) -> Tensor:
 
 
 def internal_cast(tensor: Tensor, dtype: str) -> Tensor:
-    """Bring a tensor into the type that ONNX calls `dtype`.
+    """Cast a tensor to the type that ONNX calls `dtype`.
 
     Outside a trace PopTorch makes float32 of `FLOAT16` and of `FLOAT32`, which isn't a
     type in a trace, and ignores all others (PopTorch, `RegisterAtenOverloads.cpp`).
@@ -194,7 +168,7 @@ def ipu_print_tensor(
     open_bracket: str,
     close_bracket: str,
 ) -> Tensor:
-    """`poptorch.ipu_print_tensor`; the format is 0 (auto), 1, 2 or 3 (none)."""
+    """Call `poptorch.ipu_print_tensor`; a format is an index of `_FLOAT_FORMATS`."""
     return ops.ipu_print_tensor(
         tensor,
         title,
@@ -213,18 +187,18 @@ def ipu_print_tensor(
 def set_matmul_serialization(
     matmul: Tensor, mode: str, factor: int, keep_precision: bool
 ) -> Tensor:
-    """The mark that `poptorch.serializedMatMul` puts on its product: no change."""
+    """Return a matrix product as it is; `poptorch.serializedMatMul` marks it so."""
     return matmul
 
 
 def set_overlap_for_input(t: Tensor, mode: str) -> Tensor:
-    """`poptorch.set_overlap_for_input` of one tensor; the mode is a member's value."""
+    """Call `poptorch.set_overlap_for_input` with the `OverlapMode` of value `mode`."""
     result: Tensor = ops.set_overlap_for_input(t, OverlapMode(mode))
     return result
 
 
 def set_overlap_for_output(t: Tensor, mode: str) -> Tensor:
-    """`poptorch.set_overlap_for_output` of one tensor; the mode is a member's value."""
+    """Call `poptorch.set_overlap_for_output` with the `OverlapMode` of value `mode`."""
     result: Tensor = ops.set_overlap_for_output(t, OverlapMode(mode))
     return result
 
@@ -238,67 +212,65 @@ def custom_operation(
     outputs: Sequence[Tensor],
     attributes: str,
 ) -> list[Tensor]:
-    """`poptorch.custom_op`; the attributes are told by the address of their dict."""
+    """Call `poptorch.custom_op`; `attributes` holds the address of their dict."""
     found = attributes_at(attributes)
     return ops.custom_op(inputs, name, domain, domain_version, outputs, found)
 
 
-# Parts of functions -------------------------------------------------------------
+# Parts of functions, refused in a trace -----------------------------------------
 
 
 def start_for_loop(inputs: Sequence[Tensor]) -> None:
-    """The beginning of `poptorch.for_loop`."""
+    """Refuse the first part of `poptorch.for_loop`."""
     _refuse_part("start_for_loop", "poptorch.for_loop")
 
 
 def end_for_loop(outputs: Any, inputs: Sequence[Tensor], trip_count: int) -> Any:
-    """The end of `poptorch.for_loop`."""
+    """Refuse the last part of `poptorch.for_loop`."""
     _refuse_part("end_for_loop", "poptorch.for_loop")
     return outputs
 
 
 def start_if_block(condition: Tensor) -> None:
-    """The beginning of `poptorch.cond`."""
+    """Refuse the first part of `poptorch.cond`."""
     _refuse_part("start_if_block", "poptorch.cond")
 
 
 def start_else_block(outputs_true: Sequence[Tensor]) -> None:
-    """The middle of `poptorch.cond`."""
+    """Refuse the second part of `poptorch.cond`."""
     _refuse_part("start_else_block", "poptorch.cond")
 
 
 def end_if_block(outputs: Any, condition: Tensor) -> Any:
-    """The end of `poptorch.cond`."""
+    """Refuse the last part of `poptorch.cond`."""
     _refuse_part("end_if_block", "poptorch.cond")
     return outputs
 
 
 def begin_multi_conv() -> None:
-    """The beginning of a `with poptorch.MultiConv`."""
+    """Refuse the first part of a `with poptorch.MultiConv`."""
     _refuse_part("begin_multi_conv", "poptorch.MultiConv")
 
 
 def end_multi_conv(*settings: Any) -> None:
-    """The end of a `with poptorch.MultiConv`."""
+    """Refuse the last part of a `with poptorch.MultiConv`."""
     _refuse_part("end_multi_conv", "poptorch.MultiConv")
 
 
 def call_cpu_op(inputs: Sequence[Tensor], name: str) -> None:
-    """The beginning of a call of `poptorch.CPU`."""
+    """Refuse the first part of a `poptorch.CPU`."""
     _refuse_part("call_cpu_op", "poptorch.CPU")
 
 
 def end_cpu_op(output: Any) -> Any:
-    """The end of a call of `poptorch.CPU`."""
+    """Refuse the last part of a `poptorch.CPU`."""
     _refuse_part("end_cpu_op", "poptorch.CPU")
     return output
 
 
 def optimizer_group(group: int, inputs: Sequence[Tensor]) -> None:
-    """What PopTorch's executor tells the compiler about an optimiser."""
-    _refuse_part(
-        "optimizer_group", "the parameter groups of a poptorch.optim optimizer"
-    )
+    """Refuse the mark by which PopTorch's executor sets parameter groups."""
+    _refuse_part("optimizer_group", "the parameter groups of poptorch.optim")
 
 
 def _refuse_part(name: str, instead: str) -> None:
