@@ -7,8 +7,8 @@ inputs are cut `[D, G, R, B]`, weights live on an emulated device until they are
 copied, options freeze, and what a pod would refuse is refused here. The numbers are
 those of torch on this machine's processor.
 
-What traces, compiles and runs modules, and what loads data, is two thirds of it, and
-imported when one of its names is first used: options and optimizers do without.
+The code that traces, compiles and runs modules and the code that loads data are
+imported when one of their names is first used: options and optimizers need neither.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Import what runs modules or loads data, at its first use."""
+        """Import a class or function of `_HOME_OF` at its first use."""
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = _importlib.import_module(f".{_HOME_OF[name]}", __name__)
@@ -90,7 +90,7 @@ else:
         return value
 
     def __dir__() -> list[str]:
-        """All names, those that aren't imported yet too."""
+        """List all names, also those that aren't imported yet."""
         return sorted({*globals(), *_HOME_OF})
 
 

@@ -7,7 +7,7 @@ import argparse
 import os
 import runpy
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ipufit.emulator import __version__
 from ipufit.emulator._ground.switches import (
@@ -20,16 +20,13 @@ from ipufit.emulator._install import install
 from ipufit.emulator._layout.pod import NUM_IPUS_VARIABLE, POD
 from ipufit.emulator.errors import Error
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
 _PROGRAM = "python -m ipufit.emulator"
 _FAILED = 1
 _MISUSED = 2  # what Python itself exits with if it can't open the script
 
 
 def main() -> None:
-    """Run what the command line names, as `python` would."""
+    """Run the script or module that the command line names, as `python` would."""
     arguments = _parser().parse_args()
     if arguments.compile:
         os.environ[COMPILE_VARIABLE] = "compiled"
@@ -109,7 +106,7 @@ def _num_ipus(text: str) -> int:
 
 
 def _folder_of(script: str) -> str:
-    """What Python makes the first of `sys.path`."""
+    """Return the folder that Python would put first in `sys.path`."""
     if os.path.isdir(script):
         return os.path.abspath(script)
     return os.path.dirname(os.path.realpath(script))
@@ -121,20 +118,16 @@ def _say(message: str) -> None:
 
 def _report(error: Exception) -> NoReturn:
     """Show an error without the frames that ran the script, and exit."""
-    traceback = _of_the_script(error.__traceback__)
+    runners = {code.co_filename for code in (main.__code__, runpy.run_path.__code__)}
+    traceback = error.__traceback__
+    while traceback and traceback.tb_frame.f_code.co_filename in runners:
+        traceback = traceback.tb_next
     if traceback is None and isinstance(error, (ImportError, OSError)):
-        # It didn't start: there is no such module, or file.
+        # No frame of the script: there is no such module or file.
         _say(f"can't run {sys.argv[0]!r}: {error}")
         sys.exit(_FAILED if isinstance(error, ImportError) else _MISUSED)
     sys.excepthook(type(error), error.with_traceback(traceback), traceback)
     sys.exit(_FAILED)
-
-
-def _of_the_script(traceback: TracebackType | None) -> TracebackType | None:
-    runners = {code.co_filename for code in (main.__code__, runpy.run_path.__code__)}
-    while traceback and traceback.tb_frame.f_code.co_filename in runners:
-        traceback = traceback.tb_next
-    return traceback
 
 
 if __name__ == "__main__":

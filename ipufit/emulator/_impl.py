@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code that reaches into PopTorch's private module of this name asks for.
+"""The part of PopTorch's private module of this name that other packages use.
 
 optimum-graphcore takes a wrapped model's classes off to save it, and puts them back.
 """
@@ -13,7 +13,7 @@ from ipufit.emulator._tracing.trace_state import is_tracing
 
 
 def isDispatchTracing() -> bool:
-    """Whether a module is being traced: PopTorch has one way to trace left.
+    """Whether a module is being traced.
 
     Example:
         >>> isDispatchTracing()
@@ -25,10 +25,8 @@ def isDispatchTracing() -> bool:
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
     """Give a module and its weights the classes they had before `trainingModel`.
 
-    Weights that are newer on the device are fetched.
-
-    Args:
-        model: Stays as it is if nothing of it is wrapped.
+    Weights that are newer on the device are fetched. A module that isn't wrapped stays
+    as it is.
 
     Example:
         >>> from ipufit.emulator import trainingModel
@@ -42,10 +40,7 @@ def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
 
 
 def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Undo `unwrapModelIfNecessary`, or a `destroy()`.
-
-    Args:
-        model: Whatever of it was wrapped before is wrapped again.
+    """Wrap a module again after `unwrapModelIfNecessary` or a `destroy()`.
 
     Example:
         >>> from ipufit.emulator import trainingModel

@@ -45,7 +45,7 @@ _TARGETS = {
     "popdist.poptorch": f"{_EMULATOR}._popdist.poptorch",
     "popart": f"{_EMULATOR}._popart",
 }
-"""The name that scripts import -> the module that they get."""
+"""Names that scripts import -> the emulator's modules."""
 
 _PACKAGES = ("poptorch", "popdist", "popart")
 _POPART_PREFIXES = ("popart.", f"{_EMULATOR}._popart.")
@@ -68,7 +68,7 @@ class _AliasFinder(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Claim the modules of PopTorch, PopDist and PopART."""
+        """Return a spec for modules of PopTorch, PopDist and PopART only."""
         for prefix in _POPART_PREFIXES:
             if fullname.startswith(prefix):
                 name = f"popart.{fullname[len(prefix) :]}"
@@ -87,14 +87,15 @@ class _AliasFinder(MetaPathFinder, Loader):
 
 
 class _Installation:
-    """What `install` changed, so that `uninstall` can put it back."""
+    """Changes that `install` makes, and `uninstall` undoes."""
 
     def __init__(self) -> None:
         self._finder = _AliasFinder()
         self._hidden = _take_imported()
         self._new_folders = [_SHIM_FOLDER]
-        self._python_path = os.environ.get(_PYTHON_PATH)
-        self._strict = os.environ.get(STRICT_VARIABLE)
+        self._variables = {
+            name: os.environ.get(name) for name in (_PYTHON_PATH, STRICT_VARIABLE)
+        }
 
         sys.meta_path.insert(0, self._finder)
         sys.path.insert(1, _SHIM_FOLDER)  # where PYTHONPATH goes: after the script's
@@ -102,23 +103,19 @@ class _Installation:
             # It was found in a folder that has left the path since.
             self._new_folders.append(str(_ROOT))
             sys.path.append(str(_ROOT))
-        os.environ[_PYTHON_PATH] = os.pathsep.join(_python_path(self._python_path))
+        os.environ[_PYTHON_PATH] = os.pathsep.join(_python_path())
 
     def undo(self) -> None:
-        """Leave things as they were found."""
+        """Restore modules, `sys.path` and the environment."""
         sys.meta_path.remove(self._finder)
         _take_imported()
         sys.modules.update(self._hidden)
         for folder in self._new_folders:
             if folder in sys.path:
                 sys.path.remove(folder)
-        for variable, before in (
-            (_PYTHON_PATH, self._python_path),
-            (STRICT_VARIABLE, self._strict),
-        ):
-            if before is None:
-                os.environ.pop(variable, None)
-            else:
+        for variable, before in self._variables.items():
+            os.environ.pop(variable, None)
+            if before is not None:
                 os.environ[variable] = before
 
 
@@ -128,15 +125,14 @@ _installation: _Installation | None = None
 def install(*, force: bool = False, strict: bool = False) -> None:
     """Make `import poptorch`, `import popdist` and `import popart` find the emulator.
 
-    It reaches the processes that this one starts too: the workers of data loaders,
-    the one behind `AsynchronousDataAccessor`, and Python scripts. Calling it again
+    They do so in processes that this one starts too: the workers of data loaders, the
+    process of an `AsynchronousDataAccessor`, and Python scripts. Calling it again
     changes nothing, except that it can turn strict mode on.
 
     Args:
-        force: Hide a real PopTorch, for this process and those it starts. What
-            has imported it already keeps it.
-        strict: Refuse operators that PopTorch doesn't compile, here and in those
-            processes: sets `IPUFIT_EMULATOR_STRICT=1`.
+        force: If True, hide a real PopTorch. Modules that have imported it keep it.
+        strict: If True, refuse operators that PopTorch doesn't compile, by setting
+            `IPUFIT_EMULATOR_STRICT=1`.
 
     Raises:
         Error: If a real PopTorch, PopDist or PopART is installed, or imported.
@@ -182,7 +178,7 @@ def uninstall() -> None:
 def _refuse_to_hide_a_real_one() -> None:
     for name in _PACKAGES:
         state = _state_of_real(name)
-        if state is not None:
+        if state:
             raise createPoptorchError(
                 f"A real {name} is {state}, and the emulator would hide it. Run the "
                 "script without the emulator to use IPUs, or insist on the emulator: "
@@ -190,27 +186,27 @@ def _refuse_to_hide_a_real_one() -> None:
             )
 
 
-def _state_of_real(name: str) -> str | None:
-    """In what way there is a package of that name which isn't the emulator's."""
+def _state_of_real(name: str) -> str:
+    """Describe a package of that name that isn't the emulator's; empty if none is."""
     if name in sys.modules:
         module = sys.modules[name]  # `None` forbids an import
         is_ours = module is None or module.__name__.startswith(_EMULATOR)
-        return None if is_ours else "imported already"
+        return "" if is_ours else "imported already"
     spec = find_spec(name)
-    if spec is None or spec.origin is None:  # a mere folder has no origin
-        return None
-    is_ours = spec.origin.startswith(_SHIM_FOLDER)
-    return None if is_ours else f"installed ({spec.origin})"
+    origin = spec and spec.origin  # a mere folder has no origin
+    is_ours = not origin or origin.startswith(_SHIM_FOLDER)
+    return "" if is_ours else f"installed ({origin})"
 
 
 def _take_imported() -> dict[str, ModuleType]:
-    """Forget the modules imported under these names, and return them."""
+    """Remove the modules of `_PACKAGES` from `sys.modules`, and return them."""
     names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
     return {name: sys.modules.pop(name) for name in names}
 
 
-def _python_path(before: str | None) -> list[str]:
-    """The folders for PYTHONPATH: the shim's first, and the emulator's own last."""
+def _python_path() -> list[str]:
+    """List PYTHONPATH's folders, the shim's in front and the emulator's at the end."""
+    before = os.environ.get(_PYTHON_PATH)
     folders = [_SHIM_FOLDER, *(before.split(os.pathsep) if before else [])]
     if _ROOT.name not in _SITE_FOLDERS:  # those are searched anyway
         folders.append(str(_ROOT))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PoplarExecutor` where PopTorch has it; optimum-graphcore imports it from there."""
+"""`PoplarExecutor` at the path from which optimum-graphcore imports it."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ __all__ = [
 
 
 class MeanReductionStrategy(enum.IntEnum):
-    """When a mean over accumulated gradients is divided.
+    """When a mean over accumulated gradients is divided by their number.
 
     - `Running`: while accumulating, so that sums can't overflow.
     - `Post`: once, after the sum.
-    - `PostAndLoss`: part before, part after. Deprecated: PopART 3.4 refuses it
-      when compiling.
+    - `PostAndLoss`: in part before and in part after. Deprecated: PopART 3.4
+      refuses it when compiling.
 
     Example:
         >>> from ipufit.emulator import MeanReductionStrategy
@@ -87,12 +87,12 @@ class SharingStrategy(enum.IntEnum):
 
 
 class OutputMode(enum.IntEnum):
-    """Which micro-batches' outputs a call returns.
+    """Micro-batches whose outputs a call returns.
 
-    - `Final`: the last one's.
-    - `EveryN`: every Nth one's.
-    - `All`: every one's.
-    - `Sum`: their elementwise sum.
+    - `Final`: the last micro-batch.
+    - `EveryN`: every Nth micro-batch.
+    - `All`: all micro-batches.
+    - `Sum`: all, as the elementwise sum of their outputs.
     - `Default`: `Final` when training, `All` for inference.
 
     Example:
@@ -112,7 +112,7 @@ class ConnectionType(enum.IntEnum):
     """When a model attaches to its device.
 
     - `Always`: before compiling.
-    - `OnDemand`: after compiling; if no IPU is free then, the model is compiled still.
+    - `OnDemand`: after compiling, which succeeds even if no IPU is free then.
     - `Never`: not at all; the model can be compiled only.
 
     Example:
@@ -127,7 +127,7 @@ class ConnectionType(enum.IntEnum):
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
-    """Deprecated: mixed half and float operands always become float.
+    """Deprecated types for mixed half and float operands, which always become float.
 
     Example:
         >>> from ipufit.emulator import HalfFloatCastingBehavior
@@ -282,10 +282,10 @@ class CommGroupType(enum.IntEnum):
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """Which replicas' copies of a grouped weight are read back.
+    """Replicas whose copies of a grouped weight are read back.
 
-    - `OnePerGroup`: that of each group's first replica.
-    - `AllReplicas`: every one. Its value is 2; PopART's 1 has no name here.
+    - `OnePerGroup`: the first replica of each group.
+    - `AllReplicas`: every replica. Its value is 2; PopART's 1 has no name here.
 
     Example:
         >>> from ipufit.emulator import VariableRetrievalMode

@@ -22,9 +22,9 @@ class Error(Exception):
 
     Args:
         message: What went wrong.
-        type: The layer that found it: `poptorch_py_error`,
-            `poptorch_cpp_error`, `popart_exception`, ...
-        location: Where in that layer, empty if unknown.
+        type: Layer that raised it: `poptorch_py_error`, `poptorch_cpp_error`,
+            `popart_exception`, ...
+        location: Stack of functions in that layer; empty if unknown.
 
     Example:
         >>> from ipufit.emulator import Error
@@ -34,10 +34,6 @@ class Error(Exception):
         >>> error.message, error.type, error.location
         ('no loss found', 'poptorch_cpp_error', '')
     """
-
-    message: str
-    type: str
-    location: str
 
     def __init__(
         self, message: str = "", type: str = _PYTHON_ERROR, location: str = ""
@@ -56,8 +52,8 @@ class RecoverableError(Error):
 
     Args:
         message: What went wrong.
-        type: The layer that found it.
-        location: Where in that layer, empty if unknown.
+        type: Layer that raised it.
+        location: Stack of functions in that layer; empty if unknown.
         recovery_action: `IPU_RESET`, `LINK_RESET`, `PARTITION_RESET` or
             `FULL_RESET`.
 
@@ -66,8 +62,6 @@ class RecoverableError(Error):
         >>> RecoverableError("link down", recovery_action="LINK_RESET").recovery_action
         'LINK_RESET'
     """
-
-    recovery_action: str
 
     def __init__(
         self,
@@ -97,13 +91,7 @@ class UnrecoverableError(Error):
 
 
 def createPoptorchError(msg: str) -> Error:
-    """Build, but don't raise, the error PopTorch's Python layer raises.
-
-    Args:
-        msg: What went wrong.
-
-    Returns:
-        An `Error` of type `poptorch_py_error` without a location.
+    """Build, but don't raise, an `Error` of type `poptorch_py_error`.
 
     Example:
         >>> from ipufit.emulator import createPoptorchError

@@ -12,10 +12,7 @@ _ObjectT = TypeVar("_ObjectT")
 
 
 class Channel:
-    """A group of trace points. Without the Analyser's library nothing happens.
-
-    Args:
-        name: Of the group.
+    """Group of trace points, which does nothing without the Analyser's library.
 
     Example:
         >>> channel = Channel("training")
@@ -29,14 +26,7 @@ class Channel:
         self.name = name
 
     def instrument(self, obj: _ObjectT, *methods: str) -> _ObjectT:
-        """Record each call of some methods.
-
-        Args:
-            obj: The object.
-            *methods: Their names.
-
-        Returns:
-            The same object.
+        """Record calls of some methods of an object, and return the object.
 
         Example:
             >>> model = object()
@@ -46,13 +36,7 @@ class Channel:
         return obj
 
     def tracepoint(self, name: str) -> ContextManager[None]:
-        """Record the time that a `with` statement takes.
-
-        Args:
-            name: Of the trace point.
-
-        Returns:
-            A context manager.
+        """Record the time that a `with` statement takes, under a name.
 
         Example:
             >>> with Channel("training").tracepoint("step"):

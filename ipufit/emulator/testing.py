@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare what a model returns on the host and on the device."""
+"""Comparison of the outputs of a model on the host and on the device."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ __all__ = ["allclose"]
 
 
 def allclose(ref: Any, other: Any) -> bool:
-    """Whether two structures of tensors are equal but for rounding.
+    """Whether two structures of tensors have the same types, lengths and values.
+
+    Values are compared by `torch.allclose`.
 
     Args:
         ref: A tensor, or tuples and lists of them.
-        other: The same.
-
-    Returns:
-        Whether types, lengths and values agree, values within the tolerances of
-        `torch.allclose`.
+        other: Anything.
 
     Raises:
-        AssertionError: `ref` holds something else.
+        AssertionError: If `ref` holds something else.
 
     Example:
         >>> x = torch.tensor([1.0])

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested tensors: taken apart, put together again, and taught about custom types."""
+"""Structures of nested tensors, custom types included: flattened and rebuilt."""
 
 from __future__ import annotations
 
 import importlib
 import pickle
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any, Callable, Iterable, Iterator
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 class ICustomArgParser(ABC):
-    """How the tensors of a user's type are read, and put back.
+    """Parser that reads the tensors of a user's type, and builds it from others.
 
     Subclass it and hand an instance to `registerCustomArgParser` to use the type as
     an input or output of a model, or as an element of an asynchronous data loader
@@ -49,12 +50,9 @@ class ICustomArgParser(ABC):
 
         Args:
             original_structure: An object of the registered type; don't change it.
-            tensor_iterator: As many tensors as `yieldTensors` gave for it, in that
-                order. It may go on: take no more than those.
-
-        Returns:
-            The new object. An asynchronous data loader also asks for one made of
-            empty tensors.
+            tensor_iterator: The new tensors, in the order of `yieldTensors`. Take only
+                as many as it yields: others may follow. An asynchronous data loader
+                also passes empty tensors.
         """
 
 
@@ -64,14 +62,10 @@ _parsers: dict[type, ICustomArgParser] = {}
 def registerCustomArgParser(
     arg_data_type: type, arg_parser: ICustomArgParser | None
 ) -> None:
-    """Say how the tensors inside a type are found; `None` forgets the type.
+    """Register the parser of a user's type; `None` removes it.
 
     Subclasses of the type use the same parser unless they have their own; an
     asynchronous data loader looks for the exact type only.
-
-    Args:
-        arg_data_type: The user's type.
-        arg_parser: Its parser.
 
     Raises:
         Error: If `arg_parser` isn't an `ICustomArgParser`.
@@ -98,8 +92,8 @@ def registerCustomArgParser(
 def registerGeometricCustomArgParsers() -> None:
     """Have `poptorch_geometric` register its parsers, if it is installed.
 
-    PopTorch calls this when it is imported. The emulator leaves it to whoever has that
-    package, because importing it takes seconds.
+    PopTorch calls this when it is imported. The emulator leaves the call to users of
+    that package, because importing it takes seconds.
 
     Example:
         >>> registerGeometricCustomArgParsers()
@@ -112,15 +106,14 @@ def registerGeometricCustomArgParsers() -> None:
 
 
 def custom_arg_parser(value: object, *, exact: bool = False) -> ICustomArgParser | None:
-    """Find the parser for a value.
+    """Find the registered parser for a value, or `None`.
+
+    The parser of the value's own type comes first, then that of the first registered
+    type which the value is an instance of.
 
     Args:
         value: Anything.
-        exact: Whether parsers of its base classes don't count.
-
-    Returns:
-        The parser of its very type; else of the first registered type it is an
-        instance of; else `None`.
+        exact: If True, only the value's own type counts.
 
     Example:
         >>> custom_arg_parser(3) is None
@@ -135,36 +128,29 @@ def custom_arg_parser(value: object, *, exact: bool = False) -> ICustomArgParser
 
 
 def pickled_parsers() -> list[bytes]:
-    """The registered parsers, for a process that doesn't inherit them.
+    """Pickle each registered parser, for a process that doesn't inherit them.
 
-    Returns:
-        One pickle per registration. Those of types or parsers that can't be
-        pickled are left out: no element of theirs could cross over either.
+    Types and parsers that can't be pickled are left out: no object of such a type could
+    reach the process either.
 
     Example:
         >>> register_pickled_parsers(pickled_parsers())
     """
     pickles = []
     for registration in _parsers.items():
-        try:
+        with suppress(pickle.PicklingError, AttributeError, TypeError):
             pickles.append(pickle.dumps(registration))
-        except (pickle.PicklingError, AttributeError, TypeError):
-            continue
     return pickles
 
 
 def register_pickled_parsers(pickles: Iterable[bytes]) -> None:
-    """Register what `pickled_parsers` collected in another process.
-
-    Args:
-        pickles: Its result.
+    """Register the parsers that `pickled_parsers` collected in another process.
 
     Example:
         >>> register_pickled_parsers([])
     """
     for pickled in pickles:
-        registered_type, parser = pickle.loads(pickled)
-        registerCustomArgParser(registered_type, parser)
+        registerCustomArgParser(*pickle.loads(pickled))
 
 
 def flattenTensorStructure(
@@ -177,9 +163,6 @@ def flattenTensorStructure(
             depth. Everything else is skipped.
         canonical_structure: A structure of the same shape whose dicts give the
             order of keys; without it, each dict's own order.
-
-    Yields:
-        The tensors.
 
     Example:
         >>> import torch
@@ -197,21 +180,11 @@ def flattenTensorStructure(
     parser = custom_arg_parser(tensors)
     if parser is not None:
         yield from parser.yieldTensors(tensors)
-    elif isinstance(tensors, dict):
-        ordered = tensors if canonical_structure is None else canonical_structure
-        for key in ordered:
-            yield from flattenTensorStructure(
-                tensors[key], _child(canonical_structure, key)
-            )
-    elif isinstance(tensors, (list, tuple)):
-        for index, element in enumerate(tensors):
-            yield from flattenTensorStructure(
-                element, _child(canonical_structure, index)
-            )
-
-
-def _child(structure: Any, key: Any) -> Any:
-    return None if structure is None else structure[key]
+    elif isinstance(tensors, (dict, list, tuple)):
+        order = tensors if canonical_structure is None else canonical_structure
+        for key in order if isinstance(tensors, dict) else range(len(tensors)):
+            child = None if canonical_structure is None else canonical_structure[key]
+            yield from flattenTensorStructure(tensors[key], child)
 
 
 def _is_tensor(leaf: object) -> bool:
@@ -227,17 +200,14 @@ def reconstructTensorStructure(
 
     Containers keep their class: named tuples are built from positions, other lists
     and tuples from one iterable, dicts and their subclasses from one dict, custom
-    types by their parser.
+    types by their parser. Other leaves stay as they are.
 
     Args:
-        structure: The structure, as `flattenTensorStructure` takes it.
+        structure: A structure that `flattenTensorStructure` takes.
         values: The new values in the order of that function. Only as many as are
             needed are taken.
-        filter_fn: Which leaves are replaced: by default the tensors. In custom types
-            it sees the tensors only.
-
-    Returns:
-        A new structure that holds the other leaves as they are.
+        filter_fn: Returns True for a leaf to replace, by default a tensor. It isn't
+            asked about leaves of custom types that are no tensors.
 
     Raises:
         Error: If there are fewer values than leaves to replace.
@@ -276,13 +246,9 @@ def _rebuild(
     return structure
 
 
-_NOTHING = object()
-
-
 def _next_value(values: Iterator[Any]) -> Any:
-    value = next(values, _NOTHING)
-    if value is _NOTHING:
-        raise createPoptorchError(
-            "There are fewer values than tensors in the structure to rebuild."
-        )
-    return value
+    for value in values:
+        return value
+    raise createPoptorchError(
+        "There are fewer values than tensors in the structure to rebuild."
+    )

@@ -10,18 +10,16 @@ _COMES_BACK_AS = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
 def device_tensor(tensor: Tensor, *, copy: bool = False) -> Tensor:
-    """Bring `tensor` into a type that an IPU holds.
+    """Cast a tensor to a type that an IPU holds.
 
     64-bit integers keep their type, because torch's CPU kernels ask for it where
     an IPU takes 32 bits, but only the values of 32 bits; `float64` and `bfloat16`
     become `float32` (PopTorch, `PoplarExecutable.cpp`).
 
     Args:
-        tensor: Any.
-        copy: Whether the result must have memory of its own.
-
-    Returns:
-        `tensor` itself if nothing changes and no copy is asked for.
+        tensor: Tensor of any type.
+        copy: If True, the result has memory of its own. If False, it is `tensor`
+            itself where nothing changes.
 
     Example:
         >>> device_tensor(torch.tensor([2**32 + 7, -1]))
@@ -37,13 +35,7 @@ def device_tensor(tensor: Tensor, *, copy: bool = False) -> Tensor:
 
 
 def host_tensor(tensor: Tensor) -> Tensor:
-    """Bring `tensor` into the type in which a device returns it.
-
-    Args:
-        tensor: Any.
-
-    Returns:
-        `tensor` itself if nothing changes.
+    """Cast a tensor to the type that a device returns; other types stay as they are.
 
     Example:
         >>> host_tensor(torch.tensor([1, 2])).dtype

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much the emulator tells, by PopTorch's names for levels."""
+"""The emulator's logger, with PopTorch's names for levels."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _NAMES_OF_INTEGERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6:
 
 
 def setLogLevel(level: str | int) -> None:
-    """Say what to log, on standard error.
+    """Set the level from which messages are logged on standard error.
 
     Args:
         level: TRACE, TRACE_ALL, DEBUG, DEBUG_IR, INFO, WARN, ERR or OFF; or one of the
             integers 0 to 4 and 6, which PopTorch still takes for TRACE, DEBUG, INFO,
-            WARN, ERR and OFF. Traces and IR dumps of a backend there are none: those
-            levels are DEBUG.
+            WARN, ERR and OFF. There is no backend to trace or dump: TRACE, TRACE_ALL
+            and DEBUG_IR are the same as DEBUG.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: If there is no such level.
 
     Example:
         >>> setLogLevel("WARN")
@@ -64,15 +64,12 @@ def setLogLevel(level: str | int) -> None:
 
 
 def setPopartLogLevel(level: str) -> None:
-    """Check a level for PopART's own messages; there is no PopART to print any.
+    """Check a level for PopART's own messages; there is no PopART to log any.
 
-    PopTorch has it in its private `poptorch._logging`, and scripts call it.
-
-    Args:
-        level: One of the names that `setLogLevel` takes.
+    PopTorch has the function in its private `poptorch._logging`, and scripts call it.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: If it isn't one of the names that `setLogLevel` takes.
 
     Example:
         >>> setPopartLogLevel("ERR")
@@ -85,7 +82,7 @@ def setPopartLogLevel(level: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Time, logger and level in brackets, then the message."""
+    """Formats a record as time, logger and level in brackets, then the message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         time = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
@@ -94,7 +91,7 @@ class _Formatter(logging.Formatter):
 
 
 class _StandardError(_StreamHandler):
-    """Writes to what `sys.stderr` is at the time: pytest replaces it for each test."""
+    """Handler that looks up `sys.stderr` each time: pytest replaces it per test."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr  # not `setStream`, which flushes the old one
@@ -102,7 +99,7 @@ class _StandardError(_StreamHandler):
 
 
 def start_logging() -> None:
-    """Log to standard error, from `POPTORCH_LOG_LEVEL` on or WARN, as at import."""
+    """Log to standard error from level `POPTORCH_LOG_LEVEL` on, by default WARN."""
     if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
         handler = _StandardError()
         handler.setFormatter(_Formatter())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables that turn something on, or off."""
+"""Environment variables that choose how the emulator runs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from ipufit.emulator.errors import createPoptorchError
 STRICT_VARIABLE = "IPUFIT_EMULATOR_STRICT"
 FOLD_VARIABLE = "IPUFIT_EMULATOR_FOLD"
 FOLD_MIB_VARIABLE = "IPUFIT_EMULATOR_FOLD_MIB"
-_TRAINING_FOLD_MIB, _INFERENCE_FOLD_MIB = 16, 8  # larger passes leave the caches
+_TRAINING_FOLD_MIB, _INFERENCE_FOLD_MIB = 16, 8  # larger folds leave the caches
 CHANNELS_LAST_VARIABLE = "IPUFIT_EMULATOR_CHANNELS_LAST"
 COMPILE_VARIABLE = "IPUFIT_EMULATOR_COMPILE"
 COMPILE_MODES = ("eager", "compiled")
+
+
+def _read(variable: str) -> str:
+    return os.environ.get(variable, "").strip()
 
 
 def is_on(variable: str, *, default: bool = False) -> bool:
     """Whether an environment variable is an integer other than 0.
 
     Args:
-        variable: Its name.
-        default: What counts if it isn't set, or is empty.
-
-    Returns:
-        Whether it is on.
+        variable: Name of the variable.
+        default: Result if the variable isn't set, or is empty.
 
     Raises:
-        Error: It is no integer.
+        Error: If it holds no integer.
 
     Example:
         >>> import os
@@ -38,7 +39,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
         >>> is_on("POPTORCH_IPU_MODEL")
         False
     """
-    text = os.environ.get(variable, "").strip() or str(int(default))
+    text = _read(variable) or str(int(default))
     try:
         return int(text) != 0
     except ValueError:
@@ -48,39 +49,37 @@ def is_on(variable: str, *, default: bool = False) -> bool:
 
 
 def folds() -> bool | None:
-    """Whether `IPUFIT_EMULATOR_FOLD` has micro-batches run in one pass.
+    """Whether `IPUFIT_EMULATOR_FOLD` asks for folds, several micro-batches run at once.
 
     Returns:
-        True: wherever that is the same maths; False: nowhere; None, if it isn't set:
-        where it pays.
+        True for folds wherever they are the same maths, False for none, and None, if
+        the variable isn't set, for folds where they pay.
 
     Raises:
-        Error: It is no integer.
+        Error: If the variable holds no integer.
 
     Example:
         >>> folds() is None
         True
     """
-    if not os.environ.get(FOLD_VARIABLE, "").strip():
-        return None
-    return is_on(FOLD_VARIABLE)
+    return is_on(FOLD_VARIABLE) if _read(FOLD_VARIABLE) else None
 
 
 def fold_bytes(*, is_training: bool) -> int:
-    """Memory that the values of one pass of folded micro-batches may take.
+    """Bytes that the values of one fold may take.
 
-    `IPUFIT_EMULATOR_FOLD_MIB` says so in mebibytes; if it isn't set, 16 in training,
-    whose values are all kept for the backward pass, and 8 in inference.
+    `IPUFIT_EMULATOR_FOLD_MIB` sets them in mebibytes. The default is 16 MiB in
+    training, which keeps all values for the backward pass, and 8 MiB in inference.
 
     Raises:
-        Error: It is no number.
+        Error: If the variable holds no number.
 
     Example:
         >>> fold_bytes(is_training=True) // 2**20
         16
     """
     default = _TRAINING_FOLD_MIB if is_training else _INFERENCE_FOLD_MIB
-    text = os.environ.get(FOLD_MIB_VARIABLE, "").strip() or str(default)
+    text = _read(FOLD_MIB_VARIABLE) or str(default)
     try:
         return int(abs(float(text)) * 2**20)
     except (ValueError, OverflowError):
@@ -93,17 +92,16 @@ def fold_bytes(*, is_training: bool) -> int:
 def compiles() -> bool:
     """Whether `IPUFIT_EMULATOR_COMPILE` asks for machine code.
 
-    Returns:
-        True for `compiled`; False for `eager`, or if it isn't set.
+    `compiled` does; `eager` doesn't, and is the default.
 
     Raises:
-        Error: It is neither.
+        Error: If the variable holds anything else.
 
     Example:
         >>> compiles()
         False
     """
-    text = os.environ.get(COMPILE_VARIABLE, "").strip() or "eager"
+    text = _read(COMPILE_VARIABLE) or "eager"
     if text not in COMPILE_MODES:
         raise createPoptorchError(
             f"{COMPILE_VARIABLE}={text!r} is neither `eager` nor `compiled`: set it to "
@@ -116,7 +114,7 @@ def is_strict() -> bool:
     """Whether `IPUFIT_EMULATOR_STRICT` asks for strict mode.
 
     Raises:
-        Error: It is no integer.
+        Error: If the variable holds no integer.
 
     Example:
         >>> is_strict()
@@ -131,7 +129,7 @@ def uses_channels_last() -> bool:
     They may unless `IPUFIT_EMULATOR_CHANNELS_LAST` is 0.
 
     Raises:
-        Error: It is no integer.
+        Error: If the variable holds no integer.
 
     Example:
         >>> uses_channels_last()

@@ -63,7 +63,7 @@ class OptionsDict(Freezable):
     then on an assignment adds no name, and a public value keeps its type.
 
     Args:
-        **values: More public values.
+        **values: Further public values.
 
     Example:
         >>> from ipufit.emulator import Options

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopDist on the host: which instance of a distributed program this is.
+"""PopDist on the host: the index of this instance of a distributed program.
 
-PopRun tells its instances in environment variables, and these are read here too.
+PopRun passes it to each instance in environment variables, which are read here too.
 Without them there is one instance, with one replica. Instances don't exchange
 gradients: the emulator refuses to compile a training model for several.
 """
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def init() -> None:
-    """Get ready to work with the other instances: here, nothing to do.
+    """Do nothing: on the host no instance has to be prepared.
 
     Example:
         >>> init()
@@ -47,12 +47,12 @@ def execute_on_instances(
     """Call a function on some of the instances.
 
     Args:
-        instances: Which ones, by index.
-        function: What to call.
-        args: Its arguments.
+        instances: Indices of the instances.
+        function: Function to call.
+        args: Arguments of the function.
 
     Returns:
-        What the function returns; `None` on the other instances.
+        The function's result; `None` on the other instances.
 
     Example:
         >>> execute_on_instances({0}, max, 2, 3)

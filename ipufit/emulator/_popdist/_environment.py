@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PopRun tells an instance through its environment.
+"""The environment variables by which PopRun informs an instance.
 
-Which variables there are is known from a published log of PopRun. How many
-instances there are, and which of them this is, follows from the replicas, as long as
-each instance has the same number.
+Their names are known from a published log of PopRun. The number of instances and the
+index of this one follow from the replicas, if all instances have the same number.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def getNumTotalReplicas() -> int:
         >>> getNumTotalReplicas()
         1
     """
-    return int(os.environ.get(_TOTAL_REPLICAS, "1"))
+    return _read(_TOTAL_REPLICAS, 1)
 
 
 def getNumLocalReplicas() -> int:
@@ -44,7 +43,7 @@ def getNumLocalReplicas() -> int:
         >>> getNumLocalReplicas()
         1
     """
-    return int(os.environ.get(_LOCAL_REPLICAS, "1"))
+    return _read(_LOCAL_REPLICAS, 1)
 
 
 def getNumIpusPerReplica() -> int:
@@ -54,7 +53,7 @@ def getNumIpusPerReplica() -> int:
         >>> getNumIpusPerReplica()
         1
     """
-    return int(os.environ.get(_IPUS_PER_REPLICA, "1"))
+    return _read(_IPUS_PER_REPLICA, 1)
 
 
 def getNumInstances() -> int:
@@ -71,7 +70,7 @@ def getNumInstances() -> int:
 
 
 def getInstanceIndex() -> int:
-    """Which of the instances this is; 0 without PopRun.
+    """The index of this instance; 0 without PopRun.
 
     Raises:
         RuntimeError: If not all instances have the same number of replicas.
@@ -80,7 +79,11 @@ def getInstanceIndex() -> int:
         >>> getInstanceIndex()
         0
     """
-    return int(os.environ.get(_FIRST_REPLICA, "0")) // _replicas_of_each()
+    return _read(_FIRST_REPLICA, 0) // _replicas_of_each()
+
+
+def _read(variable: str, default: int) -> int:
+    return int(os.environ.get(variable, default))
 
 
 def _replicas_of_each() -> int:

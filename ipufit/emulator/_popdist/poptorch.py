@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`popdist.poptorch`: options that PopRun has decided in part.
+"""`popdist.poptorch`: options that PopRun sets in part.
 
-The contract is what PopTorch's own tests ask of it (`tests/popdist_test.py`).
+The contract comes from PopTorch's own tests (`tests/popdist_test.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 from ipufit.emulator._options.distributed import _DistributedOptions
 from ipufit.emulator._options.options import Options as _PoptorchOptions
@@ -21,35 +21,33 @@ from ._environment import (
 __all__ = ["Options"]
 
 
-def _refuse(method: str) -> NoReturn:
-    raise RuntimeError(
-        f"Cannot call `{method}` with popdist.poptorch.Options: PopRun decides it. "
-        "Remove the call, or use poptorch.Options where PopRun isn't in use."
-    )
+def _refused(method: str) -> Callable[..., NoReturn]:
+    """Make a setter that refuses every call, since PopRun decides."""
+
+    def refuse(self: object, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse the call: PopRun decides."""
+        raise RuntimeError(
+            f"Cannot call `{method}` with popdist.poptorch.Options: PopRun decides it. "
+            "Remove the call, or use poptorch.Options where PopRun isn't in use."
+        )
+
+    return refuse
 
 
 class _Distributed(_DistributedOptions):
     """`Options.Distributed`, decided by PopRun."""
 
-    def disable(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        _refuse("Distributed.disable")
-
-    def configureProcessId(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        _refuse("Distributed.configureProcessId")
-
-    def setEnvVarNames(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        _refuse("Distributed.setEnvVarNames")
+    disable = _refused("Distributed.disable")
+    configureProcessId = _refused("Distributed.configureProcessId")
+    setEnvVarNames = _refused("Distributed.setEnvVarNames")
 
 
 class Options(_PoptorchOptions):
-    """`poptorch.Options` with the replicas and the process that PopRun says.
+    """`poptorch.Options` with the number of replicas and the process from PopRun.
 
     Args:
-        ipus_per_replica: How many IPUs one replica has; by default, what PopRun
-            says. Emulated IPUs are counted from the model, so it is kept only.
+        ipus_per_replica: Number of IPUs of one replica, by default from PopRun. It is
+            stored only: the emulator counts IPUs from the model.
 
     Raises:
         RuntimeError: If not all instances have the same number of replicas.
@@ -64,6 +62,8 @@ class Options(_PoptorchOptions):
     """
 
     _ipus_per_replica: int
+    replicationFactor = _refused("replicationFactor")
+    useIpuId = _refused("useIpuId")
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:
         super().__init__()
@@ -74,21 +74,3 @@ class Options(_PoptorchOptions):
         self.set(replication_factor=getNumLocalReplicas())
         self.Distributed.configureProcessId(getInstanceIndex(), getNumInstances())
         self.Distributed.__class__ = _Distributed
-
-    def replicationFactor(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: PopRun has decided.
-
-        Example:
-            >>> Options().replication_factor
-            1
-        """
-        _refuse("replicationFactor")
-
-    def useIpuId(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: PopRun has decided.
-
-        Example:
-            >>> Options().exists("ipu_id")
-            False
-        """
-        _refuse("useIpuId")

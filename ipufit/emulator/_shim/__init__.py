@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder for `sys.path`: processes that a script starts find `poptorch` in it.
+"""Folder of packages named `poptorch`, `popdist` and `popart`.
 
-`_install` puts it there. Nothing imports this package itself.
+`_install` adds it to `sys.path` for processes that a script starts. Nothing imports
+this package itself.
 """

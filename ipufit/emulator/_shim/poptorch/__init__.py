@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import poptorch` finds in a process started by one that emulates it."""
+"""Emulated `poptorch` for processes that a script starts: `_install` replaces it."""
 
 from __future__ import annotations
 
 if __name__ == "poptorch":  # not under its own name: tools import every module
     from ipufit.emulator._install import install
 
-    install(force=True)  # who started this process decided; it replaces this module
+    install(force=True)  # the parent process chose to emulate; replaces this module
