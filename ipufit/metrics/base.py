@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a metric is: sums over samples, and what they come to.
+"""Metrics: figures of sums over samples, or of all outputs.
 
 A training program computes the sums of each micro-batch on the device and adds them
 up there, so that exact figures over all samples cost a few scalars per call. The same
-functions work on the host for `evaluate`. What is no function of sums is computed on
-the host from streamed outputs: a `StreamedMetric`.
+functions work on the host for `evaluate`. A figure that is no function of sums is
+computed on the host from streamed outputs: a `StreamedMetric`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,28 @@ from torch import Tensor
 
 from ipufit.errors import DataError
 
+__all__ = [
+    "FunctionMetric",
+    "Metric",
+    "StreamedMetric",
+    "detached",
+    "flat",
+    "in_float32",
+    "mean_sums",
+    "rows_of",
+    "spread_weights",
+]
+
 
 class Metric(abc.ABC):
     """Base of metrics that are functions of sums over samples or elements.
 
     Args:
-        name: Its key in logs and History.
+        name: Key in logs and History.
 
     Attributes:
-        direction: `"max"` or `"min"` if more or less of it is better, else None; what
-            callbacks go by that monitor it.
+        direction: `"max"` or `"min"` if more or less of it is better, else None.
+            Callbacks that monitor it look at this.
     """
 
     direction: str | None = None
@@ -36,27 +48,27 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """What a batch adds, with operations that a device can trace.
+        """Compute the sums of a batch, with operations that a device can trace.
 
         Args:
-            outputs: The model's, rows first.
-            targets: Theirs.
-            weights: How much each row counts, `[rows]`, or each of its first
-                positions, `[rows, ...]`; rows that shall not count have 0. None if all
-                count alike.
+            outputs: Outputs of the model, one row per sample.
+            targets: Targets, one row per sample.
+            weights: Weight of each row, `[rows]`, or of each position, `[rows, ...]`.
+                Rows of weight 0 don't count. None if all count alike.
 
         Returns:
-            Numbers that may be added over batches: 1-d float32, of one length always.
+            1-d float32, of the same length for every batch. The sums of several
+            batches are added up.
         """
 
     def result(self, sums: Tensor) -> float:
-        """What the sums come to.
+        """Compute the figure.
 
         Args:
-            sums: Added over all batches, float64; all zero if there was none.
+            sums: `sums` added over all batches, float64; zeros if there was none.
 
         Returns:
-            The figure; here the quotient of the first two, NaN of nothing.
+            The figure; in the base class the first sum by the second, NaN of nothing.
         """
         return float(sums[0] / sums[1])
 
@@ -68,10 +80,10 @@ class StreamedMetric(abc.ABC):
     a function of sums is much cheaper.
 
     Args:
-        name: Its key in logs and History.
+        name: Key in logs and History.
 
     Attributes:
-        direction: As of `Metric`.
+        direction: `"max"`, `"min"` or None, as in `Metric`.
     """
 
     direction: str | None = None
@@ -81,7 +93,7 @@ class StreamedMetric(abc.ABC):
 
     @abc.abstractmethod
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Take in a batch: real rows only, `weights` as of `Metric.sums`."""
+        """Add a batch of real rows; `weights` are those of `Metric.sums`."""
 
     @abc.abstractmethod
     def result(self) -> float:
@@ -96,10 +108,10 @@ class FunctionMetric(Metric):
     """The mean of a plain function over samples or elements.
 
     Args:
-        name: Its key in logs and History.
-        function: `function(outputs, targets)`. Gives one value per sample or element,
+        name: Key in logs and History.
+        function: `function(outputs, targets)`. Returns one value per sample or element,
             or one for the batch, which counts as the mean over its samples.
-        direction: As of `Metric`.
+        direction: `"max"`, `"min"` or None, as in `Metric`.
 
     Example:
         >>> def bias(outputs, targets):
@@ -143,7 +155,7 @@ def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> T
         values: One per sample, position or element, `[rows, ...]`; or a mean over
             `rows`, 0-d.
         weights: `[rows]` or `[rows, ...]`, over the first axes of `values`.
-        rows: How many a 0-d value stands for.
+        rows: Number of samples that a 0-d value is the mean of.
 
     Returns:
         `[total, count]`, float32.
@@ -155,24 +167,21 @@ def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> T
         tensor([2., 4.])
     """
     values = in_float32(detached(values))
-    if values.dim() == 0:
-        # PopTorch gives a built-in loss that isn't the final one the shape [1].
-        return _with_count(values.reshape(()).mul(rows), rows)
-    if weights is None:
-        return _with_count(values.sum(), values.numel())
-    spread = spread_weights(weights, values)
-    return torch.stack([weighed(values, spread).sum(), spread.sum()])
-
-
-def _with_count(total: Tensor, count: int) -> Tensor:
-    counted = torch.full_like(total, float(count), device=total.device)
-    return torch.stack([total, counted])
+    if values.dim() and weights is not None:
+        spread = spread_weights(weights, values)
+        return torch.stack([weighed(values, spread).sum(), spread.sum()])
+    if values.dim():
+        total, count = values.sum(), values.numel()
+    else:  # PopTorch gives a built-in loss that isn't the final one the shape [1]
+        total, count = values.reshape(()).mul(rows), rows
+    counts = torch.full_like(total, float(count), device=total.device)
+    return torch.stack([total, counts])
 
 
 def zeros_like(values: Tensor) -> Tensor:
     """Zeros of the shape and on the device of `values`.
 
-    PopTorch warns of functions that make tensors if they aren't told a device.
+    PopTorch warns of functions that create tensors without a device argument.
 
     Example:
         >>> zeros_like(torch.ones(2))
@@ -182,29 +191,22 @@ def zeros_like(values: Tensor) -> Tensor:
 
 
 def detached(tensor: Tensor) -> Tensor:
-    """A tensor without gradients; itself if it has none: one operation less."""
+    """Detach a tensor; one without gradients is returned, to save an operation."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def in_float32(tensor: Tensor) -> Tensor:
-    """A tensor in float32; itself if it is: one operation less."""
+    """Cast to float32; a float32 tensor is returned, to save an operation."""
     return tensor if tensor.dtype == torch.float32 else tensor.to(torch.float32)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """A tensor in one dimension; itself if it is: one operation less."""
+    """Flatten a tensor; a 1-d one is returned, to save an operation."""
     return tensor if tensor.dim() == 1 else tensor.reshape(-1)
 
 
 def weighed(values: Tensor, weights: Tensor) -> Tensor:
-    """Values times their weights; 0 where the weight is 0, even of NaN.
-
-    Args:
-        values: Float32.
-        weights: Of the same shape.
-
-    Returns:
-        Of that shape.
+    """Values times weights of the same shape; 0 where the weight is 0, even of NaN.
 
     Example:
         >>> weighed(torch.tensor([3.0, float("nan")]), torch.tensor([2.0, 0.0]))
@@ -214,17 +216,14 @@ def weighed(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def spread_weights(weights: Tensor, values: Tensor) -> Tensor:
-    """Weights of rows as weights of every element of `values`.
+    """Expand weights of rows to the shape of `values`, in float32.
 
     Args:
-        weights: `[rows]` or `[rows, ...]`; axes of size 1 at its end don't count.
-        values: Of at least as many axes.
-
-    Returns:
-        Float32, of the shape of `values`.
+        weights: `[rows]` or `[rows, ...]`; axes of size 1 at the end are dropped.
+        values: `[rows, ...]`, of at least as many axes.
 
     Raises:
-        DataError: They don't fit.
+        DataError: The shapes don't fit.
 
     Example:
         >>> spread_weights(torch.tensor([1.0, 0.0]), torch.zeros(2, 3)).sum()
@@ -244,7 +243,7 @@ def spread_weights(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def rows_of(values: Any) -> int:
-    """Samples in nested tensors whose dim 0 counts them.
+    """The number of samples in nested tensors: the size of their first axis.
 
     Example:
         >>> rows_of({"a": torch.zeros(3, 2)})

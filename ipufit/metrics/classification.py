@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from ipufit.errors import ConfigError
 
 from .base import Metric, flat, in_float32, mean_sums, spread_weights, zeros_like
+from .settings import is_whole, score_above
 from .shapes import (
     IGNORED_INDEX,
     class_indices,
@@ -22,7 +23,25 @@ from .shapes import (
     matched_targets,
     one_hot,
 )
-from .thresholds import checked_threshold, score_at
+
+__all__ = [
+    "Accuracy",
+    "BinaryAccuracy",
+    "CategoricalAccuracy",
+    "SparseCategoricalAccuracy",
+    "SparseTopKCategoricalAccuracy",
+    "TopKAccuracy",
+    "TopKCategoricalAccuracy",
+]
+
+Weights = Optional[Tensor]
+"""Weights of rows or positions, as in `Metric.sums`; None if all count alike."""
+
+Judged = Tuple[Tensor, Weights]
+"""Whether each sample is right, and its weight.
+
+Bools for weights are samples that count or not; those that don't are never right.
+"""
 
 
 class _Share(Metric):
@@ -31,8 +50,8 @@ class _Share(Metric):
     direction = "max"
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Weight of what is right, and of all."""
-        is_right, counts = self._judged(outputs, targets, weights)
+        """Weight of the samples that are right, and of all."""
+        is_right, counts = self._judge(outputs, targets, weights)
         if counts is not None and counts.dtype == torch.bool:
             # Two sums in few operations: a program runs them for every micro-batch.
             pair = torch.stack([flat(is_right), flat(counts)])
@@ -41,22 +60,17 @@ class _Share(Metric):
         return mean_sums(is_right, counts)
 
     @abc.abstractmethod
-    def _judged(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Right or wrong, and how much each counts.
-
-        None if all count alike; whether they count, if what doesn't is never right.
-        """
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
+        """Find out which samples are right."""
 
 
 class BinaryAccuracy(_Share):
-    """The share of 0s and 1s that are found.
+    """The share of 0s and 1s that are predicted right.
 
     Args:
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether outputs are logits; else they are probabilities.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = BinaryAccuracy()
@@ -71,11 +85,9 @@ class BinaryAccuracy(_Share):
         name: str = "binary_accuracy",
     ) -> None:
         super().__init__(name)
-        self._threshold = score_at(checked_threshold(threshold), from_logits)
+        self._threshold = score_above(threshold, from_logits)
 
-    def _judged(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         scores, truths = in_float32(outputs), matched_targets(outputs, targets)
         counts = None if weights is None else spread_weights(weights, truths)
         return scores.gt(self._threshold).eq(truths.gt(0.5)), counts
@@ -85,7 +97,7 @@ class CategoricalAccuracy(_Share):
     """The share of samples whose highest score is that of the one-hot target.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> CategoricalAccuracy().sums(torch.eye(2), torch.eye(2))
@@ -95,9 +107,7 @@ class CategoricalAccuracy(_Share):
     def __init__(self, name: str = "categorical_accuracy") -> None:
         super().__init__(name)
 
-    def _judged(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         return _best(outputs, dense_targets(outputs, targets), weights)
 
 
@@ -107,7 +117,7 @@ class SparseCategoricalAccuracy(_Share):
     Targets of -100 don't count.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = SparseCategoricalAccuracy()
@@ -118,21 +128,19 @@ class SparseCategoricalAccuracy(_Share):
     def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
         super().__init__(name)
 
-    def _judged(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         return _best(outputs, class_indices(outputs, targets), weights)
 
 
 class Accuracy(_Share):
-    """Binary, categorical or sparse accuracy, by the kind of problem that shapes tell.
+    """Binary, categorical or sparse accuracy, chosen by the shapes.
 
     The rule is Keras's for `"accuracy"`: one output per sample is binary; targets
     without the class axis are class indices; else they are one-hot.
 
     Args:
         from_logits: Whether binary outputs are logits; else they are probabilities.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> scores = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
@@ -144,11 +152,9 @@ class Accuracy(_Share):
         super().__init__(name)
         self._binary = BinaryAccuracy(from_logits=from_logits)
 
-    def _judged(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         if is_binary(outputs):
-            return self._binary._judged(outputs, targets, weights)
+            return self._binary._judge(outputs, targets, weights)
         return _best(outputs, targets, weights)
 
 
@@ -159,8 +165,8 @@ class TopKAccuracy(_Share):
     one that is no number.
 
     Args:
-        k: How many.
-        name: Its key in logs.
+        k: Number of scores.
+        name: Key in logs.
 
     Example:
         >>> scores = torch.tensor([[0.5, 0.4, 0.1], [0.5, 0.4, 0.1]])
@@ -169,14 +175,12 @@ class TopKAccuracy(_Share):
     """
 
     def __init__(self, k: int = 5, name: str | None = None) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        if not is_whole(k, minimum=1):
             raise ConfigError(f"{type(self).__name__}(k={k!r}): use a number from 1.")
         super().__init__(name or f"top_{k}_accuracy")
         self._k = k
 
-    def _judged(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         scores, labels, counts = classified(outputs, targets, weights)
         is_own = one_hot(labels, scores.shape[-1])
         own = torch.where(is_own, scores, zeros_like(scores)).sum(-1, True)
@@ -190,25 +194,23 @@ class TopKCategoricalAccuracy(TopKAccuracy):
     """`TopKAccuracy` of one-hot targets.
 
     Args:
-        k: How many.
-        name: Its key in logs.
+        k: Number of scores.
+        name: Key in logs.
     """
 
     def __init__(self, k: int = 5, name: str = "top_k_categorical_accuracy") -> None:
         super().__init__(k, name)
 
-    def _judged(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return super()._judged(outputs, dense_targets(outputs, targets), weights)
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
+        return super()._judge(outputs, dense_targets(outputs, targets), weights)
 
 
 class SparseTopKCategoricalAccuracy(TopKAccuracy):
     """`TopKAccuracy` of class indices.
 
     Args:
-        k: How many.
-        name: Its key in logs.
+        k: Number of scores.
+        name: Key in logs.
     """
 
     def __init__(
@@ -216,16 +218,12 @@ class SparseTopKCategoricalAccuracy(TopKAccuracy):
     ) -> None:
         super().__init__(k, name)
 
-    def _judged(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return super()._judged(outputs, class_indices(outputs, targets), weights)
+    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
+        return super()._judge(outputs, class_indices(outputs, targets), weights)
 
 
-def _best(
-    outputs: Tensor, targets: Tensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Whether the highest score is the target's."""
+def _best(outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
+    """Judge a sample right if its highest score is the target's."""
     if weights is not None:
         scores, labels, counts = classified(outputs, targets, weights)
         return scores.argmax(dim=-1).eq(labels), counts

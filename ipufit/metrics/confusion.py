@@ -12,18 +12,34 @@ from torch import Tensor
 from ipufit.errors import ConfigError, DataError
 
 from .counts import ConfusionMetric, Counts, both_classes, ratio, union
+from .settings import is_between, is_whole
+
+__all__ = [
+    "BalancedAccuracy",
+    "F1Score",
+    "FBetaScore",
+    "FalseNegatives",
+    "FalsePositives",
+    "IoU",
+    "MeanIoU",
+    "Precision",
+    "Recall",
+    "Specificity",
+    "TrueNegatives",
+    "TruePositives",
+]
 
 AVERAGES = ("macro", "micro", "weighted")
 
 
 class _Count(ConfusionMetric):
-    """A count over all classes; less or more of it is no better by itself.
+    """A count over all classes; neither more nor less of it is better by itself.
 
     Args:
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits; else they are probabilities.
-        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
-        name: Its key in logs.
+        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        name: Key in logs.
     """
 
     _cell = "tp"
@@ -39,7 +55,7 @@ class _Count(ConfusionMetric):
         super().__init__(name or self._called, threshold, from_logits, multi_label)
 
     def result(self, sums: Tensor) -> float:
-        """The count; 0 of nothing."""
+        """Compute the count; 0 of nothing."""
         return self._figure(Counts(*sums.reshape(4, -1)))
 
     def _figure(self, counts: Counts) -> float:
@@ -48,25 +64,25 @@ class _Count(ConfusionMetric):
 
 
 class TruePositives(_Count):
-    """How many 1s were found; with classes, how many samples were right."""
+    """The number of 1s predicted as 1; with classes, of samples that are right."""
 
 
 class FalsePositives(_Count):
-    """How many 0s were taken for 1s; with classes, how many samples were wrong."""
+    """The number of 0s predicted as 1; with classes, of samples that are wrong."""
 
     _cell = "fp"
     _called = "false_positives"
 
 
 class TrueNegatives(_Count):
-    """How many 0s were found; with classes, added up over all of them."""
+    """The number of 0s predicted as 0; with classes, added up over all of them."""
 
     _cell = "tn"
     _called = "true_negatives"
 
 
 class FalseNegatives(_Count):
-    """How many 1s were missed; with classes, how many samples were wrong."""
+    """The number of 1s predicted as 0; with classes, of samples that are wrong."""
 
     _cell = "fn"
     _called = "false_negatives"
@@ -79,11 +95,11 @@ class ClassScore(ConfusionMetric):
         threshold: The probability above which a 1 is predicted.
         average: Over classes: `"macro"` is their mean, `"weighted"` their mean by how
             often each is true, `"micro"` the score of the counts of all. Classes that
-            are neither true nor predicted are left out. No matter if binary.
+            are neither true nor predicted are left out. Binary scores have none.
         from_logits: Whether binary outputs are logits; else they are probabilities.
-        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
-        class_id: The class whose score it is, instead of an average.
-        name: Its key in logs.
+        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        class_id: Index of the only class to score, instead of an average.
+        name: Key in logs.
     """
 
     direction = "max"
@@ -103,8 +119,7 @@ class ClassScore(ConfusionMetric):
             raise ConfigError(
                 f"average={average!r}: use one of {', '.join(map(repr, AVERAGES))}."
             )
-        is_index = isinstance(class_id, int) and not isinstance(class_id, bool)
-        if class_id is not None and not (is_index and class_id >= 0):
+        if class_id is not None and not is_whole(class_id, minimum=0):
             raise ConfigError(f"class_id={class_id!r}: use the index of a class.")
         self._average = average
         self._class_id = class_id
@@ -141,11 +156,11 @@ class ClassScore(ConfusionMetric):
 
     @abc.abstractmethod
     def _scores(self, counts: Counts) -> Tensor:
-        """The score of each class; 0 where there is nothing to divide by."""
+        """Compute the score of each class; 0 where there is nothing to divide by."""
 
 
 class Precision(ClassScore):
-    """The share of what was predicted that is true. Settings: see `ClassScore`.
+    """The share of the predicted 1s that are true. Settings: see `ClassScore`.
 
     Example:
         >>> metric = Precision()
@@ -161,7 +176,7 @@ class Precision(ClassScore):
 
 
 class Recall(ClassScore):
-    """The share of what is true that was predicted. Settings: see `ClassScore`."""
+    """The share of the true 1s that are predicted. Settings: see `ClassScore`."""
 
     _called = "recall"
 
@@ -170,7 +185,7 @@ class Recall(ClassScore):
 
 
 class Specificity(ClassScore):
-    """The share of what isn't true that wasn't predicted. See `ClassScore`."""
+    """The share of the true 0s that are predicted. Settings: see `ClassScore`."""
 
     _called = "specificity"
 
@@ -182,13 +197,13 @@ class FBetaScore(ClassScore):
     """A mean of precision and recall, in which recall counts `beta` times as much.
 
     Args:
-        average: As of `ClassScore`.
-        beta: How much recall counts.
+        average: `"macro"`, `"micro"` or `"weighted"`, as in `ClassScore`.
+        beta: Weight of recall; 1 if it counts as much as precision.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits; else they are probabilities.
-        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
-        class_id: The class whose score it is, instead of an average.
-        name: Its key in logs.
+        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        class_id: Index of the only class to score, instead of an average.
+        name: Key in logs.
     """
 
     _called = "fbeta_score"
@@ -204,8 +219,7 @@ class FBetaScore(ClassScore):
         name: str | None = None,
     ) -> None:
         super().__init__(threshold, average, from_logits, multi_label, class_id, name)
-        is_number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
-        if not is_number or not 0 < beta < float("inf"):
+        if not is_between(beta, 0, float("inf")):
             raise ConfigError(f"beta={beta!r}: use a number above 0.")
         self._square = float(beta) ** 2
 
@@ -218,12 +232,12 @@ class F1Score(FBetaScore):
     """The harmonic mean of precision and recall.
 
     Args:
-        average: As of `ClassScore`.
+        average: `"macro"`, `"micro"` or `"weighted"`, as in `ClassScore`.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits; else they are probabilities.
-        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
-        class_id: The class whose score it is, instead of an average.
-        name: Its key in logs.
+        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        class_id: Index of the only class to score, instead of an average.
+        name: Key in logs.
 
     Example:
         >>> metric = F1Score("micro")
@@ -249,9 +263,9 @@ class F1Score(FBetaScore):
 
 
 class IoU(ClassScore):
-    """What is predicted and true, over what is predicted or true.
+    """The intersection of predictions and truths over their union.
 
-    Binary it is that of the 1s. Settings: see `ClassScore`.
+    That of the 1s, if binary. Settings: see `ClassScore`.
     """
 
     _called = "iou"
@@ -266,7 +280,7 @@ class BalancedAccuracy(ConfusionMetric):
     Args:
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits; else they are probabilities.
-        name: Its key in logs.
+        name: Key in logs.
     """
 
     direction = "max"
@@ -286,16 +300,16 @@ class BalancedAccuracy(ConfusionMetric):
 
 
 class MeanIoU(ConfusionMetric):
-    """The overlap of what is predicted and what is true, averaged over the classes.
+    """The intersection of predictions and truths over their union, mean over classes.
 
-    That is the intersection over the union. Classes that are neither true nor
-    predicted are left out. A binary problem has two classes.
+    Classes that are neither true nor predicted are left out. A binary problem has two
+    classes.
 
     Args:
-        num_classes: How many; None for as many as the outputs have scores.
+        num_classes: Number of classes; None for that of the outputs' scores.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits; else they are probabilities.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = MeanIoU(3)
@@ -314,8 +328,7 @@ class MeanIoU(ConfusionMetric):
         name: str = "mean_iou",
     ) -> None:
         super().__init__(name, threshold, from_logits)
-        is_whole = isinstance(num_classes, int) and not isinstance(num_classes, bool)
-        if num_classes is not None and not (is_whole and num_classes >= 2):
+        if num_classes is not None and not is_whole(num_classes, minimum=2):
             raise ConfigError(f"num_classes={num_classes!r}: use a number from 2.")
         self._num_classes = num_classes
 

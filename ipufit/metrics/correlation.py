@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far outputs explain how targets vary, over all samples.
+"""Correlations of outputs and targets, over all samples.
 
-Outputs of several numbers per sample have one figure each, and the mean is given.
+Outputs of several numbers per sample have one figure for each; the metric is the mean.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ from .moments import NUM_LIMBS, centred, comoment, product_limbs, sum_limbs
 from .shapes import elements, is_binary
 from .streamed import kept_rows
 
+__all__ = [
+    "ExplainedVariance",
+    "PearsonCorrelation",
+    "R2Score",
+    "SpearmanCorrelation",
+]
+
 
 class R2Score(Metric):
     """The share of the targets' variance that outputs explain.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric, targets = R2Score(), torch.tensor([1.0, 2.0, 3.0])
@@ -35,7 +42,7 @@ class R2Score(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Of each output the weights, the squared errors, and the targets' moments."""
+        """Sums of weights and squared errors, and moments of targets, per output."""
         predicted, actual, counts = _columns(outputs, targets, weights)
         y = centred(actual, counts)
         errors = weighed(torch.square(predicted - actual), counts)
@@ -45,18 +52,18 @@ class R2Score(Metric):
         return sums
 
     def result(self, sums: Tensor) -> float:
-        """The mean over outputs; of constant targets 1 if they are met, else 0."""
+        """Average over outputs; constant targets count 1 if they are met, else 0."""
         (count, errors), (y, yy) = _unpacked(sums, 2, 2)
         return _mean_share(errors, comoment(y, y, yy, count), count)
 
 
 class ExplainedVariance(Metric):
-    """The share of the targets' variance that goes when outputs are subtracted.
+    """The share of the targets' variance that vanishes when outputs are subtracted.
 
-    It is `R2Score` of outputs that are right but for a constant.
+    It differs from `R2Score` in that a constant added to all outputs doesn't matter.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric, targets = ExplainedVariance(), torch.tensor([1.0, 2.0, 3.0])
@@ -70,7 +77,7 @@ class ExplainedVariance(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Of each output the weights, and moments of targets and of differences."""
+        """Sums of weights, and moments of targets and of differences, per output."""
         predicted, actual, counts = _columns(outputs, targets, weights)
         limbs = []
         for values in (actual, actual - predicted):
@@ -80,7 +87,7 @@ class ExplainedVariance(Metric):
         return sums
 
     def result(self, sums: Tensor) -> float:
-        """The mean over outputs; of constant targets 1 or 0 as for `R2Score`."""
+        """Average over outputs; constant targets count 1 or 0 as in `R2Score`."""
         (count,), (y, yy, d, dd) = _unpacked(sums, 1, 4)
         left = comoment(d, d, dd, count)
         return _mean_share(left, comoment(y, y, yy, count), count)
@@ -90,7 +97,7 @@ class PearsonCorrelation(Metric):
     """Pearson's correlation of outputs and targets, over the samples.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric, targets = PearsonCorrelation(), torch.tensor([1.0, 2.0, 3.0])
@@ -104,7 +111,7 @@ class PearsonCorrelation(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Of each output the weights, and moments of outputs and targets."""
+        """Sums of weights, and moments of outputs and targets, per output."""
         predicted, actual, counts = _columns(outputs, targets, weights)
         x, y = centred(predicted, counts), centred(actual, counts)
         limbs = [sum_limbs(x, counts), sum_limbs(y, counts)]
@@ -113,7 +120,7 @@ class PearsonCorrelation(Metric):
         return sums
 
     def result(self, sums: Tensor) -> float:
-        """The mean over outputs; NaN if outputs or targets don't vary."""
+        """Average over outputs; NaN if outputs or targets don't vary."""
         (count,), (x, y, xx, yy, xy) = _unpacked(sums, 1, 5)
         spread = comoment(x, x, xx, count) * comoment(y, y, yy, count)
         # Not `comoment`: beside the spreads a small covariance is small, not noise.
@@ -123,12 +130,12 @@ class PearsonCorrelation(Metric):
 
 
 class SpearmanCorrelation(StreamedMetric):
-    """Spearman's rank correlation; keeps all outputs, on the host.
+    """Spearman's rank correlation; it keeps all outputs on the host.
 
     Sample weights may only be 0 and 1: ranks have no others.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = SpearmanCorrelation()
@@ -144,14 +151,14 @@ class SpearmanCorrelation(StreamedMetric):
         self.reset()
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Keep a batch."""
+        """Keep a batch, without rows of weight 0."""
         if weights is not None:
             outputs, targets = kept_rows(self.name, outputs, targets, weights)
         predicted, actual, _ = _columns(outputs, targets, None)
         self._batches.append(torch.stack([predicted, actual]))
 
     def result(self) -> float:
-        """The mean over outputs; NaN if outputs or targets don't vary."""
+        """Average over outputs; NaN if outputs or targets don't vary."""
         if not self._batches:
             return float("nan")
         columns = torch.cat(self._batches, dim=1).permute(0, 2, 1)  # [2, K, N]
@@ -164,14 +171,14 @@ class SpearmanCorrelation(StreamedMetric):
         return float(((x * y).sum(dim=1) / spread.sqrt()).mean())
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all batches."""
         self._batches: list[Tensor] = []
 
 
 def _columns(
     outputs: Tensor, targets: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, targets and weights as `[N, K]`, without gradients."""
+    """Reshape outputs, targets and weights to `[N, K]`, without gradients."""
     size = 1 if is_binary(outputs) else outputs.shape[-1]
     predicted, actual, counts = (
         part.detach().reshape(-1, size) for part in elements(outputs, targets, weights)
@@ -182,21 +189,21 @@ def _columns(
 def _unpacked(
     sums: Tensor, num_totals: int, num_exact: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Totals, and sums that come in limbs: each `[K]`."""
+    """Split sums into totals and sums of limbs, each `[K]`."""
     rows = sums.to(torch.float64).reshape(num_totals + num_exact * NUM_LIMBS, -1)
     limbs = rows[num_totals:].reshape(num_exact, NUM_LIMBS, -1)
     return rows[:num_totals], list(limbs.sum(dim=1))
 
 
 def _mean_share(left: Tensor, whole: Tensor, count: Tensor) -> float:
-    """What isn't left of a whole; of none 1 if nothing is left, else 0."""
+    """Average 1 - left / whole; a whole of 0 counts 1 if left is 0, else 0."""
     nothing = left.eq(0).to(torch.float64)
     shares = torch.where(whole.gt(0), left.div(whole).neg().add(1.0), nothing)
     return float((shares + 0.0 / count).mean())  # NaN if nothing was counted
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """The place of each value from the lowest, of equal ones their mean place."""
+    """Rank values from the lowest, from 1; equal ones get the mean of their ranks."""
     _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).to(torch.float64)
     ranks: Tensor = (last - (counts - 1).to(torch.float64) / 2)[place]

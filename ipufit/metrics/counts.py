@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from .base import Metric
+from .settings import score_above
 from .shapes import classified, elements, is_binary, one_hot, total_marked
-from .thresholds import checked_threshold, score_at
 
 
 class Counts(NamedTuple):
-    """What was found and missed of each class, weighted, float64.
+    """The confusion matrix of each class, `[C]` each, weighted, float64.
 
     Attributes:
         tp: True positives.
@@ -31,16 +31,16 @@ class Counts(NamedTuple):
 
 
 class ConfusionMetric(Metric):
-    """Base of figures that are functions of what was found and missed of each class.
+    """Base of metrics that are functions of each class's confusion matrix.
 
     One output per sample is binary. Of scores of classes `[..., C]` the highest is
     predicted; targets are class indices, of which -100 doesn't count, or one-hot.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits; else they are probabilities.
-        multi_label: Whether each of `[..., C]` is a 0 or 1 of its own.
+        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
     """
 
     def __init__(
@@ -51,35 +51,31 @@ class ConfusionMetric(Metric):
         multi_label: bool = False,
     ) -> None:
         super().__init__(name)
-        self._threshold = score_at(checked_threshold(threshold), from_logits)
+        self._threshold = score_above(threshold, from_logits)
         self._is_multi_label = multi_label
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """`[4 * C]`: true and false positives, false and true negatives."""
         predicted, true, counts = self._marked(outputs, targets, weights)
-        rest = predicted.logical_not(), true.logical_not()
-        cells = [
-            predicted.logical_and(true),
-            predicted.logical_and(rest[1]),
-            rest[0].logical_and(true),
-            rest[0].logical_and(rest[1]),
-        ]
-        return torch.cat([total_marked(cell, counts) for cell in cells])
+        rejected, false = predicted.logical_not(), true.logical_not()
+        pairs = (
+            (predicted, true),
+            (predicted, false),
+            (rejected, true),
+            (rejected, false),
+        )
+        return torch.cat([total_marked(a.logical_and(b), counts) for a, b in pairs])
 
     def _marked(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What is predicted and what is true, bools `[..., C]`, and weights."""
+        """Predictions and truths, bools `[..., C]`, and their weights."""
         if is_binary(outputs) or self._is_multi_label:
             scores, truths, counts = elements(outputs, targets, weights)
-            marks = scores.gt(self._threshold), truths.gt(0.5)
-            if not self._is_multi_label:
-                return (
-                    marks[0].reshape(-1, 1),
-                    marks[1].reshape(-1, 1),
-                    counts.reshape(-1, 1),
-                )
-            return (*marks, counts)
+            predicted, true = scores.gt(self._threshold), truths.gt(0.5)
+            if self._is_multi_label:
+                return predicted, true, counts
+            return predicted.reshape(-1, 1), true.reshape(-1, 1), counts.reshape(-1, 1)
         scores, labels, counts = classified(outputs, targets, weights)
         num_classes = scores.shape[-1]
         best = one_hot(scores.argmax(dim=-1), num_classes)
@@ -87,18 +83,18 @@ class ConfusionMetric(Metric):
         return best, one_hot(labels, num_classes), spread
 
     def result(self, sums: Tensor) -> float:
-        """The figure of the counts; NaN of nothing."""
+        """Compute the figure of the counts; NaN of nothing."""
         if not float(sums.sum()):
             return float("nan")
         return self._figure(Counts(*sums.reshape(4, -1)))
 
     @abc.abstractmethod
     def _figure(self, counts: Counts) -> float:
-        """The figure, of something."""
+        """Compute the figure of counts that aren't all 0."""
 
 
 def both_classes(counts: Counts) -> Counts:
-    """Counts of a binary problem with the 0s as a class too; others as they are.
+    """Make the 0s of a binary problem a class too; leave other counts as they are.
 
     Example:
         >>> both_classes(Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]]))).tp
@@ -111,7 +107,7 @@ def both_classes(counts: Counts) -> Counts:
 
 
 def union(counts: Counts) -> Tensor:
-    """What is predicted or true.
+    """The weight that is predicted or true, of each class.
 
     Example:
         >>> union(Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]])))
@@ -121,7 +117,7 @@ def union(counts: Counts) -> Tensor:
 
 
 def ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """Their quotient, 0 where there is no whole.
+    """Divide; 0 where the whole is 0.
 
     Example:
         >>> ratio(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))

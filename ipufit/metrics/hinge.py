@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hinge losses: how far a score is from a margin of 1."""
+"""Hinge losses: the distance of scores from a margin of 1."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from torch import Tensor
 from .base import Metric, mean_sums
 from .shapes import classified, matched_targets, one_hot
 
+__all__ = ["CategoricalHinge"]
+
 
 def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How far an output is from being beyond 1 on its target's side.
+    """The distance of each output to 1 on its target's side; 0 beyond.
 
     Args:
         outputs: Numbers of any shape, `[N]` or `[N, 1]` as a rule.
         targets: -1 and 1, or 0 and 1.
 
     Returns:
-        As many, 0 or more.
+        Tensor of the outputs' shape, of numbers from 0.
 
     Example:
         >>> hinge(torch.tensor([0.5, 0.5]), torch.tensor([1, 0]))
@@ -39,9 +41,6 @@ def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
         outputs: Numbers of any shape.
         targets: -1 and 1, or 0 and 1.
 
-    Returns:
-        As many.
-
     Example:
         >>> squared_hinge(torch.tensor([0.5]), torch.tensor([-1]))
         tensor([2.2500])
@@ -50,13 +49,13 @@ def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class CategoricalHinge(Metric):
-    """How far the score of the target's class is from being 1 above all others.
+    """The distance of the target's class from a score of 1 above all others.
 
     Crammer and Singer's, as in scikit-learn. Keras's differs where all scores of other
     classes are negative: it puts 0 in their place.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = CategoricalHinge()
@@ -70,7 +69,7 @@ class CategoricalHinge(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Total of the distances, and how many count."""
+        """Sum of the distances, and the weight of the samples that count."""
         scores, labels, counts = classified(outputs, targets, weights)
         is_own = one_hot(labels, scores.shape[-1])
         own = scores.masked_fill(is_own.logical_not(), 0.0).sum(dim=-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of numbers and of their products, as exact as variances need them.
+"""Sums of numbers and of their products, exact enough for variances.
 
 A variance is the small difference of large sums if numbers are far from 0. So each
 batch sums around a centre of few digits, whose products have no rounding error, and
@@ -15,19 +15,20 @@ from torch import Tensor
 from .base import weighed
 
 LIMBS = tuple(2.0**exponent for exponent in (36, 24, 12, 0, -12, -24))
-"""What the limbs of a sum are multiples of; one more has the rest."""
+"""Units: the limbs of a sum are multiples of these, and one more is the rest."""
 NUM_LIMBS = len(LIMBS) + 1
 
 
 def centred(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """A number near the mean of each column, and the distances from it.
+    """Find a number near the mean of each column, and the distances from it.
 
     Args:
         values: `[N, K]`, float32.
         weights: `[N, K]`.
 
     Returns:
-        `[K]`, with so few digits that its products are exact, and `[N, K]`.
+        The number `[K]`, of so few digits that its products are exact, and the
+        distances `[N, K]`.
 
     Example:
         >>> centre, away = centred(torch.tensor([[1001.0], [1003.0]]), torch.ones(2, 1))
@@ -43,11 +44,11 @@ def centred(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 def product_limbs(
     x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], weights: Tensor
 ) -> Tensor:
-    """The weighted sum of `x * y`, in limbs.
+    """Sum the weighted products `x * y`, in limbs.
 
     Args:
-        x: As `centred` gives it.
-        y: The same of other values, or of those of `x`.
+        x: Result of `centred`.
+        y: Result of `centred` of the same or other values.
         weights: `[N, K]`.
 
     Returns:
@@ -72,10 +73,10 @@ def product_limbs(
 
 
 def sum_limbs(x: tuple[Tensor, Tensor], weights: Tensor) -> Tensor:
-    """The weighted sum of values, in limbs.
+    """Sum weighted values, in limbs.
 
     Args:
-        x: As `centred` gives it.
+        x: Result of `centred`.
         weights: `[N, K]`.
 
     Returns:
@@ -93,17 +94,17 @@ def sum_limbs(x: tuple[Tensor, Tensor], weights: Tensor) -> Tensor:
 
 
 def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
-    """The sum of the products of distances from the means.
+    """Sum the products of two variables' distances from their means.
 
     Args:
         x: The sum of one variable, float64 as all of these.
-        y: That of the other, or the same.
+        y: The sum of the other variable, or the same.
         products: The sum of their products.
-        count: Of weights.
+        count: The sum of the weights.
 
     Returns:
-        The co-moment; 0 where it can't be told from what rounding leaves, which is
-        where numbers vary by less than 1e-5 of their mean.
+        The co-moment; 0 where it is no larger than rounding errors, which is where
+        numbers vary by less than 1e-5 of their mean.
 
     Example:
         >>> one = torch.tensor(1.0, dtype=torch.float64)
@@ -117,13 +118,13 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
 
 
 def _exact(factor: Tensor, short: Tensor) -> list[Tensor]:
-    """Terms of a product with a factor of at most 16 digits, hardly rounded."""
+    """Split a product, one factor of which has at most 16 digits, into exact terms."""
     head = _few_digits(factor)
     return [head * short, (factor - head) * short]
 
 
 def _limbs(terms: list[Tensor]) -> Tensor:
-    """Terms as multiples of each of `LIMBS`, and the rest; added up limb by limb."""
+    """Split terms into multiples of each of `LIMBS` and the rest, and add those up."""
     limbs, rests = [], torch.stack(terms)
     for unit in LIMBS:
         limb = torch.trunc(rests.div(unit)).mul(unit)
@@ -133,7 +134,7 @@ def _limbs(terms: list[Tensor]) -> Tensor:
 
 
 def _few_digits(values: Tensor) -> Tensor:
-    """Values rounded to the first 8 of their 24 binary digits (Veltkamp)."""
+    """Round values to the first 8 of their 24 binary digits (Veltkamp)."""
     large = values * (2.0**16 + 1.0)
     rounded: Tensor = large - (large - values)
     return rounded

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what users call a metric to the metric."""
+"""Find metrics by name, and take objects, classes and functions for metrics.
+
+A metric of a name is a class, or a function of outputs and targets, and a row in the
+table here.
+"""
 
 from __future__ import annotations
 
@@ -16,103 +20,97 @@ from . import regression as errors
 from .base import FunctionMetric, Metric, StreamedMetric
 from .torchmetrics_adapter import TorchMetric, is_torch_metric
 
+__all__ = [
+    "AnyMetric",
+    "MetricLike",
+    "metric_names",
+    "resolve_metric",
+    "resolve_metrics",
+]
+
 AnyMetric = Union[Metric, StreamedMetric]
 """A metric of either kind."""
 
 MetricLike = Union[str, Metric, StreamedMetric, Callable[[Any, Any], Tensor]]
 """A name, a metric, an object of torchmetrics, or `function(outputs, targets)`."""
 
-Factory = Callable[[str], AnyMetric]
-
-
-def _class(kind: Callable[..., AnyMetric], **settings: Any) -> Factory:
-    return lambda name: kind(name=name, **settings)
-
-
-def _error(function: Callable[[Any, Any], Tensor]) -> Factory:
-    return lambda name: FunctionMetric(name, function, "min")
-
-
-_FACTORIES: dict[str, Factory] = {
-    "acc": _class(classification.Accuracy),
-    "accuracy": _class(classification.Accuracy),
-    "auc": _class(ranking.AUC),
-    "average_precision": _class(ranking.AveragePrecision),
-    "balanced_accuracy": _class(confusion.BalancedAccuracy),
-    "bce": _class(probabilistic.BinaryCrossentropy),
-    "binary_accuracy": _class(classification.BinaryAccuracy),
-    "binary_crossentropy": _class(probabilistic.BinaryCrossentropy),
-    "categorical_accuracy": _class(classification.CategoricalAccuracy),
-    "categorical_crossentropy": _class(probabilistic.CategoricalCrossentropy),
-    "categorical_hinge": _class(hinge.CategoricalHinge),
-    "ce": _class(probabilistic.CrossEntropy),
-    "cosine_similarity": _class(errors.CosineSimilarity),
-    "crossentropy": _class(probabilistic.CrossEntropy),
-    "exact_auc": _class(ranking.ExactAUC),
-    "explained_variance": _class(correlation.ExplainedVariance),
-    "f1": _class(confusion.F1Score),
-    "f1_score": _class(confusion.F1Score),
-    "false_negatives": _class(confusion.FalseNegatives),
-    "false_positives": _class(confusion.FalsePositives),
-    "fbeta_score": _class(confusion.FBetaScore),
-    "hinge": _error(hinge.hinge),
-    "huber": _error(errors.huber_error),
-    "iou": _class(confusion.IoU),
-    "kl_div": _class(probabilistic.KLDivergence),
-    "kl_divergence": _class(probabilistic.KLDivergence),
-    "l1": _error(errors.absolute_error),
-    "log_cosh": _error(errors.log_cosh_error),
-    "mae": _error(errors.absolute_error),
-    "mape": _error(errors.absolute_percentage_error),
-    "mean_absolute_error": _error(errors.absolute_error),
-    "mean_absolute_percentage_error": _error(errors.absolute_percentage_error),
-    "mean_iou": _class(confusion.MeanIoU),
-    "mean_squared_error": _error(errors.squared_error),
-    "mean_squared_logarithmic_error": _error(errors.squared_logarithmic_error),
-    "mse": _error(errors.squared_error),
-    "msle": _error(errors.squared_logarithmic_error),
-    "nll": _class(probabilistic.NegativeLogLikelihood),
-    "nll_loss": _class(probabilistic.NegativeLogLikelihood),
-    "pearson": _class(correlation.PearsonCorrelation),
-    "pearson_correlation": _class(correlation.PearsonCorrelation),
-    "perplexity": _class(probabilistic.Perplexity),
-    "poisson": _class(probabilistic.Poisson),
-    "pr_auc": _class(ranking.AUC, curve="PR"),
-    "precision": _class(confusion.Precision),
-    "r2": _class(correlation.R2Score),
-    "r2_score": _class(correlation.R2Score),
-    "recall": _class(confusion.Recall),
-    "rmse": _class(errors.RootMeanSquaredError),
-    "root_mean_squared_error": _class(errors.RootMeanSquaredError),
-    "smooth_l1": _error(errors.huber_error),
-    "sparse_categorical_accuracy": _class(classification.SparseCategoricalAccuracy),
-    "sparse_categorical_crossentropy": _class(
-        probabilistic.SparseCategoricalCrossentropy
-    ),
-    "sparse_top_k_categorical_accuracy": _class(
-        classification.SparseTopKCategoricalAccuracy
-    ),
-    "spearman": _class(correlation.SpearmanCorrelation),
-    "spearman_correlation": _class(correlation.SpearmanCorrelation),
-    "specificity": _class(confusion.Specificity),
-    "squared_hinge": _error(hinge.squared_hinge),
-    "top_k_categorical_accuracy": _class(classification.TopKCategoricalAccuracy),
-    "true_negatives": _class(confusion.TrueNegatives),
-    "true_positives": _class(confusion.TruePositives),
+_METRICS: dict[str, Callable[..., Any]] = {
+    "acc": classification.Accuracy,
+    "accuracy": classification.Accuracy,
+    "auc": ranking.AUC,
+    "average_precision": ranking.AveragePrecision,
+    "balanced_accuracy": confusion.BalancedAccuracy,
+    "bce": probabilistic.BinaryCrossentropy,
+    "binary_accuracy": classification.BinaryAccuracy,
+    "binary_crossentropy": probabilistic.BinaryCrossentropy,
+    "categorical_accuracy": classification.CategoricalAccuracy,
+    "categorical_crossentropy": probabilistic.CategoricalCrossentropy,
+    "categorical_hinge": hinge.CategoricalHinge,
+    "ce": probabilistic.CrossEntropy,
+    "cosine_similarity": errors.CosineSimilarity,
+    "crossentropy": probabilistic.CrossEntropy,
+    "exact_auc": ranking.ExactAUC,
+    "explained_variance": correlation.ExplainedVariance,
+    "f1": confusion.F1Score,
+    "f1_score": confusion.F1Score,
+    "false_negatives": confusion.FalseNegatives,
+    "false_positives": confusion.FalsePositives,
+    "fbeta_score": confusion.FBetaScore,
+    "hinge": hinge.hinge,
+    "huber": errors.huber_error,
+    "iou": confusion.IoU,
+    "kl_div": probabilistic.KLDivergence,
+    "kl_divergence": probabilistic.KLDivergence,
+    "l1": errors.absolute_error,
+    "log_cosh": errors.log_cosh_error,
+    "mae": errors.absolute_error,
+    "mape": errors.absolute_percentage_error,
+    "mean_absolute_error": errors.absolute_error,
+    "mean_absolute_percentage_error": errors.absolute_percentage_error,
+    "mean_iou": confusion.MeanIoU,
+    "mean_squared_error": errors.squared_error,
+    "mean_squared_logarithmic_error": errors.squared_logarithmic_error,
+    "mse": errors.squared_error,
+    "msle": errors.squared_logarithmic_error,
+    "nll": probabilistic.NegativeLogLikelihood,
+    "nll_loss": probabilistic.NegativeLogLikelihood,
+    "pearson": correlation.PearsonCorrelation,
+    "pearson_correlation": correlation.PearsonCorrelation,
+    "perplexity": probabilistic.Perplexity,
+    "poisson": probabilistic.Poisson,
+    "pr_auc": functools.partial(ranking.AUC, curve="PR"),
+    "precision": confusion.Precision,
+    "r2": correlation.R2Score,
+    "r2_score": correlation.R2Score,
+    "recall": confusion.Recall,
+    "rmse": errors.RootMeanSquaredError,
+    "root_mean_squared_error": errors.RootMeanSquaredError,
+    "smooth_l1": errors.huber_error,
+    "sparse_categorical_accuracy": classification.SparseCategoricalAccuracy,
+    "sparse_categorical_crossentropy": probabilistic.SparseCategoricalCrossentropy,
+    "sparse_top_k_categorical_accuracy": classification.SparseTopKCategoricalAccuracy,
+    "spearman": correlation.SpearmanCorrelation,
+    "spearman_correlation": correlation.SpearmanCorrelation,
+    "specificity": confusion.Specificity,
+    "squared_hinge": hinge.squared_hinge,
+    "top_k_categorical_accuracy": classification.TopKCategoricalAccuracy,
+    "true_negatives": confusion.TrueNegatives,
+    "true_positives": confusion.TruePositives,
 }
+"""Name to class; or to a function of outputs and targets, whose mean is an error."""
 
 
 def _key(name: str) -> str:
-    """A name without what spellings differ in: `mean_iou` and `MeanIoU` are one."""
+    """Drop the differences of spellings: `mean_iou` and `MeanIoU` are one name."""
     return name.lower().replace("_", "")
 
 
-_BY_KEY = {_key(name): factory for name, factory in _FACTORIES.items()}
+_BY_KEY = {_key(name): metric for name, metric in _METRICS.items()}
 _TOP_K = re.compile(r"top_?(\d+)_?accuracy", re.IGNORECASE)
 
 
 def metric_names() -> list[str]:
-    """The names of metrics; besides them there is `top_<k>_accuracy` of any k.
+    """List the names of metrics; `top_<k>_accuracy` of any other k is one too.
 
     Capitals and underscores make no difference: "AUC", "MeanIoU", "cross_entropy".
 
@@ -120,7 +118,7 @@ def metric_names() -> list[str]:
         >>> "f1_score" in metric_names()
         True
     """
-    return [*_FACTORIES, "top_5_accuracy"]
+    return [*_METRICS, "top_5_accuracy"]
 
 
 def resolve_metric(item: Any) -> AnyMetric:
@@ -131,13 +129,10 @@ def resolve_metric(item: Any) -> AnyMetric:
             metric, or its class if all settings have defaults; an object of
             torchmetrics; or `function(outputs, targets)`.
 
-    Returns:
-        The metric.
-
     Raises:
         UnknownNameError: The name is unknown.
-        UnsupportedError: It's a collection of metrics.
-        ConfigError: It's something else.
+        UnsupportedError: `item` is a collection of metrics.
+        ConfigError: `item` is something else.
 
     Example:
         >>> resolve_metric("AUC").name, resolve_metric("acc").direction
@@ -170,16 +165,13 @@ def resolve_metrics(
     """Find metrics, each under a name of its own.
 
     Args:
-        metrics: What `resolve_metric` takes, or several of it; None for none. Names
-            that clash are numbered, as in Keras: `mae`, `mae_1`.
-
-    Returns:
-        The metrics by name.
+        metrics: One or several of what `resolve_metric` takes, or None. Names that
+            clash are numbered, as in Keras: `mae`, `mae_1`.
 
     Raises:
         UnknownNameError: A name is unknown.
         UnsupportedError: One is a collection of metrics.
-        ConfigError: One is no metric, or it is there twice and keeps a state.
+        ConfigError: One is no metric, or a streamed metric is there twice.
 
     Example:
         >>> list(resolve_metrics(["accuracy", "mae", "mae"]))
@@ -216,9 +208,12 @@ def _listed(metrics: Any) -> Sequence[Any]:
 
 
 def _named(name: str) -> AnyMetric:
-    factory = _BY_KEY.get(_key(name))
-    if factory is not None:
-        return factory(name)
+    metric = _BY_KEY.get(_key(name))
+    if isinstance(metric, (type, functools.partial)):
+        made: AnyMetric = metric(name=name)
+        return made
+    if metric is not None:
+        return FunctionMetric(name, metric, "min")
     top_k = _TOP_K.fullmatch(name)
     if top_k is not None:
         return classification.TopKAccuracy(int(top_k.group(1)), name=name)

@@ -3,8 +3,8 @@
 
 Outputs are logits, as torch's losses take them, unless `from_logits` is False. None of
 torch's loss functions is called: PopTorch would take it for a second loss, which costs
-operators to undo. The functions give one value per sample, position or output, the
-classes their mean.
+operators to undo. The functions return one value per sample, position or output. The
+classes are the means of these.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn.functional import softplus
 from .base import FunctionMetric, Metric, mean_sums
 from .shapes import (
     IGNORED_INDEX,
+    Classified,
     class_indices,
     classified,
     dense_targets,
@@ -27,8 +28,19 @@ from .shapes import (
     matched_targets,
 )
 
+__all__ = [
+    "BinaryCrossentropy",
+    "CategoricalCrossentropy",
+    "CrossEntropy",
+    "KLDivergence",
+    "NegativeLogLikelihood",
+    "Perplexity",
+    "Poisson",
+    "SparseCategoricalCrossentropy",
+]
+
 EPSILON = 1e-7
-"""Keras's: a probability counts as at least this much, and at most 1 less it."""
+"""Probabilities are clipped to the range from this to 1 minus this, as in Keras."""
 
 
 def binary_crossentropy(
@@ -38,11 +50,11 @@ def binary_crossentropy(
 
     Args:
         outputs: Logits of any shape.
-        targets: As many.
+        targets: Probabilities of the same shape, up to axes of size 1.
         from_logits: Whether outputs are logits; else they are probabilities.
 
     Returns:
-        As many, in nats.
+        Tensor of the outputs' shape, in nats.
 
     Example:
         >>> binary_crossentropy(torch.tensor([0.0]), torch.tensor([1]))
@@ -109,11 +121,8 @@ def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
 
     Args:
         outputs: Logarithms of rates, as torch's loss takes them, of any shape.
-        targets: Counts, as many.
+        targets: Counts of the same shape, up to axes of size 1.
         log_input: Whether outputs are logarithms; else they are rates.
-
-    Returns:
-        As many.
 
     Example:
         >>> poisson(torch.tensor([2.0]), torch.tensor([3]), log_input=False)
@@ -132,7 +141,7 @@ class BinaryCrossentropy(FunctionMetric):
 
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> BinaryCrossentropy().sums(torch.zeros(2), torch.ones(2))
@@ -151,7 +160,7 @@ class CategoricalCrossentropy(FunctionMetric):
 
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> CategoricalCrossentropy().sums(torch.zeros(1, 2), torch.tensor([[0, 1]]))
@@ -171,7 +180,7 @@ class SparseCategoricalCrossentropy(Metric):
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
         ignore_index: The class index of positions that don't count.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = SparseCategoricalCrossentropy()
@@ -192,22 +201,20 @@ class SparseCategoricalCrossentropy(Metric):
         self._ignore_index = ignore_index
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Total of the values, and how many count."""
-        class_indices(outputs, targets)  # refuses what is one-hot
-        scores, labels, counts = classified(
-            outputs, targets, weights, self._ignore_index
-        )
-        logs = _log_probabilities(scores, self._from_logits)
-        return mean_sums(_picked(logs, labels, counts).neg(), counts)
+        """Sum of the values, and the weight of those that count."""
+        class_indices(outputs, targets)  # refuses one-hot targets
+        found = classified(outputs, targets, weights, self._ignore_index)
+        logs = _log_probabilities(found.scores, self._from_logits)
+        return _sums_at_labels(logs, found)
 
 
 class CrossEntropy(SparseCategoricalCrossentropy):
-    """The mean cross-entropy, of the kind that the shapes tell as for `"accuracy"`.
+    """The mean cross-entropy: binary, categorical or sparse, chosen by the shapes.
 
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
         ignore_index: The class index of positions that don't count.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> CrossEntropy().sums(torch.zeros(2, 1), torch.tensor([1, 0]))
@@ -223,23 +230,25 @@ class CrossEntropy(SparseCategoricalCrossentropy):
         super().__init__(from_logits, ignore_index, name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Total of the values, and how many count."""
+        """Sum of the values, and the weight of those that count."""
         if is_binary(outputs):
             values = binary_crossentropy(outputs, targets, self._from_logits)
-            return mean_sums(values, weights)
-        if has_class_axis(outputs, targets):
+        elif has_class_axis(outputs, targets):
             values = categorical_crossentropy(outputs, targets, self._from_logits)
-            return mean_sums(values, weights)
-        return super().sums(outputs, targets, weights)
+        else:
+            return super().sums(outputs, targets, weights)
+        return mean_sums(values, weights)
 
 
 class Perplexity(CrossEntropy):
-    """The exponential of the mean cross-entropy: between how many classes one guesses.
+    """The exponential of the mean cross-entropy.
+
+    A model that guesses between `n` classes has the perplexity `n`.
 
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
         ignore_index: The class index of positions that don't count.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = Perplexity()
@@ -257,7 +266,7 @@ class Perplexity(CrossEntropy):
         super().__init__(from_logits, ignore_index, name)
 
     def result(self, sums: Tensor) -> float:
-        """The exponential of the mean."""
+        """Compute the exponential of the mean."""
         return float(torch.exp(sums[0] / sums[1]))
 
 
@@ -268,7 +277,7 @@ class NegativeLogLikelihood(Metric):
 
     Args:
         ignore_index: The class index of positions that don't count.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = NegativeLogLikelihood()
@@ -285,12 +294,10 @@ class NegativeLogLikelihood(Metric):
         self._ignore_index = ignore_index
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Total of the values, and how many count."""
-        class_indices(outputs, targets)  # refuses what is one-hot
-        scores, labels, counts = classified(
-            outputs, targets, weights, self._ignore_index
-        )
-        return mean_sums(_picked(scores, labels, counts).neg(), counts)
+        """Sum of the values, and the weight of those that count."""
+        class_indices(outputs, targets)  # refuses one-hot targets
+        found = classified(outputs, targets, weights, self._ignore_index)
+        return _sums_at_labels(found.scores, found)
 
 
 class KLDivergence(FunctionMetric):
@@ -299,7 +306,7 @@ class KLDivergence(FunctionMetric):
     Args:
         from_logits: Whether outputs are logits or logarithms; else they are
             probabilities.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> KLDivergence().sums(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
@@ -316,7 +323,7 @@ class Poisson(FunctionMetric):
 
     Args:
         log_input: Whether outputs are logarithms of rates; else they are rates.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> Poisson(log_input=False).sums(torch.tensor([2.0]), torch.tensor([3]))
@@ -337,13 +344,13 @@ def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:
 
 
 def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
-    """Their product; 0 where the probability is 0 and the logarithm infinite."""
+    """Multiply; 0 where the probability is 0, even if the logarithm is infinite."""
     products: Tensor = (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
     return products
 
 
-def _picked(logs: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """The number at each class index, which may be anything where nothing counts."""
-    index = labels.masked_fill(counts.eq(0), 0).to(torch.int64).unsqueeze(-1)
-    picked: Tensor = logs.gather(-1, index).squeeze(-1)
-    return picked
+def _sums_at_labels(logs: Tensor, found: Classified) -> Tensor:
+    """Sum the negative logarithms at the labels; any where nothing counts."""
+    index = found.labels.masked_fill(found.weights.eq(0), 0).to(torch.int64)
+    picked = logs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    return mean_sums(picked.neg(), found.weights)

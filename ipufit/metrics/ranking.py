@@ -12,6 +12,7 @@ from torch import Tensor
 from ipufit.errors import ConfigError
 
 from .base import Metric, StreamedMetric
+from .settings import is_whole
 from .shapes import (
     Elements,
     classified,
@@ -21,25 +22,28 @@ from .shapes import (
     total_marked,
 )
 
+__all__ = ["AUC", "AveragePrecision", "ExactAUC"]
+
 CURVES = ("ROC", "PR")
 
 
 class AUC(Metric):
     """The area under the curve of a binary problem, over evenly spaced thresholds.
 
-    Counts at each threshold are sums, so that the figure is one of all samples at
-    once; scores between two thresholds are told apart by no count. Outputs are one per
-    sample; or as many as 0s and 1s, which are taken together; or scores of two classes
-    for class indices.
+    Counts at each threshold are sums, so that the figure is that of all samples at
+    once; scores between the same two thresholds count as equal. Outputs are one per
+    sample; or one for each of several 0s and 1s, which are taken together; or scores of
+    two classes for class indices.
 
     Args:
-        num_thresholds: How many; more cost more memory and tell more scores apart.
+        num_thresholds: Number of thresholds; more of them are more exact and need more
+            memory.
         curve: `"ROC"`, the true over the false positive rate, between two thresholds a
             straight line; or `"PR"`, precision over recall, between them interpolated
             by counts, as in Davis & Goadrich, "The relationship between
             Precision-Recall and ROC curves" (2006).
         from_logits: Whether outputs are logits; else they are probabilities.
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = AUC()
@@ -59,8 +63,7 @@ class AUC(Metric):
         name: str = "auc",
     ) -> None:
         super().__init__(name)
-        is_whole = isinstance(num_thresholds, int)
-        if isinstance(num_thresholds, bool) or not is_whole or num_thresholds < 2:
+        if not is_whole(num_thresholds, minimum=2):
             raise ConfigError(
                 f"AUC(num_thresholds={num_thresholds!r}): use a whole number from 2."
             )
@@ -94,7 +97,7 @@ class AUC(Metric):
         )
 
     def result(self, sums: Tensor) -> float:
-        """The area; NaN if there are not both 0s and 1s."""
+        """Compute the area; NaN if there are not both 0s and 1s."""
         tp, fp = (torch.cat([half, half.new_zeros(1)]) for half in sums.reshape(2, -1))
         if not float(tp[0]) or not float(fp[0]):
             return float("nan")
@@ -102,10 +105,10 @@ class AUC(Metric):
 
 
 class _Ranked(StreamedMetric):
-    """A figure of how scores rank 0s and 1s; keeps all of them.
+    """A figure of how scores rank 0s and 1s; it keeps all of them.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
     """
 
     direction = "max"
@@ -115,13 +118,13 @@ class _Ranked(StreamedMetric):
         self.reset()
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Keep a batch."""
+        """Keep the scores of a batch."""
         scores, truths, counts = _binary(outputs, targets, weights)
         kept = scores, truths.gt(0.5), counts
         self._batches.append([part.detach().reshape(-1) for part in kept])
 
     def result(self) -> float:
-        """The figure; NaN if there are not both 0s and 1s, or scores are NaN."""
+        """Compute the figure; NaN if not both 0s and 1s came, or scores are NaN."""
         if not self._batches:
             return float("nan")
         scores, truths, counts = (torch.cat(part) for part in zip(*self._batches))
@@ -141,21 +144,21 @@ class _Ranked(StreamedMetric):
         return self._area(tp, fp)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all batches."""
         self._batches: list[list[Tensor]] = []
 
     @abc.abstractmethod
     def _area(self, tp: Tensor, fp: Tensor) -> float:
-        """The figure, of weights of 1s and 0s at least as high as each score."""
+        """Compute the figure of the weights of 1s and 0s from each score upwards."""
 
 
 class ExactAUC(_Ranked):
-    """The area under the ROC curve of all scores, as scikit-learn has it.
+    """The area under the ROC curve of all scores, as in scikit-learn.
 
-    A program must return all outputs for it; `AUC` is the one of few sums.
+    A program must return all outputs for it; `AUC` needs few sums instead.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = ExactAUC()
@@ -172,13 +175,13 @@ class ExactAUC(_Ranked):
 
 
 class AveragePrecision(_Ranked):
-    """The precision at each score, averaged by how many 1s have it.
+    """The precision at each score, averaged over the 1s.
 
     That is scikit-learn's area under precision over recall, without interpolation. A
     program must return all outputs for it.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = AveragePrecision()
@@ -196,7 +199,7 @@ class AveragePrecision(_Ranked):
 
 
 def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
-    """One score for each 0 or 1."""
+    """Bring outputs to one score for each 0 or 1."""
     is_pair = not is_binary(outputs) and outputs.shape[-1] == 2
     if is_pair and not has_class_axis(outputs, targets):
         scores, labels, counts = classified(outputs, targets, weights)
@@ -206,13 +209,13 @@ def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Element
 
 
 def _roc(tp: Tensor, fp: Tensor) -> float:
-    """The area under straight lines between the points."""
+    """Compute the area under straight lines between the points."""
     heights = (tp[:-1] + tp[1:]) / 2
     return float(heights.mul(fp[:-1] - fp[1:]).sum() / (tp[0] * fp[0]))
 
 
 def _precision_recall(tp: Tensor, fp: Tensor) -> float:
-    """The area under `tp / (tp + fp)`, where both grow in proportion between points.
+    """Compute the area under `tp / (tp + fp)`; both are linear between points.
 
     With `tp = a + s * p` for `p = tp + fp` between two points, the integral of `tp / p`
     over `tp` is `s * (change of tp + a * log(ratio of p))`.

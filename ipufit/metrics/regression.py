@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of predicted numbers.
 
-Targets have the outputs' shape, up to axes of size 1. The functions give one value per
-element, the classes a figure.
+The functions return a tensor of the outputs' shape, one error per element. The classes
+are figures of all samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from .base import Metric, mean_sums
 from .shapes import is_binary, matched_targets
 
 SMALLEST = 1e-7
-"""What percentages divide by at least, as in Keras."""
+"""The smallest number that percentages divide by, as in Keras."""
+
+__all__ = ["CosineSimilarity", "RootMeanSquaredError"]
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -27,10 +29,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: Numbers of any shape.
-        targets: As many.
-
-    Returns:
-        As many.
+        targets: Numbers of the same shape, up to axes of size 1.
 
     Example:
         >>> squared_error(torch.tensor([3.0]), torch.tensor([1.0]))
@@ -44,10 +43,7 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: Numbers of any shape.
-        targets: As many.
-
-    Returns:
-        As many.
+        targets: Numbers of the same shape, up to axes of size 1.
 
     Example:
         >>> absolute_error(torch.tensor([3.0]), torch.tensor([5.0]))
@@ -61,10 +57,7 @@ def absolute_percentage_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: Numbers of any shape.
-        targets: As many.
-
-    Returns:
-        As many.
+        targets: Numbers of the same shape, up to axes of size 1.
 
     Example:
         >>> absolute_percentage_error(torch.tensor([3.0]), torch.tensor([4.0]))
@@ -76,14 +69,11 @@ def absolute_percentage_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def squared_logarithmic_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The square of each difference of `log(1 + x)`; what is below 0 counts as 0.
+    """The square of each difference of `log(1 + x)`; numbers below 0 count as 0.
 
     Args:
         outputs: Numbers of any shape.
-        targets: As many.
-
-    Returns:
-        As many.
+        targets: Numbers of the same shape, up to axes of size 1.
 
     Example:
         >>> squared_logarithmic_error(torch.tensor([1.0]), torch.tensor([1.0]))
@@ -99,10 +89,7 @@ def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: Numbers of any shape.
-        targets: As many.
-
-    Returns:
-        As many.
+        targets: Numbers of the same shape, up to axes of size 1.
 
     Example:
         >>> log_cosh_error(torch.tensor([0.0]), torch.tensor([0.0]))
@@ -114,14 +101,11 @@ def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def huber_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the square of each difference up to 1, and linear beyond.
+    """Half the square of each difference up to 1, linear beyond: torch's smooth L1.
 
     Args:
         outputs: Numbers of any shape.
-        targets: As many.
-
-    Returns:
-        As many; torch calls them smooth L1.
+        targets: Numbers of the same shape, up to axes of size 1.
 
     Example:
         >>> huber_error(torch.tensor([1.0, 3.0]), torch.zeros(2))
@@ -137,7 +121,7 @@ class RootMeanSquaredError(Metric):
     """The root of the mean of the squared differences.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = RootMeanSquaredError()
@@ -152,11 +136,11 @@ class RootMeanSquaredError(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Total and count of the squares."""
+        """Sum and number of the squares."""
         return mean_sums(squared_error(outputs, targets), weights)
 
     def result(self, sums: Tensor) -> float:
-        """The root of their mean."""
+        """Compute the root of their mean."""
         return float(torch.sqrt(sums[0] / sums[1]))
 
 
@@ -166,7 +150,7 @@ class CosineSimilarity(Metric):
     A vector of zeros has the similarity 0 to all.
 
     Args:
-        name: Its key in logs.
+        name: Key in logs.
 
     Example:
         >>> metric = CosineSimilarity()
@@ -180,7 +164,7 @@ class CosineSimilarity(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Total and count of the cosines."""
+        """Sum and number of the cosines."""
         if is_binary(outputs) or outputs.shape != targets.shape:
             raise DataError(
                 "cosine_similarity compares vectors along the last axis: outputs and "
@@ -198,7 +182,7 @@ def _difference(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Vectors of length 1, along the last axis."""
+    """Scale vectors, along the last axis, to length 1."""
     square = torch.square(vectors).sum(dim=-1, keepdim=True)
     units: Tensor = vectors.div(torch.sqrt(square).clamp(min=1e-12))
     return units

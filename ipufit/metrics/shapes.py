@@ -21,13 +21,7 @@ IGNORED_INDEX = -100
 
 
 class Elements(NamedTuple):
-    """Outputs with a target each, all of one shape, float32.
-
-    Attributes:
-        outputs: The model's.
-        targets: Theirs.
-        weights: How much each counts.
-    """
+    """Outputs with a target and a weight each, all of one shape, float32."""
 
     outputs: Tensor
     targets: Tensor
@@ -52,7 +46,7 @@ def is_binary(outputs: Tensor) -> bool:
     """Whether there is one output per sample or position.
 
     Raises:
-        DataError: The outputs are no tensor.
+        DataError: The outputs aren't one tensor.
 
     Example:
         >>> is_binary(torch.zeros(4, 1)), is_binary(torch.zeros(4, 2))
@@ -63,26 +57,19 @@ def is_binary(outputs: Tensor) -> bool:
 
 
 def weights_like(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Weights of every value, float32; ones if None are given."""
+    """Expand weights to the shape of `values`, in float32; ones if there are none."""
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
     return spread_weights(weights, values)
 
 
 def matched_targets(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Targets as float32 of the outputs' shape.
+    """Bring targets to float32 and the outputs' shape.
 
     Axes of size 1 make no difference: `[N]` targets fit `[N, 1]` outputs.
 
-    Args:
-        outputs: Numbers of any shape, rows first.
-        targets: As many.
-
-    Returns:
-        The targets in the outputs' shape.
-
     Raises:
-        DataError: The shapes don't fit.
+        DataError: The shapes differ in other axes.
 
     Example:
         >>> matched_targets(torch.zeros(2, 1), torch.tensor([1, 2])).tolist()
@@ -99,12 +86,12 @@ def matched_targets(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
-    """Outputs with a target and a weight each.
+    """Bring targets and weights to the shape of the outputs, and all to float32.
 
     Args:
-        outputs: Numbers of any shape, rows first.
-        targets: As many, up to axes of size 1.
-        weights: As of `Metric.sums`.
+        outputs: Numbers of any shape, one row per sample.
+        targets: Numbers of the same shape, up to axes of size 1.
+        weights: `[rows]` or `[rows, ...]`; None for ones.
 
     Raises:
         DataError: The shapes don't fit.
@@ -119,12 +106,12 @@ def classified(
     weights: Tensor | None,
     ignore_index: int = IGNORED_INDEX,
 ) -> Classified:
-    """Scores of classes with a class index and a weight each.
+    """Bring scores of classes, their class indices and weights to shapes that fit.
 
     Args:
         outputs: Scores `[..., C]`.
         targets: Class indices `[...]` or `[..., 1]`, or one-hot `[..., C]`.
-        weights: As of `Metric.sums`.
+        weights: `[rows]` or `[rows, ...]`; None for ones.
         ignore_index: The class index that doesn't count.
 
     Raises:
@@ -164,14 +151,11 @@ def has_class_axis(outputs: Tensor, targets: Tensor) -> bool:
 
 
 def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Targets as integers, without a class axis.
+    """Bring class indices to integers and the outputs' shape without class axis.
 
     Args:
         outputs: Scores `[..., C]`, or `[rows, C, ...]`.
         targets: Class indices `[...]` or `[..., 1]`, of any type.
-
-    Returns:
-        Of the outputs' shape without the class axis.
 
     Raises:
         DataError: The shapes don't fit, or classes could be on either axis.
@@ -205,11 +189,7 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Targets with a class axis, float32.
-
-    Args:
-        outputs: Scores `[..., C]`.
-        targets: One-hot or probabilities `[..., C]`.
+    """Bring one-hot targets or probabilities to float32.
 
     Raises:
         DataError: The shapes differ.
@@ -225,7 +205,7 @@ def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Which class each index means, as bools `[..., C]`.
+    """Turn class indices into one-hot bools `[..., C]`.
 
     Example:
         >>> one_hot(torch.tensor([1, 0]), 2)
@@ -238,14 +218,14 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def total_marked(marks: Tensor, weights: Tensor) -> Tensor:
-    """The weight of what is marked in each column.
+    """Add up the weights of the marks in each column.
 
     Args:
         marks: Bools `[..., C]`.
-        weights: Float32, of a shape that spreads over that of `marks`.
+        weights: Float32, of a shape that expands to that of `marks`.
 
     Returns:
-        `[C]`, float32.
+        Tensor `[C]`, float32.
 
     Example:
         >>> total_marked(torch.eye(2).bool(), torch.tensor([[2.0], [3.0]]))

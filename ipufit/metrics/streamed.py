@@ -13,15 +13,17 @@ from ipufit.errors import DataError, UnsupportedError
 
 from .base import StreamedMetric, rows_of
 
+__all__ = ["StreamedFunction"]
+
 
 class StreamedFunction(StreamedMetric):
     """A function of all outputs and targets, such as scikit-learn's, on the host.
 
     Args:
         function: `function(outputs, targets)`, in this order, of NumPy arrays with all
-            rows; gives one number.
-        name: Its key in logs; None for the function's name.
-        direction: As of `StreamedMetric`.
+            rows; it returns one number.
+        name: Key in logs; None for the function's name.
+        direction: `"max"`, `"min"` or None, as in `StreamedMetric`.
 
     Example:
         >>> def worst(outputs, targets):
@@ -51,7 +53,7 @@ class StreamedFunction(StreamedMetric):
             self._batches.append((outputs, targets))
 
     def result(self) -> float:
-        """The function's, of all batches; NaN of none."""
+        """Call the function with all batches; NaN of none."""
         if not self._batches:
             return float("nan")
         structure = Structure.of_outputs(self._batches[0])
@@ -62,26 +64,26 @@ class StreamedFunction(StreamedMetric):
         return one_number(self.name, self._function(outputs, targets))
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all batches."""
         self._batches: list[Any] = []
 
 
 def kept_rows(
     name: str, outputs: Any, targets: Any, weights: Tensor
 ) -> tuple[Any, Any]:
-    """What has the weight 1, without what has 0.
+    """Leave out rows of weight 0.
 
     Args:
-        name: The metric's, for messages.
-        outputs: The model's, rows first.
-        targets: Theirs.
+        name: Name of the metric, for messages.
+        outputs: Outputs of the model, one row per sample.
+        targets: Targets, one row per sample.
         weights: 0 and 1, `[rows]` or `[rows, ...]`.
 
     Returns:
-        Outputs and targets, their weighted axes made one.
+        Outputs and targets of weight 1; their weighted axes become one.
 
     Raises:
-        UnsupportedError: There are other weights.
+        UnsupportedError: There are weights other than 0 and 1.
 
     Example:
         >>> kept_rows("f1", torch.tensor([1, 2]), torch.tensor([3, 4]), torch.eye(2)[1])
@@ -100,14 +102,14 @@ def kept_rows(
 
 
 def one_number(name: str, value: Any) -> float:
-    """A float of what a metric computed.
+    """Turn the result of a metric into a float.
 
     Args:
-        name: The metric's, for messages.
+        name: Name of the metric, for messages.
         value: A number, or a tensor or array of one.
 
     Raises:
-        DataError: It is something else.
+        DataError: `value` is something else.
 
     Example:
         >>> one_number("f1", torch.tensor([0.5]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of torchmetrics, which isn't imported: what has its methods is one."""
+"""Metrics of torchmetrics, known by their methods: torchmetrics isn't imported."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from ipufit.errors import UnsupportedError
 from .base import StreamedMetric, rows_of
 from .streamed import kept_rows, one_number
 
+__all__ = ["TorchMetric"]
+
 _DIRECTIONS = {True: "max", False: "min"}
 
 
 class TorchMetric(StreamedMetric):
     """A metric object of torchmetrics, on the host.
 
-    It's given float32 for half precision and int64 for integers, as it expects, and
-    outputs of one number per sample in the shape of their targets. Rows of weight 0
-    are left out; it has no other weights.
+    The object gets float32 for half precision and int64 for integers, as it expects,
+    and outputs of one number per sample in the shape of their targets. Rows of weight 0
+    are left out; other weights are refused.
 
     Args:
-        metric: The object. It's updated and reset, and nothing else.
-        name: Its key in logs; None for the class's name in snake_case.
+        metric: The object of torchmetrics. Only its `update`, `compute` and `reset` are
+            called.
+        name: Key in logs; None for the class's name in snake_case.
 
     Raises:
-        UnsupportedError: It's a collection, or something else without
-            `higher_is_better`.
+        UnsupportedError: `metric` is a collection, or has no `higher_is_better`.
 
     Example:
         >>> class Worst:
@@ -62,7 +64,7 @@ class TorchMetric(StreamedMetric):
         self.direction = _DIRECTIONS.get(metric.higher_is_better)
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Show it a batch, without rows of weight 0."""
+        """Update the object with a batch, without rows of weight 0."""
         if weights is not None:
             outputs, targets = kept_rows(self.name, outputs, targets, weights)
         if not rows_of(outputs):
@@ -75,13 +77,13 @@ class TorchMetric(StreamedMetric):
         self._metric.update(outputs, targets)
 
     def result(self) -> float:
-        """What it computes; NaN of nothing."""
+        """Let the object compute its figure; NaN of nothing."""
         if not self._has_rows:
             return float("nan")
         return one_number(self.name, self._metric.compute())
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset the object."""
         self._has_rows = False
         self._metric.reset()
 
@@ -100,7 +102,7 @@ def is_torch_metric(item: Any) -> bool:
 
 
 def snake_case(name: str) -> str:
-    """A class's name in small letters with underscores.
+    """Write the name of a class in small letters with underscores.
 
     Example:
         >>> snake_case("BinaryAUROC"), snake_case("MulticlassF1Score")
@@ -111,7 +113,7 @@ def snake_case(name: str) -> str:
 
 
 def _same_shape(outputs: Any, targets: Any) -> tuple[Any, Any]:
-    """One number per sample in one shape: `[N]` targets fit `[N, 1]` outputs."""
+    """Reshape `[N, 1]` outputs or targets to `[N]` where the others are `[N]`."""
     if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
         for one, other in ((outputs, targets), (targets, outputs)):
             if one.shape == (*other.shape, 1):
