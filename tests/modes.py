@@ -42,13 +42,24 @@ def enter(modes):
         name, value = VARIABLES[mode]
         os.environ[name] = value
     if "compiled" in modes:
-        from ipufit.emulator._machine_code import runner as _runner
         from ipufit.emulator._machine_code import translation as _translation
 
         if is_old():
             raise ValueError(f"torch {torch.__version__} can't lower programs")
-        _runner.compile_function = Interpreted.of
+        _translation.translate_function = Interpreted.of
         _translation.require_compiler = lambda: None
+
+
+def is_machine_code(executor):
+    """Whether an executor runs a program as machine code."""
+    return hasattr(executor._executable.runner, "folds")
+
+
+def folding_of(executor):
+    """What decides which micro-batches an executor folds; None if it can't fold any."""
+    runner = executor._executable.runner
+    runner = getattr(runner, "otherwise", runner)
+    return getattr(runner, "folding", None)
 
 
 class Interpreted:
@@ -68,7 +79,7 @@ class Interpreted:
 
     @classmethod
     def of(cls, name, function, example, folder, *, is_differentiated, is_random):
-        """In place of `compile_function`."""
+        """In place of `translate_function`."""
         from ipufit.emulator._machine_code import (
             machine_functions as _machine_functions,
         )

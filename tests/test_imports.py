@@ -55,7 +55,7 @@ TO_LOAD = {
 TO_COMPILE = {
     "ipufit.emulator._machine_code.translation",
     "ipufit.emulator._machine_code.traced",
-    "ipufit.emulator._machine_code.runner",
+    "ipufit.emulator._machine_code.machine_code_runner",
     "ipufit.emulator._machine_code.update",
     "ipufit.emulator._machine_code.machine_functions",
     "ipufit.emulator._machine_code.kernel_ops",

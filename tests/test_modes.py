@@ -43,12 +43,13 @@ import pytest
 import torch
 from ipufit.emulator import inferenceModel
 from ipufit.emulator._ground import switches as _switches
+from tests import modes
 
 def test_here():
     assert _switches.folds() is False
     executor = inferenceModel(torch.nn.Linear(2, 2))
     executor(torch.ones(1, 2))
-    assert (executor._executable.code is not None) is COMPILED
+    assert modes.is_machine_code(executor) is COMPILED
 
 @pytest.mark.not_in_mode("folded", reason="no")
 def test_not_in_another():

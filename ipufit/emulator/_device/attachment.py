@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import contextlib
 from time import perf_counter
-from typing import TYPE_CHECKING, Iterator, NamedTuple
+from typing import Iterator, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.loop import run_inference, run_training
-from ipufit.emulator._device.micro_batch_runs import Device
+from ipufit.emulator._device.gradients import GradientReduction
+from ipufit.emulator._device.runner import Call, Runner, Training
 from ipufit.emulator._device.timings import CallTimes, Transfers
 from ipufit.emulator._device.watch import Watch
-from ipufit.emulator._device.weights import DeviceWeights, GradientReduction
-from ipufit.emulator._folding.folding import Folding
+from ipufit.emulator._device.weights import DeviceWeights
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.device_rng import DeviceRng
 from ipufit.emulator._layout.layout import Inputs, Layout, Outputs
@@ -34,20 +33,12 @@ from ipufit.emulator._tracing.half import rounding
 from ipufit.emulator._update.optimizer_link import OptimizerLink
 from ipufit.emulator.enums import OutputMode
 
-if TYPE_CHECKING:
-    from ipufit.emulator._machine_code.runner import (
-        CompiledInference,
-        CompiledTraining,
-    )
-
 
 class CallResults(NamedTuple):
-    """What one call leaves on the host.
+    """The results of one call, on the host.
 
     Attributes:
-        outputs: Those that the program computes.
         anchored: Anchored tensors, by the user's names.
-        times: When it happened.
     """
 
     outputs: list[Tensor]
@@ -59,16 +50,15 @@ class Attachment:
     """IPUs, with a model's weights and optimiser state on them.
 
     Args:
-        lease: Of the IPUs, for the executor; given back when the attachment ends.
-        program: What it compiled.
-        anchors: What is seen of it.
-        options: Its options.
-        host: Its weights on the host, by name: what is uploaded and downloaded.
-        groups: Of those that differ between groups of replicas.
-        folding: Says which micro-batches run in one pass.
-        code: What runs the program, if it is compiled to machine code.
+        lease: The IPUs; given back when the attachment ends.
+        program: The program that the executor compiled.
+        anchors: The tensors of the program that are anchored.
+        options: The executor's options.
+        host: The weights on the host by name; uploaded from, and downloaded to.
+        groups: Those weights, by name, that differ between groups of replicas.
+        runner: Runs the program.
         rng: The device's random state.
-        link: To the optimiser, for training.
+        link: The host's optimiser and the device's; None for inference.
     """
 
     def __init__(
@@ -79,8 +69,7 @@ class Attachment:
         options: Options,
         host: dict[str, Tensor],
         groups: dict[str, ReplicaGroups],
-        folding: Folding,
-        code: CompiledInference | CompiledTraining | None,
+        runner: Runner,
         rng: DeviceRng,
         link: OptimizerLink | None,
     ) -> None:
@@ -89,8 +78,7 @@ class Attachment:
         self._options = options
         self._host = host
         self._groups = groups
-        self._folding = folding
-        self._code = code
+        self._runner = runner
         self._rng = rng
         self._link = link
         self._reduction: GradientReduction | None = None
@@ -125,7 +113,7 @@ class Attachment:
             raise
 
     def end(self) -> None:
-        """Keep the optimiser's state and give the IPUs back."""
+        """Keep the optimiser's state on the host, and give the IPUs back."""
         if self._link is not None:
             self._link.detach()
         self._lease.end()
@@ -147,7 +135,7 @@ class Attachment:
         self._weights.upload({name: self._host[name] for name in names})
 
     def run(self, tensors: list[Tensor]) -> CallResults:
-        """One call, from its inputs to what it leaves on the host."""
+        """Run one call of the executor on the tensors that it was given."""
         if not torch.is_inference_mode_enabled():
             return self._run(tensors)
         with torch.inference_mode(False):  # updates need tensors with versions
@@ -159,11 +147,12 @@ class Attachment:
             tensors = synthetic_inputs(tensors)
         inputs = Inputs(self._layout, tensors, self._program.written_inputs)
         outputs, watch = self._outputs(), None
+        call = Call(self._program, self._weights, self._layout, inputs, outputs)
         with self._random_state():
             if self._link is None:
-                run_inference(self._device(inputs), outputs)
+                self._runner.infer(call)
             else:
-                watch = self._train(self._link, inputs, outputs)
+                watch = self._train(call, self._link)
         ran = perf_counter()
         if not self._is_synthetic:
             inputs.write_back()
@@ -179,47 +168,25 @@ class Attachment:
             yield
 
     def _random_state(self) -> contextlib.AbstractContextManager[None]:
-        """Lets the device draw its random numbers, if it does."""
+        """Make the device's random state torch's, if the program draws from it."""
         return self._drawing() if self._is_random else contextlib.nullcontext()
 
-    def _reduction_by(self, settings: OptimizerSettings) -> GradientReduction:
-        """How gradients are reduced; the same object while the settings are."""
-        if self._reduction is None or settings is not self._reduction_settings:
-            self._reduction_settings = settings
-            self._reduction = GradientReduction.from_options(
-                self._options,
-                self._layout,
-                settings.loss_scaling,
-                self._weights.groups_of_elements,
-                settings.accum_type,
-            )
-        self._reduction.forget()
-        return self._reduction
-
-    def _train(
-        self, link: OptimizerLink, inputs: Inputs, outputs: Outputs
-    ) -> Watch | None:
+    def _train(self, call: Call, link: OptimizerLink) -> Watch | None:
         reduction = self._reduction_by(link.settings)
         watch = self._watch(reduction)
         with watch or contextlib.nullcontext():
-            run_training(
-                self._device(inputs),
-                outputs,
-                link.device_optimizer,
-                reduction,
-                watch,
-            )
+            self._runner.train(call, Training(link.device_optimizer, reduction, watch))
         return watch
 
-    def _device(self, inputs: Inputs) -> Device:
-        return Device(
-            self._program,
-            self._weights,
-            self._layout,
-            inputs,
-            self._folding,
-            self._code,
-        )
+    def _reduction_by(self, settings: OptimizerSettings) -> GradientReduction:
+        """Give the same object as long as the settings are the same."""
+        if self._reduction is None or settings is not self._reduction_settings:
+            self._reduction_settings = settings
+            self._reduction = GradientReduction.from_options(
+                self._options, self._layout, settings, self._weights
+            )
+        self._reduction.forget()
+        return self._reduction
 
     def _outputs(self) -> Outputs:
         return Outputs(self._layout, self._mode, self._period)

@@ -8,24 +8,14 @@ on a pod.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Mapping
+from typing import Mapping
 
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.backward_pass import run_backward
 from ipufit.emulator._ground.dtypes import device_tensor
-from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
-from ipufit.emulator._ops.floating_point import (
-    refuse_bad_gradients,
-    stops_at_exceptions,
-)
 from ipufit.emulator._program.program import Program
-from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
-
-if TYPE_CHECKING:
-    from ipufit.emulator._options.options import Options
 
 
 class DeviceWeights:
@@ -123,111 +113,3 @@ class DeviceWeights:
                     target[row].copy_(self._replicas[replica][name])
             else:
                 target.copy_(tensor)
-
-
-class GradientReduction:
-    """How the gradients of the micro-batches of an update become one.
-
-    Args:
-        divisor: G * R for a mean, 1 for a sum.
-        is_running: Divide each gradient before it is added (`Running`) instead of
-            their sum afterwards (`Post`).
-        loss_scaling: What the loss is multiplied by; the optimiser divides it out.
-        groups: For each element of a grouped weight the number of groups. The running
-            mean of a group divides by G and the size of the group (PopART,
-            `optimizerdecompose.cpp`); a mean of the `Post` kind always by G * R.
-        accum_type: In which float16 gradients are added up.
-        is_checked: Whether a gradient that isn't finite stops the model.
-
-    Attributes:
-        share: What the gradients of a micro-batch are divided by where they are made.
-        scale: What the losses are multiplied by.
-        divisor: What the sums of gradients are divided by.
-    """
-
-    def __init__(
-        self,
-        divisor: int,
-        is_running: bool,
-        loss_scaling: float,
-        groups: Mapping[str, int],
-        accum_type: torch.dtype = torch.float32,
-        is_checked: bool = False,
-    ) -> None:
-        self._is_checked = is_checked
-        self._accum_type = accum_type
-        self._accumulated: dict[str, Tensor] = {}
-        self.divisor = 1 if is_running else divisor
-        self.share = divisor if is_running else 1
-        self.scale = loss_scaling / self.share
-        self._factors = groups if is_running else {}
-
-    @classmethod
-    def from_options(
-        cls,
-        options: Options,
-        layout: Layout,
-        loss_scaling: float,
-        groups: Mapping[str, int],
-        accum_type: torch.dtype = torch.float32,
-    ) -> GradientReduction:
-        """Read the reduction off the options."""
-        training = options.Training
-        kind = training.accumulation_and_replication_reduction_type
-        strategy = training.meanAccumulationAndReplicationReductionStrategy
-        is_mean = kind == ReductionType.Mean
-        return cls(
-            divisor=layout.gradient_accumulation * layout.replicas if is_mean else 1,
-            is_running=is_mean and strategy == MeanReductionStrategy.Running,
-            loss_scaling=loss_scaling,
-            groups=groups,
-            accum_type=accum_type,
-            is_checked=stops_at_exceptions(options),
-        )
-
-    def forget(self) -> None:
-        """Drop what a call that failed midway has left."""
-        self._accumulated.clear()
-
-    def backward(self, loss: Tensor, factor: float = 1.0) -> None:
-        """Add the gradients of one micro-batch; none if nothing is trained.
-
-        Args:
-            loss: Of the micro-batch.
-            factor: Scales it besides the loss scaling.
-        """
-        if loss.requires_grad:
-            scale = self.scale * factor
-            run_backward(loss, torch.full_like(loss, scale))
-
-    def accumulate(self, halves: Mapping[str, Tensor]) -> None:
-        """Add the float16 gradients of one micro-batch in the optimiser's type.
-
-        torch would add them up in float16; a device does what `accum_type` says.
-        """
-        for name, tensor in halves.items():
-            if tensor.grad is not None:
-                gradient = tensor.grad.to(self._accum_type)
-                tensor.grad = None
-                if name in self._accumulated:
-                    self._accumulated[name] += gradient
-                else:
-                    self._accumulated[name] = gradient
-
-    def take_gradients(self, trained: dict[str, Tensor]) -> dict[str, Tensor | None]:
-        """The reduced gradients; the next update starts from nothing."""
-        gradients: dict[str, Tensor | None] = {}
-        for name, tensor in trained.items():
-            gradients[name] = self._accumulated.pop(name, tensor.grad)
-            tensor.grad = None
-        for name, factor in self._factors.items():
-            gradient = gradients[name]
-            if gradient is not None:
-                gradient.mul_(factor)
-        if self.divisor != 1:
-            present = [g for g in gradients.values() if g is not None]
-            if present:
-                torch._foreach_div_(present, float(self.divisor))
-        if self._is_checked:
-            refuse_bad_gradients(gradients)
-        return gradients

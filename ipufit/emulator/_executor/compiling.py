@@ -15,9 +15,8 @@ from ipufit.emulator._executor.constraints import (
 from ipufit.emulator._executor.executable import Executable
 from ipufit.emulator._executor.executable_cache import check_executable_cache
 from ipufit.emulator._executor.model_state import ModelState
+from ipufit.emulator._executor.runner_choice import choose_runner
 from ipufit.emulator._executor.wrapper_registry import unwrapped
-from ipufit.emulator._folding.folding import Folding
-from ipufit.emulator._ground.switches import compiles
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.replica_groups import one_element_each
 from ipufit.emulator._ops.floating_point import checked, stops_at_exceptions
@@ -81,7 +80,17 @@ def _make_executable(
     anchors = add_anchors(program, options, names)
     if stops_at_exceptions(options):
         program = dataclasses.replace(program, graph=checked(program.graph))
-    eager = Executable(
+    runner = choose_runner(
+        program,
+        arguments.tensors(),
+        layout,
+        options,
+        anchors,
+        host_weights,
+        groups,
+        link,
+    )
+    return Executable(
         program,
         target,
         arguments.like_meta(),
@@ -90,27 +99,8 @@ def _make_executable(
         groups,
         names,
         anchors,
-        Folding.of(program, layout, options, groups),
-        code=None,
+        runner,
     )
-    if not compiles():
-        return eager
-    # Imported where it is asked for: most processes don't use machine code.
-    from ipufit.emulator._machine_code.translation import machine_code
-
-    with torch.inference_mode(False):
-        code = machine_code(
-            program,
-            arguments.tensors(),
-            layout,
-            options,
-            anchors,
-            host_weights,
-            groups,
-            eager.folding,
-            link,
-        )
-    return dataclasses.replace(eager, code=code)
 
 
 def _tensor_names(

@@ -4,22 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ipufit.emulator._folding.folding import Folding
+from ipufit.emulator._device.runner import Runner
 from ipufit.emulator._layout.replica_groups import ReplicaGroups
 from ipufit.emulator._layout.target import Target
 from ipufit.emulator._program.anchors import Anchors
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.program import Program
-
-if TYPE_CHECKING:
-    from ipufit.emulator._machine_code.runner import (
-        CompiledInference,
-        CompiledTraining,
-    )
 
 
 @dataclass(frozen=True)
@@ -34,8 +27,7 @@ class Executable:
             copies: they are constants of the program.
         replica_groups: For each parameter that differs between replicas its groups.
         tensor_names: Names that `Options.anchorTensor` accepts.
-        folding: Says which micro-batches run at once.
-        code: Machine code that runs the program; None if it runs eagerly.
+        runner: Runs the program: looped, folded, or as machine code.
     """
 
     program: Program
@@ -46,5 +38,4 @@ class Executable:
     replica_groups: dict[str, ReplicaGroups]
     tensor_names: list[str]
     anchors: Anchors
-    folding: Folding
-    code: CompiledInference | CompiledTraining | None
+    runner: Runner

@@ -122,8 +122,7 @@ class Lifecycle:
                 self._state.options,
                 executable.host_weights,
                 executable.replica_groups,
-                executable.folding,
-                executable.code,
+                executable.runner,
                 self._random.start(),
                 self._optimizer.link,
             )

@@ -19,27 +19,26 @@ Rows = Tuple[Tensor, ...]
 Results = Tuple[Tensor, ...]
 
 
-class Ran(NamedTuple):
-    """What a pass leaves.
+class FoldResults(NamedTuple):
+    """The results of a fold.
 
     Attributes:
-        results: Of each micro-batch.
-        loss: Those of all micro-batches in one tensor; None without.
+        results: One tuple for each micro-batch.
+        loss: The losses of all micro-batches in one tensor; None for inference.
     """
 
     results: list[Results]
     loss: Tensor | None
 
 
-class Pass:
-    """A program for so many micro-batches at once.
+class Fold:
+    """A program that computes several micro-batches at once.
 
     Args:
-        split: Of the program.
-        count: Micro-batches.
+        count: Number of micro-batches.
 
     Attributes:
-        is_uncut: Whether all results are rows that needn't be cut: of inference, with
+        is_uncut: Whether all results are rows that needn't be cut: in inference, with
             nothing that runs apart.
     """
 
@@ -75,14 +74,9 @@ class Pass:
             self._rest = program.laid_out(module).forward
 
     @property
-    def graph(self) -> GraphModule:
-        """What runs once."""
-        return self._folded
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of the program is folded."""
-        return self._rest is None
+    def has_rest(self) -> bool:
+        """Whether some of the program runs for each micro-batch by itself."""
+        return self._rest is not None
 
     def _finish(self, folded: Folded, cut: list[Node], results: list[Node]) -> None:
         """Let the folded graph return what the rest takes, the results, the loss."""
@@ -114,27 +108,25 @@ class Pass:
         dim = value.place.dim
         return graph.method("split", source, value.shape[dim], dim)
 
-    def run_uncut(self, arguments: list[Tensor], joined: Rows) -> Results:
-        """Run it if it is uncut; the rows of all micro-batches, uncut."""
+    def run_whole(self, arguments: list[Tensor], joined: Rows) -> Results:
+        """Run a fold whose results are uncut, and leave the rows together."""
         results: Results = self._folded.forward(*arguments, *joined)
         return results
 
     def run(
         self,
-        arguments: Sequence[list[Tensor]],
+        arguments: list[Tensor],
         joined: Rows,
-        rows: Sequence[Rows],
-    ) -> Ran:
+        apart: Sequence[Sequence[Tensor]],
+    ) -> FoldResults:
         """Run it, in the grad mode that the program starts in.
 
         Args:
-            arguments: The program's weights, for each micro-batch.
+            arguments: The program's weights.
             joined: The rows of all micro-batches.
-            rows: Those of each.
+            apart: The weights and rows of each micro-batch, if the fold has a rest.
         """
-        parts: list[Sequence[Tensor]] = list(
-            self._folded.forward(*arguments[0], *joined)
-        )
+        parts: list[Sequence[Tensor]] = list(self._folded.forward(*arguments, *joined))
         if self.is_uncut:
             whole: list[Any] = parts
             parts = [result.split(len(result) // self.count) for result in whole]
@@ -142,19 +134,22 @@ class Pass:
         of_rest: list[Sequence[Tensor]] = []
         if self._rest is not None:
             ran = [
-                self._rest(*arguments[i], *rows[i], *(values[i] for values in cut))
-                for i in range(self.count)
+                self._rest(*own, *(values[index] for values in cut))
+                for index, own in enumerate(apart)
             ]
             of_rest = list(zip(*ran))
-        folded, apart = iter(parts), iter(of_rest)
-        columns = [next(folded if is_f else apart) for is_f in self._is_folded]
+        columns_folded, columns_rest = iter(parts), iter(of_rest)
+        columns = [
+            next(columns_folded if is_folded else columns_rest)
+            for is_folded in self._is_folded
+        ]
         loss: Tensor | None = None
         if self._has_loss:
             losses = columns.pop()
             is_one = isinstance(losses, Tensor)
             loss = losses if is_one else torch.stack(list(losses))  # type: ignore[assignment]
         results = list(zip(*columns)) if columns else [()] * self.count
-        return Ran(results, loss)
+        return FoldResults(results, loss)
 
 
 def _same(tensor: Tensor, count: int) -> list[Tensor]:

@@ -49,7 +49,7 @@ _CONFIG = {
 Function = Callable[..., Sequence[Tensor]]
 
 
-class Compiled:
+class MachineFunction:
     """A compiled function.
 
     Args:
@@ -84,7 +84,7 @@ class Compiled:
         self._loader = None
 
 
-_LOADED: weakref.WeakSet[Compiled] = weakref.WeakSet()
+_LOADED: weakref.WeakSet[MachineFunction] = weakref.WeakSet()
 
 
 @atexit.register
@@ -126,7 +126,7 @@ def _missing() -> str | None:
     return None
 
 
-def compile_function(
+def translate_function(
     name: str,
     function: Function,
     example: Sequence[Tensor],
@@ -134,7 +134,7 @@ def compile_function(
     *,
     is_differentiated: bool,
     is_random: bool,
-) -> Compiled:
+) -> MachineFunction:
     """Compile a function, or load what was compiled before.
 
     Args:
@@ -162,7 +162,7 @@ def compile_function(
     if compiled is None:
         os.makedirs(folder, exist_ok=True)
         _compile(graph, example, path)
-        compiled = Compiled(path, example)
+        compiled = MachineFunction(path, example)
     if not is_random:
         _compare(function, compiled, example)
     logger.info(
@@ -189,7 +189,9 @@ def _traced(function: Function, example: Sequence[Tensor], table: Table) -> Grap
     return graph
 
 
-def _compare(function: Function, compiled: Compiled, example: Sequence[Tensor]) -> None:
+def _compare(
+    function: Function, compiled: MachineFunction, example: Sequence[Tensor]
+) -> None:
     """Hold a compiled function against the function itself."""
     ones, others = ([torch.clone(t) for t in example] for _ in range(2))
     reason = difference([*function(*ones), *ones], [*compiled.run(others), *others])
@@ -197,11 +199,11 @@ def _compare(function: Function, compiled: Compiled, example: Sequence[Tensor]) 
         raise ArithmeticError(f"machine code gives something else: {reason}")
 
 
-def _loaded(path: str, example: Sequence[Tensor]) -> Compiled | None:
+def _loaded(path: str, example: Sequence[Tensor]) -> MachineFunction | None:
     if not os.path.exists(path):
         return None
     try:
-        return Compiled(path, example)
+        return MachineFunction(path, example)
     except (RuntimeError, OSError) as error:
         logger.warning("Compiling anew, as %s can't be loaded: %s", path, error)
         return None

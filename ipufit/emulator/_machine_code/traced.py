@@ -19,7 +19,7 @@ from ipufit.emulator._machine_code.update import Update
 from ipufit.emulator._program.program import Program
 
 if TYPE_CHECKING:
-    from ipufit.emulator._folding.fold import Pass
+    from ipufit.emulator._folding.fold import Fold
 
 Tensors = Sequence[Tensor]
 
@@ -70,7 +70,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class TracedPass:
+class TracedFold:
     """One micro-batch of a program, or several that are folded.
 
     Attributes:
@@ -82,7 +82,7 @@ class TracedPass:
     """
 
     program: Program
-    folded: Pass | None
+    folded: Fold | None
     trained: tuple[int, ...]
     copied: frozenset[int]
     sums_over: int = 0
@@ -119,8 +119,8 @@ class TracedPass:
     ) -> tuple[list[Tensors], Tensor | None]:
         """The results of each micro-batch, and the loss, or all losses in one."""
         if self.folded is not None:
-            ran = self.folded.run([arguments] * self.count, tuple(rows), [])
-            return list(ran.results), ran.loss
+            results_of_all, loss = self.folded.run(arguments, tuple(rows), [])
+            return list(results_of_all), loss
         results: Tensors = self.program.run(*arguments, *rows)
         if not self.program.has_loss:
             return [results], None
@@ -170,7 +170,7 @@ class TrainingFunctions:
         num_weights: How many weights the program takes.
     """
 
-    traced: TracedPass
+    traced: TracedFold
     update: Update
     num_weights: int
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.weights import GradientReduction
+from ipufit.emulator._device.gradients import GradientReduction
 from ipufit.emulator._update.operations import TRACED, clip_traced
 from ipufit.emulator._update.rule import STEP, Operands
 from ipufit.emulator._update.weight_group import WeightGroup

@@ -14,7 +14,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import MeanReductionStrategy, ReductionType, optim
-from ipufit.emulator._device.weights import GradientReduction
+from ipufit.emulator._device.gradients import GradientReduction
 from ipufit.emulator._layout.device_rng import DeviceRng
 from tests.strategies import examples
 
@@ -555,9 +555,9 @@ def test_the_hosts_parameters_get_no_gradients():
 
 def test_a_call_that_failed_midway_leaves_no_half_precision_gradients():
     weight = torch.ones(2, dtype=torch.float16, requires_grad=True)
-    reduction = GradientReduction(1, False, 1.0, {})
+    reduction = GradientReduction({"w": weight}, 1, False, 1.0, {})
     for value in (3.0, 5.0):
         reduction.forget()
         weight.grad = torch.full_like(weight, value)
-        reduction.accumulate({"w": weight})
-    assert reduction.take_gradients({"w": weight})["w"].tolist() == [5.0, 5.0]
+        reduction.backward(torch.zeros(()))
+    assert reduction.take_gradients()["w"].tolist() == [5.0, 5.0]

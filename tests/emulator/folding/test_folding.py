@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of all kinds in passes of several micro-batches, and one by one."""
+"""Programs of all kinds, several micro-batches at once and one by one."""
 
 # ruff: noqa: N803 - D, G, R and B are the letters of the user guide
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode, optim
-from ipufit.emulator._folding import fold as _fold_passes
+from ipufit.emulator._folding import fold as _fold
 from ipufit.emulator._tracing.constant_nodes import function_name
+from tests.modes import folding_of
 from tests.strategies import examples
 
 F = nn.functional
@@ -198,7 +199,7 @@ def train(names, D, G, R, B, mode, reduction="mean"):
         outputs = [executor(*make_inputs(D * G * R * B, i)) for i in range(CALLS)]
         executor.copyWeightsToHost()
         state = executor.rng_state
-        return outputs, module.state_dict(), state, executor._executable.folding
+        return outputs, module.state_dict(), state, folding_of(executor)
     finally:
         executor.destroy()
 
@@ -208,7 +209,7 @@ def infer(names, D, R, B, mode):
     executor = poptorch.inferenceModel(module, make_options(D, 1, R, mode))
     try:
         outputs = [executor(make_inputs(D * R * B, i)[0]) for i in range(CALLS)]
-        return outputs, executor.rng_state, executor._executable.folding
+        return outputs, executor.rng_state, folding_of(executor)
     finally:
         executor.destroy()
 
@@ -232,8 +233,8 @@ def test_any_program_trains_alike(names, D, G, R, B, mode, mib):
         outputs, weights, rng_state, off = train(names, D, G, R, B, mode)
     with switched("1", mib):
         folded, trained, drawn, folding = train(names, D, G, R, B, mode)
-    assert not off.is_on
-    assert folding.failure is None
+    assert off is None
+    assert folding is None or folding.failure is None
     assert_close(folded, outputs)
     assert_close(trained, weights)
     assert drawn == rng_state
@@ -246,7 +247,7 @@ def test_any_program_infers_alike(names, D, R, B, mode, mib):
         outputs, rng_state, _ = infer(names, D, R, B, mode)
     with switched("1", mib):
         folded, drawn, folding = infer(names, D, R, B, mode)
-    assert folding.failure is None
+    assert folding is None or folding.failure is None
     assert_close(folded, outputs)
     assert drawn == rng_state
 
@@ -319,7 +320,8 @@ def test_gradients_are_reduced_alike(optimizer, kind, strategy, scaling, R):
             executor = poptorch.trainingModel(module, options, made)
             outputs = [executor(*make_inputs(12 * R, i)) for i in range(CALLS)]
             executor.copyWeightsToHost()
-            assert executor._executable.folding.is_on == (fold == "1")
+            folding = folding_of(executor)
+            assert (folding is not None and folding.is_on) == (fold == "1")
             executor.destroy()
             return outputs, module.state_dict()
 
@@ -333,7 +335,7 @@ def test_nothing_to_train_is_fine():
         before = {name: value.clone() for name, value in module.state_dict().items()}
         executor = poptorch.trainingModel(module, make_options(1, 3, 1, OutputMode.All))
         executor(*make_inputs(6, 0))
-        assert executor._executable.folding.is_on
+        assert folding_of(executor).is_on
         executor.destroy()
     torch.testing.assert_close(module.state_dict(), before)
 
@@ -357,7 +359,7 @@ def test_float16_weights_are_trained_in_a_loop():
         module = HalfModel()
         executor = poptorch.trainingModel(module, make_options(1, 3, 1, OutputMode.All))
         executor(torch.randn(6, C).half())
-        folding = executor._executable.folding
+        folding = folding_of(executor)
         assert not folding.is_verified([3])
         executor.destroy()
 
@@ -421,7 +423,7 @@ def test_micro_batches_that_share_rows_run_in_a_loop():
         options.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
         executor = poptorch.trainingModel(Steps(["linear"]), options)
         executor(*make_inputs(4, 0))
-        assert not executor._executable.folding.is_on
+        assert folding_of(executor) is None
         executor.destroy()
 
 
@@ -476,7 +478,7 @@ def test_a_pass_keeps_to_its_memory(mib, monkeypatch):
         x = torch.randn(10 * rows, 8)
         expected = module(x)
         torch.testing.assert_close(executor(x), expected)
-        folding = executor._executable.folding
+        folding = folding_of(executor)
         sizes = folding._sizes[10]
         most = max(sizes)
         executor.destroy()
@@ -495,13 +497,13 @@ def test_training_counts_what_the_backward_pass_needs():
     with switched("1"):
         executor = poptorch.trainingModel(module, make_options(1, 4, 1, OutputMode.All))
         executor(*make_inputs(8, 0))
-        trained = executor._executable.folding._split.bytes_per_micro_batch
+        trained = folding_of(executor)._split.bytes_per_micro_batch
         executor.destroy()
         inference = poptorch.inferenceModel(
             module, make_options(4, 1, 1, OutputMode.All)
         )
         inference(make_inputs(8, 0)[0])
-        inferred = inference._executable.folding._split.bytes_per_micro_batch
+        inferred = folding_of(inference)._split.bytes_per_micro_batch
         inference.destroy()
     values = 2 * T * C * 4
     assert trained >= 16 * values  # a product and a tanh each
@@ -519,16 +521,16 @@ def test_nothing_is_folded_if_two_micro_batches_are_too_large():
 
 @pytest.mark.not_in_mode("compiled", reason="what changes a buffer isn't folded then")
 def test_a_wrong_pass_is_found_and_never_used(monkeypatch, caplog):
-    run = _fold_passes.Pass.run
+    run = _fold.Fold.run
 
-    def wrong(self, arguments, joined, rows):
-        ran = run(self, arguments, joined, rows)
-        results = [tuple(t + 0.01 for t in result) for result in ran.results]
-        return ran._replace(results=results)
+    def wrong(self, arguments, joined, apart):
+        results, loss = run(self, arguments, joined, apart)
+        wrong = [tuple(t + 0.01 for t in of_one) for of_one in results]
+        return _fold.FoldResults(wrong, loss)
 
     with switched("0"):
         expected = train(["linear", "moving mean"], 2, 3, 1, 2, OutputMode.All)
-    monkeypatch.setattr(_fold_passes.Pass, "run", wrong)
+    monkeypatch.setattr(_fold.Fold, "run", wrong)
     with switched("1"), caplog.at_level("WARNING"):
         actual = train(["linear", "moving mean"], 2, 3, 1, 2, OutputMode.All)
     folding = actual[-1]
@@ -547,7 +549,7 @@ def test_a_pass_that_fails_is_replaced_by_the_loop(error, monkeypatch):
 
     with switched("0"):
         expected = train(["linear", "dropout"], 1, 3, 2, 2, OutputMode.All)
-    monkeypatch.setattr(_fold_passes.Pass, "run", fail)
+    monkeypatch.setattr(_fold.Fold, "run", fail)
     with switched("1"):
         actual = train(["linear", "dropout"], 1, 3, 2, 2, OutputMode.All)
     assert actual[3].failure == f"{error.__name__}: no"
@@ -558,13 +560,13 @@ def test_a_pass_that_fails_is_replaced_by_the_loop(error, monkeypatch):
 
 @pytest.mark.parametrize("wrong_gradient", [True, False])
 def test_gradients_are_held_against_the_loop_too(wrong_gradient, monkeypatch):
-    run = _fold_passes.Pass.run
+    run = _fold.Fold.run
 
-    def changed(self, arguments, joined, rows):
-        ran = run(self, arguments, joined, rows)
-        return ran._replace(loss=ran.loss * 1.01) if wrong_gradient else ran
+    def changed(self, arguments, joined, apart):
+        results, loss = run(self, arguments, joined, apart)
+        return _fold.FoldResults(results, loss * 1.01 if wrong_gradient else loss)
 
-    monkeypatch.setattr(_fold_passes.Pass, "run", changed)
+    monkeypatch.setattr(_fold.Fold, "run", changed)
     with switched("1"):
         *_, folding = train(["linear"], 1, 3, 1, 2, OutputMode.All)
     assert folding.is_on != wrong_gradient
@@ -592,7 +594,7 @@ def test_a_second_executor_goes_on_bit_by_bit():
                     executor.rng_state = state
                 outputs.append(executor(*make_inputs(8, i)))
             executor.copyWeightsToHost()
-            assert executor._executable.folding.is_on
+            assert folding_of(executor).is_on
             executor.destroy()
             return outputs, module.state_dict()
 
@@ -614,5 +616,5 @@ def test_times_are_those_of_micro_batches():
             given = [out >= at for at, out in zip(taken, counters["output"][0])]
             assert all(given)
             assert executor.getComputeLatency()[0] > 0
-        assert executor._executable.folding.is_verified([8])
+        assert folding_of(executor).is_verified([8])
         executor.destroy()

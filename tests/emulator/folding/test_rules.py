@@ -12,6 +12,7 @@ from ipufit.emulator._folding.elementwise import elementwise
 from ipufit.emulator._folding.rules import RULES
 from ipufit.emulator._tracing.constant_nodes import function_name
 from tests.emulator._models import Function
+from tests.modes import folding_of
 
 F = nn.functional
 
@@ -55,7 +56,7 @@ def run(function, inputs, *, training, **attributes):
         outputs = [executor(*inputs)]
         turned = [tensor.flip(0).clone() for tensor in inputs]
         outputs.append(executor(*turned))
-        folding = executor._executable.folding
+        folding = folding_of(executor)
         nodes = executor._executable.program.graph.graph.nodes
         seen.update(function_name(n) for n in nodes if n.op.startswith("call"))
         return outputs, dict(module.named_parameters()), folding
@@ -84,7 +85,7 @@ def assert_folds(function, *inputs, training=False, monkeypatch, **attributes):
     looped, expected, off = run(
         function, inputs, training=training, **{**attributes, **copies}
     )
-    assert not off.is_on
+    assert off is None
     torch.testing.assert_close(folded, looped, rtol=1e-5, atol=1e-6, equal_nan=True)
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
@@ -689,7 +690,7 @@ def test_layers_train_alike(what, kind, monkeypatch):
             for node in executor._executable.program.graph.graph.nodes
             if node.op.startswith("call")
         )
-        folding = executor._executable.folding
+        folding = folding_of(executor)
         executor.destroy()
         return outputs, net.state_dict(), folding
 
@@ -784,13 +785,13 @@ def test_rows_that_are_alike_at_first_hide_nothing(what, monkeypatch):
         options = poptorch.Options().deviceIterations(K)
         executor = poptorch.inferenceModel(module, options)
         try:
-            return [executor(x) for x in calls], executor._executable.folding.failure
+            return [executor(x) for x in calls], folding_of(executor)
         finally:
             executor.destroy()
 
-    folded, failure = results("1")
+    folded, folding = results("1")
     looped, _ = results("0")
-    assert failure is None
+    assert folding.failure is None
     torch.testing.assert_close(folded, looped)
 
 

@@ -21,7 +21,7 @@ from ipufit.emulator import OutputMode, optim
 from ipufit.emulator._ground.switches import COMPILE_VARIABLE, FOLD_VARIABLE
 from ipufit.emulator._machine_code import machine_functions as _machine_functions
 from tests.emulator.folding import test_folding as programs
-from tests.emulator.machine_code.test_runner import (
+from tests.emulator.machine_code.test_machine_code_runner import (
     OPTIMIZERS,
     Network,
     assert_close,
@@ -31,6 +31,7 @@ from tests.emulator.machine_code.test_runner import (
     images,
     vectors,
 )
+from tests.modes import is_machine_code
 from tests.strategies import examples
 
 pytestmark = [
@@ -49,7 +50,7 @@ def test_a_whole_update(tmp_path, monkeypatch):
     made = executors(monkeypatch, Network, OPTIMIZERS["adam"], options)
     for _ in range(3):
         call(monkeypatch, made, images(4))
-    assert made[1][0]._executable.code.last is None
+    assert made[1][0]._executable.runner.updates.last is None
     assert_same_state(made)
     (eager, *_), (compiled, optimizer, _) = made
     module = compiled.model
@@ -59,7 +60,7 @@ def test_a_whole_update(tmp_path, monkeypatch):
     monkeypatch.setattr(_machine_functions, "_compile", None)
     again = poptorch.trainingModel(module, options(), optimizer=optimizer)
     again(*images(4))
-    assert again._executable.code is not None
+    assert is_machine_code(again)
     again.destroy()
     assert [path.suffix for path in tmp_path.iterdir()] == [".pt2"]
 
@@ -87,7 +88,7 @@ def test_updates_in_parts_that_draw_random_numbers(monkeypatch):
     made = executors(monkeypatch, Recurrent, OPTIMIZERS["clipped"], options)
     for _ in range(2):
         call(monkeypatch, made, vectors(8))
-    assert made[1][0]._executable.code.last is not None
+    assert made[1][0]._executable.runner.updates.last is not None
     assert_same_state(made)
     assert made[1][0].rng_state == made[0][0].rng_state
     for executor, *_ in made:
@@ -103,7 +104,7 @@ def test_folded_inference(monkeypatch):
         monkeypatch.setenv(COMPILE_VARIABLE, mode)
         executor = poptorch.inferenceModel(module, options)
         results.append(executor(*batch))
-    assert executor._executable.code.passes.sums_over == 1
+    assert executor._executable.runner.folds.sums_over == 1
     assert_close(results[1], results[0])
 
 
@@ -129,7 +130,7 @@ def run(mode, names, D, G, R, B, output_mode):
         for seed in range(2):
             inputs = programs.make_inputs(D * (G or 1) * R * B, seed)
             outputs.append(executor(*(inputs if G else inputs[:1])))
-        assert (executor._executable.code is not None) == (mode == "compiled")
+        assert is_machine_code(executor) == (mode == "compiled")
         if G:
             executor.copyWeightsToHost()
         return outputs, module.state_dict()

@@ -18,9 +18,8 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import optim
 from ipufit.emulator._ground.switches import COMPILE_VARIABLE, FOLD_VARIABLE
-from ipufit.emulator._machine_code import runner as _runner
 from ipufit.emulator._machine_code import translation as _translation
-from tests.modes import Interpreted, is_old
+from tests.modes import Interpreted, is_machine_code, is_old
 from tests.strategies import examples
 
 needs_torch = pytest.mark.skipif(
@@ -31,7 +30,7 @@ needs_torch = pytest.mark.skipif(
 def interpret(monkeypatch):
     """Ask for machine code, and interpret it."""
 
-    monkeypatch.setattr(_runner, "compile_function", Interpreted.of)
+    monkeypatch.setattr(_translation, "translate_function", Interpreted.of)
     monkeypatch.setattr(_translation, "require_compiler", lambda: None)
     monkeypatch.setenv(COMPILE_VARIABLE, "compiled")
 
@@ -150,8 +149,8 @@ def call(monkeypatch, made, batch):
     for executor, _, mode in made:
         monkeypatch.setenv(COMPILE_VARIABLE, mode)
         results.append(executor(*[tensor.clone() for tensor in batch]))
-    assert made[0][0]._executable.code is None
-    assert made[1][0]._executable.code is not None
+    assert not is_machine_code(made[0][0])
+    assert is_machine_code(made[1][0])
     assert_close(results[1], results[0])
 
 
@@ -286,7 +285,7 @@ def test_inference(interpreted, monkeypatch, fold, mode):
             monkeypatch.setenv(COMPILE_VARIABLE, compile_mode)
             executor = poptorch.inferenceModel(module, options.clone().outputMode(mode))
             results.append([executor(*batch), executor(*batch)])
-            assert (executor._executable.code is None) == (compile_mode == "eager")
+            assert is_machine_code(executor) == (compile_mode == "compiled")
             executor.destroy()
         assert_close(results[1], results[0])
 
@@ -320,6 +319,6 @@ def test_random_programs_draw_from_the_device(interpreted):
     for _ in range(2):
         executor = poptorch.inferenceModel(nn.Dropout(0.5), options)
         assert executor(x) is not None
-        assert executor._executable.code is not None
+        assert is_machine_code(executor)
         results.append(executor(x))
     assert torch.equal(*results)
