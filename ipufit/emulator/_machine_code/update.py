@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ipufit.emulator._device.gradients import GradientReduction
 from ipufit.emulator._update.operations import TRACED, clip_traced
-from ipufit.emulator._update.rule import STEP, Operands
+from ipufit.emulator._update.rule import STEP, WEIGHT, Operands
 from ipufit.emulator._update.weight_group import WeightGroup
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Update:
             n = {name: next(numbers) for name in group.all_numbers(1.0)}
             for _ in group.names:
                 weight, gradient = next(remaining)
-                state = {slot: next(left) for slot in _slots(group)}
-                given = Operands(TRACED, weight, state, n)
+                tensors = {slot: next(left) for slot in _slots(group)}
+                given = Operands(TRACED, {WEIGHT: weight, **tensors}, n)
                 rules.append(group.rule)
                 operands.append(given)
                 direction = group.rule.direction(given, gradient / divisor * ratio)
@@ -107,7 +107,6 @@ class Update:
             directions = clip_traced(directions, self.max_grad_norm)
         for rule, given, direction in zip(rules, operands, directions):
             rule.update(given, direction)
-            rule.prepare_next(given)
 
 
 def states(groups: Sequence[WeightGroup]) -> list[Tensor]:

@@ -23,6 +23,7 @@ from ipufit.emulator._optimizers.values import (
 from ipufit.emulator._update.operations import Values
 from ipufit.emulator._update.rule import (
     STEP,
+    WEIGHT,
     Operands,
     Scalars,
     UpdateRule,
@@ -76,16 +77,17 @@ class _Moments(UpdateRule):
 
     def _update_moments(self, given: Operands, direction: Values) -> None:
         ops, n = given.ops, given.n
-        first, second = given.state["Accl1"], given.state["Accl2"]
+        first, second = given["Accl1"], given["Accl2"]
         ops.mul_(first, n["beta1"])
         ops.add_(first, direction, alpha=n["1-beta1"])
         ops.mul_(second, n["beta2"])
         ops.addcmul_(second, direction, direction, value=n["1-beta2"])
-        given.state["Accl1"], given.state["Accl2"] = first, second
+        given["Accl1"] = first
+        given["Accl2"] = second
 
     def _denominators(self, given: Operands) -> Values:
         ops, n = given.ops, given.n
-        roots = ops.sqrt(given.state["Accl2"])
+        roots = ops.sqrt(given["Accl2"])
         if ops.may_differ(n["root"], 1.0):
             ops.div_(roots, n["root"])
         ops.add_(roots, n["eps"])
@@ -130,10 +132,12 @@ class AdamRule(_Moments):
         """Update the means and the weights."""
         ops, n = given.ops, given.n
         self._update_moments(given, direction)
+        weights = given[WEIGHT]
         if not self.decays_gradient and ops.may_differ(n["shrinkage"], 1.0):
-            ops.mul_(given.weights, n["shrinkage"])
-        first, denominators = given.state["Accl1"], self._denominators(given)
-        ops.addcdiv_(given.weights, first, denominators, value=-n["stepSize"])
+            ops.mul_(weights, n["shrinkage"])
+        first, denominators = given["Accl1"], self._denominators(given)
+        ops.addcdiv_(weights, first, denominators, value=-n["stepSize"])
+        given[WEIGHT] = weights
 
 
 @dataclass(frozen=True)
@@ -176,17 +180,19 @@ class LambRule(_Moments):
         """Update the means and the weights."""
         ops, n = given.ops, given.n
         self._update_moments(given, direction)
-        updates = ops.div(given.state["Accl1"], n["firstCorrection"])
+        updates = ops.div(given["Accl1"], n["firstCorrection"])
         ops.div_(updates, self._denominators(given))
+        weights = given[WEIGHT]
         if ops.may_differ(n["weightDecay"], 0.0):
-            ops.add_(updates, given.weights, alpha=n["weightDecay"])
-        lengths = ops.norms(given.weights).clamp(max=n["maxWeightNorm"])
+            ops.add_(updates, weights, alpha=n["weightDecay"])
+        lengths = ops.norms(weights).clamp(max=n["maxWeightNorm"])
         update_lengths = ops.norms(updates)
         is_zero = torch.eq(lengths, 0.0) | torch.eq(update_lengths, 0.0)
         ones = torch.ones_like(lengths)
         ratios = torch.where(is_zero, ones, lengths / update_lengths)
         ops.scale_each_(updates, ratios, -n["learningRate"])
-        ops.add_(given.weights, updates)
+        ops.add_(weights, updates)
+        given[WEIGHT] = weights
 
 
 @dataclass(frozen=True)
@@ -254,33 +260,38 @@ class RMSpropRule(UpdateRule):
     def update(self, given: Operands, direction: Values) -> None:
         """Update the accumulators and the weights."""
         ops, n = given.ops, given.n
-        lr = n["learningRate"]
+        weights, lr = given[WEIGHT], n["learningRate"]
         updates = ops.div(direction, self._roots(given, direction))
         if not self.has_momentum:
-            ops.add_(given.weights, updates, alpha=-lr)
-            return
-        velocity = given.state["Accl3"]
-        inside, outside = (lr, 1.0) if self.is_tensorflow else (1.0, lr)
-        ops.mul_(velocity, n["momentum"])
-        ops.add_(velocity, updates, alpha=inside)
-        ops.add_(given.weights, velocity, alpha=-outside)
-        given.state["Accl3"] = velocity
+            ops.add_(weights, updates, alpha=-lr)
+        else:
+            velocity = given["Accl3"]
+            inside, outside = (lr, 1.0) if self.is_tensorflow else (1.0, lr)
+            ops.mul_(velocity, n["momentum"])
+            ops.add_(velocity, updates, alpha=inside)
+            ops.add_(weights, velocity, alpha=-outside)
+            given["Accl3"] = velocity
+        given[WEIGHT] = weights
 
     def _roots(self, given: Operands, direction: Values) -> Values:
         ops, n = given.ops, given.n
         alpha, rest = n["alpha"], n["1-alpha"]
-        squares = given.state["Accl1"]
+        squares = given["Accl1"]
         ops.mul_(squares, alpha)
         ops.addcmul_(squares, direction, direction, value=rest)
-        squares = given.stored("Accl1", squares)
+        given["Accl1"] = squares
+        squares = given["Accl1"]
         if self.is_centered:
-            means = given.state["Accl2"]
+            means = given["Accl2"]
             ops.mul_(means, alpha)
             ops.add_(means, direction, alpha=rest)
-            means = given.stored("Accl2", means)
+            given["Accl2"] = means
+            means = given["Accl2"]
             squares = ops.addcmul(squares, means, means, value=-1.0)
         if self.is_tensorflow:
-            return ops.sqrt(ops.add(squares, n["eps"]))
+            roots = ops.add(squares, n["eps"])
+            ops.sqrt_(roots)
+            return roots
         roots = ops.sqrt(squares)
         ops.add_(roots, n["eps"])
         return roots

@@ -46,6 +46,7 @@ class Operations:
     div: Callable[..., Values]
     div_: Callable[..., object]
     sqrt: Callable[..., Values]
+    sqrt_: Callable[..., object]
     addcmul: Callable[..., Values]
     addcmul_: Callable[..., object]
     addcdiv_: Callable[..., object]
@@ -63,6 +64,7 @@ FOREACH = Operations(
     div=torch._foreach_div,
     div_=torch._foreach_div_,
     sqrt=torch._foreach_sqrt,
+    sqrt_=torch._foreach_sqrt_,
     addcmul=torch._foreach_addcmul,
     addcmul_=torch._foreach_addcmul_,
     addcdiv_=torch._foreach_addcdiv_,
@@ -84,6 +86,7 @@ TRACED = Operations(
     div=torch.div,
     div_=Tensor.div_,
     sqrt=torch.sqrt,
+    sqrt_=Tensor.sqrt_,
     addcmul=lambda x, y, z, value: torch.add(x, y * z * value),
     addcmul_=lambda x, y, z, value: x.add_(y * z * value),
     addcdiv_=lambda x, y, z, value: x.add_(y / z * value),

@@ -17,6 +17,7 @@ from ipufit.emulator._update.operations import Number, Operations, Values
 WeightState = Dict[str, Tensor]
 Scalars = Mapping[str, float]
 
+WEIGHT = "weight"
 STEP = "Step"
 """The state tensor that counts the updates of a weight."""
 
@@ -27,22 +28,22 @@ class Operands:
 
     Attributes:
         ops: The operations.
-        weights: In float32.
-        state: By slot, without `Step`. Values of a narrower type are widened when they
-            are read, and rounded when they are written.
+        tensors: The weights, as `WEIGHT`, and their state by slot, without `STEP`. They
+            are read in float32 and written in their own type: read again what was
+            written.
         n: The numbers of `UpdateRule.scalars`, and `lossScaling`; for `update` those of
             `UpdateRule.factors`, too.
     """
 
     ops: Operations
-    weights: Values
-    state: MutableMapping[str, Values]
+    tensors: MutableMapping[str, Values]
     n: Mapping[str, Number]
 
-    def stored(self, slot: str, values: Values) -> Values:
-        """Write state, and give what its type keeps of the values."""
-        self.state[slot] = values
-        return self.state[slot]
+    def __getitem__(self, slot: str) -> Values:
+        return self.tensors[slot]
+
+    def __setitem__(self, slot: str, values: Values) -> None:
+        self.tensors[slot] = values
 
 
 class UpdateRule(ABC):
@@ -87,10 +88,7 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def update(self, given: Operands, direction: Values) -> None:
-        """Update the weights in place, and the state that clipping has an effect on."""
-
-    def prepare_next(self, given: Operands) -> None:  # noqa: B027 - most do nothing
-        """Change the state once the weights are stored, perhaps in fewer bits."""
+        """Update the weights, and the state that clipping has an effect on."""
 
 
 def unscaled(given: Operands, gradients: Values) -> Values:
@@ -108,7 +106,7 @@ def with_penalty(given: Operands, gradients: Values) -> Values:
     decay = n["weightDecay"]
     if not ops.may_differ(decay, 0.0):
         return gradients
-    return ops.add(gradients, given.weights, alpha=decay)
+    return ops.add(gradients, given[WEIGHT], alpha=decay)
 
 
 def derived(function: Callable[..., float], *variables: Variable) -> Variable:

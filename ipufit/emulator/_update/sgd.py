@@ -21,6 +21,7 @@ from ipufit.emulator._optimizers.values import (
 )
 from ipufit.emulator._update.operations import Values
 from ipufit.emulator._update.rule import (
+    WEIGHT,
     Operands,
     UpdateRule,
     WeightState,
@@ -67,10 +68,11 @@ class PlainSGD(UpdateRule):
 
     def update(self, given: Operands, direction: Values) -> None:
         """Decay the weights and subtract."""
-        ops, n = given.ops, given.n
+        ops, n, weights = given.ops, given.n, given[WEIGHT]
         if ops.may_differ(n["weightDecayScaleFactor0"], 1.0):
-            ops.mul_(given.weights, n["weightDecayScaleFactor0"])
-        ops.add_(given.weights, direction, alpha=-n["scaledLearningRate0"])
+            ops.mul_(weights, n["weightDecayScaleFactor0"])
+        ops.add_(weights, direction, alpha=-n["scaledLearningRate0"])
+        given[WEIGHT] = weights
 
 
 @dataclass(frozen=True)
@@ -133,38 +135,38 @@ class MomentumSGD(UpdateRule):
     def direction(self, given: Operands, gradients: Values) -> Values:
         """Update the velocity and give what to subtract."""
         ops, n = given.ops, given.n
-        velocity = given.state["Accl1"]
+        velocity = given["Accl1"]
         if not self.is_combined:
             self._carry_over(given, velocity)
         ops.add_(velocity, gradients, alpha=n["dampeningScaleFactor1"])
-        velocity = given.stored("Accl1", velocity)
+        given["Accl1"] = velocity
+        velocity = given["Accl1"]
 
         def ahead() -> Values:
             values = ops.mul(velocity, n["scaledMomentum1"])
             ops.add_(values, gradients, alpha=n["nesterovGradientScaleFactor1"])
             if ops.may_differ(n["nesterovWeightDecay1"], 0.0):
-                ops.add_(values, given.weights, alpha=n["nesterovWeightDecay1"])
+                ops.add_(values, given[WEIGHT], alpha=n["nesterovWeightDecay1"])
             return values
 
         return ops.choose(n["nesterov"], ahead, velocity)
 
     def update(self, given: Operands, direction: Values) -> None:
-        """Subtract the direction."""
-        ops, n = given.ops, given.n
-        ops.add_(given.weights, direction, alpha=-n["scaledLearningRate1"])
-
-    def prepare_next(self, given: Operands) -> None:
-        """If combined, begin the next update's velocity."""
+        """Subtract, and if combined begin the next update's velocity."""
+        weights = given[WEIGHT]
+        step_size = given.n["scaledLearningRate1"]
+        given.ops.add_(weights, direction, alpha=-step_size)
+        given[WEIGHT] = weights
         if self.is_combined:
-            velocity = given.state["Accl1"]
+            velocity = given["Accl1"]
             self._carry_over(given, velocity)
-            given.state["Accl1"] = velocity
+            given["Accl1"] = velocity
 
     def _carry_over(self, given: Operands, velocity: Values) -> None:
         ops, n = given.ops, given.n
         ops.mul_(velocity, n["scaledMomentum1"])
         if ops.may_differ(n["scaledWeightDecay1"], 0.0):
-            ops.add_(velocity, given.weights, alpha=n["scaledWeightDecay1"])
+            ops.add_(velocity, given[WEIGHT], alpha=n["scaledWeightDecay1"])
 
 
 def sgd_rule(settings: OptimizerSettings, variables: GroupVariables) -> UpdateRule:

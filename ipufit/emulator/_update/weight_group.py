@@ -16,7 +16,7 @@ from torch import Tensor
 from ipufit.emulator._tracing.half import to_half
 from ipufit.emulator._update.fused_kernels import FusedUpdate, is_dense, same_layout
 from ipufit.emulator._update.operations import FOREACH
-from ipufit.emulator._update.rule import STEP, Operands, UpdateRule
+from ipufit.emulator._update.rule import STEP, WEIGHT, Operands, UpdateRule
 
 
 class WeightGroup:
@@ -57,20 +57,21 @@ class WeightGroup:
         self.strides = [weight.stride() for weight in weights]
         self.counter = torch.full((), step)
         self.fused: FusedUpdate | None = None
-        self._is_wide = all(weight.dtype is torch.float32 for weight in weights)
-        self._operands = Operands(FOREACH, weights, _WidenedState(state), numbers)
-        self.suits_kernels = all(map(is_dense, weights)) and all(
-            tensor.dtype is torch.float32 and tensor.stride() == stride
-            for slot, tensors in (("", weights), *state.items())
-            for tensor, stride in zip(tensors, self.strides)
-            if slot != STEP
+        tensors = {slot: state[slot] for slot in state if slot != STEP}
+        tensors[WEIGHT] = weights
+        is_wide = all(map(_are_wide, tensors.values()))
+        self.suits_kernels = (
+            is_wide
+            and all(map(is_dense, weights))
+            and all([t.stride() for t in of] == self.strides for of in tensors.values())
         )
+        stored = tensors if is_wide else _Widened(tensors)
+        self._operands = Operands(FOREACH, stored, numbers)
 
     def directions(self, gradients: list[Tensor]) -> list[Tensor]:
         """Turn float32 gradients into what gradient clipping applies to."""
         if self.fused is not None and self.fused.takes_gradients:
             return gradients
-        self._operands.weights = self._wide_weights()
         directions: list[Tensor] = self.rule.direction(self._operands, gradients)
         return directions
 
@@ -78,17 +79,12 @@ class WeightGroup:
         """Update the weights, and the rest of the state."""
         self.step += 1.0
         if self.fused is not None:
-            self.counter.fill_(self.step)
+            if STEP in self.state:
+                self.counter.fill_(self.step)
             self.fused.run(self.weights, same_layout(directions, self.strides))
-            return
-        operands = self._operands
-        operands.weights = self._wide_weights()
-        operands.n = self.all_numbers(self.step)
-        self.rule.update(operands, directions)
-        if not self._is_wide:
-            write(self.weights, operands.weights)
-            operands.weights = self._wide_weights()
-        self.rule.prepare_next(operands)
+        else:
+            self._operands.n = self.all_numbers(self.step)
+            self.rule.update(self._operands, directions)
 
     def all_numbers(self, step: float) -> dict[str, float]:
         """Give all numbers that the formulas of the rule take.
@@ -103,18 +99,23 @@ class WeightGroup:
         for tensor in self.state.get(STEP, ()):
             tensor.fill_(self.step)
 
-    def _wide_weights(self) -> list[Tensor]:
-        return self.weights if self._is_wide else widened(self.weights)
 
+class _Widened(Dict[str, List[Tensor]]):
+    """Lists of tensors: read in float32, written in the type of each tensor."""
 
-class _WidenedState(Dict[str, List[Tensor]]):
-    """State tensors: read in float32, written in their own type."""
+    def __init__(self, tensors: Mapping[str, list[Tensor]]) -> None:
+        super().__init__(tensors)
+        self._wide = {slot for slot, of in tensors.items() if _are_wide(of)}
 
     def __getitem__(self, slot: str) -> list[Tensor]:
-        return widened(super().__getitem__(slot))
+        tensors = super().__getitem__(slot)
+        return tensors if slot in self._wide else widened(tensors)
 
     def __setitem__(self, slot: str, values: Sequence[Tensor]) -> None:
-        write(super().__getitem__(slot), values)
+        for tensor, value in zip(super().__getitem__(slot), values):
+            if tensor is not value:  # else it was computed in place
+                is_half = tensor.dtype == torch.float16
+                tensor.copy_(to_half(value) if is_half else value)
 
 
 def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -122,9 +123,5 @@ def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t if t.dtype is torch.float32 else t.float() for t in tensors]
 
 
-def write(stored: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Write float32 values into tensors of any type, unless computed in place."""
-    for tensor, value in zip(stored, values):
-        if tensor is not value:
-            is_half = tensor.dtype == torch.float16
-            tensor.copy_(to_half(value) if is_half else value)
+def _are_wide(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.dtype is torch.float32 for tensor in tensors)
