@@ -196,3 +196,6 @@ class IPUModel:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         IPUModel.__init__(self, state["module"], state["config"])
         copying.restore(self, state)
+
+    # help() lists methods in the order of these names, and the others after them.
+    _fields = tuple(name for name in vars() if not name.startswith("_"))

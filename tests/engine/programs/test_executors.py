@@ -68,7 +68,7 @@ def test_training_and_validation_take_turns_if_ipus_are_scarce(scarce, ipus):
         scarce(ipus)  # a program needs 2
     model = make_model()
     assert fit(model, X, Y, 3, validation_data=(X[:40], Y[:40])).history == expected
-    assert model.evaluate(X[:40], Y[:40], verbose=0) == {
+    assert model.evaluate(X[:40], Y[:40], batch_size=32, verbose=0) == {
         "accuracy": expected["val_accuracy"][-1],
         "loss": expected["val_loss"][-1],
     }
