@@ -99,7 +99,7 @@ def compile(
         },
     )
     self.config = config
-    self._executors.compile_anew()
+    self._executors.drop_incomplete()
 
 
 def _with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:

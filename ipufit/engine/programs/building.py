@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program of the user's module is built."""
+"""Builds programs: wraps the user's module for PopTorch and has it compiled."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from dataclasses import dataclass, field
-from typing import Any, Callable, ContextManager, List, TypeVar
+from typing import Any, Callable, List, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,21 +15,17 @@ from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure
 from ipufit.engine.baked_in.values import (
     BakedInValues,
+    Roots,
     changed_numbers_warned,
     roots_of,
 )
 from ipufit.engine.objective.objective import Objective
 from ipufit.engine.traced.refusals import refuse_tied_buffers, require_trained_weights
 from ipufit.engine.traced.stages import stage_blocks
-from ipufit.engine.traced.step import InferenceStep, TrainingStep
+from ipufit.engine.traced.step import InferenceStep, Step, TrainingStep
 from ipufit.engine.weights.counters import Counters
 from ipufit.engine.weights.fingerprint import fingerprint
-from ipufit.engine.weights.host_values import (
-    HostValue,
-    MovedOnDeviceError,
-    host_tensors,
-    host_values_of,
-)
+from ipufit.engine.weights.host_values import HostValue, host_tensors, host_values_of
 from ipufit.engine.weights.modes import TrainedParts, mode
 from ipufit.engine.weights.wide import check_values
 from ipufit.engine.weights.wrapping import (
@@ -44,39 +40,25 @@ from .optimizer_link import give_states
 from .programs import Program, TrainingProgram
 
 Compile = Callable[[Any, List[Tensor]], None]
-"""Compiles an executor for the data at hand, and the host's values."""
+"""Has PopTorch compile an executor, for the tensors at hand and the host's values."""
 
-BuildT = TypeVar("BuildT", bound=Callable[..., Any])
-
-
-def _retried(build: BuildT) -> BuildT:
-    """Have a program built once more if its trace has shown that buffers move."""
-
-    @functools.wraps(build)
-    def built(builder: Builder, *arguments: Any, **settings: Any) -> Any:
-        while True:
-            try:
-                return build(builder, *arguments, **settings)
-            except MovedOnDeviceError as error:
-                builder._moved.extend(error.moved)
-
-    return built  # type: ignore[return-value]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Wraps a module for PopTorch, has it compiled, and leaves it as it was.
+    """Builds programs of a module, and leaves the module as it was.
 
     Attributes:
-        module: The user's.
-        config: Its layout on IPUs.
+        module: The user's module.
+        config: Has its stages and precision.
+        moved: 0-d buffers that `forward` changes, as far as traces have shown.
     """
 
     module: torch.nn.Module
     config: IPUConfig
-    _moved: list[HostValue] = field(default_factory=list, init=False)
+    moved: list[HostValue] = field(default_factory=list, init=False)
 
-    @_retried
     def training(
         self,
         structure: SampleStructure,
@@ -86,46 +68,38 @@ class Builder:
         num_micro_batches: int,
         compile_it: Compile,
     ) -> TrainingProgram:
-        """A program that trains.
+        """Build a program that trains.
 
         Args:
-            structure: How the tensors of a batch nest.
-            objective: What is minimised, and what is measured.
-            optimizer: Of `poptorch.optim`.
-            options: PopTorch's.
-            num_micro_batches: In a call, over all replicas.
+            structure: Nesting of a batch.
+            objective: Losses and metrics.
+            optimizer: An optimiser of `poptorch.optim`.
+            options: Options of PopTorch.
+            num_micro_batches: Micro-batches of a call, over all replicas.
             compile_it: Compiles the executor.
+
+        Raises:
+            MovedOnDeviceError: The trace has shown that buffers move.
         """
-        modules = [self.module, *objective.modules]
-        values = host_values_of(modules, self._moved)
+        values = host_values_of([self.module, *objective.modules], self.moved)
         step = TrainingStep(self.module, self.config, structure, values, objective)
         give_states(optimizer, step)
         require_trained_weights(step)
-        refuse_tied_buffers(step)
         # A state brings the values of its time to the device.
         has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
         sent = () if has_state else hyper_parameters(optimizer)
-        check_values(step)
-        weights = weights_of(step)
-        make_plain(weights)
-        remember_classes(weights)
-        given = host_tensors(values, num_micro_batches)
         roots = roots_of(self.module, objective)
-        in_mode = mode(step, training=True, root=self.module)
-        try:
-            # PopTorch traces in the grad mode that it finds.
-            with changed_numbers_warned(
-                roots
-            ), in_mode, self._stages(), torch.enable_grad():
+
+        def trace() -> tuple[poptorch.PoplarExecutor, Wrappers]:
+            with torch.enable_grad():  # PopTorch traces in the grad mode that it finds
                 executor = poptorch.trainingModel(
                     step, options=options, optimizer=optimizer
                 )
-                compile_it(executor, given)
-            wrappers = Wrappers(step.weights)
-        finally:
-            # If it failed, too: `destroy()` does nothing before the first compilation,
-            # so PopTorch would refuse to wrap them again once the fault is mended.
-            make_plain(weights)
+                compile_it(executor, host_tensors(values, num_micro_batches))
+            return executor, Wrappers(step.weights)
+
+        executor, wrappers = self._traced(step, roots, trace, training=True)
+        per_call = options.device_iterations * options.Training.gradient_accumulation
         return TrainingProgram(
             executor,
             step,
@@ -136,15 +110,10 @@ class Builder:
             optimizer,
             executor.rng_state,
             sent,
-            Counters(
-                step,
-                step.findings.increments,
-                options.device_iterations * options.Training.gradient_accumulation,
-            ),
+            Counters(step, step.findings.increments, per_call),
             TrainedParts(self.module),
         )
 
-    @_retried
     def inference(
         self,
         structure: SampleStructure,
@@ -154,32 +123,30 @@ class Builder:
         *,
         owns_loss: bool,
     ) -> Program:
-        """A program that looks.
+        """Build a program that computes outputs.
 
         Args:
-            structure: How the tensors of a batch nest.
-            options: PopTorch's.
-            num_micro_batches: In a call, over all replicas.
+            structure: Nesting of a batch.
+            options: Options of PopTorch.
+            num_micro_batches: Micro-batches of a call, over all replicas.
             compile_it: Compiles the executor.
             owns_loss: Whether the module returns its own loss.
+
+        Raises:
+            MovedOnDeviceError: The trace has shown that buffers move.
         """
-        values = host_values_of([self.module], self._moved)
+        values = host_values_of([self.module], self.moved)
         step = InferenceStep(
             self.module, self.config, structure, values, owns_loss=owns_loss
         )
-        check_values(step)
-        refuse_tied_buffers(step)
-        weights = weights_of(step)
-        remember_classes(weights)
-        given = host_tensors(values, num_micro_batches)
         roots = roots_of(self.module)
-        in_mode = mode(step, training=False)
-        try:
-            with changed_numbers_warned(roots), in_mode, self._stages():
-                executor = poptorch.inferenceModel(step, options=options)
-                compile_it(executor, given)
-        finally:
-            make_plain(weights)  # PopTorch may have brought a class back
+
+        def trace() -> poptorch.PoplarExecutor:
+            executor = poptorch.inferenceModel(step, options=options)
+            compile_it(executor, host_tensors(values, num_micro_batches))
+            return executor
+
+        executor = self._traced(step, roots, trace, training=False)
         return Program(
             executor,
             step,
@@ -188,5 +155,20 @@ class Builder:
             fingerprint(step.weights) if executor.isAttachedToDevice() else None,
         )
 
-    def _stages(self) -> ContextManager[None]:
-        return stage_blocks(self.module, self.config.stages)
+    def _traced(
+        self, step: Step, roots: Roots, trace: Callable[[], T], *, training: bool
+    ) -> T:
+        """Have PopTorch trace a step, in the right mode and with blocks for stages."""
+        check_values(step)
+        refuse_tied_buffers(step)
+        weights = weights_of(step)
+        make_plain(weights)
+        remember_classes(weights)
+        with contextlib.ExitStack() as stack:
+            # PopTorch may give weights classes of its own even if it fails, and
+            # refuses to wrap them again: `destroy()` does nothing so early.
+            stack.callback(make_plain, weights)
+            stack.enter_context(changed_numbers_warned(roots))
+            stack.enter_context(mode(step, training=training, root=self.module))
+            stack.enter_context(stage_blocks(self.module, self.config.stages))
+            return trace()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of the user's module: the newest ones, or those that a device is past."""
+"""The weights of the user's module: whether they or those of a program are newer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HostWeights:
         return program is self._ahead
 
     def begin_call(self, program: TrainingProgram) -> None:
-        """A program is about to train.
+        """Make weights plain before a program trains.
 
         Args:
             program: The one that is ahead, if there is one.
@@ -38,22 +38,33 @@ class HostWeights:
             self._exact.remember(program.weights)
 
     def end_call(self, program: TrainingProgram) -> None:
-        """A program has trained, so that it is ahead.
+        """Note that a program has trained, so that it is ahead.
 
         Args:
-            program: The one that `begin_call` was told of.
+            program: The one that was given to `begin_call`.
         """
         if self._ahead is None:
             program.wrappers.put_on(self.bring)
-        self._ahead, program.held, program.is_due = program, None, False
+        self._ahead, program.on_device, program.must_compare = program, None, False
 
     def bring(self) -> None:
-        """Have the newest weights on the host; the classes of weights stay."""
+        """Bring the newest weights to the host; the classes of weights stay."""
         program = self._ahead
         if program is not None:
             with self.shown():
-                program.held, program.is_due = fingerprint(program.weights), True
+                program.on_device = fingerprint(program.weights)
+                program.must_compare = True
             self._ahead = None
+
+    def bring_for_good(self, program: TrainingProgram | None) -> None:
+        """Bring the newest weights, and make them plain.
+
+        Args:
+            program: The one whose classes weights may have; None if there is none.
+        """
+        self.bring()
+        if program is not None:
+            program.wrappers.take_off()
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -73,5 +84,5 @@ class HostWeights:
             self._ahead = program
 
     def be_newest(self) -> None:
-        """Have what is on the host count, whatever a program has learnt."""
+        """Let the host's weights count, whatever a program has learnt."""
         self._ahead = None

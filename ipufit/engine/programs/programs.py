@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs, and how many of them a model keeps."""
+"""Compiled programs, and those that a model keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ipufit.engine.weights.wrapping import Wrappers
 from .call_errors import refuse_index
 
 KEPT_PROGRAMS = 4
-"""How many programs of a kind a model keeps: those that were used last."""
+"""Programs of a kind that a model keeps: those that were used last."""
 
 
 @dataclass(eq=False)
@@ -29,12 +29,12 @@ class Program:
     """A compiled program of the user's module.
 
     Attributes:
-        executor: PopTorch's.
-        step: What was traced.
-        num_micro_batches: In a call, over all replicas.
-        baked_in: The values that its code has computed with.
-        held: The weights that its device has; None if that isn't known.
-        is_due: Whether the device's weights have to be compared with the host's
+        executor: PopTorch's executor.
+        step: The module that was traced.
+        num_micro_batches: Micro-batches of a call, over all replicas.
+        baked_in: Values that its code has computed with.
+        on_device: Fingerprint of the weights that the device has; None if unknown.
+        must_compare: Whether the device's weights have to be compared with the host's
             before the next call.
     """
 
@@ -42,12 +42,12 @@ class Program:
     step: Step
     num_micro_batches: int
     baked_in: BakedInValues
-    held: Fingerprint | None
-    is_due: bool = field(default=True, init=False)
+    on_device: Fingerprint | None
+    must_compare: bool = field(default=True, init=False)
 
     @property
     def findings(self) -> Findings:
-        """What its trace has found out."""
+        """Everything that its trace has found out."""
         return self.step.findings
 
     @property
@@ -56,13 +56,13 @@ class Program:
         return self.step.weights
 
     def run(self, batch: list[Tensor]) -> Any:
-        """What one call returns.
+        """Make one call, and give all that the program returns.
 
         Args:
-            batch: Its tensors; the host's values are added.
+            batch: Tensors of the batch; the host's values are added.
 
         Raises:
-            DataError: An index among them doesn't exist.
+            DataError: The batch has an index that doesn't exist.
         """
         values = host_tensors(self.step.host_values, self.num_micro_batches)
         try:
@@ -77,14 +77,15 @@ class TrainingProgram(Program):
     """A compiled program that updates the weights.
 
     Attributes:
-        wrappers: The classes that PopTorch has given to the weights.
+        wrappers: Classes that PopTorch has given to the weights.
         optimizer: The one whose values and state the device has, or gets when it is
             attached.
-        random_state: The device's when it was compiled; None if it has no seed.
-        sent: The values of the optimiser that were sent last; empty if the device may
-            have others.
-        counters: What the host counts for it.
-        trained_parts: What it trains.
+        random_state: State of the device's generator when the program was compiled;
+            None if it has no seed.
+        sent: Values of the optimiser that were sent last; empty if the device may have
+            others.
+        counters: Buffers that the host counts up.
+        trained_parts: Parts of the module that it trains.
     """
 
     wrappers: Wrappers
@@ -99,29 +100,29 @@ ProgramT = TypeVar("ProgramT", bound=Program)
 
 
 class KeptPrograms(Generic[ProgramT]):
-    """Programs by what they were compiled for; the one used last comes last."""
+    """Programs by all that they were built for; the one used last comes last."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Any, ProgramT]] = []
 
     def __iter__(self) -> Iterator[ProgramT]:
-        """The programs, the one that was used longest ago first."""
+        """The programs, beginning with the one that was used longest ago."""
         return iter([program for _, program in self._kept])
 
     def get(self, key: object) -> ProgramT | None:
-        """The program that was compiled for `key`, if there is one.
+        """Find the program of a key, which counts as used now.
 
-        It counts as used now. One whose code would compute with other values now
-        isn't found, and is destroyed.
+        A program is destroyed, and not found, if its code would compute with other
+        values now.
         """
-        for index, (own_key, program) in enumerate(self._kept):
-            if own_key == key:
-                del self._kept[index]
-                if program.baked_in.changed() is not None:
-                    program.executor.destroy()
+        for entry in self._kept:
+            if entry[0] == key:
+                self._kept.remove(entry)
+                if entry[1].baked_in.changed() is not None:
+                    entry[1].executor.destroy()
                     return None
-                self._kept.append((key, program))
-                return program
+                self._kept.append(entry)
+                return entry[1]
         return None
 
     def make_room(self) -> None:
@@ -130,11 +131,11 @@ class KeptPrograms(Generic[ProgramT]):
             self._kept.pop(0)[1].executor.destroy()
 
     def add(self, key: object, program: ProgramT) -> None:
-        """Keep a program, by what it was compiled for."""
+        """Keep a program."""
         self._kept.append((key, program))
 
-    def drop_unsure(self) -> None:
-        """Destroy programs that may compute with values which nobody looks at."""
+    def drop_incomplete(self) -> None:
+        """Destroy programs that may have baked in values which nobody compares."""
         for entry in [e for e in self._kept if not e[1].baked_in.is_complete]:
             self._kept.remove(entry)
             entry[1].executor.destroy()
