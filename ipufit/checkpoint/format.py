@@ -11,14 +11,14 @@ import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, TypeVar
+from typing import Any, Iterable, Mapping
 
 from torch import Tensor
 
 from ipufit.errors import CheckpointError, UnsupportedError
 from ipufit.types import PathLike
 
-from . import directory, manifest
+from . import directory
 from .atomic import (
     CHUNK_BYTES,
     Part,
@@ -29,23 +29,21 @@ from .atomic import (
 )
 from .directory import GROUP, MANIFEST, STATE, SUFFIX
 from .json_values import dump_json, load_json
-from .manifest import Manifest, Record
-from .reading import Member, blaming, opened_member, read_standing
+from .manifest import Manifest, Record, dump_manifest
+from .reading import Member, opened_checkpoint, read_standing
 from .tensors import check_tensors, read_tensors, tensor_parts
-
-T = TypeVar("T")
 
 MAX_STATE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a checkpoint holds.
+    """The tensors and the state that a checkpoint holds.
 
     Args:
         tensors: Groups of tensors by name: "model" becomes `model.safetensors`.
         state: Nested dicts with str keys, lists, str, int, float, bool and None.
-        path: Where it was read from; None if it wasn't.
+        path: Directory that it was read from; None if it wasn't read.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -56,20 +54,21 @@ class Checkpoint:
 def write_checkpoint(
     path: PathLike, checkpoint: Checkpoint, *, record: Record | None = None
 ) -> None:
-    """Write a checkpoint, or leave what is there whole.
+    """Write a checkpoint, or leave the old one whole.
 
-    Whenever the process is killed, the path has the old checkpoint or the new one (or
-    none, if there was none). Only one process may write to a path at a time.
+    If the process is killed at any moment, the path has the old checkpoint or the new
+    one (or none, if there was none). Only one process may write to a path at a time.
 
     Args:
         path: A directory; its parents are made. A checkpoint there is replaced.
-        checkpoint: What to write. Tensors are read while this runs, and not kept.
-        record: What a `CheckpointStore` orders it by.
+        checkpoint: The checkpoint. Its tensors are read while this runs, and not kept.
+        record: Sequence number, epoch and figure, by which a `CheckpointStore` orders
+            checkpoints.
 
     Raises:
-        UnsupportedError: Something in it can't be written; nothing was.
-        CheckpointError: The file system refuses, `errno` says why (the disk is full,
-            for one); or the path holds something else.
+        UnsupportedError: A value or tensor can't be written; no file was.
+        CheckpointError: The file system refuses, and `errno` says why (the disk may be
+            full); or the path holds something else.
 
     Example:
         >>> import tempfile, torch
@@ -99,39 +98,36 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: PathLike) -> Checkpoint:
-    """Read a checkpoint, if every byte of it is what was written.
+    """Read a checkpoint, if every byte is as it was written.
 
     Args:
-        path: Its directory.
+        path: The checkpoint's directory.
 
     Returns:
-        The tensors, on the host, and the state. Shapes and dtypes are the file's: they
-        may be others than your model's.
+        The tensors, on the host, and the state. Their shapes and dtypes are those of
+        the file, which may differ from your model's.
 
     Raises:
-        MissingCheckpointError: There is none.
+        MissingCheckpointError: There is no checkpoint.
         DamagedCheckpointError: A file is missing, cut, changed or malformed.
-        CheckpointError: A newer ipufit wrote it, or it can't be read.
+        CheckpointError: A newer ipufit wrote it, or a file can't be read.
     """
     return read_standing(path, _checkpoint)
 
 
-load_checkpoint = read_checkpoint  # as users know it
+load_checkpoint = read_checkpoint  # the public name
 
 
 def verify_checkpoint(path: PathLike) -> Manifest:
     """Compare every file of a checkpoint with the manifest, without loading any.
 
     Args:
-        path: Its directory.
-
-    Returns:
-        What the manifest says.
+        path: The checkpoint's directory.
 
     Raises:
-        MissingCheckpointError: There is none.
+        MissingCheckpointError: There is no checkpoint.
         DamagedCheckpointError: A file is missing, cut or changed.
-        CheckpointError: A newer ipufit wrote it, or it can't be read.
+        CheckpointError: A newer ipufit wrote it, or a file can't be read.
     """
     return read_standing(path, _verified)
 
@@ -139,24 +135,21 @@ def verify_checkpoint(path: PathLike) -> Manifest:
 def read_manifest(path: PathLike) -> Manifest:
     """Read the manifest, and compare the sizes of the files with it.
 
-    This is fast, and finds what is missing or cut, not what was changed.
+    This is fast. It finds files that are missing or cut, not those that were changed.
 
     Args:
         path: The checkpoint's directory.
 
-    Returns:
-        What the manifest says.
-
     Raises:
-        MissingCheckpointError: There is none.
+        MissingCheckpointError: There is no checkpoint.
         DamagedCheckpointError: The manifest is damaged, or a file missing or cut.
-        CheckpointError: A newer ipufit wrote it, or it can't be read.
+        CheckpointError: A newer ipufit wrote it, or a file can't be read.
     """
     return read_standing(path, _listed)
 
 
 def _contents(checkpoint: Checkpoint) -> dict[str, Iterable[Part]]:
-    """The files to write, but for the manifest, or an error before any is."""
+    """The contents of all files but the manifest, checked before any is written."""
     state = dump_json(checkpoint.state, name="state")
     if not isinstance(checkpoint.state, dict) or len(state) > MAX_STATE_BYTES:
         raise UnsupportedError(
@@ -181,7 +174,7 @@ def _fill(
 ) -> None:
     os.mkdir(beside)
     files = {name: write_file(beside / name, parts) for name, parts in contents.items()}
-    write_file(beside / MANIFEST, [manifest.dump_manifest(files, record)])
+    write_file(beside / MANIFEST, [dump_manifest(files, record)])
     sync_directory(beside)
 
 
@@ -198,70 +191,29 @@ def _unwritten(target: Path, cause: OSError) -> CheckpointError:
     return error
 
 
-def _checkpoint(place: Path, folder: int) -> Checkpoint:
+def _checkpoint(path: Path, folder: int) -> Checkpoint:
     tensors: dict[str, dict[str, Tensor]] = {}
-    with _opened(place, folder) as (listed, members):
-        state = _read(place, members, listed, STATE, _load_state)
-        for name in listed.files:
+    with opened_checkpoint(path, folder) as opened:
+        state = opened.load(STATE, _load_state)
+        for name in opened.manifest.files:
             group = directory.group_of(name)
             if group is not None:
-                tensors[group] = _read(place, members, listed, name, _load_tensors)
-    return Checkpoint(tensors, state, place)
+                tensors[group] = opened.load(
+                    name, lambda file: read_tensors(file, file.size)
+                )
+    return Checkpoint(tensors, state, path)
 
 
-def _verified(place: Path, folder: int) -> Manifest:
-    with _opened(place, folder) as (listed, members):
-        for name in listed.files:
-            _read(place, members, listed, name, _skim)
-    return listed
+def _verified(path: Path, folder: int) -> Manifest:
+    with opened_checkpoint(path, folder) as opened:
+        for name in opened.manifest.files:
+            opened.load(name, _skim)
+        return opened.manifest
 
 
-def _listed(place: Path, folder: int) -> Manifest:
-    with _opened(place, folder) as (listed, _):
-        return listed
-
-
-@contextlib.contextmanager
-def _opened(place: Path, folder: int) -> Iterator[tuple[Manifest, dict[str, Member]]]:
-    """The manifest, and the files it lists, with the sizes it gives.
-
-    All are opened before any is read: a writer that replaces the checkpoint meanwhile
-    takes only their names away.
-    """
-    listed = _manifest(place, folder)
-    with contextlib.ExitStack() as stack:
-        members = {}
-        for name, expected in listed.files.items():
-            with blaming(place, name):
-                members[name] = stack.enter_context(opened_member(folder, name))
-                _check_size(members[name], expected.size)
-        yield listed, members
-
-
-def _manifest(place: Path, folder: int) -> Manifest:
-    with blaming(place, MANIFEST), opened_member(folder, MANIFEST) as member:
-        if member.size > manifest.MAX_BYTES:
-            raise ValueError(f"it has {member.size} bytes, too many")
-        return manifest.load_manifest(member.read(member.size))
-
-
-def _read(
-    place: Path,
-    members: Mapping[str, Member],
-    listed: Manifest,
-    name: str,
-    load: Callable[[Member], T],
-) -> T:
-    """Load a file, and give it back only if it is what was written."""
-    with blaming(place, name):
-        loaded = load(members[name])
-        members[name].check(listed.files[name])
-        return loaded
-
-
-def _check_size(member: Member, size: int) -> None:
-    if member.size != size:
-        raise ValueError(f"it has {member.size} bytes, and had {size}")
+def _listed(path: Path, folder: int) -> Manifest:
+    with opened_checkpoint(path, folder) as opened:
+        return opened.manifest
 
 
 def _load_state(member: Member) -> dict[str, Any]:
@@ -273,11 +225,8 @@ def _load_state(member: Member) -> dict[str, Any]:
     return state
 
 
-def _load_tensors(member: Member) -> dict[str, Tensor]:
-    return read_tensors(member, member.size)
-
-
 def _skim(member: Member) -> None:
+    """Read a file for its checksum alone."""
     buffer = memoryview(bytearray(min(member.size, CHUNK_BYTES)))
     rest = member.size
     while rest:

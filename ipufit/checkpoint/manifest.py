@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of a checkpoint's files, with their sizes and checksums.
 
-It vouches for itself too: `manifest_sha256` is the checksum of the manifest's own bytes
-with zeros for its 64 digits.
+The manifest has a checksum of its own, too: `manifest_sha256` is that of the manifest's
+bytes with 64 zeros in the place of its digits.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Record:
-    """What a store remembers of a checkpoint, and orders it by.
+    """The numbers by which a store orders its checkpoints.
 
     Args:
-        sequence: Counts the checkpoints of a store, in the order they were written.
-        epoch: Complete epochs, or whatever the writer counts.
-        update: Weight updates.
-        metric: The figure that the best one is chosen by.
+        sequence: Number of the checkpoint in its store, in the order of writing.
+        epoch: Number of complete epochs.
+        update: Number of weight updates.
+        metric: The figure that the best checkpoint is chosen by; None without one.
     """
 
     sequence: int
@@ -49,11 +49,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says.
+    """The content of `manifest.json`.
 
     Args:
         files: Size and SHA-256 by name.
-        record: What the store wrote down, if a store wrote it.
+        record: The store's numbers; None if no store wrote the checkpoint.
         ipufit: The version of ipufit that wrote it.
         torch: The version of torch that wrote it.
     """
@@ -69,7 +69,7 @@ def dump_manifest(files: Mapping[str, Written], record: Record | None) -> bytes:
 
     Args:
         files: Size and SHA-256 by name.
-        record: What a store orders it by.
+        record: The store's numbers; None if no store writes the checkpoint.
 
     Returns:
         The bytes of `manifest.json`.
@@ -97,12 +97,9 @@ def load_manifest(data: bytes) -> Manifest:
     Args:
         data: The bytes of `manifest.json`.
 
-    Returns:
-        What it says.
-
     Raises:
-        ValueError: It isn't what a writer wrote; says why.
-        CheckpointError: A newer version wrote it.
+        ValueError: The manifest is damaged or malformed; the text says how.
+        CheckpointError: A newer version of ipufit wrote it.
     """
     given = load_json(data)
     if not isinstance(given, dict) or given.get("format") != FORMAT:

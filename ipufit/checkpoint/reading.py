@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of one directory, opened without leaving it and hashed as they are read."""
+"""Reads the files of one checkpoint without leaving its directory, and hashes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import Callable, Iterator, TypeVar
+from typing import Callable, Iterator, NamedTuple, TypeVar
 
 from ipufit.errors import (
     CheckpointError,
@@ -19,24 +19,25 @@ from ipufit.errors import (
 from ipufit.types import PathLike
 
 from .atomic import CHUNK_BYTES, Written
-from .directory import is_standing, standing
+from .directory import MANIFEST, is_standing, standing
+from .manifest import MAX_BYTES, Manifest, load_manifest
 
 T = TypeVar("T")
 
 MAX_READS = 100
-"""Each further one means that a writer has put another checkpoint there meanwhile."""
+"""How often to read anew, after a writer has replaced the checkpoint meanwhile."""
 
-# What the system says of a file that is missing, another thing, or on a broken disk.
+# Errors of a file that is missing, no regular file, or on a broken disk.
 _DAMAGES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _DAMAGES |= {errno.EIO}
 
 
 class Member:
-    """A file that is read once, from its start.
+    """A file of a checkpoint, which is read once from its start.
 
     Args:
-        descriptor: An open file.
-        size: How many bytes it has.
+        descriptor: Descriptor of the open file.
+        size: Size of the file in bytes.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -45,10 +46,10 @@ class Member:
         self._digest = hashlib.sha256()
 
     def read(self, count: int) -> bytes:
-        """The next bytes, all of them.
+        """Read the next `count` bytes.
 
         Raises:
-            ValueError: There are fewer.
+            ValueError: The file has fewer.
         """
         data = bytearray(count)
         self.read_into(memoryview(data))
@@ -58,7 +59,7 @@ class Member:
         """Fill a view with the next bytes.
 
         Raises:
-            ValueError: There are fewer.
+            ValueError: The file has fewer.
         """
         while view:
             count = self._file.readinto(view[:CHUNK_BYTES])
@@ -68,10 +69,10 @@ class Member:
             view = view[count:]
 
     def check(self, expected: Written) -> None:
-        """Compare with what the manifest says, once everything was read.
+        """Compare the checksum with the manifest's, once everything was read.
 
         Raises:
-            ValueError: It is another.
+            ValueError: The file is longer, or its checksum differs.
         """
         if self._file.read(1):
             raise ValueError("it goes on after its end")
@@ -80,34 +81,31 @@ class Member:
 
 
 def read_standing(path: PathLike, read: Callable[[Path, int], T]) -> T:
-    """Read the checkpoint that has a name now, while others may be written to it.
+    """Read the checkpoint at a path, while another process may be writing there.
 
-    A writer deletes what it has replaced. So an error counts only if the checkpoint
-    that was read is still the one of that name; otherwise the new one is read.
+    A writer deletes the checkpoint that it has replaced. So an error counts only if the
+    checkpoint that was read is still at the path; otherwise the new one is read.
 
     Args:
-        path: The directory of the checkpoint.
-        read: Reads from a directory, which it gets with its descriptor.
-
-    Returns:
-        What `read` returned.
+        path: The checkpoint's directory.
+        read: Reads a checkpoint. It gets the directory's path and descriptor.
 
     Raises:
-        MissingCheckpointError: Nothing has the name.
-        CheckpointError: What `read` has raised; or a writer is always faster.
+        MissingCheckpointError: There is no checkpoint at the path.
+        CheckpointError: `read` has raised it; or a writer is always faster.
     """
     target = Path(os.path.realpath(path))
     for _ in range(MAX_READS):
-        place = standing(target)
-        if place is None:
+        found = standing(target)
+        if found is None:
             raise MissingCheckpointError(
                 f"There is no checkpoint at {str(target)!r}. Check the path."
             )
-        with _opened_directory(place) as folder:
+        with _opened_directory(found) as folder:
             if folder is None:
                 continue
             try:
-                return read(place, folder)
+                return read(found, folder)
             except CheckpointError:
                 if is_standing(target, folder):
                     raise
@@ -122,14 +120,11 @@ def read_standing(path: PathLike, read: Callable[[Path, int], T]) -> T:
 def _opened_directory(path: Path) -> Iterator[int | None]:
     """Open a directory, so that its files are found even if it is renamed.
 
-    Args:
-        path: The directory.
-
     Yields:
-        Its descriptor; None if nothing has the name any more.
+        Its descriptor; None if the directory has gone.
 
     Raises:
-        CheckpointError: It can't be opened.
+        CheckpointError: The directory can't be opened.
     """
     descriptor = None
     with blaming(path, "its directory"), contextlib.suppress(FileNotFoundError):
@@ -149,14 +144,11 @@ def opened_member(directory: int, name: str) -> Iterator[Member]:
         directory: Descriptor of the directory.
         name: Name of the file.
 
-    Yields:
-        The file.
-
     Raises:
         ValueError: It is no regular file.
-        OSError: It can't be opened.
+        OSError: The file can't be opened.
     """
-    # not blocking, as a pipe would wait for a writer
+    # Without O_NONBLOCK opening a pipe would wait for a writer.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(name, flags, dir_fd=directory)
     try:
@@ -168,17 +160,77 @@ def opened_member(directory: int, name: str) -> Iterator[Member]:
         os.close(descriptor)
 
 
+class OpenedCheckpoint(NamedTuple):
+    """A checkpoint whose manifest was read and whose files are open.
+
+    Attributes:
+        path: The checkpoint's directory.
+        manifest: Sizes and checksums of the files.
+        members: The open files by name.
+    """
+
+    path: Path
+    manifest: Manifest
+    members: dict[str, Member]
+
+    def load(self, name: str, load: Callable[[Member], T]) -> T:
+        """Load a file, and return its content only if it is what was written.
+
+        Args:
+            name: Name of the file.
+            load: Reads the file to its end.
+
+        Raises:
+            CheckpointError: The file is damaged or can't be read.
+        """
+        with blaming(self.path, name):
+            loaded = load(self.members[name])
+            self.members[name].check(self.manifest.files[name])
+            return loaded
+
+
 @contextlib.contextmanager
-def blaming(path: Path, name: str) -> Iterator[None]:
-    """Say of which file of which checkpoint an error is.
+def opened_checkpoint(path: Path, folder: int) -> Iterator[OpenedCheckpoint]:
+    """Read the manifest and open the files it lists, which must have the right sizes.
+
+    All are opened before any is read: a writer that replaces the checkpoint meanwhile
+    takes only their names away.
 
     Args:
-        path: The checkpoint.
-        name: The file.
+        path: The checkpoint's directory.
+        folder: Descriptor of the directory.
 
     Raises:
-        DamagedCheckpointError: Instead of any ValueError, and of an OSError that the
-            file itself is the reason of.
+        CheckpointError: A file is damaged or can't be read.
+    """
+    with blaming(path, MANIFEST), opened_member(folder, MANIFEST) as file:
+        if file.size > MAX_BYTES:
+            raise ValueError(f"it has {file.size} bytes, too many")
+        manifest = load_manifest(file.read(file.size))
+    members = {}
+    with contextlib.ExitStack() as stack:
+        for name, expected in manifest.files.items():
+            with blaming(path, name):
+                member = stack.enter_context(opened_member(folder, name))
+                if member.size != expected.size:
+                    raise ValueError(
+                        f"it has {member.size} bytes, and had {expected.size}"
+                    )
+                members[name] = member
+        yield OpenedCheckpoint(path, manifest, members)
+
+
+@contextlib.contextmanager
+def blaming(path: Path, name: str) -> Iterator[None]:
+    """Raise errors with the names of the checkpoint and the file they are about.
+
+    Args:
+        path: The checkpoint's directory.
+        name: Name of the file.
+
+    Raises:
+        DamagedCheckpointError: Instead of any ValueError, and of an OSError whose cause
+            is the file itself.
         CheckpointError: Instead of any other OSError.
     """
     try:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as safetensors files, written and read without a copy in between.
+"""Writes and reads tensors as safetensors files, without a copy in between.
 
 The format is that of https://github.com/huggingface/safetensors#format: eight bytes
 with the length of a JSON header, the header, the values. The library's own functions
-copy every tensor to bytes first and map files into memory later; these stream, so that
-the checksum is of exactly what was written and what was read, and memory holds no
-second copy.
+copy every tensor to bytes first, and map files into memory. These here stream the
+values: memory holds no second copy, and the checksum is that of exactly the bytes that
+were written or read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 MAX_DIMS = 64
 TIED_KEY = "ipufit.tied"
 
-_DTYPES = {  # safetensors' name -> torch's; a torch that lacks one can't use it
+_DTYPES = {  # name in safetensors -> name in torch; older versions lack some
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -54,11 +54,11 @@ _NAMES = {
 }
 
 
-class Source(Protocol):
+class ByteReader(Protocol):
     """A file that is read once, from its start."""
 
     def read(self, count: int) -> bytes:
-        """The next bytes, all of them."""
+        """Read the next `count` bytes."""
 
     def read_into(self, view: memoryview) -> None:
         """Fill a view with the next bytes."""
@@ -72,11 +72,11 @@ class _Entry(NamedTuple):
 
 
 def check_tensors(tensors: Mapping[str, Tensor], name: str) -> None:
-    """Raise for what a safetensors file can't hold.
+    """Refuse tensors that a safetensors file can't hold.
 
     Args:
         tensors: Tensors by name.
-        name: What error messages call them.
+        name: Name of the tensors in error messages.
 
     Raises:
         UnsupportedError: A name is no str, or a tensor is sparse, has no values or a
@@ -109,12 +109,12 @@ def _is_name(key: Any) -> bool:
 def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[Part]:
     """The bytes of a safetensors file, part by part.
 
-    Every name is there in full, tied ones too, so that plain torch can load them with
-    `load_state_dict(load_file(...))`. Which names shared memory is in the metadata.
+    Tied tensors are written under each of their names, so that plain torch can load
+    them with `load_state_dict(load_file(...))`. The metadata say which names are tied.
 
     Args:
-        tensors: Tensors by name that `check_tensors` let pass. They may be anywhere
-            and of any stride; one at a time is copied where it must be.
+        tensors: Tensors by name, which passed `check_tensors`. They may be on any
+            device and of any stride; if they must be copied, it is one at a time.
 
     Yields:
         The header, then the values of one tensor after the other.
@@ -143,7 +143,7 @@ def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[Part]:
 
 
 def tied_names(tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """Names of tensors that are one and the same memory.
+    """The names of tensors that share all of their memory, in groups.
 
     Example:
         >>> weight = torch.zeros(2)
@@ -153,15 +153,15 @@ def tied_names(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     groups: dict[tuple[Any, ...], list[str]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
-            place = (tensor.device, tensor.data_ptr())
+            memory = (tensor.device, tensor.data_ptr())
             lazy = (tensor.is_conj(), tensor.is_neg())
             form = (tensor.dtype, tensor.shape, tensor.stride(), lazy)
-            groups.setdefault((place, form), []).append(name)
+            groups.setdefault((memory, form), []).append(name)
     return [names for names in groups.values() if len(names) > 1]
 
 
 def copied_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors; those that are one and the same memory share a copy.
+    """Copies of tensors; tensors that share all of their memory share a copy.
 
     Example:
         >>> weight = torch.zeros(2)
@@ -177,27 +177,26 @@ def copied_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def read_tensors(source: Source, size: int) -> dict[str, Tensor]:
+def read_tensors(file: ByteReader, size: int) -> dict[str, Tensor]:
     """Read a safetensors file.
 
     Args:
-        source: The file.
-        size: How many bytes it has.
+        file: The file.
+        size: Size of the file in bytes.
 
     Returns:
-        Tensors by name, in the order of the header, in memory of their own; names that
-        were tied share theirs.
+        Tensors by name, in the order of the header. Tied names share one tensor.
 
     Raises:
-        ValueError: It breaks the format; says how.
-        CheckpointError: This torch lacks a dtype.
+        ValueError: The file breaks the format; the text says how.
+        CheckpointError: This version of torch lacks a dtype.
     """
-    entries, tied = _read_header(source, size)
+    entries, tied = _read_header(file, size)
     tensors: dict[str, Tensor] = {}
     for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         tensors[name] = torch.empty(entry.shape, dtype=entry.dtype)
         view = _bytes_of(tensors[name])
-        source.read_into(view)
+        file.read_into(view)
         if entry.dtype == torch.bool and len(view):
             _check_bools(name, tensors[name])
     for first, *others in tied:
@@ -207,15 +206,15 @@ def read_tensors(source: Source, size: int) -> dict[str, Tensor]:
     return {name: tensors[name] for name in entries}
 
 
-def _read_header(source: Source, size: int) -> tuple[dict[str, _Entry], list[Any]]:
+def _read_header(file: ByteReader, size: int) -> tuple[dict[str, _Entry], list[Any]]:
     if size < 8:
         raise ValueError(f"it has {size} bytes, too few for a safetensors file")
-    length = int.from_bytes(source.read(8), "little")
+    length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, MAX_HEADER_BYTES):
         raise ValueError(
             f"its header claims {length} bytes, and there are {size - 8} at most"
         )
-    header = parse_json(source.read(length))
+    header = parse_json(file.read(length))
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
     metadata = header.pop("__metadata__", {})
