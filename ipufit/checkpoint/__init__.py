@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a run leaves behind.
+"""Checkpoints and weights in files.
 
-Runs that leave none import none of this.
+A module is imported when one of its names is first used, so that runs without files
+import none.
 """
 
 from __future__ import annotations

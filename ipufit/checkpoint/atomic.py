@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and directories that are there whole or not at all.
+"""Writes files and directories so that they exist whole or not at all.
 
-What is written goes beside its target, is synced, and is renamed. A process killed in
-between leaves a hidden leftover, `.NAME.XXXXXXXX.KIND` with eight hexadecimal digits,
-which the next write of the same name removes.
+A file is written beside its target, synced, and renamed. A process that is killed in
+between leaves a hidden file, `.NAME.XXXXXXXX.KIND` with eight hexadecimal digits, which
+the next write of the same name removes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Iterable, NamedTuple, Union
 
 Part = Union[bytes, memoryview]
 
-CHUNK_BYTES = 16 * 2**20  # of one write: its checksum is taken while it is in the cache
+CHUNK_BYTES = 16 * 2**20
+"""Bytes that are written at a time, so that the checksum finds them in the cache."""
 
 
 class Written(NamedTuple):
-    """Size and SHA-256 of a file, as the manifest lists them."""
+    """Size in bytes and SHA-256 of a file, as the manifest lists them."""
 
     size: int
     sha256: str
@@ -32,14 +33,11 @@ def write_file(path: Path, parts: Iterable[Part]) -> Written:
     """Write a new file and sync it.
 
     Args:
-        path: Must not exist.
-        parts: Its content, byte by byte; views are written without a copy.
-
-    Returns:
-        Its size and checksum.
+        path: The new file, which must not exist.
+        parts: Its content in order; memory views are written without a copy.
 
     Raises:
-        OSError: It exists, or it can't be written.
+        OSError: The file exists, or can't be written.
     """
     digest, size = hashlib.sha256(), 0
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -59,17 +57,14 @@ def write_file(path: Path, parts: Iterable[Part]) -> Written:
 
 
 def replace_file(target: Path, parts: Iterable[Part]) -> Written:
-    """Write a file so that its name has the old content or the new, never half of it.
+    """Write a file that has the old content or the new one, but never half of it.
 
     Args:
-        target: The file; its folder is made if it isn't there.
-        parts: Its content.
-
-    Returns:
-        Its size and checksum.
+        target: The file; its folder is made if there is none.
+        parts: Its content in order.
 
     Raises:
-        OSError: It can't be written; the old file is whole then.
+        OSError: The file can't be written; the old one is whole then.
 
     Example:
         >>> import tempfile
@@ -93,7 +88,7 @@ def replace_file(target: Path, parts: Iterable[Part]) -> Written:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable: what was made, renamed or removed."""
+    """Make durable which names were made, renamed or removed in a directory."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -102,7 +97,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its parents, durably, where they aren't there yet."""
+    """Make a directory and its parents, durably, unless they exist."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -112,19 +107,16 @@ def make_directory(path: Path) -> None:
 
 
 def beside_of(target: Path, kind: str) -> Path:
-    """A new hidden name beside a target, which `leftovers` finds again."""
+    """A new hidden path beside a target, which `leftovers` finds again."""
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.{kind}")
 
 
 def leftovers(target: Path, kind: str) -> list[Path]:
-    """What killed processes left beside a target.
+    """The sorted paths that killed processes left beside a target.
 
     Args:
-        target: A file or directory, there or not.
-        kind: The ending: "partial" for one.
-
-    Returns:
-        Their paths, sorted.
+        target: A file or directory, which needn't exist.
+        kind: Ending of the paths, such as "partial".
     """
     form = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.{kind}")
     if not target.parent.is_dir():

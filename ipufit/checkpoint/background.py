@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing while training goes on."""
+"""Writes files in a thread, while training goes on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Callable
 
 
 class BackgroundWriter:
-    """Writes one thing at a time, in a thread; none is lost.
+    """Runs one writing job at a time in a thread, and loses none.
 
-    While one is written, asking for the next waits, and takes its copy then: there is
-    one copy in memory, not as many as the disk is slower than training. A process that
-    ends in order waits for the thread.
+    A job that is asked for while another runs waits, and takes its copy only then. So
+    there is one copy in memory, however slow the disk is. A process that ends normally
+    waits for the thread.
 
     Example:
         >>> writer, written = BackgroundWriter(), []
@@ -30,41 +30,42 @@ class BackgroundWriter:
     def write(
         self, take: Callable[[], Callable[[], Any]], then: Callable[[Any], None]
     ) -> None:
-        """Have something written, when what was asked for before is.
+        """Wait for the last job, then start the next one.
 
         Args:
-            take: Called in this thread when nothing is being written any more. It
-                returns the job, which is called in the other thread: what that writes
+            take: Called in this thread when no job runs any more. It returns the next
+                job, which is called in the other thread. So whatever the job writes
                 must be a copy that doesn't change.
-            then: Gets what the job returned; called in this thread, by a later method.
+            then: Gets the result of the job. It is called in this thread, by the next
+                call of a method.
 
         Raises:
-            Exception: What the job before has raised.
+            Exception: The last job has raised it.
         """
         self.wait()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ipufit-checkpoint")
         waiting = [take()]
-        # Popped, so that the copy is gone before anybody hears that it was written.
+        # The job is popped, so that its copy is freed before `then` is called.
         self._under_way = self._thread.submit(lambda: waiting.pop()()), then
 
     def wait(self) -> None:
-        """Wait until all is written.
+        """Wait until the job has ended.
 
         Raises:
-            Exception: What the job has raised.
+            Exception: The job has raised it.
         """
         if self._under_way is not None:
             future, then = self._under_way
-            wait([future])  # an interrupt leaves it under way, for close() to tell of
+            wait([future])  # if this is interrupted, close() will wait again
             self._under_way = None
             then(future.result())
 
     def close(self) -> None:
-        """Wait, and end the thread; writing again begins another.
+        """Wait until the job has ended, and end the thread; a new job starts another.
 
         Raises:
-            Exception: What the job has raised.
+            Exception: The job has raised it.
         """
         try:
             self.wait()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of one checkpoint: what belongs into it, and how it comes and goes.
+"""Replaces and deletes the directory of a checkpoint, and names the files in it.
 
 A directory can't be renamed over another. So an old checkpoint is renamed to a hidden
-name beside it (`.NAME.XXXXXXXX.old`) before the new one takes its name, and whoever
+name beside it (`.NAME.XXXXXXXX.old`) before the new one takes its name. A reader that
 finds nothing under the name looks there.
 
-Nothing here deletes a tree: only files that a checkpoint may have, one by one. A
-directory that holds anything else is left alone.
+No function deletes a whole tree: files that a checkpoint may have are deleted one by
+one, and a directory that holds anything else is left alone.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 SUFFIX = ".safetensors"
 GROUP = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_LOOKS = 3  # a writer may have moved what was looked for to where one has looked
+_NUM_LOOKS = 3
+"""How often to look, because a writer may move a checkpoint between two looks."""
 
 
 def belongs(name: str) -> bool:
-    """Whether a file of that name may be a checkpoint's.
+    """Whether a checkpoint may have a file of this name.
 
     Example:
         >>> belongs("model.safetensors"), belongs("../model.safetensors")
@@ -38,13 +39,13 @@ def belongs(name: str) -> bool:
 
 
 def group_of(name: str) -> str | None:
-    """The group of tensors that a file of that name holds, if any."""
+    """The group of tensors in a file of this name; None if it holds no tensors."""
     stem, suffix = name[: -len(SUFFIX)], name[-len(SUFFIX) :]
     return stem if suffix == SUFFIX and GROUP.fullmatch(stem) else None
 
 
 def strangers(directory: Path) -> list[str]:
-    """What is in a directory and isn't a checkpoint's, by name."""
+    """The names in a directory that are no files of a checkpoint."""
     with os.scandir(directory) as entries:
         return sorted(
             entry.name
@@ -54,16 +55,13 @@ def strangers(directory: Path) -> list[str]:
 
 
 def standing(target: Path) -> Path | None:
-    """Where the checkpoint of that name is now.
-
-    Args:
-        target: Where it should be.
+    """The current path of the checkpoint that should be at `target`.
 
     Returns:
-        The target; or what a writer killed between its two renames left of the old
-        checkpoint; or None.
+        The target; or the old checkpoint's hidden path, if a writer was killed between
+        its two renames; or None if there is no checkpoint.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_NUM_LOOKS):
         if os.path.lexists(target):
             return target
         old = leftovers(target, "old")
@@ -75,21 +73,21 @@ def standing(target: Path) -> Path | None:
 
 def is_standing(target: Path, descriptor: int) -> bool:
     """Whether an open directory is the one that `standing` gives now."""
-    place = standing(target)
+    found = standing(target)
     try:
-        return place is not None and os.path.samestat(
-            os.stat(place), os.fstat(descriptor)
+        return found is not None and os.path.samestat(
+            os.stat(found), os.fstat(descriptor)
         )
     except FileNotFoundError:
         return False
 
 
 def settle(target: Path) -> None:
-    """Clean up after writers of this name that were killed.
+    """Clean up after killed writers of a checkpoint.
 
     Raises:
-        CheckpointError: Something else has the name.
-        OSError: It can't be cleaned up.
+        CheckpointError: The target exists and is no checkpoint.
+        OSError: A file can't be renamed or deleted.
     """
     old = standing(target)
     if old is not None and old != target:
@@ -102,10 +100,11 @@ def settle(target: Path) -> None:
 
 
 def put(beside: Path, target: Path) -> None:
-    """Give a complete directory its name, durably, and delete what had it before.
+    """Rename a complete directory to its target, durably, and delete the old target.
 
     Raises:
-        OSError: It can't; what had the name has it still, or is found by `standing`.
+        OSError: It can't be renamed. The old target is still there, or is found by
+            `standing`.
     """
     if not os.path.lexists(target):
         os.rename(beside, target)
@@ -125,10 +124,10 @@ def put(beside: Path, target: Path) -> None:
 
 
 def remove(target: Path) -> None:
-    """Delete a checkpoint so that half of it is never taken for one.
+    """Delete a checkpoint so that half of it is never taken for a whole one.
 
     Raises:
-        OSError: It can't be deleted.
+        OSError: The checkpoint can't be deleted.
     """
     trash = beside_of(target, "trash")
     os.rename(target, trash)
@@ -139,7 +138,7 @@ def delete(directory: Path) -> None:
     """Delete the files of a checkpoint, the manifest first, and their directory.
 
     Raises:
-        OSError: It can't be deleted, or it holds something else.
+        OSError: A file can't be deleted, or the directory holds other files.
     """
     names = sorted(os.listdir(directory), key=lambda name: (name != MANIFEST, name))
     for name in filter(belongs, names):

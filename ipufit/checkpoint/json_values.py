@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested values as strict JSON that gives back exactly what went in.
+"""Writes nested values as strict JSON, and reads exactly the same values back.
 
 JSON has no NaN and no infinity, and readers differ on long integers. Those are written
 as objects with one key: `{"$float": "nan"}`, `{"$int": "0x1000..."}`. A dict of the
 user's with a key that starts with `$` is wrapped: `{"$dict": {...}}`.
 
-Reading takes nothing else: no duplicate keys, no `NaN` tokens, no deep nesting, no
-number that a float can't hold.
+Other JSON is refused: duplicate keys, `NaN` tokens, deep nesting, and numbers that a
+float can't hold.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def dump_json(value: Any, *, name: str = "value", indent: int | None = None) -> 
     r"""Encode nested dicts, lists, strings, numbers, bools and None.
 
     Args:
-        value: What to encode. Dict keys must be strings.
-        name: What error messages call it.
+        value: The value. Dict keys must be strings.
+        name: Name of the value in error messages.
         indent: Spaces per level, for files that people read.
 
     Returns:
         JSON in ASCII, with a newline at its end.
 
     Raises:
-        UnsupportedError: Something in it is of another type, or nested too deeply.
+        UnsupportedError: A value in it is of another type, or nested too deeply.
 
     Example:
         >>> dump_json({"rate": float("inf"), "wait": 3})
@@ -53,16 +53,13 @@ def dump_json(value: Any, *, name: str = "value", indent: int | None = None) -> 
 
 
 def load_json(data: bytes) -> Any:
-    """Decode what `dump_json` wrote, and refuse whatever it wouldn't write.
+    """Decode JSON of `dump_json`, and refuse any that it wouldn't write.
 
     Args:
         data: JSON in UTF-8.
 
-    Returns:
-        The value.
-
     Raises:
-        ValueError: It isn't strict JSON within the limits; says why.
+        ValueError: The data isn't strict JSON within the limits; the text says why.
 
     Example:
         >>> load_json(dump_json([float("nan"), 2**200 + 1]))[1] == 2**200 + 1
@@ -77,11 +74,8 @@ def parse_json(data: bytes) -> Any:
     Args:
         data: JSON in UTF-8.
 
-    Returns:
-        The value.
-
     Raises:
-        ValueError: It isn't strict JSON within the limits; says why.
+        ValueError: The data isn't strict JSON within the limits; the text says why.
 
     Example:
         >>> parse_json(b'{"a": 1, "a": 2}')
@@ -167,10 +161,10 @@ def _untagged(tag: str, value: Any) -> Any:
 
 
 def _check_depth(data: bytes) -> None:
-    """Measure the nesting before a recursive parser sees it.
+    """Refuse deep nesting before a recursive parser meets it.
 
-    Strings go first, then every pass takes the innermost brackets away. All of it is
-    linear, whatever the bytes are.
+    Strings are removed first; then each round removes the innermost brackets. The time
+    is linear in the number of bytes, whatever they are.
     """
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     outside = b"".join(unescaped.split(b'"')[::2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process writes, the others wait, and all hear how it went."""
+"""Lets one process write while the others wait, and tells all how it went."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from ipufit.errors import CheckpointError
 
 
 def num_processes() -> int:
-    """How many processes write together.
-
-    Returns:
-        Those of torch.distributed's default group; 1 without a group.
+    """The number of processes in torch.distributed's default group; 1 without a group.
 
     Example:
         >>> num_processes()
@@ -28,20 +25,21 @@ def num_processes() -> int:
 
 
 def written_by_one(write: Callable[[], str]) -> str:
-    """Have process 0 write something.
+    """Have process 0 write something, and wait for it in the other processes.
 
-    Processes are those of torch.distributed's default group, if there is one: each of
-    them must call this. Without a group the process writes by itself.
+    Each process of torch.distributed's default group must call this. Without a group
+    the process writes by itself.
 
     Args:
-        write: Called in process 0 alone; returns where to.
+        write: Writes, and returns the path; called in process 0 alone.
 
     Returns:
-        What it returned, in every process, once it is there.
+        The path, in every process, once it is written.
 
     Raises:
-        Exception: What `write` raised, in process 0.
-        CheckpointError: The same text, and `errno`, in the others.
+        Exception: `write` has raised it; in process 0.
+        CheckpointError: `write` has raised an error with this text and `errno`; in the
+            other processes.
 
     Example:
         >>> written_by_one(lambda: "run/update-00000010")
@@ -67,7 +65,7 @@ def written_by_one(write: Callable[[], str]) -> str:
 
 
 def _from_first(message: bytes) -> bytes:
-    """What process 0 has to say: its own argument, in all of them."""
+    """Send the message of process 0 to all; those of other processes are ignored."""
     device = "cpu"
     if distributed.get_backend() == "nccl":
         device = "cuda"

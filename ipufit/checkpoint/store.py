@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory of checkpoints: which is the latest, which the best, which to delete.
+"""Keeps a directory of checkpoints: finds the latest and the best, deletes the others.
 
-Names are for people. The order is that in which they were written, a number in each
-manifest: whoever goes back to an older checkpoint and trains on from there gets a newer
-one, though its update comes before others'.
+Names are for people. Checkpoints are ordered by when they were written, which a number
+in each manifest tells. A run that goes on from an older checkpoint writes newer ones,
+even if others have more updates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 from ipufit.errors import (
     CheckpointError,
@@ -27,47 +27,32 @@ from ipufit.errors import (
 from ipufit.types import PathLike
 
 from . import directory
-from .format import Checkpoint, read_checkpoint, read_manifest, write_checkpoint
+from .format import Checkpoint, read_checkpoint, write_checkpoint
+from .listing import NAME, Entry, always_deleted, listed, quoted
 from .manifest import Record
 from .one_writer import written_by_one
 from .reading import MAX_READS
 
-_NAME = re.compile(r"update-[0-9]{8,}(-[0-9]+)?")
-_LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
-
-
-class _Entry(NamedTuple):
-    path: Path
-    record: Record
-
-    @property
-    def order(self) -> tuple[int, int, str]:
-        return (self.record.sequence, self.record.update, self.path.name)
-
-
-class _Listing(NamedTuple):
-    entries: list[_Entry]  # oldest first
-    damaged: dict[Path, CheckpointError]
-    refused: dict[Path, CheckpointError]  # of a newer version, or unreadable
+_LEFTOVER = re.compile(rf"\.{NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
 
 
 class CheckpointStore:
     """Keeps the checkpoints of one run in one directory.
 
-    What is in the directory and isn't the store's is left alone, and so is a checkpoint
-    into whose directory somebody put a file. One process writes: the first, if there
-    are several of torch.distributed, which all have to call `save`; others may read.
+    Other files in the directory are left alone, and so is a checkpoint to which
+    somebody has added a file. One process writes. If torch.distributed has several,
+    this is the first, and all of them must call `save`; others may read.
 
     Args:
-        directory: Made when the first checkpoint is saved.
-        keep_last: How many of the newest are kept; None keeps all. Damaged ones don't
-            count.
-        keep_best: 1 keeps the one with the best metric as well.
-        mode: Whether "min" or "max" is best; None if that isn't known yet, and then
-            `keep_best` keeps all that have a metric. It may be set later.
+        directory: Path of the directory, made when the first checkpoint is saved.
+        keep_last: Number of the newest checkpoints to keep; None keeps all. Damaged
+            ones don't count.
+        keep_best: 1 to keep the checkpoint with the best metric as well.
+        mode: "min" or "max": which metric is best. None if that isn't known yet; then
+            `keep_best` keeps all checkpoints that have a metric. May be set later.
 
     Raises:
-        ConfigError: An argument is none of these.
+        ConfigError: An argument has a value that isn't allowed.
 
     Example:
         >>> import tempfile
@@ -114,20 +99,20 @@ class CheckpointStore:
         """Write a checkpoint; once it is durable, delete those that needn't be kept.
 
         Args:
-            checkpoint: What to write.
-            epoch: Where training is: complete epochs,
-            update: and weight updates.
-            metric: What the best is chosen by, if it is known; NaN is never best.
+            checkpoint: The checkpoint to write.
+            epoch: Number of complete epochs.
+            update: Number of weight updates.
+            metric: The figure that the best is chosen by; NaN is never best.
 
         Returns:
-            Where it is.
+            The checkpoint's directory.
 
         Raises:
-            UnsupportedError: Something in it can't be written.
-            CheckpointError: It couldn't be written; the others are as they were.
+            UnsupportedError: A value or tensor can't be written.
+            CheckpointError: The checkpoint couldn't be written; no other was deleted.
 
         Warns:
-            CheckpointWarning: One couldn't be deleted.
+            CheckpointWarning: An old checkpoint couldn't be deleted.
         """
         return Path(
             written_by_one(lambda: str(self._save(checkpoint, epoch, update, metric)))
@@ -138,9 +123,9 @@ class CheckpointStore:
     ) -> Path:
         with self._lock:
             self._clean()
-            records = [entry.record for entry in self._list().entries]
+            entries = listed(self.directory).entries
             record = Record(
-                sequence=1 + max((record.sequence for record in records), default=0),
+                sequence=1 + max((e.record.sequence for e in entries), default=0),
                 epoch=int(epoch),
                 update=int(update),
                 metric=None if metric is None else float(metric),
@@ -155,27 +140,27 @@ class CheckpointStore:
         """The checkpoints whose manifests and sizes are right, oldest first.
 
         Raises:
-            CheckpointError: A newer ipufit wrote one, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
         """
         return [entry.path for entry in self._sound()]
 
     def latest(self) -> Path | None:
         """The newest checkpoint whose manifest and sizes are right, if there is one.
 
-        To be sure of the rest, load it: `load_latest`.
+        Checksums aren't compared: `load_latest` does.
 
         Raises:
-            CheckpointError: A newer ipufit wrote one, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
         """
         sound = self._sound()
         return sound[-1].path if sound else None
 
     def best(self) -> Path | None:
-        """The checkpoint with the best metric, the first of equals, if any has one.
+        """The checkpoint with the best metric, the oldest of equals, if any has one.
 
         Raises:
-            ConfigError: Several have one, and `mode` is None.
-            CheckpointError: A newer ipufit wrote one, or one can't be read.
+            ConfigError: Several checkpoints have a metric, and `mode` is None.
+            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
         """
         best = self._best_of(self._sound())
         if len(best) > 1:
@@ -189,28 +174,28 @@ class CheckpointStore:
         """Load the newest checkpoint that is whole.
 
         Returns:
-            Where it is, and what it holds; None if the store has none at all.
+            The checkpoint and its directory; None if the store has no checkpoint.
 
         Raises:
-            DamagedCheckpointError: There are some, and all are damaged.
-            CheckpointError: A newer ipufit wrote one, or one can't be read.
+            DamagedCheckpointError: All checkpoints are damaged.
+            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
 
         Warns:
-            CheckpointWarning: Damaged ones were passed over; says which, and why.
+            CheckpointWarning: Damaged checkpoints were skipped; says which, and why.
         """
         return load_newest([self], stacklevel=3)
 
     def clear(self) -> None:
         """Delete all checkpoints, and the directory if nothing else is in it.
 
-        One process does; of several of torch.distributed all have to call this.
+        One process deletes them. If torch.distributed has several, all must call this.
         """
         written_by_one(self._clear)
 
     def _clear(self) -> str:
         with self._lock:
             self._clean()
-            listing = self._list()
+            listing = listed(self.directory)
             for path in (*(entry.path for entry in listing.entries), *listing.damaged):
                 if not directory.strangers(path):
                     _try(directory.remove, path)
@@ -218,46 +203,17 @@ class CheckpointStore:
                 self.directory.rmdir()
         return str(self.directory)
 
-    def _list(self) -> _Listing:
-        """What there is now; another process may write and delete meanwhile."""
-        for _ in range(MAX_READS):
-            listing, is_stale = self._look()
-            if listing.entries or not is_stale:
-                return listing
-        raise _too_slow([self])
+    def _sound(self) -> list[Entry]:
+        """The checkpoints that aren't known to be damaged, oldest first."""
+        listing = listed(self.directory)
+        listing.require_readable()
+        return self._without_damaged(listing.entries)
 
-    def _look(self) -> tuple[_Listing, bool]:
-        """What there is, and whether some of it was deleted since it was listed."""
-        listing, is_stale = _Listing([], {}, {}), False
-        if not self.directory.is_dir():
-            return listing, False
-        with os.scandir(self.directory) as found:
-            names = [one.name for one in found if one.is_dir(follow_symlinks=False)]
-        for name in sorted(filter(_NAME.fullmatch, names)):
-            path = self.directory / name
-            try:
-                record = read_manifest(path).record
-            except MissingCheckpointError:
-                is_stale = True
-            except DamagedCheckpointError as error:
-                listing.damaged[path] = error
-            except CheckpointError as error:
-                listing.refused[path] = error
-            else:
-                if record is not None:  # else another than a store wrote it
-                    listing.entries.append(_Entry(path, record))
-        listing.entries.sort(key=lambda entry: entry.order)
-        return listing, is_stale
+    def _without_damaged(self, entries: list[Entry]) -> list[Entry]:
+        return [entry for entry in entries if entry.path not in self._known_damaged]
 
-    def _sound(self) -> list[_Entry]:
-        listing = self._list()
-        _raise_first(listing.refused)
-        return [
-            entry for entry in listing.entries if entry.path not in self._known_damaged
-        ]
-
-    def _best_of(self, entries: list[_Entry]) -> list[_Entry]:
-        """The best; all that may be it, while nobody knows which way is better."""
+    def _best_of(self, entries: list[Entry]) -> list[Entry]:
+        """The best checkpoint; all that have a metric if `mode` is None."""
         rated = [
             (entry.record.metric, entry)
             for entry in entries
@@ -266,7 +222,7 @@ class CheckpointStore:
         if self.mode is None or not rated:
             return [entry for _, entry in rated]
         better = min if self.mode == "min" else max
-        return [better(rated, key=lambda item: item[0])[1]]  # the first of equals
+        return [better(rated, key=lambda item: item[0])[1]]  # the oldest of equals
 
     def _free_path(self, update: int) -> Path:
         path = self.directory / f"update-{update:08d}"
@@ -277,7 +233,7 @@ class CheckpointStore:
         return path
 
     def _clean(self) -> None:
-        """Delete what killed processes left."""
+        """Delete the files that killed processes left half-written or half-deleted."""
         if not self.directory.is_dir():
             return
         for name in sorted(os.listdir(self.directory)):
@@ -287,8 +243,8 @@ class CheckpointStore:
     def _rotate(self) -> None:
         if self.keep_last is None:
             return
-        entries = self._list().entries
-        sound = [entry for entry in entries if entry.path not in self._known_damaged]
+        entries = listed(self.directory).entries
+        sound = self._without_damaged(entries)
         best = self._best_of(sound) if self.keep_best else []
         oldest = sound[-self.keep_last :][0]  # the one just written, at least
         for entry in entries[: entries.index(oldest)]:
@@ -299,24 +255,24 @@ class CheckpointStore:
 def load_newest(
     stores: Sequence[CheckpointStore], *, stacklevel: int = 2
 ) -> tuple[Path, Checkpoint] | None:
-    """Load a whole checkpoint of one run that several stores keep checkpoints of.
+    """Load the newest whole checkpoint of a run whose checkpoints are in some stores.
 
-    Of each store the one that was written last counts, or the one before if that is
-    damaged; of these it is the one after most updates, the first of equals.
+    Each store offers the checkpoint that was written last, or the one before if that is
+    damaged. Of these the one with most updates is loaded; of equals, the first store's.
 
     Args:
-        stores: One is enough.
-        stacklevel: Whom a warning is about; 2 is the caller.
+        stores: The stores, at least one.
+        stacklevel: Frame that a warning points at; 2 is the caller.
 
     Returns:
-        Where it is, and what it holds; None if there is none at all.
+        The checkpoint and its directory; None if the stores have no checkpoint.
 
     Raises:
-        DamagedCheckpointError: There are some, and all are damaged.
-        CheckpointError: A newer ipufit wrote one, or one can't be read.
+        DamagedCheckpointError: All checkpoints are damaged.
+        CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
 
     Warns:
-        CheckpointWarning: Damaged ones were passed over; says which, and why.
+        CheckpointWarning: Damaged checkpoints were skipped; says which, and why.
 
     Example:
         >>> import tempfile
@@ -330,50 +286,51 @@ def load_newest(
     for _ in range(MAX_READS):
         with contextlib.suppress(MissingCheckpointError):  # deleted since it was listed
             return _load_newest(stores, stacklevel + 1)
-    raise _too_slow(stores)
+    raise always_deleted(store.directory for store in stores)
 
 
 def _load_newest(
     stores: Sequence[CheckpointStore], stacklevel: int
 ) -> tuple[Path, Checkpoint] | None:
-    listings = [store._list() for store in stores]
-    damaged: dict[Path, str] = {}
-    for listing in listings:
-        _raise_first(listing.refused)
-        damaged.update((path, str(error)) for path, error in listing.damaged.items())
-    to_try = [list(listing.entries) for listing in listings]
+    to_try: list[list[Entry]] = []
+    damaged: dict[Path, CheckpointError] = {}
+    for store in stores:
+        listing = listed(store.directory)
+        listing.require_readable()
+        damaged.update(listing.damaged)
+        to_try.append(listing.entries)
     while any(to_try):
-        entry = max(filter(None, to_try), key=lambda entries: _place(entries[-1])).pop()
+        newest = max(filter(None, to_try), key=lambda entries: _progress(entries[-1]))
+        entry = newest.pop()
         try:
             checkpoint = read_checkpoint(entry.path)
         except DamagedCheckpointError as error:
-            damaged[entry.path] = str(error)
+            damaged[entry.path] = error
             continue
         for store in stores:
             store._known_damaged = set(damaged)
         if damaged:
-            warnings.warn(_passed_over(damaged, entry), CheckpointWarning, stacklevel)
+            warnings.warn(
+                f"{_texts(damaged)} Loaded {str(entry.path)!r} instead, of epoch "
+                f"{entry.record.epoch} and update {entry.record.update}.",
+                CheckpointWarning,
+                stacklevel,
+            )
         return entry.path, checkpoint
     if damaged:
-        places = " and ".join(repr(str(store.directory)) for store in stores)
         raise DamagedCheckpointError(
-            f"Every checkpoint in {places} is damaged. To start anew, give another "
-            f"directory. {' '.join(damaged.values())}"
+            f"Every checkpoint in {quoted(store.directory for store in stores)} is "
+            f"damaged. To start anew, give another directory. {_texts(damaged)}"
         )
     return None
 
 
-def _too_slow(stores: Sequence[CheckpointStore]) -> CheckpointError:
-    places = " and ".join(repr(str(store.directory)) for store in stores)
-    return CheckpointError(
-        f"Checkpoints in {places} were deleted {MAX_READS} times before they were "
-        "read: another process writes them faster than this one reads. Keep more of "
-        "them (keep_last), or save less often."
-    )
-
-
-def _place(entry: _Entry) -> tuple[int, int]:
+def _progress(entry: Entry) -> tuple[int, int]:
     return entry.record.update, entry.record.epoch
+
+
+def _texts(errors: dict[Path, CheckpointError]) -> str:
+    return " ".join(map(str, errors.values()))
 
 
 def _try(delete: Callable[[Path], Any], path: Path) -> None:
@@ -385,15 +342,3 @@ def _try(delete: Callable[[Path], Any], path: Path) -> None:
             CheckpointWarning,
             stacklevel=4,
         )
-
-
-def _raise_first(refused: dict[Path, CheckpointError]) -> None:
-    for error in refused.values():
-        raise error
-
-
-def _passed_over(damaged: dict[Path, str], entry: _Entry) -> str:
-    return (
-        f"{' '.join(damaged.values())} Loaded {str(entry.path)!r} instead, of epoch "
-        f"{entry.record.epoch} and update {entry.record.update}."
-    )
