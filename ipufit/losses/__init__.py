@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses: by name, of torch, of the user's."""
+"""Losses: by name, torch's modules, and functions of users."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss as the engine uses it: what a micro-batch adds."""
+"""A loss as the engine uses it: the sums of a micro-batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ipufit.types import LossFunction
 
 
 class LossTerms(NamedTuple):
-    """What a micro-batch adds.
+    """The loss of a micro-batch, in 0-d tensors.
 
     Attributes:
-        value: To be minimised, 0-d.
-        total: The loss added up over the samples, 0-d.
-        divisor: What figures divide it by: the real samples, or the targets that
-            aren't ignored, 0-d.
+        value: The value to minimise.
+        total: The loss added up over the samples.
+        divisor: The number that the mean divides by: of real samples, or of targets
+            that aren't ignored.
     """
 
     value: Tensor
@@ -33,17 +33,17 @@ class Loss:
     """A loss as the engine uses it.
 
     Attributes:
-        name: For messages.
-        function: Of outputs and targets; gives a scalar, or one value per sample or
-            element, which are averaged.
+        name: Name for messages.
+        function: Function of outputs and targets. Returns a scalar, or one value per
+            sample or element, which are averaged.
         is_sum: Whether the function adds over samples instead of averaging, so that
             the gradients of micro-batches must be added too.
-        each: The same with one value per sample or element; None if `function` must
-            do.
-        is_per_output: Whether it is about one output: with several it is taken for
-            each. A function of the user's gets all outputs and targets as they nest.
-        ignore_index: The class index of targets that don't count; None for none.
-        summed: The same added up, for a loss that ignores some.
+        each: The same loss with one value per sample or element; None to use
+            `function`.
+        is_per_output: Whether a model of several outputs has one such loss for each. A
+            function of the user's gets all outputs and targets as they nest.
+        ignore_index: The class index of targets that don't count; None if all count.
+        summed: The same loss added up, for a loss that ignores targets.
         takes_logits: Whether its name means probabilities elsewhere, and logits here.
     """
 
@@ -64,21 +64,18 @@ class Loss:
         weights: Tensor | None = None,
         share: Tensor | None = None,
     ) -> LossTerms:
-        """The loss of a micro-batch.
+        """Compute the loss of a micro-batch.
 
         With weights it is Keras's: weighted values, divided by the number of samples
         and not by the weights' sum.
 
         Args:
-            outputs: The model's.
-            targets: Theirs.
-            rows: Samples in it.
-            weights: Of samples, `[rows]`, or of positions, `[rows, ...]`.
-            share: What each row counts in the mean of its update, `[rows]`; 0 for
+            outputs: Outputs of the model, one row per sample.
+            targets: Targets, one row per sample.
+            rows: Number of samples.
+            weights: Weights of samples, `[rows]`, or of positions, `[rows, ...]`.
+            share: Weight of each row in the mean of its update, `[rows]`; 0 for
                 padding.
-
-        Returns:
-            What to minimise, and the sum over real samples.
 
         Raises:
             UnsupportedError: There are weights or shares, but no values per sample.
@@ -92,7 +89,7 @@ class Loss:
         is_plain = weights is None and share is None
         if self._ignores(outputs, targets):
             if is_plain and self.summed is not None:
-                return self._counted(outputs, targets)
+                return self._counted(self.summed(outputs, targets), targets)
         elif is_plain:
             loss = self._checked(self.function(outputs, targets))
             if loss.dim():
@@ -124,9 +121,9 @@ class Loss:
         return LossTerms(value, total.detach(), torch.sum(counts.mul(is_real)))
 
     def _ignores(self, outputs: Any, targets: Any) -> bool:
-        """Whether some of these targets may be ones that don't count.
+        """Whether some of these targets may be the ignored index.
 
-        Of the outputs' shape they are no class indices.
+        Targets of the outputs' shape are no class indices.
         """
         return (
             self.ignore_index is not None
@@ -136,11 +133,9 @@ class Loss:
             and targets.shape != getattr(outputs, "shape", None)
         )
 
-    def _counted(self, outputs: Any, targets: Any) -> LossTerms:
-        """The mean over targets that aren't ignored; 0 if all are."""
-        if self.summed is None:
-            raise RuntimeError("a loss that ignores targets has no sum")
-        total = self.summed(outputs, targets).reshape(())
+    def _counted(self, total: Tensor, targets: Tensor) -> LossTerms:
+        """Average over targets that aren't ignored; 0 if all are."""
+        total = total.reshape(())
         count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
         return LossTerms(total / count.clamp(min=1), total.detach(), count)
 
@@ -155,7 +150,7 @@ class Loss:
     def _values(
         self, outputs: Any, targets: Any, rows: int, weights: Tensor | None
     ) -> Tensor:
-        """Weighted values per sample or element, `[rows, ...]`."""
+        """Compute weighted values per sample or element, `[rows, ...]`."""
         values = self._checked((self.each or self.function)(outputs, targets))
         if values.dim() == 0 or len(values) != rows:
             raise UnsupportedError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses by name: torch's, and means of what metrics compute per sample.
+"""Losses by name: torch's, and means of functions that metrics use too.
 
 Names that mean a probability loss take logits, as torch's do. The class axis is the
 second, as torch has it, and the last for Keras's `..._crossentropy`.
@@ -27,7 +27,7 @@ from ipufit.types import LossFunction
 from .loss import Loss
 
 ReducedLoss = Callable[[Any, Any, str], Tensor]
-"""Of outputs, targets and torch's reduction."""
+"""A function of outputs, targets and torch's `reduction`."""
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -40,7 +40,7 @@ def _nll(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 
 def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Class indices without a class axis of one element, `[N, 1]` as in Keras."""
+    """Drop a class axis of one element, which Keras's class indices `[N, 1]` have."""
     has_axis = targets.dim() == outputs.dim() > 1 and targets.shape[1] == 1
     if not has_axis or targets.is_floating_point():
         return targets
@@ -53,30 +53,17 @@ def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
     return classes
 
 
-def _binary_cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.binary_cross_entropy_with_logits(
-        outputs, _like(targets, outputs), reduction=reduction
-    )
+def _per_element(function: Callable[..., Tensor]) -> ReducedLoss:
+    """Let a loss of torch that wants targets of the outputs' shape take others."""
 
+    def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        return function(outputs, _like(targets, outputs), reduction=reduction)
 
-def _mse(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.mse_loss(outputs, _like(targets, outputs), reduction=reduction)
-
-
-def _mae(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.l1_loss(outputs, _like(targets, outputs), reduction=reduction)
-
-
-def _smooth_l1(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.smooth_l1_loss(outputs, _like(targets, outputs), reduction=reduction)
-
-
-def _poisson(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    return F.poisson_nll_loss(outputs, _like(targets, outputs), reduction=reduction)
+    return loss
 
 
 def _like(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Targets in the outputs' shape; only axes of one element may differ."""
+    """Bring targets to the outputs' shape; only axes of one element may differ."""
     wide = [size for size in outputs.shape if size != 1]
     if [size for size in targets.shape if size != 1] != wide:
         raise DataError(
@@ -88,7 +75,7 @@ def _like(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _rows(outputs: Tensor) -> Tensor:
-    """Outputs of several values per sample; torch would take rows for them."""
+    """Refuse outputs of one value per sample; torch would take rows for classes."""
     if outputs.dim() < 2:
         raise DataError(
             f"outputs of shape {tuple(outputs.shape)} have one value per sample; this "
@@ -98,7 +85,7 @@ def _rows(outputs: Tensor) -> Tensor:
 
 
 def _sparse(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Keras's: the class axis is the last, and targets may keep it with one element."""
+    """Cross-entropy as in Keras: classes are last, also in targets with one element."""
     if targets.dim() == outputs.dim() and targets.shape[-1] == 1:
         targets = targets.squeeze(-1)
     rows = _rows(_classes_second(outputs))
@@ -106,7 +93,7 @@ def _sparse(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 
 def _categorical(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Keras's: the class axis is the last, of one-hot targets too."""
+    """Cross-entropy as in Keras: classes are last, also in one-hot targets."""
     if targets.dim() < outputs.dim():
         return _sparse(outputs, targets, reduction)
     outputs, targets = _rows(_classes_second(outputs)), _classes_second(targets)
@@ -118,7 +105,7 @@ def _classes_second(values: Tensor) -> Tensor:
 
 
 def _reduced(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
-    """A loss from a function that gives one value per sample or element."""
+    """Make a loss of a function that returns one value per sample or element."""
 
     def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         values = function(outputs, targets)
@@ -130,79 +117,59 @@ def _reduced(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
 
 
 def _opposite_direction(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Keras's loss of that name: -1 for outputs in the targets' direction."""
+    """Compute Keras's `cosine_similarity`: -1 for outputs in the targets' direction."""
     like = _like(targets, _rows(outputs))
     opposite: Tensor = F.cosine_similarity(outputs, like, dim=-1).neg()
     return opposite
 
 
+_binary_cross_entropy = _per_element(F.binary_cross_entropy_with_logits)
+_kl_divergence = _reduced(kl_divergence)
+_mae = _per_element(F.l1_loss)
+_mape = _reduced(absolute_percentage_error)
+_mse = _per_element(F.mse_loss)
+_msle = _reduced(squared_logarithmic_error)
+_smooth_l1 = _per_element(F.smooth_l1_loss)
+
 _NAMED: dict[str, ReducedLoss] = {
-    "binarycrossentropy": _binary_cross_entropy,
-    "categoricalcrossentropy": _categorical,
-    "crossentropy": _cross_entropy,
-    "cosinesimilarity": _reduced(_opposite_direction),
+    "bce": _binary_cross_entropy,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "binary_crossentropy": _binary_cross_entropy,
+    "categorical_crossentropy": _categorical,
+    "cosine_similarity": _reduced(_opposite_direction),
+    "cross_entropy": _cross_entropy,
     "hinge": _reduced(hinge),
     "huber": _smooth_l1,
-    "kldivergence": _reduced(kl_divergence),
-    "logcosh": _reduced(log_cosh_error),
-    "mape": _reduced(absolute_percentage_error),
-    "meanabsolutepercentageerror": _reduced(absolute_percentage_error),
-    "meansquaredlogarithmicerror": _reduced(squared_logarithmic_error),
-    "msle": _reduced(squared_logarithmic_error),
-    "squaredhinge": _reduced(squared_hinge),
+    "kl_div": _kl_divergence,
+    "kl_divergence": _kl_divergence,
     "l1": _mae,
+    "log_cosh": _reduced(log_cosh_error),
     "mae": _mae,
-    "meanabsoluteerror": _mae,
-    "meansquarederror": _mse,
+    "mape": _mape,
+    "mean_absolute_error": _mae,
+    "mean_absolute_percentage_error": _mape,
+    "mean_squared_error": _mse,
+    "mean_squared_logarithmic_error": _msle,
     "mse": _mse,
+    "msle": _msle,
     "nll": _nll,
-    "poisson": _poisson,
-    "smoothl1": _smooth_l1,
-    "sparsecategoricalcrossentropy": _sparse,
+    "nll_loss": _nll,
+    "poisson": _per_element(F.poisson_nll_loss),
+    "smooth_l1": _smooth_l1,
+    "sparse_categorical_crossentropy": _sparse,
+    "squared_hinge": _reduced(squared_hinge),
 }
-"""By their names without underscores, capitals and `loss` at the end."""
+"""The losses by the names that an error lists."""
 
-_ALIASES = {
-    "bce": "binarycrossentropy",
-    "bcewithlogits": "binarycrossentropy",
-    "binarycrossentropywithlogits": "binarycrossentropy",
-    "ce": "crossentropy",
-    "kld": "kldivergence",
-    "kldiv": "kldivergence",
-    "kullbackleiblerdivergence": "kldivergence",
-    "poissonnll": "poisson",
+_ALIASES: dict[str, ReducedLoss] = {
+    "bce_with_logits": _binary_cross_entropy,
+    "binary_cross_entropy_with_logits": _binary_cross_entropy,
+    "ce": _cross_entropy,
+    "kld": _kl_divergence,
+    "kullback_leibler_divergence": _kl_divergence,
+    "poisson_nll": _NAMED["poisson"],
 }
-"""What else Keras, torch and the metrics call them."""
-
-NAMES = (
-    "bce",
-    "binary_cross_entropy",
-    "binary_crossentropy",
-    "categorical_crossentropy",
-    "cosine_similarity",
-    "cross_entropy",
-    "hinge",
-    "huber",
-    "kl_div",
-    "kl_divergence",
-    "l1",
-    "log_cosh",
-    "mae",
-    "mape",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_squared_error",
-    "mean_squared_logarithmic_error",
-    "mse",
-    "msle",
-    "nll",
-    "nll_loss",
-    "poisson",
-    "smooth_l1",
-    "sparse_categorical_crossentropy",
-    "squared_hinge",
-)
-"""The names as people write them."""
+"""Other names in Keras, torch and the metrics."""
 
 CTC_FUNCTION = (
     "a function of the outputs [N, T, C], log-probabilities, and of a pair of targets "
@@ -219,7 +186,7 @@ _MEAN_OTHERWISE = {
     "torch.nn.KLDivLoss(reduction='batchmean') itself.",
     **dict.fromkeys(("ctc", "ctcloss"), f"CTC needs lengths too. Pass {CTC_FUNCTION}."),
 }
-"""Names that are understood, but not as a loss of ours."""
+"""Names of losses in torch and Keras that no loss here computes, and what to do."""
 
 _LOGITS = (
     "bce",
@@ -230,36 +197,45 @@ _LOGITS = (
     "kullbackleiblerdivergence",
     "sparsecategoricalcrossentropy",
 )
-"""Names of which Keras or torch has a loss of probabilities."""
+"""Names, as keys, that mean a loss of probabilities in Keras or torch."""
 
 _IGNORED = -100
 _IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
 
 
+def _key(name: str) -> str:
+    """Drop underscores, capitals and `loss` at the end."""
+    key = name.lower().replace("_", "")
+    return key[: -len("loss")] if key.endswith("loss") else key
+
+
+_BY_KEY = {_key(name): loss for name, loss in {**_NAMED, **_ALIASES}.items()}
+
+
 @functools.lru_cache(maxsize=None)
 def named_loss(name: str) -> Loss:
-    """The loss of that name, the same each time; capitals and underscores don't matter.
+    """Find a loss by name; capitals, underscores and `loss` at the end don't matter.
 
     Raises:
-        ConfigError: It means something else elsewhere than a loss of ours.
-        UnknownNameError: There is none.
+        ConfigError: The name means another loss in torch or Keras.
+        UnknownNameError: The name is unknown.
 
     Example:
         >>> named_loss("MSE").terms(torch.ones(1, 1), torch.zeros(1, 1), 1).value
         tensor(1.)
     """
-    key = name.lower().replace("_", "")
-    if key in _MEAN_OTHERWISE:
-        raise ConfigError(f"loss={name!r}: {_MEAN_OTHERWISE[key]}")
-    short = key[: -len("loss")] if key.endswith("loss") else key
-    function = _NAMED.get(_ALIASES.get(short, short))
+    squashed = name.lower().replace("_", "")
+    if squashed in _MEAN_OTHERWISE:
+        raise ConfigError(f"loss={name!r}: {_MEAN_OTHERWISE[squashed]}")
+    key = _key(name)
+    function = _BY_KEY.get(key)
     if function is None:
         if name.endswith("Loss") and hasattr(torch.nn, name):
             raise ConfigError(
                 f"loss={name!r} is a class of torch without a name here: pass "
                 f"torch.nn.{name}() itself."
             )
-        raise UnknownNameError("loss", name, NAMES)
+        raise UnknownNameError("loss", name, tuple(_NAMED))
 
     def reduced(reduction: str) -> LossFunction:
         return lambda outputs, targets: function(outputs, targets, reduction)
@@ -271,5 +247,5 @@ def named_loss(name: str) -> Loss:
         is_per_output=True,
         ignore_index=_IGNORED if function in _IGNORING else None,
         summed=reduced("sum"),
-        takes_logits=short in _LOGITS,
+        takes_logits=key in _LOGITS,
     )

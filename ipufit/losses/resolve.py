@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what users call a loss to one function of outputs and targets."""
+"""Find losses by name, and take torch's modules and functions for losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LossLike = Union[str, torch.nn.Module, LossFunction]
 
 
 def resolve_loss(loss: LossLike) -> Loss:
-    """Find the function behind a name, a module or a function.
+    """Find the loss behind a name, a module or a function.
 
     Binary losses and those of errors take targets of the outputs' shape but for axes
     of size 1: `[N]` labels fit `[N, 1]` outputs. Names that mean a probability loss
@@ -31,12 +31,10 @@ def resolve_loss(loss: LossLike) -> Loss:
     Args:
         loss: A name, a torch loss module, or `loss(outputs, targets)`.
 
-    Returns:
-        The loss.
-
     Raises:
         UnknownNameError: The name is unknown.
-        ConfigError: It can't be called, or the name means something else elsewhere.
+        ConfigError: `loss` can't be called, or its name means another loss in torch or
+            Keras.
 
     Example:
         >>> resolve_loss(torch.nn.CrossEntropyLoss(reduction="sum")).is_sum
@@ -96,7 +94,7 @@ def _is_torchs(loss: Any) -> bool:
 
 
 def _unreduced(loss: Any) -> LossFunction | None:
-    """The same loss module with a value per sample; CTC has none on an IPU."""
+    """Copy a loss module to return a value per sample; CTC can't on an IPU."""
     if not _is_torchs(loss) or isinstance(loss, torch.nn.CTCLoss):
         return None
     if not hasattr(loss, "reduction"):
