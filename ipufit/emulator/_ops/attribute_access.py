@@ -17,7 +17,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
             `custom_op` has kept, in hexadecimal.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: `attribute_id_str` is neither.
 
     Example:
         >>> accessAttributes('{"alpha": 2}')

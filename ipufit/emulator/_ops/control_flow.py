@@ -63,7 +63,7 @@ def for_loop(
     _check_same(
         "the body of poptorch.for_loop takes and returns", recorded.example, inputs
     )
-    result: list[Tensor] = trace.call(
+    result: list[Tensor] = trace.record(
         run_loop, count, recorded, copies, recorded.captured
     )
     return result
@@ -116,7 +116,7 @@ def cond(
     then = _branch(trace, then_body, then_inps)
     other = _branch(trace, else_body, else_inps)
     _check_same("the bodies of poptorch.cond return", then[0].example, other[0].example)
-    result: list[Tensor] = trace.call(run_branch, condition, *then, *other)
+    result: list[Tensor] = trace.record(run_branch, condition, *then, *other)
     return result
 
 
@@ -188,7 +188,7 @@ def _check_condition(condition: Any) -> None:
 
 
 def _check_same(what: str, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
-    """A device allots memory for one shape and type."""
+    """Refuse tensors of two shapes or types: a device allots memory for one."""
     kinds = [[(tuple(t.shape), t.dtype) for t in tensors] for tensors in (one, other)]
     if kinds[0] != kinds[1]:
         raise createPoptorchError(

@@ -131,7 +131,7 @@ def custom_op(
     trace.require_device(full_name, inputs)
     if (domain, name) in _stand_ins:
         stand_in = _StandIn(_stand_ins[domain, name], attributes)
-        outputs = trace.call(run_custom_op, stand_in, inputs)
+        outputs = trace.record(run_custom_op, stand_in, inputs)
     elif domain == DOMAIN and name in SHIPPED_OPERATIONS:
         outputs = [SHIPPED_OPERATIONS[name](*inputs, **attributes)]
     else:

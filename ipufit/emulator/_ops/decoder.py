@@ -40,10 +40,10 @@ def ctc_beam_search_decoder(
 
     Args:
         probs: Log-probabilities, `[T, B, C]`.
-        lengths: Time steps of each sequence that count, `[B]`.
-        blank: The class that is no label.
-        beam_width: Prefixes kept at each step.
-        top_paths: Sequences to return.
+        lengths: Number of time steps of each sequence, `[B]`.
+        blank: Index of the class that is no label.
+        beam_width: Number of prefixes kept at each step.
+        top_paths: Number of sequences to return.
 
     Returns:
         Log-probabilities of the sequences `[B, top_paths]`, likeliest first; their
@@ -79,7 +79,7 @@ def ctc_beam_search_decoder(
             torch.zeros(batch, top_paths),
             torch.zeros(batch, top_paths, steps),
         )
-    result: tuple[Tensor, Tensor, Tensor] = trace.call(
+    result: tuple[Tensor, Tensor, Tensor] = trace.record(
         decode_batch, probs, lengths, blank, beam_width, top_paths
     )
     return result
@@ -108,15 +108,12 @@ def decode_batch(
 def best_paths(
     log_probs: list[list[float]], blank: int, beam_width: int
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Label sequences with their log-probabilities, likeliest first.
+    """Find at most `beam_width` label sequences, likeliest first.
 
     Args:
-        log_probs: Of the classes, for each time step.
-        blank: The class that is no label.
-        beam_width: Prefixes kept at each step.
-
-    Returns:
-        At most `beam_width` of them.
+        log_probs: Log-probabilities of the classes, for each time step.
+        blank: Index of the class that is no label.
+        beam_width: Number of prefixes kept at each step.
 
     Example:
         >>> import math
@@ -126,23 +123,23 @@ def best_paths(
     """
     beams: _Beams = {(): (0.0, _NEVER)}
     for row in log_probs:
-        beams = _kept(_extended(beams, row, blank), beam_width)
-    ranked = [(prefix, _sum(*ends)) for prefix, ends in beams.items()]
+        beams = _likeliest(_extend(beams, row, blank), beam_width)
+    ranked = [(prefix, _log_add(*ends)) for prefix, ends in beams.items()]
     return sorted(ranked, key=lambda item: -item[1])
 
 
-def _extended(beams: _Beams, row: list[float], blank: int) -> _Beams:
-    """All prefixes after one more time step."""
+def _extend(beams: _Beams, row: list[float], blank: int) -> _Beams:
+    """Extend all prefixes by one time step."""
     after: _Beams = {}
 
     def add(prefix: tuple[int, ...], in_blank: float, in_label: float) -> None:
         if in_blank == in_label == _NEVER:
             return
         old = after.get(prefix, (_NEVER, _NEVER))
-        after[prefix] = (_sum(old[0], in_blank), _sum(old[1], in_label))
+        after[prefix] = (_log_add(old[0], in_blank), _log_add(old[1], in_label))
 
     for prefix, (in_blank, in_label) in beams.items():
-        either = _sum(in_blank, in_label)
+        either = _log_add(in_blank, in_label)
         add(prefix, either + row[blank], _NEVER)
         for label, score in enumerate(row):
             if label == blank:
@@ -156,12 +153,12 @@ def _extended(beams: _Beams, row: list[float], blank: int) -> _Beams:
     return after
 
 
-def _kept(beams: _Beams, beam_width: int) -> _Beams:
-    ranked = sorted(beams.items(), key=lambda item: -_sum(*item[1]))
+def _likeliest(beams: _Beams, beam_width: int) -> _Beams:
+    ranked = sorted(beams.items(), key=lambda item: -_log_add(*item[1]))
     return dict(ranked[:beam_width])
 
 
-def _sum(first: float, second: float) -> float:
+def _log_add(first: float, second: float) -> float:
     """`log(exp(first) + exp(second))`."""
     larger, smaller = max(first, second), min(first, second)
     if smaller == _NEVER:

@@ -21,7 +21,7 @@ class CPU:
     Args:
         layer_to_call: A function of tensors, or a module, whose parameters no longer
             require gradients then.
-        ID: A name for the call.
+        ID: Name for messages.
 
     Example:
         >>> double = CPU(lambda x: 2 * x, "double")
@@ -44,7 +44,7 @@ class CPU:
 
         Args:
             *inputs: Tensors.
-            **kwargs: Ignored, as PopTorch does.
+            **kwargs: Ignored, as in PopTorch.
 
         Returns:
             The tensor that the layer returns, or a list of what its list or tuple has.
@@ -66,7 +66,7 @@ class CPU:
             trace.refuse_training("CPU")
             with trace.inside("CPU"):
                 layer = _HostLayer(self._layer_to_call)
-                outputs = trace.call(call_on_host, layer, *inputs)
+                outputs = trace.record(call_on_host, layer, *inputs)
         self.in_shapes = [tensor.shape for tensor in inputs]
         self.out_shapes = [
             tensor.shape
@@ -103,7 +103,7 @@ class CPU:
         PopTorch's backend calls this, the emulator doesn't.
 
         Raises:
-            TypeError: There are no such tensors: see `registerPersistentData`.
+            TypeError: `registerPersistentData` hasn't been called.
 
         Example:
             >>> double = CPU(lambda x: 2 * x, "double")
@@ -127,7 +127,7 @@ class CPU:
 
 
 class _HostLayer:
-    """A layer that a trace doesn't look into."""
+    """Hides a layer from the trace, which refuses modules with weights as arguments."""
 
     def __init__(self, layer: Callable[..., Any]) -> None:
         self.call = layer

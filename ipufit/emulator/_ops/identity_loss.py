@@ -25,7 +25,7 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
         The reduced loss: 0-d, or of the shape of `x` for `"none"`.
 
     Raises:
-        AssertionError: `reduction` is none of these.
+        AssertionError: `reduction` is something else.
 
     Example:
         >>> identity_loss(torch.tensor([1.0, 3.0]), reduction="mean")

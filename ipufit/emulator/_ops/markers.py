@@ -38,7 +38,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         As in PopTorch, a container of one tensor becomes one of the tensor's rows.
 
     Raises:
-        ValueError: One of them isn't a tensor.
+        ValueError: An argument isn't a tensor.
 
     Example:
         >>> x, y = torch.tensor([1.0]), torch.tensor([2.0])
@@ -66,7 +66,7 @@ def _operator(function: Callable[..., Any], tensor: Tensor) -> Tensor:
     trace = current_trace()
     if trace is None or trace.recording.is_in_block():
         return tensor
-    result: Tensor = trace.call(function, tensor)
+    result: Tensor = trace.record(function, tensor)
     return result
 
 
@@ -137,7 +137,7 @@ class NameScope:
         name: The prefix.
 
     Raises:
-        AssertionError: It isn't a string.
+        AssertionError: `name` isn't a string.
 
     Example:
         >>> with NameScope("encoder"):

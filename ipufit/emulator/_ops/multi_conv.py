@@ -89,10 +89,10 @@ class MultiConv:
         return self
 
     def planType(self: _MultiConvT, value: MultiConvPlanType | None) -> _MultiConvT:
-        """Choose between side by side and one after the other.
+        """Choose whether convolutions run side by side or one after the other.
 
         Args:
-            value: The plan, or None.
+            value: The plan; None for the default.
 
         Raises:
             AssertionError: `value` is something else.

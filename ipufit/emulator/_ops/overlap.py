@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host transfers that overlap with computation: marks, and the rules for them."""
+"""Mark host transfers that overlap with computation, and check the marks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     Args:
         input_tensors: Inputs of the model: a tensor, or tuples, lists and dicts of
             them.
-        mode: How far ahead.
+        mode: How many steps ahead.
 
     Returns:
         The same structure and values.
@@ -50,7 +50,7 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     Args:
         output_tensors: Outputs of the model: a tensor, or tuples, lists and dicts of
             them.
-        mode: How far behind.
+        mode: How many steps behind.
 
     Returns:
         The same structure and values.
@@ -79,7 +79,7 @@ def _mark(mark: Any, tensors: Any, mode: OverlapMode) -> Any:
     trace = current_trace()
     if mode.value == OverlapMode.NoOverlap.value or trace is None:
         return tensors
-    return map_tensors(tensors, lambda tensor: trace.call(mark, tensor))
+    return map_tensors(tensors, lambda tensor: trace.record(mark, tensor))
 
 
 def check_overlap(graph: Graph, options: Options, *, has_loss: bool) -> None:

@@ -27,7 +27,7 @@ def fps(
 
     Args:
         src: The points, `[N, F]`.
-        ptr: Where segments begin, and where the last one ends.
+        ptr: Indices at which the segments begin, then the end of the last.
         ratio: Share of the points to take, rounded up in each segment.
         random_start: Begin with a random point of a segment, not its first.
 
@@ -59,7 +59,9 @@ def fps(
         raise createPoptorchError(
             f"`random_start` of fps must be a bool. Got {random_start!r}."
         )
-    result: Tensor = _device("fps").call(sample_farthest, src, ptr, ratio, random_start)
+    result: Tensor = _device("fps").record(
+        sample_farthest, src, ptr, ratio, random_start
+    )
     return result
 
 
@@ -71,7 +73,7 @@ def nearest(
     Args:
         x: Points, `[N, F]` or `[N]`.
         y: Points, `[M, F]` or `[M]`.
-        batch_x: The batch of each point of `x`, sorted; none: all are in batch 0.
+        batch_x: Batch index of each point of `x`, sorted; None: all are in batch 0.
         batch_y: The same for `y`.
 
     Returns:
@@ -97,7 +99,7 @@ def nearest(
     trace = _device("nearest")
     _check_points(x, y)
     _check_batches(batch_x, batch_y, len(x), len(y))
-    result: Tensor = trace.call(find_nearest, x, y, batch_x, batch_y)
+    result: Tensor = trace.record(find_nearest, x, y, batch_x, batch_y)
     return result
 
 

@@ -25,21 +25,18 @@ _INDEX_TYPES = (torch.int16, torch.int32, torch.int64)
 
 
 def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Any:
-    """`tensor[start : start + size : step]` along `dim`, for any `start`.
+    """Take `tensor[start : start + size : step]` along `dim`, for any `start`.
 
     On the device a slice beyond the end goes on at the beginning; on the host it
     ends there.
 
     Args:
-        tensor: What to cut.
-        dim: The dimension.
+        tensor: The tensor to cut.
+        dim: The dimension to cut along.
         start: An integer; its first element counts.
-        size: Elements between the ends, always the same. On the device it must
+        size: Number of elements between the ends, a constant. On the device it must
             divide the dimension.
-        step: Between the elements that are taken.
-
-    Returns:
-        The slice.
+        step: Distance of the elements that are taken.
 
     Raises:
         Error: An argument has another type, or the device can't have this size.
@@ -61,23 +58,20 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
     if step < 1:
         raise createPoptorchError(f"Slicing step must be at least 1. Got {step}.")
     check_factor(size, tensor.shape[dim])
-    return trace.call(slice_tensor, tensor, dim, start, size, step)
+    return trace.record(slice_tensor, tensor, dim, start, size, step)
 
 
 def dynamic_update(
     input: Tensor, src: Tensor, dim: int, start: Tensor, size: int
 ) -> Tensor:
-    """A copy of `input` with `src` in `[start, start + size)` along `dim`.
+    """Copy `input` with `src` in `[start, start + size)` along `dim`.
 
     Args:
-        input: What to copy.
-        src: What to write, `size` long along `dim`.
-        dim: The dimension.
+        input: The tensor to copy.
+        src: The values to write, `size` long along `dim`.
+        dim: The dimension to write along.
         start: An integer; its first element counts.
-        size: Elements to write, always the same.
-
-    Returns:
-        The changed copy.
+        size: Number of elements to write, a constant.
 
     Raises:
         Error: An argument has another type, `input` and `src` don't go together, or
@@ -96,7 +90,7 @@ def dynamic_update(
             "input and src tensors must have same dimensionality. "
             f"({input.dim()}) vs ({src.dim()})"
         )
-    types = (_type_seen(input), _type_seen(src))
+    types = (_device_dtype(input), _device_dtype(src))
     if types[0] != types[1]:
         raise createPoptorchError(
             f"input and src tensor must have same dtype. ({types[0]} vs {types[1]})"
@@ -106,7 +100,7 @@ def dynamic_update(
         first = _first_of(start)
         return torch.slice_scatter(input, src, dim, first, first + size, 1)
     check_size(size)
-    result: Tensor = trace.call(update_tensor, input, src, dim, start, size)
+    result: Tensor = trace.record(update_tensor, input, src, dim, start, size)
     return result
 
 
@@ -139,7 +133,7 @@ def _require_int(value: Any, what: str) -> None:
         )
 
 
-def _type_seen(tensor: Tensor) -> torch.dtype:
-    """The type of a tensor where the code runs: a device has 32-bit integers."""
+def _device_dtype(tensor: Tensor) -> torch.dtype:
+    """The type of a tensor where it is computed: a device has no types of 64 bits."""
     narrow = {torch.int64: torch.int32, torch.float64: torch.float32}
     return narrow.get(tensor.dtype, tensor.dtype) if is_tracing() else tensor.dtype

@@ -35,21 +35,21 @@ def ipu_print_tensor(
     nothing.
 
     Args:
-        tensor: What to print.
-        title: What to print before it.
+        tensor: The tensor to print.
+        title: Text to print before it.
         print_gradient: In training, print the gradient too, as `<title>_gradient`.
-        summarise_threshold: Shorten tensors of more elements; 0: none.
+        summarise_threshold: Shorten tensors of more elements; 0 for none.
         edge_items: Elements to keep at each end of a dimension that is shortened.
-        max_line_width: Break longer rows; 0: never.
-        digits: Significant digits, without those of an exponent; 0: columns are not
-            aligned.
+        max_line_width: Break longer rows; 0 for none.
+        digits: Number of significant digits, without those of an exponent; with 0
+            columns are not aligned.
         float_format: `"auto"`, `"fixed"`, `"scientific"` or `"none"`.
-        separator: Between elements; the first character counts.
-        open_bracket: Before a dimension; the first character counts.
-        close_bracket: After it; the first character counts.
+        separator: Text between elements; the first character counts.
+        open_bracket: Text before a dimension; the first character counts.
+        close_bracket: Text after a dimension; the first character counts.
 
     Returns:
-        The same values.
+        A tensor of the same values.
 
     Raises:
         Error: `tensor` isn't a tensor.
@@ -74,7 +74,7 @@ def ipu_print_tensor(
     trace = current_trace()
     if trace is None:
         return tensor
-    result: Tensor = trace.call(print_tensor, tensor, title, print_gradient, text)
+    result: Tensor = trace.record(print_tensor, tensor, title, print_gradient, text)
     return result
 
 

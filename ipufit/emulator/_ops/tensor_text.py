@@ -18,15 +18,15 @@ class TensorText:
     """Makes text of tensors, by the settings of `ipu_print_tensor`.
 
     Attributes:
-        summarise_threshold: Shorten tensors of more elements; 0: none.
+        summarise_threshold: Shorten tensors of more elements; 0 for none.
         edge_items: Elements kept at each end of a dimension that is shortened.
-        max_line_width: Break longer rows; 0: never.
-        digits: Significant digits, without those of the exponent; 0: as many as it
-            takes, and columns are not aligned.
+        max_line_width: Break longer rows; 0 for none.
+        digits: Number of significant digits, without those of the exponent; with 0 all
+            digits are written and columns are not aligned.
         float_format: `"auto"`, `"fixed"`, `"scientific"` or `"none"`.
-        separator: Between elements.
-        open_bracket: Before a dimension.
-        close_bracket: After it.
+        separator: Text between elements.
+        open_bracket: Text before a dimension.
+        close_bracket: Text after a dimension.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ class TensorText:
     # Elements -----------------------------------------------------------------
 
     def _formatted(self, values: Any, *, is_float: bool) -> Any:
-        """The nested values as texts of one width."""
+        """Format the nested values as texts of one width."""
         numbers = [value for value in _leaves(values) if value is not _CUT]
         spec = self._spec(numbers) if is_float else "d"
         width = 0

@@ -42,8 +42,8 @@ from ipufit.emulator._tracing.device_numbers import compute_as_device
 from ipufit.emulator._tracing.liveness import (
     NORM_FUNCTIONS,
     changed_memory,
-    erase_calls,
     erase_dead,
+    erase_operations,
 )
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import refuse_tied_buffers, untraceable
@@ -304,7 +304,7 @@ def _eliminate(
     """Erase the dead calls of a trace; all if it gives nothing back."""
     inputs = set(recording.input_memory())
     if not results and not inputs & changed_memory([recording.graph]).keys():
-        erase_calls(recording.graph)
+        erase_operations(recording.graph)
         return
     variables = {
         memory

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a module once, and the graph of what it did."""
+"""Trace a module: run it once, and record its operations as a graph."""

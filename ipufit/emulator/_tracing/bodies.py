@@ -49,13 +49,13 @@ def record_body(
     """Call `function` once, and take its operations out of the trace's graph.
 
     Args:
-        recording: Of the trace under way.
-        function: Returns a list of tensors.
-        inputs: Tensors that it uses and that are others in each run.
+        recording: Recording of the trace under way.
+        function: The loop's or branch's body; returns a list of tensors.
+        inputs: Tensors that the body uses and that are others in each run.
 
     Raises:
-        Error: It returns something else than tensors of the device, or changes a
-            tensor in place that isn't one of `inputs`.
+        Error: `function` returns something else than tensors of the device, or changes
+            a tensor in place that isn't one of `inputs`.
     """
     before = dict(recording.nodes)
     starts = [before[id(tensor)] for tensor in inputs]

@@ -51,15 +51,15 @@ def note_whole_numbers(node: Node, operands: Iterable[Any]) -> None:
 
 
 def compute_as_device(graph: Graph, constants: Collection[Node]) -> None:
-    """Refuse functions whose results are likely wrong; change those that are certain.
+    """Refuse operations a device likely gets wrong; replace those known to differ.
 
     Args:
-        graph: A traced program.
-        constants: Its constant nodes.
+        graph: A traced program, which is changed.
+        constants: Its constant nodes; torch computes those.
 
     Raises:
-        Error: It divides whole numbers, divides with a rounding mode, or takes the
-            mean of whole numbers.
+        Error: The program divides whole numbers, divides with a rounding mode, or takes
+            the mean of whole numbers.
 
     Example:
         >>> graph = Graph()
@@ -106,7 +106,7 @@ def _whole(what: str, way: str) -> Exception:
 
 
 def _correct_by_one(node: Node) -> None:
-    """A correction is read as a truth value (PopTorch, `calculateVarMean`)."""
+    """Take a correction for a truth value, as PopTorch does (`calculateVarMean`)."""
     correction = node.kwargs.get("correction")
     if correction is not None:
         node.kwargs = {**node.kwargs, "correction": int(bool(correction))}

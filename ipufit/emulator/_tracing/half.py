@@ -67,9 +67,9 @@ def rounding(*, is_stochastic: bool) -> Iterator[None]:
     """Choose how results are rounded to float16 for a while.
 
     Args:
-        is_stochastic: Up or down at random, the nearer value with the higher
-            probability, so that the expected result is exact
-            (`Options.Precision.enableStochasticRounding`); otherwise to the nearest.
+        is_stochastic: Whether to round up or down at random, to the nearer value with
+            the higher probability, so that the expected result is exact
+            (`Options.Precision.enableStochasticRounding`). Otherwise to the nearest.
 
     Example:
         >>> with rounding(is_stochastic=True):
@@ -121,7 +121,7 @@ def in_float32(operation: Operation) -> Operation:
 
 
 def original(target: Any) -> Any:
-    """The function that `in_float32` was given, for the target of a graph's node."""
+    """The function of torch that a node's target is, or that `in_float32` wrapped."""
     return getattr(target, "_computes_in_float32", target)
 
 
@@ -135,16 +135,11 @@ def _as_rounding_cast(operation: Operation) -> Callable[..., Any]:
     is_to_half = name == "half" or torch.float16 in others or _has_half(others)
     if not is_to_half or args[0].dtype != torch.float32:
         return func
-    return _named(f"to_half_{name}", func, _rounding_cast(func))
 
-
-def _rounding_cast(func: Callable[..., Any]) -> Callable[..., Any]:
     def cast(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_stochastic:
-            return to_half(tensor)
-        return func(tensor, *args, **kwargs)
+        return to_half(tensor) if _is_stochastic else func(tensor, *args, **kwargs)
 
-    return cast
+    return _named(f"to_half_{name}", func, cast)
 
 
 @functools.lru_cache(maxsize=None)
@@ -184,11 +179,13 @@ def _compute(
         args = tuple(map(_single_precision, args))
         kwargs = {name: _single_precision(value) for name, value in kwargs.items()}
     result = func(*map_tensors(args, widen), **map_tensors(kwargs, widen))
+    narrow: dict[int, Tensor] = {}
     for changed in _changed_in_place(name, args, kwargs):
         if id(changed) in wide:
-            copy = wide[id(changed)]
-            changed.copy_(to_half(copy))
-            result = map_tensors(result, _replacing(copy, changed))
+            changed.copy_(to_half(wide[id(changed)]))
+            narrow[id(wide[id(changed)])] = changed
+    if narrow:
+        result = map_tensors(result, lambda tensor: narrow.get(id(tensor), tensor))
     becomes = dtype or _result_dtype(name, args, kwargs)
     if becomes != torch.float16:
         return result
@@ -200,14 +197,10 @@ def _single_precision(value: Any) -> Any:
     return torch.float32 if is_half else value
 
 
-def _replacing(old: Tensor, new: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: new if tensor is old else tensor
-
-
 def _changed_in_place(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Tensor]:
-    """Arguments that the function writes to."""
+    """The arguments that a function of torch writes to."""
     if name in _UPDATES_STATISTICS:
         names = ("input", "running_mean", "running_var")
         given = {**dict(zip(names, args)), **kwargs}
@@ -241,7 +234,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 class _Widen(Function):
-    """Its gradient is rounded, as every result of the device."""
+    """Cast to float32; the gradient is rounded, as every result of the device."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
@@ -253,6 +246,8 @@ class _Widen(Function):
 
 
 class _Narrow(Function):
+    """Round to float16; the gradient passes through."""
+
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
         return _round_stochastically(tensor)
@@ -263,7 +258,7 @@ class _Narrow(Function):
 
 
 def _round_stochastically(tensor: Tensor) -> Tensor:
-    """Unbiased: random bits are added below the last one that is kept."""
+    """Round without bias: add random bits below the last one that is kept."""
     noise = torch.randint_like(tensor, 2**_FRACTION_BITS, dtype=torch.int32)
     bits = tensor.contiguous().view(torch.int32) + noise
     kept = bits & -(2**_FRACTION_BITS)

@@ -48,7 +48,7 @@ def refuse_unsupported(operation: Operation) -> None:
     """Refuse an operation whose arguments PopTorch doesn't support.
 
     Raises:
-        Error: One of them is not supported.
+        Error: An argument is not supported; the message says what to do.
 
     Example:
         >>> refuse_unsupported(Operation(torch.relu, "relu", (), {}))

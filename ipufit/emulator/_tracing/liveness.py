@@ -115,7 +115,7 @@ class MemoryWatch:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """A number for the memory of a tensor, as long as that lives."""
+    """A number for the memory of a tensor, valid as long as that memory lives."""
     return tensor.untyped_storage().data_ptr() if not tensor.is_sparse else id(tensor)
 
 
@@ -182,8 +182,8 @@ def erase_dead(
             graph.erase_node(node)
 
 
-def erase_calls(graph: Graph) -> None:
-    """Erase everything but the inputs, as PopTorch does if a model returns nothing."""
+def erase_operations(graph: Graph) -> None:
+    """Erase all but the inputs, as PopTorch does if a model returns nothing."""
     for node in reversed(graph.nodes):
         if node.op != "placeholder":
             graph.erase_node(node)
@@ -206,7 +206,7 @@ def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
 
 
 def _refuse_open_subgraph(node: Node) -> None:
-    """The end of a loop or branch has no side effect in PopTorch, its start has one."""
+    """Refuse to erase a loop or branch: its start has a side effect in PopTorch."""
     name = _SUBGRAPHS.get(function_name(node))
     if name is not None:
         raise createPoptorchError(

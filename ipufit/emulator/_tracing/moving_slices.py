@@ -10,12 +10,13 @@ end (PopTorch, `SliceOps.cpp`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.node import Node
 
+from ipufit.emulator._tracing.constant_nodes import function_name
 from ipufit.emulator._tracing.operation import NodesById, Operation
 from ipufit.emulator.errors import Error, createPoptorchError
 
@@ -76,11 +77,11 @@ def moving_sizes(index: Any, nodes: NodesById) -> dict[int, int]:
     """Find the slices whose ends are on the device, and their sizes.
 
     Args:
-        index: As in `tensor[index]`.
+        index: The index in `tensor[index]`.
         nodes: Node of each tensor on the device.
 
     Returns:
-        Position among the parts of `index` -> size.
+        Position of the slice among the parts of `index` to its size.
 
     Raises:
         Error: A size isn't a constant, or isn't positive.
@@ -106,8 +107,8 @@ def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
     """Compute `tensor[index]` with slices that move, on the device.
 
     Args:
-        tensor: What to index.
-        index: As in `tensor[index]`.
+        tensor: The tensor to index.
+        index: The index in `tensor[index]`.
         sizes: The result of `moving_sizes`.
 
     Raises:
@@ -150,7 +151,7 @@ def check_factor(size: int, length: int) -> None:
     """Refuse a size that doesn't divide the dimension.
 
     Raises:
-        Error: It doesn't.
+        Error: `length` is no multiple of `size`.
 
     Example:
         >>> check_factor(2, 4)
@@ -166,7 +167,7 @@ def check_size(size: int) -> None:
     """Refuse a size that isn't positive.
 
     Raises:
-        Error: It isn't.
+        Error: `size` is 0 or negative.
 
     Example:
         >>> check_size(1)
@@ -185,7 +186,7 @@ def _parts(index: Any) -> tuple[Any, ...]:
 
 
 def _dimension(parts: list[Any], position: int, rank: int) -> int:
-    """Which dimension the part at `position` indexes."""
+    """The dimension that the part at `position` indexes."""
     dims = [0 if part is None else 1 for part in parts]
     for place, part in enumerate(parts):
         if part is Ellipsis:
@@ -194,46 +195,29 @@ def _dimension(parts: list[Any], position: int, rank: int) -> int:
 
 
 def _from_origin(end: Any, nodes: NodesById) -> tuple[Node, int]:
-    """The tensor that an end is computed from, and what was added to it."""
+    """The tensor that an end is computed from, and the constant added to it."""
     if not isinstance(end, Tensor):
         raise _size_varies()
     node, offset = nodes[id(end)], 0
-    while True:
-        name = node.target if isinstance(node.target, str) else _name(node.target)
-        if node.op not in ("call_function", "call_method"):
-            return node, offset
+    while node.op in ("call_function", "call_method"):
+        name = function_name(node)
         if name in _CASTS:
             node = node.all_input_nodes[0]
-        elif name in _SIGNS and not node.kwargs:
-            variable, constant = _operands(node)
-            if variable is None or constant is None:
-                return node, offset
-            node, offset = variable, offset + _SIGNS[name] * constant
-        else:
-            return node, offset
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", "")
-
-
-def _operands(node: Node) -> tuple[Node | None, int | None]:
-    first, second = node.args[:2]
-    constant = _constant(second)
-    return (first if isinstance(first, Node) else None), constant
+            continue
+        if name not in _SIGNS or node.kwargs:
+            break
+        variable, constant = node.args[0], _constant(node.args[1])
+        if constant is None or not isinstance(variable, Node):
+            break
+        node, offset = variable, offset + _SIGNS[name] * constant
+    return node, offset
 
 
 def _constant(value: Any) -> int | None:
-    if isinstance(value, int):
-        return value
     if isinstance(value, Node) and value.target is torch.tensor:
-        return _single(value.args[0])
-    return None
-
-
-def _single(value: Any) -> int | None:
-    while isinstance(value, (list, tuple)) and len(value) == 1:
-        value = value[0]
+        value = value.args[0]
+        while isinstance(value, (list, tuple)) and len(value) == 1:
+            value = value[0]
     return value if isinstance(value, int) else None
 
 

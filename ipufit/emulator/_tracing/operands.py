@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors among the arguments and results of one call of torch.
+"""The tensors among the arguments and results of one operation.
 
 Torch nests them in tuples, lists, dicts and slices. This is its own convention;
-structures of a model's inputs and outputs are those of `_custom_args`.
+the structures of a model's inputs and outputs are those of `custom_args`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of a torch function in a program, as the steps of a trace hand it on."""
+"""Operations: calls of torch functions that a trace checks, runs and records."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Operation:
     """One call of a torch function in a program.
 
     Attributes:
-        function: What computes it.
-        name: What torch calls it, such as `add_` or `__getitem__`.
+        function: The function that computes it.
+        name: Name of the torch function, such as `add_` or `__getitem__`.
         args: Positional arguments.
         kwargs: Keyword arguments.
 
@@ -56,7 +56,7 @@ class Operation:
         return signature.bind_partial(*self.args, **self.kwargs).arguments
 
     def run(self) -> Any:
-        """Compute it."""
+        """Compute the operation."""
         return self.function(*self.args, **self.kwargs)
 
 
@@ -68,7 +68,7 @@ class DeviceFunction:
     call it, and it arrives at the tracer.
 
     Attributes:
-        function: What the tracer runs and records.
+        function: The function that the tracer runs and records.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -76,7 +76,7 @@ class DeviceFunction:
         self.__name__ = function.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Hand it to the next mode."""
+        """Hand the call to the next mode."""
         tensors = tuple(tensors_in((args, kwargs)))
         return handle_torch_function(self, tensors, *args, **kwargs)
 

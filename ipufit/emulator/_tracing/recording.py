@@ -57,13 +57,13 @@ class Recording:
         inputs: The tensors the module is called with, inputs of the graph too.
 
     Attributes:
-        graph: The operations.
+        graph: The operations recorded so far.
         root: Holds the graph's constants.
         weights: The copies of the weights that operations compute with.
         scopes: Where in the model operations are made; each node remembers it.
         begun: The blocks that began, in order.
-        results: Node to what it was while tracing.
-        is_running_operation: Whether an operation runs whose node isn't there yet.
+        results: Node to its value while tracing.
+        is_running_operation: Whether an operation runs that isn't recorded yet.
     """
 
     def __init__(self, weights: dict[str, Tensor], inputs: list[Tensor]) -> None:
@@ -91,11 +91,11 @@ class Recording:
 
     @property
     def nodes(self) -> NodesById:
-        """Which node each tensor is at this moment."""
+        """The node of each tensor at this moment."""
         return self._nodes
 
     def rebind(self, nodes: NodesById) -> None:
-        """Forget what was recorded since a copy of `nodes` was taken."""
+        """Go back to the nodes that tensors had when a copy of `nodes` was taken."""
         self._nodes = dict(nodes)
 
     def is_on_device(self, tensor: Tensor) -> bool:
@@ -131,9 +131,9 @@ class Recording:
         """Record an operation that has run.
 
         Args:
-            operation: Its tensors are on the device; others become constants.
-            effects: What it did to memory.
-            result: What it returned; the tensors in it are on the device now.
+            operation: Tensors of the host among its arguments become constants.
+            effects: Its effects on memory.
+            result: Its result; the tensors in it are on the device from now on.
         """
         self._record_grad_mode()
         name = operation.name
@@ -234,7 +234,10 @@ class Recording:
         return self._attribute(value)
 
     def _constant(self, tensor: Tensor) -> Node:
-        """A tensor of the host, frozen; a copy each time, lest the model change it."""
+        """Record a tensor of the host as a constant.
+
+        The program makes a copy of it in each run, as later operations may change it.
+        """
         frozen = device_tensor(tensor.detach(), copy=True)
         node: Node = self.graph.call_function(torch.clone, (self._attribute(frozen),))
         self.results[node] = frozen
@@ -253,7 +256,7 @@ class Recording:
 
 
 def _is_method(operation: Operation) -> bool:
-    """Whether a graph calls it as a method of its first argument."""
+    """Whether a graph calls the operation as a method of its first argument."""
     function, name = operation.function, operation.name
     return (
         is_tensor_method_or_property(function)
@@ -263,5 +266,5 @@ def _is_method(operation: Operation) -> bool:
 
 
 def _is_constant_weight(node: Node, tensor: Tensor) -> bool:
-    """Whether PopTorch compiles a weight in: it does if that is of whole numbers."""
+    """Whether it is a weight of whole numbers, which PopTorch compiles in."""
     return str(node.target).startswith("weight_") and not tensor.is_floating_point()

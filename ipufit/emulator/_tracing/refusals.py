@@ -66,7 +66,7 @@ def refuse_value_reader(operation: Operation) -> None:
     """Refuse a function that needs the value of a device's tensor.
 
     Raises:
-        Error: It needs a value.
+        Error: The operation needs a value, as `tensor.item()` does.
     """
     what = _VALUE_READERS.get(operation.name)
     if moves_to_host(operation):
@@ -78,7 +78,7 @@ def refuse_value_reader(operation: Operation) -> None:
 
 
 def value_needed(what: str) -> Error:
-    """The error for what can't be done without the value of a device's tensor."""
+    """Build the error for what needs the value of a device's tensor."""
     return createPoptorchError(
         f"{what} needs the value of a tensor while the model is traced, but values "
         "exist only when the compiled model runs. Compute with tensors "
@@ -94,11 +94,8 @@ def text_without_values(operation: Operation) -> str:
 def tensors_are_equal(operation: Operation) -> bool:
     """The answer of `torch.equal` for the device's tensors while a model is traced.
 
-    PopTorch has an answer for it, if no value (`RegisterMetaOps.cpp.inc`), and layers
+    It is False, as in PopTorch (`RegisterMetaOps.cpp.inc`), whatever the values. Layers
     of torch rely on it: `torch.nn.TransformerEncoder` looks for a causal mask with it.
-
-    Returns:
-        False.
     """
     logger.warning(
         "torch.equal() is False for whatever tensors of the device: their values exist "
@@ -156,7 +153,7 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
     persistent, leaves one on the device.
 
     Raises:
-        Error: There is such a buffer; also one of a submodule under two names.
+        Error: There is such a buffer, in the module or in one of its submodules.
     """
     names: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -170,7 +167,7 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
 
 
 def untraceable(what: object) -> Error:
-    """The error for a tensor made where the trace doesn't see it."""
+    """Build the error for a tensor made where the trace doesn't see it."""
     return createPoptorchError(
         f"The model computes with something that cannot be traced ({what}), such as "
         "TorchScript or a transform of torch.func. Use functions of torch's Python "
@@ -179,7 +176,7 @@ def untraceable(what: object) -> Error:
 
 
 def host_tensor_among(name: str, tensor: Tensor) -> Error:
-    """The error for a call that mixes a tensor of the host with the device's."""
+    """Build the error for an operation on tensors of both the host and the device."""
     dtype = _TYPE_NAMES.get(tensor.dtype, tensor.dtype)
     return createPoptorchError(
         f"Expected an IPU tensor but got tensor(device={tensor.device.type}, "

@@ -45,7 +45,7 @@ class Scopes:
         """Close the innermost scope.
 
         Raises:
-            Error: None is open; PopART's behaviour is undefined then.
+            Error: No scope is open; PopART's behaviour is undefined then.
         """
         if not self._names:
             raise createPoptorchError(
@@ -62,7 +62,7 @@ class Scopes:
         (PopTorch, `NameScopeHook` in `_impl.py`).
 
         Args:
-            root: A module; it has no name itself.
+            root: A module; it opens no scope itself.
         """
 
         def opening(name: str) -> Callable[..., None]:

@@ -52,7 +52,7 @@ def creates_on_device(operation: Operation) -> bool:
 
 
 def moves_to_host(operation: Operation) -> bool:
-    """Whether it is `tensor.to("cpu")`.
+    """Whether an operation is `tensor.to("cpu")`.
 
     Example:
         >>> x = torch.zeros(1)

@@ -32,16 +32,16 @@ class TraceState:
     is_training: bool
     open: list[str] = field(default_factory=list)
 
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function` on the device's tensors and record it as one operation.
 
         Args:
-            function: What the device runs. It is called while tracing too.
-            *args: At least one tensor among them.
-            **kwargs: Passed on.
+            function: The function that the device runs. It also runs while tracing.
+            *args: Positional arguments, at least one tensor among them.
+            **kwargs: Keyword arguments.
 
         Returns:
-            Its result, with the tensors that stand for the device's.
+            Its result; the tensors in it are on the device.
 
         Raises:
             Error: One of the tensors is the host's.
@@ -53,7 +53,7 @@ class TraceState:
         """Refuse tensors of the host.
 
         Raises:
-            Error: There is one; `what` says who needs it on the device.
+            Error: There is one; the message names `what` takes it.
         """
         for tensor in tensors:
             if not self.recording.is_on_device(tensor):
@@ -95,7 +95,7 @@ def is_tracing() -> bool:
 
 
 def active_state() -> TraceState | None:
-    """The trace under way, wherever in it the caller is.
+    """The trace under way, also while a recorded operation runs.
 
     Example:
         >>> active_state() is None
@@ -122,15 +122,7 @@ def current_trace() -> TraceState | None:
 
 @contextlib.contextmanager
 def active_trace(recording: Recording, *, is_training: bool) -> Iterator[TraceState]:
-    """Make a trace the current one for a while.
-
-    Args:
-        recording: Where operations are recorded.
-        is_training: Whether the program will be differentiated.
-
-    Yields:
-        The state of the trace.
-    """
+    """Make a trace the current one for a while."""
     global _active
     before = _active
     _active = TraceState(recording, is_training)
@@ -144,11 +136,11 @@ def require_tensor(value: Any, message: str) -> None:
     """Refuse what is no tensor, as PopTorch's functions do.
 
     Args:
-        value: The argument.
-        message: What the function takes.
+        value: The argument of PopTorch's function.
+        message: The beginning of the error's message, which says what it takes.
 
     Raises:
-        Error: It isn't a tensor.
+        Error: `value` isn't a tensor.
 
     Example:
         >>> require_tensor(3, "f takes a tensor.")

@@ -70,7 +70,7 @@ class Tracer(TorchFunctionMode):
     """Record the torch calls made while active.
 
     Args:
-        recording: Where they are recorded.
+        recording: The recording to append them to.
     """
 
     def __init__(self, recording: Recording) -> None:

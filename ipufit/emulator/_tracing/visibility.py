@@ -58,7 +58,7 @@ def visible_indexing() -> Iterator[None]:
 
 
 def _sequence_slot(cls: type, position: int) -> ctypes.c_void_p:
-    """One of the places where CPython keeps how instances of `cls` are sequences.
+    """A place where CPython keeps a method that makes instances of `cls` sequences.
 
     Setting `__getitem__` fills one, deleting `__getitem__` doesn't empty it again, and
     then `torch.tensor([torch.tensor(1)])` takes the inner tensor for a sequence.
@@ -75,7 +75,7 @@ class EscapeGuard(TorchDispatchMode):
     refusal again on leaving, as TorchScript turns errors into its own.
 
     Args:
-        recording: Of the trace to guard.
+        recording: Recording of the trace to guard.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -90,7 +90,7 @@ class EscapeGuard(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Let `func` pass, or refuse it."""
+        """Run `func`, or refuse it."""
         kwargs = kwargs or {}
         if not self._recording.is_running_operation and any(
             map(self._recording.is_on_device, tensors_in((args, kwargs)))
@@ -100,7 +100,7 @@ class EscapeGuard(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def __exit__(self, *exception: Any) -> None:
-        """Stop watching."""
+        """Leave the mode, and raise what was refused."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call,unused-ignore]
         if self._refusal is not None:
             raise self._refusal

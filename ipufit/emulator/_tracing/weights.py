@@ -27,7 +27,7 @@ Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
 
 
 def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters, then buffers, each tensor once."""
+    """The parameters of a module, then its buffers, each tensor once."""
     weights: dict[str, Tensor] = dict(module.named_parameters())
     weights.update(module.named_buffers())
     return weights
@@ -53,11 +53,11 @@ class DeviceWeights:
         self._addresses = {name: c.data_ptr() for name, c in self.copies.items()}
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """The copy of a weight; any other tensor is itself."""
+        """The copy of a weight; any other tensor is returned as it is."""
         return self._copy_of.get(id(tensor), tensor)
 
     def on_host(self, tensor: Tensor) -> Tensor:
-        """The weight that a tensor is a copy of; any other tensor is itself."""
+        """The weight that a tensor is a copy of; any other is returned as it is."""
         return self._host_of.get(id(tensor), tensor)
 
     def memory(self) -> dict[int, str]:
@@ -112,7 +112,7 @@ def refuse_rebound(problems: list[str]) -> None:
     """Refuse weights that were exchanged, as `restore_bindings` describes them.
 
     Raises:
-        Error: There are some.
+        Error: `problems` isn't empty.
 
     Example:
         >>> refuse_rebound([])
