@@ -2,7 +2,7 @@
 """Anchored tensors: values inside a program that a user wants to see.
 
 Tensors of the forward pass become further results of the program. Gradients, updated
-weights and the optimiser's tensors aren't in its graph: `_watch.py` looks at those
+weights and the optimiser's tensors aren't in its graph: `_device/watch.py` sees those
 while the program runs.
 """
 
@@ -29,13 +29,13 @@ _MODES[OutputMode.Sum.value] = "Sum"
 
 
 class Anchors(NamedTuple):
-    """What is seen of one program, by the user's names.
+    """The anchored tensors of one program, by the names that the user gave them.
 
     Attributes:
-        results: Anchors among the program's results, in the order of these.
-        gradients: Anchored gradients, each with its weight.
-        updates: Names of what exists after an update only: updated weights, tensors
-            of the optimiser.
+        results: Names of the anchored results of the program, in their order.
+        gradients: For each anchored gradient the name of its weight.
+        updates: For each anchored tensor that only an update makes (an updated weight,
+            a tensor of the optimiser) PopART's name.
     """
 
     results: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Anchors(NamedTuple):
 
     @property
     def num_watched(self) -> int:
-        """Anchors that aren't among the results."""
+        """Number of anchors that aren't results of the program."""
         return len(self.gradients) + len(self.updates)
 
 
@@ -70,18 +70,15 @@ def resolve_modes(options: Options) -> None:
 
 
 def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors:
-    """Make the tensors that options anchor visible.
+    """Make the tensors that options anchor further results of a program.
 
     Args:
-        program: As it was traced; its graph gets further results.
-        options: They say what is anchored.
-        names: All tensors that there are, those outside the graph included.
-
-    Returns:
-        What is seen of the program.
+        program: As it was traced; its graph is changed.
+        options: Of the executor; `Options.anchorTensor` filled them.
+        names: Names of all tensors, those outside the graph included.
 
     Raises:
-        Error: There is no tensor of that name.
+        Error: An anchored tensor doesn't exist.
     """
     if not options.anchored_tensors:
         return Anchors()
@@ -114,7 +111,7 @@ def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors
 
 
 def snapshot(tensor: Tensor) -> Tensor:
-    """The value of a tensor at this point of a program, whatever is done to it later.
+    """Copy a tensor at this point of a program, before it is changed in place.
 
     Example:
         >>> import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of an executor call: parsed once by signature, then held to it.
+"""The arguments of an executor call: ordered by signature, then compared.
 
 PopTorch looks at `forward`'s signature when the model is wrapped, turns each call
 into positional and keyword arguments, and demands that every later call has the
@@ -21,6 +21,7 @@ from ipufit.emulator._ground.custom_args import (
     flattenTensorStructure,
     reconstructTensorStructure,
 )
+from ipufit.emulator._ground.dtypes import device_tensor
 from ipufit.emulator.errors import Error, createPoptorchError
 
 logger = logging.getLogger("poptorch::python")
@@ -30,45 +31,34 @@ _MISMATCH = (
     "Wrap the model again, or call destroy() first, to compile it for the new ones."
 )
 
-_SUPPORTED_DTYPES = frozenset(
-    {
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.bool,
-    }
-)
+_INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_SUPPORTED_DTYPES = {*_INTEGERS, *_FLOATS, torch.bool}
 
 
 @dataclass(frozen=True)
 class CallArguments:
-    """The arguments of one call, as `forward` is to receive them."""
+    """The arguments of one call, ordered as `forward` takes them."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def tensors(self, like: CallArguments | None = None) -> list[Tensor]:
-        """The tensors in them, in the order (of dict keys too) of `like`."""
+        """List the tensors, in the order (of dict keys too) of `like`."""
         order = like or self
         return list(
             flattenTensorStructure((self.args, self.kwargs), (order.args, order.kwargs))
         )
 
     def like_meta(self) -> CallArguments:
-        """The same with tensors that have shapes and types but no data."""
+        """Copy the arguments, with tensors that have shapes and types but no data."""
         return self.with_tensors(
             torch.empty_like(tensor, device="meta").as_subclass(type(tensor))
             for tensor in self.tensors()
         )
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> CallArguments:
-        """The same with other tensors in the places of these."""
+        """Copy the arguments, with other tensors in place of theirs."""
         args, kwargs = reconstructTensorStructure(
             (self.args, self.kwargs), iter(tensors)
         )
@@ -79,7 +69,7 @@ class ArgsParser:
     """Turns the arguments of a call into `CallArguments`.
 
     Args:
-        forward: The method that will be traced.
+        forward: The method that will be traced; its signature counts.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
@@ -157,15 +147,16 @@ class ArgsParser:
     def plain_tensors(
         self, args: tuple[Any, ...], compiled: CallArguments
     ) -> list[Tensor] | None:
-        """The tensors of a call that is plainly like the one that was compiled.
+        """List the tensors of a call that is obviously like the compiled one.
+
+        This is the fast way: most calls need neither `parse` nor `validate`.
 
         Args:
-            args: Positional arguments of the call, which has no others.
-            compiled: Those that were compiled for.
+            args: Positional arguments of a call without keyword arguments.
+            compiled: Arguments that the model was compiled for.
 
         Returns:
-            The tensors in order; None if it takes a closer look, by `parse` and
-            `validate`.
+            The tensors in order; None if the call needs `parse` and `validate`.
         """
         expected_args = compiled.args
         num_given = len(args)
@@ -227,7 +218,7 @@ class ArgsParser:
     # Names in messages --------------------------------------------------------
 
     def argument_name(self, position: int) -> str:
-        """How messages call the positional argument at `position`."""
+        """Name of the positional argument at `position`, for messages."""
         limit = self._variadic_position
         if limit is not None and position >= limit:
             return f"*{self._variadic_name}[{position - limit}]"
@@ -249,6 +240,42 @@ class ArgsParser:
         for position, pair in enumerate(zip(compiled.args, current.args)):
             _compare(self.argument_name(position), *pair)
         _compare_dicts("named arguments", compiled.kwargs, current.kwargs, str)
+
+
+def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArguments:
+    """Cut the first micro-batch out of a call, in types that an IPU has.
+
+    Args:
+        arguments: Arguments of the whole call.
+        factor: Micro-batches per call.
+        explain: Formula of `factor`, for the message.
+
+    Raises:
+        AssertionError: A leading dimension is not a multiple of `factor`.
+    """
+
+    def first_rows(tensor: Tensor) -> Tensor:
+        size = tensor.shape[0] if tensor.dim() else 1
+        if size % factor:
+            raise AssertionError(
+                f"Invalid batch dimension: In the input of shape "
+                f"{tuple(tensor.shape)}, the batch dimension ({size}) must be a "
+                f"multiple of {explain} = "
+                f"{factor} because it is divided into that many micro-batches."
+            )
+        if tensor.requires_grad:
+            logger.warning(
+                "Input tensor has requires_grad=True set. This tensor will be detached "
+                "because backward pass via inputs is not supported."
+            )
+        rows = tensor.narrow(0, 0, size // factor) if tensor.dim() else tensor
+        return device_tensor(rows.detach(), copy=True)
+
+    tensors = [first_rows(tensor) for tensor in arguments.tensors()]
+    args, kwargs = reconstructTensorStructure(
+        (arguments.args, arguments.kwargs), iter(tensors)
+    )
+    return CallArguments(args, kwargs)
 
 
 def check_inputs(tensors: list[Tensor]) -> None:
@@ -320,7 +347,7 @@ def _compare_dicts(
 
 
 def _compare_others(name: str, expected: Any, got: Any) -> None:
-    """Lists and custom types by their tensors, everything else by value.
+    """Compare lists and custom types by their tensors, everything else by value.
 
     PopTorch compares only the tensors of a list that holds any, so a number beside
     them may change unnoticed; the emulator keeps that.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that users have called around every compilation."""
+"""Hooks: functions of the user's that run before and after every compilation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,11 @@ def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
     As in PopTorch the trace is under way then: torch calls in a hook become part of
     the program, and `isRunningOnIpu()` is true.
 
-    Args:
-        hook: A function.
-
     Returns:
         A handle with `remove()`.
 
     Raises:
-        RuntimeError: It can't be called.
+        RuntimeError: `hook` can't be called.
 
     Example:
         >>> import torch
@@ -50,14 +47,11 @@ def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
     after the trace, even one that failed, and before what compiling refuses is
     refused.
 
-    Args:
-        hook: A function.
-
     Returns:
         A handle with `remove()`.
 
     Raises:
-        RuntimeError: It can't be called.
+        RuntimeError: `hook` can't be called.
 
     Example:
         >>> import torch
@@ -71,13 +65,13 @@ def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
 
 
 def call_pre_compile_hooks() -> None:
-    """Call those registered by `registerPreCompileHook`."""
+    """Call the hooks of `registerPreCompileHook`."""
     _call(_before)
 
 
 @contextlib.contextmanager
 def post_compile_hooks() -> Iterator[None]:
-    """Call those registered by `registerPostCompileHook` in the end, come what may."""
+    """Call the hooks of `registerPostCompileHook` at the end, also after an error."""
     try:
         yield
     finally:

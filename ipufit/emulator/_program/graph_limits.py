@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Combinations of calls that PopTorch doesn't compile.
+"""Combinations of operations that PopTorch doesn't compile.
 
-What one call's arguments show is refused while tracing (`_limits.py`). These need to
-know where the arguments come from.
+Tracing refuses operations for their own arguments (`_tracing/limits.py`). The checks
+here need to know where the arguments come from.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def check_graph(graph: Graph, constants: set[Node]) -> None:
     """Refuse a traced program that doesn't compile.
 
     Args:
-        graph: The program.
-        constants: Its constant nodes, which are computed while it is compiled.
+        graph: The traced program.
+        constants: Nodes that are computed while the program is compiled.
 
     Raises:
-        Error: It takes the triangle of a tensor or the offsets of an embedding bag
-            that aren't constant, or changes elements in place that aren't adjacent.
+        Error: `torch.triu` or the offsets of an embedding bag aren't of constants, or
+            elements that aren't adjacent are changed in place.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ def _check_offsets(node: Node, constants: set[Node]) -> None:
 
 
 def _check_steps(node: Node) -> None:
-    """`node` writes to a tensor, or to slices of slices of one."""
+    """Refuse a write to slices (also slices of slices) with a step other than 1."""
     indices = [node.args[1]] if function_name(node) == "__setitem__" else []
     base = node.args[0] if node.args else None
     while isinstance(base, Node) and function_name(base) == "__getitem__":

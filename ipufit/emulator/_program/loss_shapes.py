@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of losses that are only a step on the way to another one.
+"""The shapes of intermediate losses, from which the final loss is computed.
 
-While a model is traced they are numbers, of shape []. PopTorch replaces them when it
-compiles: it flattens what they are made from into one row, and adds up that row, so
-that their shape is [1] (PopTorch, `RemoveSurplusIdentityLosses.cpp`).
+While a model is traced they are numbers, of shape []. When PopTorch compiles, it
+flattens their operands into one row and adds up that row, so that their shape becomes
+[1] (PopTorch, `RemoveSurplusIdentityLosses.cpp`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
 def reduce_to_one_element(
     graph: Graph, losses: Collection[Node], results: Mapping[Node, Any]
 ) -> None:
-    """Give results of losses the shape [1], with all that is computed from them.
+    """Give intermediate losses the shape [1], and recompute the shapes after them.
 
     Args:
-        graph: The program.
+        graph: The traced program.
         losses: Nodes whose results are one number.
-        results: What the nodes gave while the program was traced.
+        results: Result of each node while the program was traced.
 
     Raises:
-        Error: A call doesn't take the new shapes.
+        Error: An operation doesn't take the new shapes.
 
     Example:
         >>> graph = Graph()
@@ -60,7 +60,7 @@ def reduce_to_one_element(
 
 
 def _spare_reshapes(graph: Graph, loss: Node) -> None:
-    """Let those take the number itself that make a number of the row anyway."""
+    """Remove reshapes of a loss to [1] and back to []."""
     for row in list(loss.users):
         if row.args[1:] == ((1,),):
             for number in list(row.users):
@@ -72,7 +72,7 @@ def _spare_reshapes(graph: Graph, loss: Node) -> None:
 
 
 class _Shapes:
-    """Computes, on zeros, what is computed from the results of new shapes."""
+    """Recomputes, on zeros, the operations that follow from reshaped losses."""
 
     def __init__(self, graph: Graph, results: Mapping[Node, Any]) -> None:
         self._graph = graph
@@ -80,7 +80,7 @@ class _Shapes:
         self._values: dict[Node, Any] = {}
 
     def reshape(self, node: Node) -> None:
-        """Let all users of a node take its result with the shape [1]."""
+        """Give all users of a node its result with the shape [1]."""
         with self._graph.inserting_after(node):
             row = self._graph.call_method("reshape", (node, (1,)))
         node.replace_all_uses_with(row, lambda user: user is not row)
@@ -89,7 +89,7 @@ class _Shapes:
         self._values[row] = torch.zeros_like(self._results[node]).reshape(1)
 
     def follow(self, node: Node) -> None:
-        """Call a node on the new shapes, if it takes one of them."""
+        """Recompute a node if one of its operands has a new shape."""
         changed = [n for n in node.all_input_nodes if n in self._values]
         if not changed:
             return
@@ -107,10 +107,10 @@ class _Shapes:
             self.reshape(node)
 
     def _grows(self, node: Node) -> bool:
-        """Whether a call in place of a number gives a row of one in PopTorch.
+        """Whether an in-place operation on a number gives shape [1] in PopTorch.
 
-        There calls in place become others before shapes are computed (PopTorch,
-        `InplaceOps.cpp`); torch keeps the shape of what is changed.
+        PopTorch replaces in-place operations before it computes shapes (PopTorch,
+        `InplaceOps.cpp`); torch keeps the shape of the tensor that is changed.
         """
         base = self._results.get(node)
         is_number = isinstance(base, Tensor) and base.dim() == 0

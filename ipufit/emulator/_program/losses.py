@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which value of a traced training model is *the* loss.
+"""Finds the final loss of a traced training model.
 
 `identity_loss` and the loss functions that are one operator of torch mark their result.
 A marker from which another marker is computed is only a step on the way; exactly one
@@ -13,6 +13,7 @@ label smoothing the marker is on the part without smoothing, and that of
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Mapping
 
 import torch
@@ -28,25 +29,12 @@ from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.liveness import effects_of
 from ipufit.emulator.errors import createPoptorchError
 
-_NAMES = (
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
-    "cross_entropy",
-    "cross_entropy_loss",
-    "ctc_loss",
-    "hinge_embedding_loss",
-    "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "nll_loss",
-    "nll_loss_nd",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-)
+_NAMES = """
+    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
+    cross_entropy cross_entropy_loss ctc_loss hinge_embedding_loss kl_div l1_loss
+    margin_ranking_loss mse_loss nll_loss nll_loss_nd poisson_nll_loss smooth_l1_loss
+    soft_margin_loss triplet_margin_loss
+"""
 
 
 def _named(*names: str) -> frozenset[Callable[..., object]]:
@@ -58,23 +46,14 @@ def _named(*names: str) -> frozenset[Callable[..., object]]:
     )
 
 
-_BUILT_IN = _named(*_NAMES)
+_BUILT_IN = _named(*_NAMES.split())
 _CROSS_ENTROPY = _named("cross_entropy", "cross_entropy_loss")
 _DIVERGENCE = _named("kl_div")
 _REDUCED_BEFORE = _named("l1_loss")
 """Losses whose marker is put on what is reduced already (PopTorch, `l1lossHandler`)."""
 
 _ARGUMENTS: Mapping[Callable[..., object], tuple[str, ...]] = {
-    F.cross_entropy: (
-        "input",
-        "target",
-        "weight",
-        "size_average",
-        "ignore_index",
-        "reduce",
-        "reduction",
-        "label_smoothing",
-    ),
+    **{f: tuple(inspect.signature(f).parameters) for f in (F.cross_entropy, F.kl_div)},
     _nn.cross_entropy_loss: (  # type: ignore[attr-defined,unused-ignore]
         "self",
         "target",
@@ -83,7 +62,6 @@ _ARGUMENTS: Mapping[Callable[..., object], tuple[str, ...]] = {
         "ignore_index",
         "label_smoothing",
     ),
-    F.kl_div: ("input", "target", "size_average", "reduce", "reduction", "log_target"),
 }
 
 
@@ -94,12 +72,12 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
     longer needed have one dimension of one element.
 
     Args:
-        graph: The program, without dead calls.
-        results: What the nodes gave while it was traced.
+        graph: The traced program, without dead operations.
+        results: Result of each node while the program was traced.
 
     Raises:
         Error: There is no marker, or more than one that is final; the final loss isn't
-            one number; or something can't take the shape of a marker's result.
+            one number; or an operation can't take the shape of an intermediate loss.
 
     Example:
         >>> graph = Graph()
@@ -137,7 +115,10 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
 
 
 def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
-    """The markers, each with the node that gives its result or is computed from it."""
+    """Map each marker to the node of the marked loss function.
+
+    They are the same node unless the marker is on a part of the function only.
+    """
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
         function = original(node.target)
@@ -160,7 +141,10 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
 
 
 def _part(graph: Graph, node: Node, changed: Mapping[str, Any]) -> Node:
-    """The marker inside a composed function: the same call with other arguments."""
+    """Insert the part of a loss function that has the marker.
+
+    It is the same function with some arguments changed; with none it is the whole.
+    """
     if not changed:
         return node
     names = _ARGUMENTS[original(node.target)]
@@ -178,7 +162,7 @@ def _argument(node: Node, name: str) -> Any:
 
 
 def _is_of_probabilities(node: Node, results: Mapping[Node, Any]) -> bool:
-    """Torch takes targets of the outputs' shape for probabilities."""
+    """Whether targets are probabilities: torch goes by their shape, the outputs'."""
     scores, target = (results[source] for source in _operands(node))
     is_same: bool = scores.shape == target.shape
     return is_same
@@ -190,7 +174,7 @@ def _operands(node: Node) -> list[Node]:
 
 
 def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
-    """The markers from which another one is computed, also through memory."""
+    """Find the markers from which another one is computed, also through memory."""
     inner = {node: marker for marker, node in markers.items() if marker is not node}
     before: dict[Node, set[Node]] = {}
     written: dict[int, set[Node]] = {}
@@ -212,7 +196,7 @@ def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
 
 
 def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
-    """Whether PopTorch reduces what a marker that it removes is put on."""
+    """Whether PopTorch reduces the operand of a marker when it removes the marker."""
     function = original(marker.target)
     reduction = marker.kwargs.get("reduction")
     if function is identity_loss and len(marker.args) > 1:

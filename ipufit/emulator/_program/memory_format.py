@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutional programs in channels_last: the same values, faster on a processor.
+"""Rewrites convolutional programs to channels_last: same values, faster on a CPU.
 
 Inside such a program the channels of a pixel lie side by side. Images are brought into
 that order where they enter a convolution, and back before any call that isn't known to
@@ -73,7 +73,7 @@ def in_channels_last(
     *,
     is_differentiated: bool,
 ) -> GraphModule:
-    """Let the convolutions of a program run in channels_last where that pays.
+    """Run the convolutions of a program in channels_last where that is faster.
 
     It pays for pooling and for convolutions of each channel by itself; and for two or
     more convolutions, if nothing is differentiated or if their numbers of channels
@@ -83,7 +83,7 @@ def in_channels_last(
 
     Args:
         graph: A program; its first inputs are the weights.
-        weight_shapes: Of these.
+        weight_shapes: Shapes of the weights, in their order.
         is_differentiated: Whether a backward pass will follow.
 
     Returns:
@@ -118,7 +118,7 @@ def in_channels_last(
 def _convolutions(
     graph: Graph, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, _Convolution]:
-    """The convolutions up to the first one that is too large, by the node's name."""
+    """Map node names to convolutions, up to the first one that is too large."""
     found: dict[str, _Convolution] = {}
     for node in graph.nodes:
         if function_name(node) not in _CONVOLUTIONS or len(node.args) < 2:
@@ -134,7 +134,7 @@ def _convolutions(
 
 @dataclass(frozen=True)
 class _Convolution:
-    """What the shape of its weight says about a convolution."""
+    """A convolution, known by the shape of its weight."""
 
     shape: tuple[int, ...]
     is_transposed: bool
@@ -149,7 +149,7 @@ class _Convolution:
 
     @property
     def is_padded(self) -> bool:
-        """Whether kernels for the plain order work on channels that aren't there."""
+        """Whether kernels for the plain order pad its channels."""
         rows, columns = self.shape[:2]
         return columns >= _LANES // 4 and bool(rows % _LANES or columns % _LANES)
 
@@ -165,7 +165,7 @@ def _is_beyond_rules(graph: Graph) -> bool:
 
 @dataclass
 class _Rewriting:
-    """The program as it is written anew.
+    """Copies a program node by node, with convolutions in channels_last.
 
     Attributes:
         chosen: The convolutions to run in channels_last, by name.
@@ -187,7 +187,7 @@ class _Rewriting:
     _has_pooling: bool = False
 
     def run(self, graph: Graph) -> bool:
-        """Write it; False if that can't be done."""
+        """Copy a program; False if it writes to a tensor that has been copied."""
         for node in graph.nodes:
             if self._writes_what_was_copied(node):
                 return False
@@ -197,7 +197,7 @@ class _Rewriting:
                 self._convolve(node)
             elif self._stays(node):
                 self._copy(node)
-                base = node.args[0] if _is_write(node) or _is_nothing(node) else node
+                base = node.args[0] if _is_write(node) or _is_identity(node) else node
                 self.region[node] = self.region.get(base, node)
                 self._has_pooling |= function_name(node) in _POOLING
             else:
@@ -205,7 +205,7 @@ class _Rewriting:
         return True
 
     def pays(self, is_differentiated: bool) -> bool:
-        """Whether it is faster: measured, see `in_channels_last`."""
+        """Whether the new program is faster, as measured for `in_channels_last`."""
         if 2 * self._num_entries > self._num_convolutions + 1:
             return False
         convolutions = self.chosen.values()
@@ -231,8 +231,8 @@ class _Rewriting:
         return first in map(self.region.get, self._left) or not self._stays(node)
 
     def _stays(self, node: Node) -> bool:
-        """Whether a call takes tensors in either order, and is given one."""
-        if _is_nothing(node):
+        """Whether an operation works in either order and has an operand in `region`."""
+        if _is_identity(node):
             return node.args[0] in self.region
         if function_name(node) not in _EITHER_ORDER:
             return False
@@ -259,7 +259,7 @@ class _Rewriting:
         self._num_convolutions += 1
 
     def _leave(self, node: Node) -> None:
-        """A call that is given tensors in the plain order."""
+        """Copy an operation that needs its tensors in the plain order."""
         has_views = False
         for argument in node.all_input_nodes:
             if argument in self.region and argument not in self._left:
@@ -283,7 +283,7 @@ def _is_write(node: Node) -> bool:
     return node.op.startswith("call") and (is_in_place(node) or bool(is_asked_to))
 
 
-def _is_nothing(node: Node) -> bool:
-    """Whether a node gives the tensor that it is given: dropout while evaluating."""
+def _is_identity(node: Node) -> bool:
+    """Whether a node returns its operand as it is: dropout while evaluating."""
     is_dropout = "dropout" in function_name(node)
     return is_dropout and node.kwargs.get("training") is False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the operators of a program run: in which block, stage and on which IPU."""
+"""The blocks, stages and IPUs that the operators of a program run in."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ipufit.emulator.errors import createPoptorchError
 def used_ipus(
     graphs: Collection[Graph], constant_inputs: Collection[str]
 ) -> tuple[int, ...]:
-    """The IPUs that operators run on, in the order of first use.
+    """List the IPUs that operators run on, in the order of first use.
 
     Args:
-        graphs: A program, and the bodies of its loops and branches.
+        graphs: Graphs of a program, and of the bodies of its loops and branches.
         constant_inputs: Names of inputs that are compiled in.
 
     Returns:
-        Their numbers; 0 alone if there is no operator.
+        Numbers of IPUs; 0 alone if there is no operator.
 
     Raises:
-        Error: One runs when no block is active. PopTorch sets the active IPU to none
-            when a `with Block` ends (PopTorch, `Compiler.cpp` and
+        Error: An operator runs when no block is active. PopTorch sets the active IPU
+            to none when a `with Block` ends (PopTorch, `Compiler.cpp` and
             `CompilerImpl.cpp`).
 
     Example:
@@ -52,10 +52,7 @@ def used_ipus(
 
 
 def check_stages(graph: Graph) -> None:
-    """Refuse what no pipeline does.
-
-    Args:
-        graph: A program on several IPUs.
+    """Refuse a program that can't be pipelined over its IPUs.
 
     Raises:
         Error: A stage needs results of a later one, or is on two IPUs.
@@ -87,7 +84,7 @@ def check_stages(graph: Graph) -> None:
 
 
 def _lowered(graph: Graph, constant_inputs: Collection[str]) -> Iterator[Node]:
-    """The operators of a graph, and the constants that operators take."""
+    """Yield the operators of a graph, and the constants that operators take."""
     constants = constant_nodes(graph, constant_inputs)
     for node in graph.nodes:
         is_constant = node in constants

@@ -27,7 +27,7 @@ from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.tracer import Tracer
 from ipufit.emulator.errors import createPoptorchError
 
-_CALL = "call_of_torch"
+_OPERATION = "strict_operation"
 _EMULATOR = "ipufit.emulator"
 _ALTERNATIVES = {
     "diag": "x[i, i] with i = torch.arange(n)",
@@ -49,27 +49,32 @@ _ALTERNATIVES = {
     "tril": "x * torch.ones(n, n).tril()",
     "xlogy": "x * torch.log(y)",
 }
-"""What to write instead, where that is obvious."""
+"""Unsupported functions, and a replacement that PopTorch compiles."""
 
 
-class _Call(NamedTuple):
-    """A call of torch, and the operators that it was made of."""
+class _Operation(NamedTuple):
+    """A call of a torch function, and the ATen operators that torch ran for it."""
 
     function: Callable[..., Any]
     operators: frozenset[str]
 
 
 class _OperatorWatch(TorchDispatchMode):
-    """Notes the operators that run on something else than constants made meanwhile.
+    """Collects names of the ATen operators that torch runs for one operation.
+
+    Operators on constants that were made during the operation don't count.
 
     Args:
-        recording: Of the trace; only operators of its operations count.
+        recording: Recording of the trace; only operators of its operations count.
+
+    Attributes:
+        operators: Names without overloads.
     """
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._recording = recording
-        self.seen: set[str] = set()
+        self.operators: set[str] = set()
         self._constants: dict[int, Tensor] = {}  # by id; kept alive: ids are reused
 
     def __torch_dispatch__(
@@ -79,7 +84,7 @@ class _OperatorWatch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run `func`, and note it."""
+        """Run an operator and collect its name."""
         if not self._recording.is_running_operation:
             return func(*args, **(kwargs or {}))
         touched = [id(tensor) for tensor in tensors_in((args, kwargs or {}))]
@@ -91,16 +96,12 @@ class _OperatorWatch(TorchDispatchMode):
         for changed in self._constants.keys() & results.keys():
             del self._constants[changed]
         library, _, name = func._schema.name.partition("::")
-        self.seen.add(_bare(name) if library == "aten" else f"{library}::{name}")
+        self.operators.add(_bare(name) if library == "aten" else f"{library}::{name}")
         return result
 
 
 class StrictTracer(Tracer):
-    """A tracer that remembers what operators each call was made of.
-
-    Args:
-        recording: As for `Tracer`.
-    """
+    """A tracer that keeps the ATen operators of each operation."""
 
     def __torch_function__(
         self,
@@ -109,15 +110,15 @@ class StrictTracer(Tracer):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Record the call with its operators."""
+        """Record an operation with its operators."""
         before = next(iter(reversed(self.recording.graph.nodes)), None)
         with _OperatorWatch(self.recording) as watch:
             result = super().__torch_function__(func, types, args, kwargs)
-        call = _Call(recorded(func), frozenset(watch.seen))
+        call = _Operation(recorded(func), frozenset(watch.operators))
         for node in reversed(self.recording.graph.nodes):
             if node is before:
                 break
-            node.meta.setdefault(_CALL, call)
+            node.meta.setdefault(_OPERATION, call)
         return result
 
 
@@ -127,17 +128,17 @@ def refuse_unsupported_operators(
     """Refuse a program with operators that PopTorch doesn't compile.
 
     Args:
-        graphs: Recorded by a `StrictTracer`, without dead calls.
+        graphs: Recorded by a `StrictTracer`, without dead operations.
         constant_inputs: Names of inputs that are compiled in.
 
     Raises:
-        Error: There are some; it lists them all.
+        Error: There are such operators; the message lists them all.
     """
     unsupported: dict[str, set[str]] = {}
     for graph in graphs:
         constants = constant_nodes(graph, constant_inputs)
         for node in graph.nodes:
-            call = node.meta.get(_CALL)
+            call = node.meta.get(_OPERATION)
             if call is not None and node not in constants:
                 operators = _unsupported(call)
                 if operators:
@@ -156,12 +157,12 @@ def refuse_unsupported_operators(
         )
 
 
-def _unsupported(call: _Call) -> set[str]:
-    module = getattr(call.function, "__module__", None) or ""
-    name = getattr(call.function, "__name__", "")
+def _unsupported(operation: _Operation) -> set[str]:
+    module = getattr(operation.function, "__module__", None) or ""
+    name = getattr(operation.function, "__name__", "")
     if module.startswith(_EMULATOR) or _bare(name) in SUPPORTED_OPERATORS:
         return set()
-    return {_qualified(name) for name in call.operators - SUPPORTED_OPERATORS}
+    return {_qualified(name) for name in operation.operators - SUPPORTED_OPERATORS}
 
 
 def _advice(function: str) -> str:
@@ -170,7 +171,7 @@ def _advice(function: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """A name without the underscore of functions that work in place."""
+    """Remove the underscore at the end of the names of in-place functions."""
     return name if name.endswith("__") else name.rstrip("_")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tensors of a program are called, for those who want to see one.
+"""Names of the tensors inside a program, by which users can anchor them.
 
 The names are PopART's, as PopTorch's users meet them: a weight has its own, inputs are
 `input`, `input/1` and so on, a result has the name of its operator with the path of
@@ -9,38 +9,27 @@ the module before it and its number behind, `fc1/Relu:0`; a second one `fc1/Relu
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Iterable, Iterator
+from typing import Iterable, Iterator
 
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 
-if TYPE_CHECKING:
-    from ipufit.emulator._program.program import Program
+from ipufit.emulator._program.program import Program
 
 GRADIENT = "Gradient___"
 UPDATED = "UpdatedVar___"
 
 _OPERATORS = {
-    "avg_pool1d": "AveragePool",
-    "avg_pool2d": "AveragePool",
-    "avg_pool3d": "AveragePool",
-    "bmm": "MatMul",
-    "conv1d": "Conv",
-    "conv2d": "Conv",
-    "conv3d": "Conv",
-    "divide": "Div",
-    "matmul": "MatMul",
-    "max_pool1d": "MaxPool",
-    "max_pool2d": "MaxPool",
-    "max_pool3d": "MaxPool",
-    "mm": "MatMul",
-    "multiply": "Mul",
-    "rsub": "Sub",
-    "subtract": "Sub",
-    "true_divide": "Div",
-    "truediv": "Div",
+    "AveragePool": ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
+    "Conv": ("conv1d", "conv2d", "conv3d"),
+    "Div": ("divide", "true_divide", "truediv"),
+    "MatMul": ("bmm", "matmul", "mm"),
+    "MaxPool": ("max_pool1d", "max_pool2d", "max_pool3d"),
+    "Mul": ("multiply",),
+    "Sub": ("rsub", "subtract"),
 }
-"""Names of PopART that aren't torch's in other letters."""
+"""PopART's names that aren't torch's in camel case, with torch's."""
+_POPART_NAMES = {name: popart for popart, names in _OPERATORS.items() for name in names}
 
 _ARITHMETIC = frozenset(
     ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
@@ -48,12 +37,9 @@ _ARITHMETIC = frozenset(
 
 
 def operator_name(name: str) -> str:
-    """What PopART calls a function of torch, more or less.
+    """PopART's name for a function of torch or a method such as `__radd__`.
 
-    Where PopART computes it in several steps, the name is torch's.
-
-    Args:
-        name: Of the function, or of an operator's method.
+    Where PopART computes the function in several steps, it is torch's name.
 
     Example:
         >>> [operator_name(n) for n in ("relu_", "log_softmax", "__radd__", "conv2d")]
@@ -64,11 +50,11 @@ def operator_name(name: str) -> str:
     if is_special and base[:1] in ("i", "r") and base[1:] in _ARITHMETIC:
         base = base[1:]
     camel = "".join(part[:1].upper() + part[1:] for part in base.split("_"))
-    return _OPERATORS.get(base, camel)
+    return _POPART_NAMES.get(base, camel)
 
 
 def named_nodes(program: Program) -> dict[str, Node]:
-    """The nodes of a program's graph that are tensors, by name."""
+    """Map names to the nodes of a program's graph that are tensors."""
     graph = program.graph.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     num_weights = len(program.weight_names)
@@ -86,7 +72,7 @@ def named_nodes(program: Program) -> dict[str, Node]:
 
 
 def weight_tensor_names(trained: Iterable[str]) -> Iterator[str]:
-    """The gradients of weights that are trained, and the weights once updated.
+    """Name the gradients of trained weights, and the weights after an update.
 
     Example:
         >>> list(weight_tensor_names(["fc.bias"]))
@@ -98,7 +84,7 @@ def weight_tensor_names(trained: Iterable[str]) -> Iterator[str]:
 
 
 def _results(graph: Graph) -> Iterator[tuple[str, list[Node]]]:
-    """Each operator of a graph with the nodes of its results."""
+    """Yield the name of each operator of a graph, and the nodes of its results."""
     for node in graph.nodes:
         recorded = node.meta.get("operator")
         if recorded is None or _is_element(node) or not _has_result(node):
@@ -118,7 +104,7 @@ def _has_result(node: Node) -> bool:
 
 
 def _tensors(node: Node) -> list[Node]:
-    """The node itself, or those of the elements of the sequence that it is."""
+    """Nodes of the tensors in a result: the node itself, or its elements' nodes."""
     elements = [user for user in node.users if _is_element(user)]
     if not elements:
         return [node]

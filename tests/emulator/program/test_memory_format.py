@@ -17,7 +17,7 @@ import ipufit.emulator as poptorch
 from ipufit.emulator._program import memory_format as _memory_format
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.memory_format import in_channels_last
-from ipufit.emulator._program.program import trace
+from ipufit.emulator._program.trace import trace
 from tests.strategies import examples
 
 SIZE = 8
