@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program is compiled for: the pod, replicas, and which rows go where."""
+"""The pod and its replicas, and which rows of a call go to which of them."""

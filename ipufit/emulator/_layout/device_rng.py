@@ -22,9 +22,6 @@ _NUM_WORDS = torch.Generator().get_state().numel() // 4
 class DeviceRng:
     """The random state of a device: torch's generator, apart from the host's.
 
-    Args:
-        seed: Where its stream begins.
-
     Example:
         >>> rng = DeviceRng(seed=1)
         >>> with rng:
@@ -58,7 +55,7 @@ class DeviceRng:
         """Go on from a state that `save` described, or begin at a seed.
 
         Raises:
-            ValueError: It is neither.
+            ValueError: `state` is neither.
 
         Example:
             >>> rng = DeviceRng(seed=1)
@@ -82,16 +79,13 @@ class DeviceRng:
 
 
 def check_rng_state(state: Sequence[int]) -> list[int]:
-    """Copy a description of a random state, if it is one.
+    """Copy the description of a random state, and check it.
 
     Args:
         state: A seed, alone or with the words of a state.
 
-    Returns:
-        Its integers.
-
     Raises:
-        ValueError: It has another length, or words of more than 32 bits.
+        ValueError: The length is another, or a word has more than 32 bits.
 
     Example:
         >>> check_rng_state([42])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model runs, as scripts ask for it."""
+"""Functions by which scripts ask where a model runs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,14 @@ def isRunningOnIpu() -> bool:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether there are so many IPUs, in use or not.
+    """Whether the pod has `num_ipus` IPUs, in use or not.
 
     The emulated pod counts as hardware, as it stands for the pod that a script was
-    written for.
-
-    Args:
-        num_ipus: How many.
+    written for. It has 64 IPUs, or as many as `IPUFIT_EMULATOR_IPUS` says.
 
     Returns:
-        Whether the pod has them (`IPUFIT_EMULATOR_IPUS`, 64 by default). False while
-        `POPTORCH_IPU_MODEL` or `POPTORCH_SMALL_IPU_MODEL` ask for the IPU Model, as in
-        PopTorch.
+        False too while `POPTORCH_IPU_MODEL` or `POPTORCH_SMALL_IPU_MODEL` ask for the
+        IPU Model, as in PopTorch.
 
     Example:
         >>> ipuHardwareIsAvailable(), ipuHardwareIsAvailable(1000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows go to which micro-batch, and which results come back.
+"""The layout of a call: which rows each micro-batch gets, which results come back.
 
 Dim 0 of every input is read as `[D, G, R, B]`: device iteration slowest, then
 accumulation step, then replica, then sample. Outputs come back in the same order,
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """The factors of one call.
+    """The factors D, G and R of a call.
 
     Attributes:
         device_iterations: D.
         gradient_accumulation: G.
-        replicas: R.
+        replicas: R, their number.
         input_groups: Groups of replicas that receive rows of their own; R without
             `inputReplicaGrouping`.
         is_orthogonal: Whether group members stand apart (`r % groups`) instead of
@@ -61,12 +61,12 @@ class Layout:
 
     @property
     def steps(self) -> int:
-        """Micro-batches that one replica sees in a call."""
+        """Number of micro-batches that one replica runs in a call."""
         return self.device_iterations * self.gradient_accumulation
 
     @property
     def input_blocks(self) -> int:
-        """Micro-batches that one call's input is cut into."""
+        """Number of micro-batches that the rows of a call are cut into."""
         return self.steps * self.input_groups
 
     def returned_steps(self, mode: OutputMode, period: int) -> range:
@@ -116,12 +116,11 @@ class Inputs:
     gives members of one group different rows there.
 
     Args:
-        layout: The factors of the call.
         tensors: The caller's tensors, of the combined batch size.
-        written: Those, by index, that the program changes in place.
+        written: Indices of the tensors that the program changes in place.
 
     Attributes:
-        taken: When each micro-batch was taken, in seconds.
+        taken: Time stamp at which each micro-batch was taken, in seconds.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class Inputs:
 
     @cached_property
     def _blocks(self) -> list[tuple[Tensor, ...]]:
-        """The micro-batches; cut when somebody asks for one."""
+        """The rows of each micro-batch; cut at the first use."""
         count = self._layout.input_blocks
         if not self._on_device:
             return [()] * count
@@ -151,7 +150,7 @@ class Inputs:
         return list(zip(*cut))
 
     def micro_batches(self, step: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Each replica with its micro-batch of `step` (`d * G + g`)."""
+        """Yield each replica's number and its micro-batch of `step` (`d * G + g`)."""
         first = step * self._layout.input_groups
         for replica, group in enumerate(self._groups):
             self.taken.append(perf_counter())
@@ -162,7 +161,7 @@ class Inputs:
             )
 
     def rows(self, index: int) -> tuple[Tensor, ...]:
-        """One micro-batch, where no replicas share theirs.
+        """Rows of one micro-batch, if replicas don't share rows.
 
         Args:
             index: `step * R + replica`.
@@ -170,7 +169,7 @@ class Inputs:
         return self._blocks[index]
 
     def joined(self, first: int, count: int) -> tuple[Tensor, ...]:
-        """The rows of micro-batches that follow each other, one after the other."""
+        """Rows of `count` micro-batches from `first` on, in one tensor per input."""
         total = self._layout.input_blocks
         sizes = [tensor.shape[0] // total for tensor in self._on_device]
         return tuple(
@@ -179,11 +178,11 @@ class Inputs:
         )
 
     def took_together(self, started: float, count: int) -> None:
-        """Note that micro-batches ran in one pass: each took the same part of it.
+        """Note that `count` micro-batches ran at once, each for its share of the time.
 
         Args:
-            started: When the pass began.
-            count: How many there were.
+            started: Time stamp at which they began, in seconds.
+            count: Number of micro-batches.
         """
         share = (perf_counter() - started) / count
         self.taken.extend(started + index * share for index in range(count))
@@ -202,7 +201,6 @@ class Outputs:
     """Collects the results of micro-batches as an output mode demands.
 
     Args:
-        layout: The factors of the call.
         mode: Final, EveryN, All or Sum.
         period: N of EveryN.
 
@@ -217,7 +215,7 @@ class Outputs:
         self._kept: list[list[Tensor]] = []
 
     def add(self, step: int, replica: int, tensors: tuple[Tensor, ...]) -> None:
-        """Take the results of one micro-batch, in the order they are made."""
+        """Take the results of one micro-batch; they come in the order of the layout."""
         if self.are_sums:
             if step == 0:
                 self._kept.append([tensor.detach().clone() for tensor in tensors])
@@ -229,15 +227,15 @@ class Outputs:
 
     @property
     def takes_whole(self) -> bool:
-        """Whether the rows of several micro-batches are returned as they are."""
+        """Whether all rows come back, so that those of a fold needn't be cut."""
         return self._returns_all
 
     def add_whole(self, tensors: Sequence[Tensor]) -> None:
-        """Take the rows of several micro-batches, uncut and in their order."""
+        """Take the rows of several micro-batches in one tensor for each result."""
         self._kept.append([tensor.detach() for tensor in tensors])
 
     def tensors(self) -> list[Tensor]:
-        """The results of the call: fresh tensors in 32 bits at most."""
+        """Join the results of the call: new tensors, of 32 bits at most."""
         return [host_tensor(_join(blocks)) for blocks in zip(*self._kept)]
 
 

@@ -29,9 +29,9 @@ class Pod:
     """A number of IPUs that programs acquire and release.
 
     Args:
-        num_ipus: How many there are; by default `IPUFIT_EMULATOR_IPUS`, or 64,
-            the most that PopTorch gives to one process.
-        sleep: Passes the seconds between two tries of somebody who waits.
+        num_ipus: By default `IPUFIT_EMULATOR_IPUS`, or 64, the most that PopTorch gives
+            to one process.
+        sleep: Waits between two tries to get IPUs that are in use.
 
     Example:
         >>> pod = Pod(num_ipus=2)
@@ -68,7 +68,7 @@ class Pod:
         need be, and tries every 15 seconds.
 
         Raises:
-            Error: There are not so many, or somebody holds them.
+            Error: The pod has fewer IPUs, or they are in use.
         """
         taken = self._choose(count, first)
         if taken is None:
@@ -86,18 +86,18 @@ class Pod:
             what = f"{count} IPU(s)" if first is None else f"device Id {first}"
             raise createPoptorchError(
                 f"Failed to acquire {what}: {len(self._held)} of the {self.num_ipus} "
-                f"emulated IPUs are in use. {self._way_out(count)}"
+                f"emulated IPUs are in use. {self._advice(count)}"
             )
         self._held |= taken
         return taken
 
-    def _way_out(self, count: int) -> str:
+    def _advice(self, count: int) -> str:
         if count > self.num_ipus:
             return f"There are only {self.num_ipus}: use fewer stages or replicas."
         return "Detach or destroy another model first."
 
     def _has(self, count: int, first: int | None) -> bool:
-        """Whether there are such IPUs, in use or not."""
+        """Whether the pod has such IPUs, in use or not."""
         return (first or 0) + count <= self.num_ipus
 
     def _choose(self, count: int, first: int | None) -> frozenset[int] | None:
@@ -116,17 +116,15 @@ POD = Pod()
 
 
 class Lease:
-    """IPUs held by one owner, given back when the owner is gone.
+    """IPUs held by one owner, given back when the owner is garbage.
 
     Args:
-        owner: Whose life bounds the lease.
-        count: Number of IPUs.
-        first: Demand those from this one on.
+        first: Number of the first IPU; None takes any.
     """
 
     def __init__(self, owner: object, count: int, first: int | None = None) -> None:
         self._release = weakref.finalize(owner, POD.release, POD.acquire(count, first))
 
     def end(self) -> None:
-        """Give the IPUs back; once is enough."""
+        """Give the IPUs back; does nothing the second time."""
         self._release()

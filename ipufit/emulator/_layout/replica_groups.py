@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters that differ between groups of replicas.
 
-On the host such a parameter has one dimension more, in front: the group. A replica
-holds, and the module is traced with, one element of it. Replicas sum gradients within
-their group only (PopTorch user guide, "Grouping tensor weights across replicas").
+On the host such a parameter has one more dimension in front: the group. A replica
+holds one element of it, and the module is traced with one element. Replicas sum
+gradients within their group only (PopTorch user guide, "Grouping tensor weights across
+replicas").
 """
 
 from __future__ import annotations
@@ -27,20 +28,17 @@ _SLOT = re.compile("[A-Za-z0-9]+___(specific___)?")
 
 
 class Grouping(NamedTuple):
-    """What a user asked for: the arguments of `replicaGrouping`."""
+    """The arguments of `replicaGrouping`."""
 
     comm_group_type: CommGroupType
     shards: int
     variable_retrieval_mode: VariableRetrievalMode
 
     def check(self) -> Grouping:
-        """Refuse arguments of other types.
-
-        Returns:
-            Itself.
+        """Give the grouping itself, if its arguments have the right types.
 
         Raises:
-            AssertionError: One of them is.
+            AssertionError: They have others.
         """
         require(
             isinstance(self.comm_group_type, CommGroupType),
@@ -59,11 +57,12 @@ class Grouping(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplicaGroups:
-    """Which replicas share a value of one parameter, and where the host keeps it.
+    """The groups of replicas that share a value of one parameter.
 
     Attributes:
-        members: The group of each replica.
-        returned: The replica whose value each row of the host's tensor receives.
+        members: For each replica the number of its group.
+        returned: For each row of the host's tensor the replica whose value is read
+            back into it.
 
     Example:
         >>> grouping = Grouping(
@@ -79,10 +78,10 @@ class ReplicaGroups:
 
     @classmethod
     def of(cls, grouping: Grouping, replicas: int) -> ReplicaGroups:
-        """Group so many replicas.
+        """Put a number of replicas into groups.
 
         Raises:
-            Error: They can't be put into groups of that size.
+            Error: The size of a group doesn't divide their number.
         """
         kind, size, mode = grouping
         if kind is CommGroupType.All:
@@ -110,33 +109,33 @@ class ReplicaGroups:
         return max(self.members) + 1
 
     def row(self, group: int) -> int:
-        """The row of the host's tensor that a group starts from.
+        """Row of the host's tensor from which a group gets its value.
 
-        With `AllReplicas` there are several; the first one counts.
+        With `AllReplicas` a group has several rows; the first one counts.
         """
         return self.returned.index(self.members.index(group))
 
 
 class GroupedParameters:
-    """The parameters of one executor for which `replicaGrouping` was called."""
+    """Parameters of one executor for which `replicaGrouping` was called."""
 
     def __init__(self) -> None:
         self._groupings: list[tuple[Tensor, Grouping]] = []
 
     def add(self, parameter: Tensor, grouping: Grouping) -> None:
-        """Have the next compilation group a parameter; the last call counts."""
+        """Have the next compilation group a parameter; the last grouping counts."""
         self._groupings.append((parameter, grouping))
 
     def add_by_name(
         self, module: torch.nn.Module, groupings: Mapping[str, Grouping]
     ) -> None:
-        """The reverse of `by_name`."""
+        """Group parameters of a module; the reverse of `by_name`."""
         weights = named_weights(module)
         for name, grouping in groupings.items():
             self.add(weights[name], grouping)
 
     def by_name(self, module: torch.nn.Module) -> dict[str, Grouping]:
-        """The groupings by the names that `module` has for the parameters."""
+        """Map the names of grouped parameters in `module` to their groupings."""
         return {
             name: grouping
             for parameter, grouping in self._groupings
@@ -147,10 +146,10 @@ class GroupedParameters:
     def resolve(
         self, module: torch.nn.Module, replicas: int
     ) -> dict[str, ReplicaGroups]:
-        """Form the groups, and hold the host's tensors against them.
+        """Form the groups of each parameter, and check that the host's tensors fit.
 
         Raises:
-            Error: A tensor can't be given out to its groups.
+            Error: A tensor can't be split between its groups.
         """
         weights = named_weights(module) if self._groupings else {}
         resolved = {
@@ -189,11 +188,11 @@ def _check_rows(name: str, weight: Tensor, groups: ReplicaGroups) -> None:
 
 @contextlib.contextmanager
 def one_element_each(module: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
-    """Show `module` what a replica sees of its grouped parameters.
+    """Replace grouped parameters by one element for a while, as a replica has them.
 
     Args:
-        module: Its parameters are replaced for a while.
-        names: Those that are grouped.
+        module: Its parameters are replaced.
+        names: Names of the grouped parameters.
     """
     weights = named_weights(module)
     elements = {
@@ -221,7 +220,7 @@ def one_element_each(module: torch.nn.Module, names: Iterable[str]) -> Iterator[
 
 
 def element_name(name: str, group: int) -> str:
-    """What the device's optimiser calls one group's element of a parameter.
+    """Name of one group's element of a parameter, for the device's optimiser.
 
     Example:
         >>> element_name("weight", 2)
@@ -231,10 +230,13 @@ def element_name(name: str, group: int) -> str:
 
 
 class GroupedState:
-    """Translates optimiser states: an element of a group there, a whole tensor here.
+    """Translates optimiser states between the device and the host.
+
+    The device has a state for each group's element of a parameter, the host one state
+    with a leading dimension for the whole parameter.
 
     Args:
-        groups: Of the grouped parameters, by name.
+        groups: Groups of each grouped parameter, by its name.
 
     Example:
         >>> state = GroupedState({"w": ReplicaGroups(members=(0, 1), returned=(0, 1))})
@@ -247,7 +249,7 @@ class GroupedState:
         self._groups = groups
 
     def group_index(self, index: Mapping[str, int | None]) -> dict[str, int | None]:
-        """Give the elements the parameter group of the whole."""
+        """Give each element the optimiser's parameter group of the whole parameter."""
         translated = dict(index)
         for name, groups in self._groups.items():
             for group in range(groups.count):
@@ -255,9 +257,9 @@ class GroupedState:
         return translated
 
     def joined(self, state: Mapping[str, StateTensors]) -> dict[str, StateTensors]:
-        """The device's state as the host knows it, with a leading dimension.
+        """Translate a state of the device to the host's.
 
-        Hyper-parameters have none: groups have them in common.
+        Hyper-parameters get no leading dimension: groups have them in common.
         """
         tensors, values = dict(state["ipu_state"]), dict(state["ipu_param"])
         for name, groups in self._groups.items():
@@ -272,7 +274,7 @@ class GroupedState:
         return {"ipu_state": tensors, "ipu_param": values}
 
     def split(self, state: Mapping[str, StateTensors]) -> dict[str, StateTensors]:
-        """The reverse of `joined`.
+        """Translate a state of the host to the device's.
 
         Raises:
             Error: A tensor has no value for each group.
@@ -293,7 +295,7 @@ class GroupedState:
 
 
 def _slots(tensors: StateTensors, name: str) -> list[str]:
-    """What stands before `name` in the keys about it, such as `Accl1___`."""
+    """List the prefixes of the keys that end with `name`, such as `Accl1___`."""
     slots = [key[: -len(name)] for key in tensors if key.endswith(name)]
     return [slot for slot in slots if _SLOT.fullmatch(slot)]
 

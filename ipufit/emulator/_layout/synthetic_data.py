@@ -12,7 +12,7 @@ _SEED = 0
 
 
 def is_synthetic(options: Options) -> bool:
-    """Whether there is no transfer from or to the host.
+    """Whether the options ask for synthetic data, so that nothing is transferred.
 
     Example:
         >>> is_synthetic(Options().enableSyntheticData(True))
@@ -22,10 +22,7 @@ def is_synthetic(options: Options) -> bool:
 
 
 def synthetic_inputs(tensors: list[Tensor]) -> list[Tensor]:
-    """What the device makes in place of inputs, the same in each call.
-
-    Args:
-        tensors: Of the same shapes and types.
+    """Make inputs of the same shapes and types, the same ones in each call.
 
     Returns:
         Normally distributed numbers. Integers are zero: they may be indices.
@@ -44,7 +41,7 @@ def synthetic_inputs(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def unwritten_outputs(tensors: list[Tensor]) -> list[Tensor]:
-    """Tensors that nothing was sent to; memory that PopTorch doesn't initialise.
+    """Make outputs that nothing was written to; PopTorch doesn't even initialise them.
 
     Example:
         >>> unwritten_outputs([torch.ones(2)])

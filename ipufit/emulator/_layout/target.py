@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program is compiled for: IPUs, Graphcore's IPU Model, or nothing present.
+"""The target that a program is compiled for: IPUs, the IPU Model, or no device.
 
-The emulated pod stands for hardware. The IPU Model is PopTorch's own simulator: no
+The emulated pod stands for hardware. The IPU Model is Graphcore's own simulator: no
 pod, no scarcity, and no cycle counts (PopTorch, `CompilerImpl.cpp`).
 """
 
@@ -26,13 +26,13 @@ _MODEL_VERSIONS = ("ipu1", "ipu2", "ipu21")
 
 @dataclass(frozen=True)
 class Target:
-    """What one program runs on.
+    """The target of one program.
 
     Attributes:
         is_model: Whether it is the IPU Model.
-        is_offline: Whether there is nothing to run on: `ConnectionType.Never`.
-        num_ipus: How many IPUs the pod reserves for it; none for the IPU Model.
-        first_ipu: The one that these begin at, if somebody cares.
+        is_offline: Whether there is no device to run on: `ConnectionType.Never`.
+        num_ipus: Number of IPUs that the pod reserves; 0 for the IPU Model.
+        first_ipu: Number of the first of these IPUs; None takes any.
     """
 
     is_model: bool
@@ -42,10 +42,10 @@ class Target:
 
     @classmethod
     def of(cls, options: Options, num_ipus: int) -> Target:
-        """What `options` choose for a program of so many IPUs.
+        """Choose the target for a program that uses `num_ipus` IPUs.
 
         Raises:
-            Error: These are too many IPUs, hardware has no group of so many, or
+            Error: There are too many IPUs, hardware has no group of that size, or
                 PopTorch can't combine the options.
 
         Example:
@@ -130,7 +130,7 @@ def _check_model(is_offline: bool, is_cached: bool) -> None:
 
 
 def _reserved(num_ipus: int, *, rounds: bool) -> int:
-    """The smallest group of IPUs that holds `num_ipus`: a power of two on hardware."""
+    """Size of the smallest group with `num_ipus` IPUs: a power of two on hardware."""
     power = 1 << (num_ipus - 1).bit_length()
     if power == num_ipus:
         return num_ipus

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that a background process reads ahead."""
+"""Iterates over data that a background process reads ahead."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class AsynchronousDataAccessor:
             rather than when it is asked for. The iterator stops at each end anyway.
         early_preload: Whether to fill the ring before the first `iter`, rather than
             one slot.
-        sharing_strategy: How the dataset gets to the process.
+        sharing_strategy: Way in which the dataset gets to the process.
         rebatched_size: Collect this many rows in each slot, across elements, whose
             tensors must all have as many rows and not more than this. Rows that
             remain at the end are dropped, unless the dataset has a false attribute
@@ -169,7 +169,7 @@ class AsynchronousDataAccessor:
             raise createPoptorchError(
                 "AsynchronousDataAccessor worker thread failed to start: its process "
                 "could not read the first element of the dataset. "
-                f"{self._where_the_cause_is()} If it could not even start: scripts "
+                f"{self._cause()} If it could not even start: scripts "
                 "need an `if __name__ == '__main__'` guard, and datasets must be "
                 "importable from there unless they are forked."
             )
@@ -210,7 +210,7 @@ class AsynchronousDataAccessor:
             self._connection.send(request)
 
     def _receive(self) -> Reply:
-        """The next reply of the process; `Failed` if there can't be one."""
+        """Wait for the next reply of the process; `Failed` if it has ended."""
         try:
             while not self._connection.poll(_LIVENESS_PERIOD_SECONDS):
                 # Its children can keep the pipe open after its death.
@@ -223,8 +223,11 @@ class AsynchronousDataAccessor:
             pass
         return Failed()
 
-    def _where_the_cause_is(self) -> str:
-        """As in PopTorch, the process alone knows (`python/_dataloader.py`)."""
+    def _cause(self) -> str:
+        """Point to the process's own message: only it knows the cause.
+
+        PopTorch does the same (`python/_dataloader.py`).
+        """
         self._process.join(_LIVENESS_PERIOD_SECONDS)  # it prints, then ends
         return (
             "Look above for what it printed to its stderr (exit code "
@@ -234,7 +237,7 @@ class AsynchronousDataAccessor:
     # Iteration ----------------------------------------------------------------
 
     def __len__(self) -> int:
-        """The length of the dataset, in elements as they are returned."""
+        """Number of elements that one epoch returns."""
         if self._rebatched_size is None:
             return len(self._dataset)
         num_rows: int = len(self._dataset) * self._dataset.batch_size
@@ -277,14 +280,14 @@ class AsynchronousDataAccessor:
         )
 
     def _next_of_generation(self) -> Ready | EpochEnd:
-        """The next reply that isn't left over from before a restart."""
+        """Wait for the next reply, and skip those from before a restart."""
         while True:
             reply = Failed() if self._has_failed else self._receive()
             if isinstance(reply, Failed):
                 self._has_failed = True
                 raise AssertionError(
                     "An error occurred in the data fetcher, the process that reads the "
-                    f"dataset. {self._where_the_cause_is()}"
+                    f"dataset. {self._cause()}"
                 )
             if isinstance(reply, Started):
                 raise AssertionError("The data fetcher started twice.")
@@ -342,7 +345,7 @@ def _start_process(
 
 
 def _end_process(process: Any) -> None:
-    """Wait for a process that was asked to end; insist step by step."""
+    """Wait for a process that was asked to end; then interrupt and kill it."""
     process.join(_PATIENCE_SECONDS)
     if process.is_alive():
         os.kill(process.pid, signal.SIGINT)
@@ -359,7 +362,7 @@ def _end_process(process: Any) -> None:
 def _check_loader(dataset: Any, rebatched_size: int | None) -> None:
     """Refuse data loaders whose last batch the slots can't hold.
 
-    By attribute: `dataloader` imports this module.
+    It goes by attributes, because the module `dataloader` imports this one.
     """
     if not isinstance(dataset, torch.utils.data.DataLoader):
         return

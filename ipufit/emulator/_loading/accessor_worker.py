@@ -27,34 +27,35 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 class Begin(NamedTuple):
-    """To the process: the consumer has started, read on beyond the first slot."""
+    """Request: read on beyond the first slot, as the consumer has started."""
 
 
 class Release(NamedTuple):
-    """To the process: the slot that was delivered first is free again."""
+    """Request: reuse the slot that was delivered first."""
 
 
 class Restart(NamedTuple):
-    """To the process: iterate over the dataset anew."""
+    """Request: iterate over the dataset from its beginning."""
 
     generation: int
 
 
 class Stop(NamedTuple):
-    """To the process: end."""
+    """Request: end the process."""
 
 
 class Started(NamedTuple):
-    """From the process: the first element was read; the shared file follows."""
+    """Reply: the first element was read; the shared file follows."""
 
     structure: ElementStructure
     specs: list[TensorSpec]
 
 
 class Ready(NamedTuple):
-    """From the process: a slot is filled.
+    """Reply: a slot is filled.
 
-    `num_rows` is set if fewer rows than the slot has are in use.
+    Attributes:
+        num_rows: Number of rows in use; None if the slot is full.
     """
 
     generation: int
@@ -63,9 +64,10 @@ class Ready(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """From the process: the dataset is exhausted.
+    """Reply: the dataset is exhausted.
 
-    `is_idle` tells that the next epoch isn't being read yet.
+    Attributes:
+        is_idle: Whether the process waits before it reads the next epoch.
     """
 
     generation: int
@@ -73,7 +75,7 @@ class EpochEnd(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """From the process: it ends because of an exception, which it prints."""
+    """Reply: the process ends because of an exception, which it prints."""
 
 
 Request = Union[Begin, Release, Restart, Stop]
@@ -81,18 +83,18 @@ Reply = Union[Started, Ready, EpochEnd, Failed]
 
 
 class WorkerSetup(NamedTuple):
-    """What the process is told when it starts.
+    """Arguments of the process.
 
     Attributes:
-        dataset: The dataset, unless it is in a file.
-        dataset_path: The file it was pickled to.
-        num_slots: The size of the ring.
-        is_spinning: Whether a full ring is watched without sleeping.
-        load_indefinitely: Whether the next epoch is read as soon as one ends.
+        dataset: None if it is in a file.
+        dataset_path: Path of the file with the pickled dataset.
+        num_slots: Number of slots of the ring.
+        is_spinning: Whether to poll for requests while the ring is full, not sleep.
+        load_indefinitely: Whether to read the next epoch as soon as one ends.
         early_preload: Whether to read on before the consumer starts.
-        rebatched_size: Rows to collect in each slot; `None` leaves elements alone.
+        rebatched_size: Rows to collect in each slot; None leaves elements as they are.
         rng_state: State of torch's generator to continue from.
-        parsers: The registered custom types.
+        parsers: The registered parsers of custom types, pickled.
     """
 
     dataset: Any
@@ -112,10 +114,10 @@ def run_worker(
     """Serve one accessor until it stops; the target of the process.
 
     Args:
-        connection: This side's end of the pipe.
-        inherited: The accessor's end if forking brought it along. It must not stay
-            open here, or the accessor's end could never be seen.
-        setup: What to do.
+        connection: The process's end of the pipe.
+        inherited: The accessor's end if forking has copied it. It is closed, or the
+            process would never notice that the accessor is gone.
+        setup: The other arguments.
     """
     if inherited is not None:
         inherited.close()
@@ -166,7 +168,7 @@ class _Link:
         reduction.send_handle(self._connection, file_descriptor, os.getppid())
 
     def receive(self, *, wait: bool) -> Request | None:
-        """The next request; None if there is none yet and `wait` is false."""
+        """Receive the next request; None if there is none yet and `wait` is false."""
         try:
             while not self._connection.poll(0):
                 if not wait:
@@ -244,7 +246,7 @@ class _Worker:
             self._handle(self._link.receive(wait=True))
 
     def _fill(self, elements: Iterable[Any]) -> None:
-        """One element per slot."""
+        """Fill each slot with one element."""
         for element in elements:
             sources = self._structure.tensors(element)
             for target, source in zip(self._ring.slots[self._slot], sources):
@@ -253,7 +255,7 @@ class _Worker:
             self._wait_for_slot()
 
     def _fill_rebatched(self, elements: Iterable[Any]) -> None:
-        """As many rows per slot as it has, across elements."""
+        """Fill each slot with rows of as many elements as it takes."""
         size = self._setup.rebatched_size or 0
         num_filled = 0
         for element in elements:
@@ -283,7 +285,7 @@ class _Worker:
             self._handle(self._link.receive(wait=True))
 
     def _wait_for_slot(self) -> None:
-        """Handle what has come in; then go on as soon as a slot is free."""
+        """Handle pending requests, and wait until a slot is free."""
         request = self._link.receive(wait=False)
         while request is not None or self._num_free == 0:
             self._handle(request)
@@ -302,7 +304,7 @@ class _Worker:
 
 
 def _common_rows(tensors: list[Tensor], limit: int) -> int:
-    """The rows of an element that is to be rebatched.
+    """Number of rows of an element that is to be rebatched.
 
     Raises:
         Error: If its tensors differ in length, or have more rows than a slot.

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's data loader: it gives each call of a model all the rows it takes."""
+"""PopTorch's data loader: each batch has the rows of one call."""
 
 from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator
 
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from ipufit.emulator._ground.checks import require
+from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
 from ipufit.emulator._loading.micro_batches import combine_micro_batches
-from ipufit.emulator._loading.partition import _SubDataset, partition
+from ipufit.emulator._loading.partition import Partition
 from ipufit.emulator._options.options import Options
 from ipufit.emulator.enums import DataLoaderMode
 from ipufit.emulator.errors import createPoptorchError
@@ -61,7 +62,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         rebatched_worker_size: Elements that workers load at a time when rebatching.
         batch_sampler: Gives the indices of one micro-batch after the other; the
             micro-batches of a call are concatenated.
-        kwargs: Other arguments of torch's `DataLoader`.
+        **kwargs: Other arguments of torch's `DataLoader`.
 
     Raises:
         AssertionError: If the options aren't `Options`; if several processes share an
@@ -100,7 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         self._accessor: AsynchronousDataAccessor | None = None
-        self._shuffled_partition: _SubDataset | None = None
+        self._shuffled_partition: Partition | None = None
         if batch_sampler is not None:
             _check_batch_sampler(
                 options, batch_size, shuffle, auto_distributed_partitioning
@@ -111,7 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             f"options must be poptorch.Options, not {type(options).__name__}.",
         )
         options._freeze()
-        self._num_combined = _micro_batches_per_call(options)
+        self._num_combined = Layout.from_options(options).input_blocks
         self._combined_batch_size: int | None = None
         if batch_size is not None:
             # As in PopTorch, there are no `options` without a batch size.
@@ -130,13 +131,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 dataset = self._partition(dataset, options, shuffle)
                 shuffle = False
 
-        plan = _plan_loading(
-            mode, self._combined_batch_size, drop_last, rebatched_worker_size
-        )
-        if plan.rebatched_size is not None:
+        combined = self._combined_batch_size
+        loaded_size, drops_loaded, rebatched_size = combined, drop_last, None
+        if _is_rebatched(mode, combined, drop_last):
+            loaded_size = _worker_batch_size(combined, rebatched_worker_size)
+            drops_loaded, rebatched_size = False, combined
+        if rebatched_size is not None:
             self.rebatched_drop_last = None if self._has_batch_sampler else drop_last
         if batch_sampler is None:
-            kwargs.update(batch_size=plan.torch_batch_size, drop_last=plan.drop_last)
+            kwargs.update(batch_size=loaded_size, drop_last=drops_loaded)
             kwargs.update(shuffle=bool(shuffle))
         else:
             kwargs.update(batch_sampler=batch_sampler)
@@ -148,8 +151,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             persistent_workers=persistent_workers,
             **kwargs,
         )
-        if plan.is_asynchronous:
-            self._start_accessor(async_options or {}, plan.rebatched_size)
+        if mode in (DataLoaderMode.Async, DataLoaderMode.AsyncRebatched):
+            self._start_accessor(async_options or {}, rebatched_size)
 
     def _warn_if_indivisible(
         self, dataset: Any, batch_sampler: Any, num_processes: int
@@ -186,7 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _partition(
         self, dataset: Any, options: Options, shuffle: bool | None
-    ) -> _SubDataset:
+    ) -> Partition:
         require(
             not shuffle or options.exists("random_seed"),
             "To shuffle the data of several processes they need a common seed: call "
@@ -197,7 +200,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 "Data without batches (batch_size=None) can't be partitioned: pass "
                 "auto_distributed_partitioning=False."
             )
-        share = partition(
+        share = Partition(
             dataset,
             options.Distributed.processId,
             options.Distributed.numProcesses,
@@ -237,7 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def options(self) -> Options:
-        """The options it was given, frozen.
+        """The options that the loader was given, frozen.
 
         Raises:
             AttributeError: If the loader has no batch size, as in PopTorch.
@@ -296,53 +299,30 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return batches
 
 
-class _LoadingPlan(NamedTuple):
-    """How the mode is carried out."""
+def _is_rebatched(
+    mode: DataLoaderMode, combined_batch_size: int | None, drop_last: bool
+) -> bool:
+    """Whether the background process joins what the workers have loaded.
 
-    is_asynchronous: bool
-    torch_batch_size: int | None
-    drop_last: bool
-    rebatched_size: int | None
+    Its slots have no place for a smaller batch at the end.
+    """
+    if mode == DataLoaderMode.Async:
+        return not drop_last and (combined_batch_size or 1) > 1
+    return mode == DataLoaderMode.AsyncRebatched
 
 
-def _plan_loading(
-    mode: DataLoaderMode,
-    combined_batch_size: int | None,
-    drop_last: bool,
-    rebatched_worker_size: int | None,
-) -> _LoadingPlan:
-    is_asynchronous = mode in (DataLoaderMode.Async, DataLoaderMode.AsyncRebatched)
-    # The slots of the background process have no place for a smaller batch.
-    is_rebatched = mode == DataLoaderMode.AsyncRebatched or (
-        mode == DataLoaderMode.Async
-        and not drop_last
-        and (combined_batch_size or 1) > 1
+def _worker_batch_size(
+    combined_batch_size: int | None, rebatched_worker_size: int | None
+) -> int | None:
+    """Number of elements that workers load at a time when rebatching."""
+    if combined_batch_size is None or rebatched_worker_size is None:
+        return combined_batch_size
+    require(
+        rebatched_worker_size <= combined_batch_size,
+        f"rebatched_worker_size = {rebatched_worker_size} must not exceed the "
+        f"combined batch size, {combined_batch_size}.",
     )
-    if not is_rebatched:
-        return _LoadingPlan(is_asynchronous, combined_batch_size, drop_last, None)
-    torch_batch_size = combined_batch_size
-    if combined_batch_size is not None and rebatched_worker_size is not None:
-        require(
-            rebatched_worker_size <= combined_batch_size,
-            f"rebatched_worker_size = {rebatched_worker_size} must not exceed the "
-            f"combined batch size, {combined_batch_size}.",
-        )
-        torch_batch_size = rebatched_worker_size
-    return _LoadingPlan(
-        is_asynchronous,
-        torch_batch_size,
-        drop_last=False,
-        rebatched_size=combined_batch_size,
-    )
-
-
-def _micro_batches_per_call(options: Options) -> int:
-    num_input_groups = options.replication_factor // options.input_group_size
-    return (
-        options.device_iterations
-        * num_input_groups
-        * options.Training.gradient_accumulation
-    )
+    return rebatched_worker_size
 
 
 def _check_batch_sampler(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one element of a dataset is made of, for the asynchronous accessor."""
+"""The structure of a dataset's elements, for the asynchronous accessor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 class ElementStructure(NamedTuple):
-    """How the tensors of an element are arranged; can be pickled cheaply.
+    """The arrangement of an element's tensors; small when pickled.
 
     Attributes:
-        keys: The keys of a dict, in the order of the first element.
+        keys: Keys of a dict in the order of the first element; None for other types.
         skeleton: An object of a registered custom type, made of empty tensors.
         is_tensor: Whether the element is a bare tensor.
-        num_tensors: How many tensors it has.
     """
 
     keys: tuple[Any, ...] | None
@@ -35,11 +34,8 @@ class ElementStructure(NamedTuple):
             element: A tensor, a flat list, tuple or dict of tensors, or an object
                 whose exact type has a registered parser.
 
-        Returns:
-            The structure that all later elements must have too.
-
         Raises:
-            Error: If it is something else, or has something else in it.
+            Error: If it is of another type, or has a member that isn't a tensor.
 
         Example:
             >>> ElementStructure.of({"x": torch.ones(2), "y": torch.ones(1)}).keys
@@ -65,16 +61,10 @@ class ElementStructure(NamedTuple):
         return cls(keys, None, is_tensor=False, num_tensors=len(element))
 
     def tensors(self, element: Any) -> list[Tensor]:
-        """Take an element apart.
-
-        Args:
-            element: One with this structure.
-
-        Returns:
-            Its tensors, detached, in the order of the first element.
+        """List the detached tensors of an element, in the order of the first one.
 
         Raises:
-            Error: If its structure differs.
+            Error: If the element has another structure.
 
         Example:
             >>> structure = ElementStructure.of([torch.ones(1), torch.ones(2)])
@@ -102,10 +92,7 @@ class ElementStructure(NamedTuple):
         return list(element)
 
     def rebuild(self, tensors: list[Tensor]) -> Any:
-        """Put tensors together as the first element was.
-
-        Args:
-            tensors: As many as it had.
+        """Arrange tensors as in the first element.
 
         Returns:
             A tensor, dict, custom object, or a list for any list or tuple: as

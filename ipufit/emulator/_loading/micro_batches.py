@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches joined into combined batches."""
+"""Joins micro-batches to combined batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def combine_micro_batches(
     """Concatenate every `num_combined` micro-batches along dimension 0.
 
     Args:
-        batches: Nested tensors, all of the same structure.
+        batches: Micro-batches of one structure.
         num_combined: Micro-batches per combined batch.
         drop_last: Whether an incomplete group at the end is dropped.
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 
-class _SubDataset(Dataset[Any]):
+class Partition(Dataset[Any]):
     """The contiguous block of a dataset that one of several processes reads.
 
     With `drop_last` all blocks have the same length, a multiple of the combined
@@ -26,17 +26,17 @@ class _SubDataset(Dataset[Any]):
 
     Args:
         dataset: The whole dataset; needs a length.
-        process_index: This process's position among them.
-        num_processes: How many share the dataset.
+        process_index: Number of this process, from 0 on.
+        num_processes: Number of processes that share the dataset.
         combined_batch_size: Elements that one process takes per call.
         drop_last: Whether all processes get the same number of full batches.
-        seed: Common to all processes; `None` if never shuffled.
+        seed: Seed common to all processes; None if the data is never shuffled.
 
     Raises:
         ZeroDivisionError: If `drop_last` leaves nothing to any process.
 
     Example:
-        >>> block = _SubDataset("abcdefghij", 1, 2, 2, drop_last=True, seed=None)
+        >>> block = Partition("abcdefghij", 1, 2, 2, drop_last=True, seed=None)
         >>> [block[index] for index in range(len(block))]
         ['e', 'f', 'g', 'h']
     """
@@ -73,6 +73,9 @@ class _SubDataset(Dataset[Any]):
         self._offset = self._base_offset
         self._permutation: torch.Tensor | None = None
         self._generator_state: torch.Tensor | None = None
+        # torch asks for it by name, to fetch several elements at once.
+        if getattr(dataset, "__getitems__", None):
+            self.__getitems__ = self._getitems
 
     def shuffle(self) -> None:
         """Draw the permutation of the next epoch and move the block."""
@@ -97,6 +100,9 @@ class _SubDataset(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         return self._dataset[self._source_index(index)]
 
+    def _getitems(self, indices: list[Any]) -> Any:
+        return self._dataset.__getitems__([self._source_index(i) for i in indices])
+
     def _source_index(self, index: Any) -> Any:
         if not 0 <= index < self._length:
             raise IndexError(
@@ -105,44 +111,3 @@ class _SubDataset(Dataset[Any]):
         if self._permutation is None:
             return self._offset + index
         return self._permutation[self._offset + index]
-
-
-class _BatchedSubDataset(_SubDataset):
-    """The same for a dataset that fetches several elements at once."""
-
-    def __getitems__(self, indices: list[Any]) -> Any:
-        return self._dataset.__getitems__([self._source_index(i) for i in indices])
-
-
-def partition(
-    dataset: Any,
-    process_index: int,
-    num_processes: int,
-    combined_batch_size: int,
-    *,
-    drop_last: bool,
-    seed: int | None,
-) -> _SubDataset:
-    """Wrap a dataset so that only this process's share is visible.
-
-    The arguments are those of `_SubDataset`.
-
-    Returns:
-        A wrapper that offers `__getitems__` exactly if the dataset does: torch asks
-        for it by name.
-
-    Example:
-        >>> share = partition("abcde", 0, 2, 1, drop_last=False, seed=None)
-        >>> len(share), hasattr(share, "__getitems__")
-        (3, False)
-    """
-    has_batched_access = getattr(dataset, "__getitems__", None)
-    wrapper = _BatchedSubDataset if has_batched_access else _SubDataset
-    return wrapper(
-        dataset,
-        process_index,
-        num_processes,
-        combined_batch_size,
-        drop_last=drop_last,
-        seed=seed,
-    )

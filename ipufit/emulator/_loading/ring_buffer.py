@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots of tensors in memory that two processes share."""
+"""A ring buffer: slots of tensors in memory that two processes share."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _ALIGNMENT = 64  # bytes: a cache line
 
 
 class TensorSpec(NamedTuple):
-    """What a slot must know of a tensor to hold one like it."""
+    """Shape and dtype of a tensor in a slot."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def num_elements(self) -> int:
-        """The product of the shape."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its elements."""
+        """Size of the elements in bytes."""
         element_size: int = torch.empty((), dtype=self.dtype).element_size()
         return self.num_elements * element_size
 
@@ -41,8 +41,11 @@ class RingBuffer:
 
     Args:
         file_descriptor: The shared file; may be closed afterwards.
-        specs: The tensors of one slot.
-        num_slots: How many slots.
+        specs: Shapes and dtypes of the tensors in one slot.
+        num_slots: Number of slots.
+
+    Attributes:
+        slots: The tensors of each slot.
 
     Example:
         >>> specs = [TensorSpec((2,), torch.float32)]
@@ -55,14 +58,12 @@ class RingBuffer:
         [tensor([7., 7.])]
     """
 
-    slots: list[list[Tensor]]
-
     def __init__(
         self, file_descriptor: int, specs: Sequence[TensorSpec], num_slots: int
     ) -> None:
         # The tensors keep the mapping alive.
         memory = mmap.mmap(file_descriptor, _file_size(specs, num_slots))
-        self.slots = []
+        self.slots: list[list[Tensor]] = []
         offset = 0
         for _ in range(num_slots):
             slot = []
@@ -75,12 +76,8 @@ class RingBuffer:
 def shared_file(specs: Sequence[TensorSpec], num_slots: int) -> int:
     """Make the file behind a ring buffer.
 
-    Args:
-        specs: The tensors of one slot.
-        num_slots: How many slots.
-
     Returns:
-        A file descriptor, the caller's to close.
+        A file descriptor; the caller closes it.
 
     Example:
         >>> descriptor = shared_file([TensorSpec((2,), torch.float32)], num_slots=3)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipufit.emulator._loading.partition import partition
+from ipufit.emulator._loading.partition import Partition
 from tests.strategies import examples
 
 
@@ -40,7 +40,7 @@ def elements(share):
 
 def shares(size, batch, num_processes, *, drop_last=True, seed=None):
     return [
-        partition(
+        Partition(
             range(size), process, num_processes, batch, drop_last=drop_last, seed=seed
         )
         for process in range(num_processes)
@@ -61,7 +61,7 @@ def test_the_first_blocks_are_longer_when_keeping():
 
 def test_too_little_data_for_one_call_each_is_an_error():
     with pytest.raises(ZeroDivisionError, match="takes 8 = 4 per process"):
-        partition(range(7), 0, 2, 4, drop_last=True, seed=None)
+        Partition(range(7), 0, 2, 4, drop_last=True, seed=None)
 
 
 def test_shuffled_epochs_are_those_of_poptorch():
@@ -87,7 +87,7 @@ def test_leftovers_are_the_remainder_by_the_block_length():
 
 def test_the_dataset_gets_plain_integers_unless_shuffled():
     dataset = RecordingDataset(4)
-    share = partition(dataset, 1, 2, 1, drop_last=True, seed=3)
+    share = Partition(dataset, 1, 2, 1, drop_last=True, seed=3)
     share[0]
     share.shuffle()
     share[0]
@@ -99,14 +99,14 @@ def test_the_dataset_gets_plain_integers_unless_shuffled():
 
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_block_does_not_show_what_is_outside_it(index):
-    share = partition(range(4), 0, 2, 1, drop_last=True, seed=None)
+    share = Partition(range(4), 0, 2, 1, drop_last=True, seed=None)
     with pytest.raises(IndexError, match="this process's 2 elements"):
         share[index]
 
 
 def test_batched_access_is_offered_exactly_if_the_dataset_has_it():
-    plain = partition(RecordingDataset(4), 1, 2, 1, drop_last=True, seed=None)
-    batched = partition(BatchedDataset(4), 1, 2, 1, drop_last=True, seed=None)
+    plain = Partition(RecordingDataset(4), 1, 2, 1, drop_last=True, seed=None)
+    batched = Partition(BatchedDataset(4), 1, 2, 1, drop_last=True, seed=None)
     assert not hasattr(plain, "__getitems__")
     assert batched.__getitems__([1, 0]) == [("batched", 3), ("batched", 2)]
 
