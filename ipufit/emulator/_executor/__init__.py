@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trainingModel` and `inferenceModel` return."""
+"""The executor that `trainingModel` and `inferenceModel` return, and its parts."""

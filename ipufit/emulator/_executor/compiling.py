@@ -37,7 +37,7 @@ def compile_model(
 
     Raises:
         AssertionError: A batch dimension is not a multiple of `D * G * R`.
-        Error: The module or its options ask for what no device does.
+        Error: The module or its options ask for something that no device does.
     """
     check_executable_cache(state.options)
     check_inputs(arguments.tensors())
@@ -107,7 +107,7 @@ def _make_executable(
 def _tensor_names(
     program: Program, host_weights: dict[str, Tensor], link: OptimizerLink | None
 ) -> list[str]:
-    """All names in a program that was just traced, and of its optimiser."""
+    """List the names of all tensors of a program and of its optimiser."""
     trained = [
         name
         for name, weight in host_weights.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PopTorch refuses when a model is wrapped or compiled."""
+"""Checks of options and programs when a model is wrapped or compiled."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 def check_inference_options(options: Options) -> None:
-    """Inference does not accumulate gradients.
+    """Refuse options that make inference accumulate gradients.
 
     Raises:
-        Error: It would have to.
+        Error: Gradient accumulation isn't 1.
     """
     if options.Training.gradient_accumulation == 1:
         return
@@ -44,10 +44,7 @@ def check_inference_options(options: Options) -> None:
 def check_program(
     program: Program, layout: Layout, options: Options, *, is_training: bool
 ) -> Target:
-    """Hold a traced program against the options that it is compiled with.
-
-    Returns:
-        What it is compiled for.
+    """Check a traced program against its options, and choose its target.
 
     Raises:
         Error: Several processes train, too many IPUs or stages, blocks in the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiling leaves: the traced program, and what it was compiled for."""
+"""The result of compiling: the program, and everything it was compiled with."""
 
 from __future__ import annotations
 

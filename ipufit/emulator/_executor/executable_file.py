@@ -6,7 +6,7 @@ runs the module's Python, so a file holds what a trace needs, and loading traces
 
 A file is a ZIP archive, uncompressed, of
 
-- `metadata.json`: what it is, readable without running anything. Its keys are those of
+- `metadata.json`, which can be read without running anything. Its keys are those of
   `Metadata`.
 - `arguments.pt`: the arguments of one micro-batch, by `torch.save`.
 - `model.pt`, unless it was left out: options, module and optimiser, by `torch.save`.
@@ -58,17 +58,18 @@ _BROKEN = (
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a file says of itself.
+    """The contents of `metadata.json`.
 
     Attributes:
-        poptorch_version: Of the emulator that wrote it; only the same one reads it.
-        torch_version: Of the torch that wrote it.
+        poptorch_version: Version of the emulator that wrote the file, the only one
+            that reads it.
+        torch_version: Version of torch that wrote the file.
         is_training: Whether the program trains.
         has_model: Whether options, module and optimiser are in the file.
-        micro_batches: Micro-batches in one call: D * G * R.
-        arguments: Shape and type of each tensor of one call.
-        weights: Shape and type of each parameter and buffer.
-        rng_state: The random state, if it was to be saved and there was one.
+        micro_batches: Number of micro-batches in one call.
+        arguments: Shape and dtype of each tensor of one call.
+        weights: Shape and dtype of each parameter and buffer.
+        rng_state: The random state, or None.
     """
 
     poptorch_version: str
@@ -81,7 +82,7 @@ class Metadata:
     rng_state: list[int] | None
 
     def to_json(self) -> bytes:
-        """The contents of `metadata.json`."""
+        """Encode the metadata."""
         values = {
             "format": _FORMAT,
             "format_version": _FORMAT_VERSION,
@@ -91,10 +92,10 @@ class Metadata:
 
     @classmethod
     def from_json(cls, contents: bytes) -> Metadata:
-        """The reverse.
+        """Decode what `to_json` has encoded.
 
         Raises:
-            ValueError: It isn't what `to_json` gives.
+            ValueError: `contents` is something else, or of another format version.
         """
         values = json.loads(contents)
         if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
@@ -114,7 +115,7 @@ class Metadata:
 
 
 def describe(tensor: torch.Tensor) -> TensorDescription:
-    """A tensor as metadata tell of it.
+    """Describe a tensor for metadata.
 
     Example:
         >>> describe(torch.zeros(2, 3))
@@ -124,13 +125,10 @@ def describe(tensor: torch.Tensor) -> TensorDescription:
 
 
 class ExecutableFile:
-    """A file that was written before.
-
-    Args:
-        path: Where it is.
+    """A file that `write_executable_file` has written.
 
     Raises:
-        Error: It isn't one of these files, or is broken.
+        Error: The file is another one, or broken.
         OSError: It can't be read.
     """
 
@@ -153,7 +151,7 @@ class ExecutableFile:
         )
 
     def invalid(self, reason: str) -> Error:
-        """The error that says why the file is of no use."""
+        """Make the error that says why the file can't be used."""
         return createPoptorchError(f"Invalid file {self.path}: {reason}.")
 
     def _read(self, member: str) -> bytes:
@@ -172,12 +170,12 @@ def write_executable_file(
     """Write a file, whole or not at all.
 
     Args:
-        path: Where to; what is there is replaced in the end.
-        metadata: What the file says of itself.
+        path: An existing file is replaced at the end.
+        metadata: Contents of `metadata.json`.
         members: Objects to pickle, by the names of their members.
 
     Raises:
-        OSError: It can't be written there.
+        OSError: The file can't be written.
     """
     folder, name = os.path.split(os.path.abspath(path))
     partial = os.path.join(folder, f".{name}.{os.getpid()}.partial")

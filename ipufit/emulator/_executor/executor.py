@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's `PoplarExecutor`: a module on the device, and the parts that it has."""
+"""PopTorch's `PoplarExecutor`: the public methods, and the parts that do the work."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class PoplarExecutor:
         (torch.Size([1, 3]), False)
 
     Args:
-        model: The object that is traced.
-        options: Frozen and cloned; defaults for None.
+        model: The module that is traced.
+        options: Frozen, and cloned for the executor; defaults for None.
         training: Whether calls update the weights.
         poptorch_version: Kept for PopTorch's signature; unused.
         optimizer: For training; by default SGD with a learning rate of 0.01.
-        user_model: The module whose weights are kept in step, if it is not `model`.
+        user_model: The module whose weights are updated; by default `model`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class PoplarExecutor:
         return self._to_host.version
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the user's module."""
+        """Get an attribute of the user's module."""
         if name in ("_user_model", "_model"):  # not set yet: a failed construction
             raise AttributeError(name)
         value = getattr(self._user_model, name)
@@ -131,7 +131,7 @@ class PoplarExecutor:
         return value
 
     def __repr__(self) -> str:
-        """As the module, with the places where blocks begin."""
+        """Describe the module, with the places where blocks begin."""
         return module_repr(self._user_model)
 
     @property
@@ -168,15 +168,14 @@ class PoplarExecutor:
             **kwargs: The same by name.
 
         Returns:
-            What `forward` returned when it was traced, its tensors replaced by
-            the results that the output mode selects. They can't be pickled themselves,
-            because they refuse `backward()`; their clones can.
+            The structure that `forward` returned when it was traced, with the results
+            that the output mode selects. These tensors can't be pickled, because they
+            refuse `backward()`; their clones can.
 
         Raises:
             AssertionError: The connection type is `Never`, or a batch dimension is
                 not a multiple of `D * G * R`.
-            Error: The arguments differ from those compiled for; or any reason for
-                which compilation fails.
+            Error: The arguments differ from those compiled for, or compiling fails.
 
         Example:
             >>> from ipufit.emulator import Options, inferenceModel
@@ -274,7 +273,7 @@ class PoplarExecutor:
 
         Raises:
             Error: Not compiled.
-            ValueError: Something else than a random state is set.
+            ValueError: The value that is set isn't a random state.
 
         Example:
             >>> from ipufit.emulator import Options, inferenceModel
@@ -323,13 +322,36 @@ class PoplarExecutor:
     ) -> None:
         self._saving.save(filename, export_model, save_rng_state)
 
-    @_documented_by(Saving.compileAndExport)
     def compileAndExport(
         self, filename: PathLike, *args: Any, export_model: bool = True, **kwargs: Any
     ) -> None:
-        self._saving.compileAndExport(
-            filename, *args, export_model=export_model, **kwargs
-        )
+        """`compile`, then `save`.
+
+        An offline model (`ConnectionType.Never`) can be exported too.
+
+        Args:
+            filename: As for `save`.
+            *args: As for a call.
+            export_model: Whether module, options and optimiser are saved too.
+            **kwargs: As for a call.
+
+        Raises:
+            AssertionError: As from `compile`.
+            Error: As from `compile` and `save`.
+
+        Example:
+            >>> import os, tempfile
+            >>> from ipufit.emulator import Options, inferenceModel, load
+            >>> offline = Options().useOfflineIpuTarget()
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1), offline)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "linear.poptorch")
+            ...     inference.compileAndExport(path, torch.ones(4, 2))
+            ...     load(path)(torch.ones(4, 2)).shape
+            torch.Size([4, 1])
+        """
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
 
     @_documented_by(Saving.loadExecutable)
     def loadExecutable(self, filename: PathLike) -> None:
@@ -337,10 +359,10 @@ class PoplarExecutor:
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:
-    """Give each output a `backward` of its own.
+    """Give each output a `backward` that raises an error.
 
-    Being defined in here it can't be pickled, and then neither can the outputs, as in
-    PopTorch: what is computed from them can, `output.clone()` for one.
+    It is a local function so that outputs can't be pickled, as in PopTorch. Tensors
+    that are computed from them can, such as `output.clone()`.
     """
 
     def refuse() -> None:

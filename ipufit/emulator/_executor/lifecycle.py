@@ -24,7 +24,7 @@ logger = logging.getLogger("poptorch::python")
 
 
 class Lifecycle:
-    """Compiles, attaches, detaches and destroys, and has the other parts keep up."""
+    """Compiles, attaches, detaches and destroys, and tells the other parts."""
 
     def __init__(
         self,
@@ -52,8 +52,7 @@ class Lifecycle:
 
         Raises:
             AssertionError: A batch dimension is not a multiple of `D * G * R`.
-            Error: The module or its options ask for what no device does; the message
-                says what.
+            Error: The module or its options ask for something that no device does.
 
         Example:
             >>> import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executors out of files, and what a file says without being loaded."""
+"""Loads executors, or their metadata only, from files."""
 
 from __future__ import annotations
 
@@ -29,18 +29,15 @@ def load(
     files that you trust. `importPoptorchMetadataFromFile` unpickles nothing.
 
     Args:
-        filename: What `PoplarExecutor.save` or `compileAndExport` wrote.
-        edit_opts_fn: Is given the options, to change them. The model is traced anew,
-            so all changes count here; a pod heeds those of run-time options only.
-
-    Returns:
-        The executor, for training or inference as the one that was saved.
+        filename: File of `PoplarExecutor.save` or `compileAndExport`.
+        edit_opts_fn: Called with the options, to change them. The model is traced
+            again, so all changes count here; on a pod only run-time options do.
 
     Raises:
         AssertionError: The file was written by another version of the emulator, or
             with `export_model=False`.
-        Error: It isn't such a file, or is broken; or compiling fails.
-        OSError: It can't be read.
+        Error: The file is another one or broken, or compiling fails.
+        OSError: The file can't be read.
 
     Example:
         >>> import os, tempfile, torch
@@ -83,18 +80,18 @@ def load(
 
 
 def importPoptorchMetadataFromFile(filename: PathLike) -> bytes:
-    """Read what a saved executor says of itself; nothing is unpickled.
+    """Read the metadata of a saved executor; nothing is unpickled.
 
     Args:
-        filename: What `PoplarExecutor.save` or `compileAndExport` wrote.
+        filename: File of `PoplarExecutor.save` or `compileAndExport`.
 
     Returns:
         A JSON document: versions, the kind of model, shapes of arguments and weights.
         In PopTorch it is a pickle.
 
     Raises:
-        Error: It isn't such a file, or is broken.
-        OSError: It can't be read.
+        Error: The file is another one, or broken.
+        OSError: The file can't be read.
 
     Example:
         >>> import json, os, tempfile, torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long compiling and the last call of an executor took.
+"""Times that the last compilation and the last call of an executor took.
 
 All times are this machine's, not an IPU's: they show where a script spends its time,
 and that it reads them correctly.
@@ -27,14 +27,14 @@ class Measurements:
 
     @property
     def _times(self) -> CallTimes | None:
-        """Those of the last call; None if the executable is gone or hasn't run."""
+        """Times of the last call; None if the executable is gone or hasn't run."""
         last_call = self._state.last_call
         if last_call is None or not self._state.isCompiled():
             return None
         return last_call.times
 
     def compilationTime(self) -> datetime.timedelta:
-        """How long the last compilation took, tracing included.
+        """Time that the last compilation took, tracing included.
 
         Raises:
             Error: Not compiled, or `showCompilationProgressBar(False)`.
@@ -62,8 +62,8 @@ class Measurements:
         """The cycles of the last call, as `Options.logCycleCount(True)` counts them.
 
         Returns:
-            The seconds that the emulated device ran, on this machine, times the clock
-            rate of a Mk2 IPU, 1.33 GHz (Graphcore, IPU-M2000 data sheet). It says
+            Seconds that the emulated device ran on this machine, times the clock rate
+            of a Mk2 IPU, 1.33 GHz (Graphcore, IPU-M2000 data sheet). The number says
             nothing about the speed of an IPU.
 
         Raises:
@@ -96,13 +96,13 @@ class Measurements:
         """The time stamps of the last call, in seconds from some moment in the past.
 
         Returns:
-            `input` and `input_complete` with a list for each tensor that goes to the
-            device, and a time in it for each micro-batch of each replica: when it was
-            handed over, when the replica had it. `output` and `output_complete`
-            likewise for what comes back, fewer of them if the output mode drops
-            results: when they were computed, when the host had them. With synthetic
-            data these lists are empty. Before the first call there is one empty list
-            for each.
+            A dictionary of four counters. `input` and `input_complete` have a list for
+            each tensor that goes to the device, with a time for each micro-batch of
+            each replica: when it was handed over, and when the replica had it.
+            `output` and `output_complete` have a list for each tensor that comes back:
+            when it was computed, and when the host had it. They have fewer times if
+            the output mode drops results. With synthetic data all lists are empty.
+            Before the first call each counter has one empty list.
 
         Example:
             >>> import torch
@@ -117,7 +117,7 @@ class Measurements:
         return {name: [[]] for name in COUNTERS} if times is None else times.counters()
 
     def getHostIpuLatency(self) -> Latency:
-        """How long inputs took to the device in the last call.
+        """Time that inputs took to the device in the last call.
 
         Returns:
             Minimum, maximum and average in seconds; zeros if nothing was sent.
@@ -135,10 +135,10 @@ class Measurements:
         return self._latency("input", "input_complete")
 
     def getComputeLatency(self) -> Latency:
-        """How long micro-batches were on the device in the last call.
+        """Time that micro-batches were on the device in the last call.
 
         Returns:
-            As `getHostIpuLatency`.
+            Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
 
         Example:
             >>> import torch
@@ -151,10 +151,10 @@ class Measurements:
         return self._latency("input_complete", "output")
 
     def getIpuHostLatency(self) -> Latency:
-        """How long outputs took to the host in the last call.
+        """Time that outputs took to the host in the last call.
 
         Returns:
-            As `getHostIpuLatency`.
+            Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
 
         Example:
             >>> import torch
@@ -167,10 +167,10 @@ class Measurements:
         return self._latency("output", "output_complete")
 
     def getLatency(self) -> Latency:
-        """How long micro-batches of the last call took from the host to the host.
+        """Time that micro-batches of the last call took from the host and back to it.
 
         Returns:
-            As `getHostIpuLatency`.
+            Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
 
         Example:
             >>> import torch

@@ -24,7 +24,7 @@ class ModelState:
     """The module and options of an executor, and how far they have come.
 
     Args:
-        model: The object that is traced.
+        model: The module that is traced.
         user_model: The user's module, which has the same weights.
         options: Frozen, and cloned for this executor.
         is_training: Whether calls update the weights.
@@ -95,7 +95,7 @@ def _own_options(options: Options | None, *, is_training: bool) -> Options:
     """Freeze the caller's options, and clone them with the output mode filled in.
 
     Raises:
-        Error: They are something else, or make inference accumulate gradients.
+        Error: `options` is something else, or makes inference accumulate gradients.
     """
     if options and not isinstance(options, Options):
         raise createPoptorchError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trainingModel` and `inferenceModel`: the two ways onto the device."""
+"""`trainingModel` and `inferenceModel`, which make executors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trainingModel(
 
     Args:
         model: The module, or an executor around it.
-        options: Frozen here and cloned; defaults for `None`.
+        options: Frozen, and cloned for the executor; defaults for None.
         optimizer: One of `poptorch.optim`, or torch's SGD, Adam, AdamW or RMSprop;
             by default SGD with a learning rate of 0.01.
 
@@ -34,7 +34,7 @@ def trainingModel(
 
     Raises:
         RuntimeError: The module is wrapped for training already.
-        Error: `options` is something else, or a buffer has a class of its own.
+        Error: `options` is something else, or a buffer is of a subclass of `Tensor`.
         AssertionError: The optimizer's type is not supported.
 
     Example:
@@ -70,10 +70,7 @@ def inferenceModel(
     Args:
         model: The module, or an executor around it. If it is wrapped for training,
             each call first fetches what training changed.
-        options: Frozen here and cloned; gradient accumulation must be 1.
-
-    Returns:
-        The executor.
+        options: Frozen, and cloned for the executor; gradient accumulation must be 1.
 
     Raises:
         Error: `options` is something else, or accumulates gradients.

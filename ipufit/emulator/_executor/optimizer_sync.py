@@ -118,7 +118,7 @@ class OptimizerSync:
         return optimizer.get_state_dict()
 
     def read_state(self) -> None:
-        """Read the device's state if it is newer."""
+        """Copy the device's state to the optimiser if it is newer."""
         optimizer, link = self._poptorch_optimizer, self.link
         if optimizer is None or link is None:
             return
@@ -131,15 +131,15 @@ class OptimizerSync:
         optimizer.ipu_state_is_dirty = False
 
     def read(self) -> None:
-        """Have the optimiser read the device it follows, if that is newer.
+        """Copy the state from the device that the optimiser follows, if it is newer.
 
-        It may be the device of another executor that was given the optimiser later.
+        It may be the device of another executor, which was given the optimiser later.
         """
         if self._poptorch_optimizer is not None:
             self._poptorch_optimizer.state_dict()
 
     def write_state(self) -> None:
-        """Send a state that was loaded on the host, and is newer."""
+        """Send a state to the device that was loaded on the host, and is newer."""
         optimizer, link = self._poptorch_optimizer, self.link
         if optimizer is None or link is None or not optimizer.ipu_state_is_dirty:
             return

@@ -32,7 +32,7 @@ class ParameterView:
         self._state = state
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the parameter."""
+        """Get an attribute of the parameter."""
         return getattr(self._parameter, name)
 
     def replicaGrouping(
@@ -52,15 +52,15 @@ class ParameterView:
         Call it before the model is compiled.
 
         Args:
-            comm_group_type: How replicas form groups.
-            shards: Replicas in each group; of no effect with `All` (one group) and
-                `NoGrouping` (a group each).
+            comm_group_type: Way in which replicas form groups.
+            shards: Number of replicas in each group; without effect for `All` (one
+                group) and `NoGrouping` (one group for each replica).
             variable_retrieval_mode: With `AllReplicas` the leading dimension is the
                 number of replicas, and the value of each is read back into it; groups
                 start from the value of their first replica.
 
         Raises:
-            AssertionError: An argument is of another type.
+            AssertionError: An argument has the wrong type.
 
         Example:
             >>> from ipufit.emulator import CommGroupType, Options

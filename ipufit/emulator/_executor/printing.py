@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print a module with its blocks."""
+"""Prints modules with their blocks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ _INDENT = "  "
 
 def module_repr(m: torch.nn.Module) -> str:
     """Describe a module as torch does, and where `BeginBlock` starts blocks.
-
-    Args:
-        m: The module.
-
-    Returns:
-        Several lines.
 
     Example:
         >>> from ipufit.emulator import BeginBlock
@@ -47,14 +41,14 @@ def module_repr(m: torch.nn.Module) -> str:
 
 
 def print(m: Any, *args: Any, **kwargs: Any) -> None:
-    """Print anything; of a module, its blocks first.
+    """Print an object; if it is a module, with its blocks first.
 
     As in PopTorch, a module is printed twice: by `module_repr`, then as usual.
 
     Args:
-        m: What to print.
-        *args: As for the built-in.
-        **kwargs: As for the built-in.
+        m: A module, or any other object.
+        *args: As for the built-in `print`.
+        **kwargs: As for the built-in `print`.
 
     Example:
         >>> print(torch.nn.ReLU())

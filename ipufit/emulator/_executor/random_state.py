@@ -28,17 +28,17 @@ class RandomState:
             self._seen = [options.random_seed]
 
     def read(self) -> list[int] | None:
-        """The seed and the generator's state; None if there was no seed and no run."""
+        """Read the seed and the generator's state; None without a seed before a run."""
         if self.is_stale and self._device is not None:
             self._seen = self._device.save()
             self.is_stale = False
         return self._seen
 
     def set(self, state: Sequence[int] | None) -> None:
-        """Continue elsewhere; a list of a seed alone begins at that seed.
+        """Replace the random state; a list of a seed alone begins at that seed.
 
         Raises:
-            ValueError: It isn't a random state.
+            ValueError: `state` isn't a random state.
         """
         self._seen = check_rng_state(state or [])
         self.is_stale = False

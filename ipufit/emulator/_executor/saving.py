@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executors in files: saved, and compiled from what was saved."""
+"""Saves executors to files, and compiles them from files."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class Saving:
         emulator has none: a file holds what to trace, and loading traces it again.
 
         Args:
-            filename: Where to. Folders are created; in a folder that exists the file
-                is `model.poptorch`.
-            export_model: Whether module, options and optimiser are saved too, as
-                `poptorch.load` needs them. They must be such as can be pickled.
+            filename: Path of the file; its folders are created. If it is a folder that
+                exists, the file is `model.poptorch` in it.
+            export_model: Whether module, options and optimiser are pickled into the
+                file too; `poptorch.load` needs them.
             save_rng_state: Whether the random state of the device is saved.
 
         Raises:
-            Error: Not compiled, or nothing of it runs on an IPU.
-            OSError: It can't be written there.
+            Error: Not compiled, or no part of the model runs on an IPU.
+            OSError: The file can't be written.
 
         Example:
             >>> import os, tempfile
@@ -107,41 +107,6 @@ class Saving:
             members[MODEL] = self._model_to_save()
         write_executable_file(_prepare_path(filename), metadata, members)
 
-    def compileAndExport(
-        self,
-        filename: PathLike,
-        *args: Any,
-        export_model: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        """`compile`, then `save`.
-
-        An offline model (`ConnectionType.Never`) can be exported too.
-
-        Args:
-            filename: Where to, as for `save`.
-            *args: As for a call.
-            export_model: Whether module, options and optimiser are saved too.
-            **kwargs: As for a call.
-
-        Raises:
-            AssertionError: As from `compile`.
-            Error: As from `compile` and `save`.
-
-        Example:
-            >>> import os, tempfile
-            >>> from ipufit.emulator import Options, inferenceModel, load
-            >>> offline = Options().useOfflineIpuTarget()
-            >>> inference = inferenceModel(torch.nn.Linear(2, 1), offline)
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "linear.poptorch")
-            ...     inference.compileAndExport(path, torch.ones(4, 2))
-            ...     load(path)(torch.ones(4, 2)).shape
-            torch.Size([4, 1])
-        """
-        self._lifecycle.compile(*args, **kwargs)
-        self.save(filename, export_model=export_model)
-
     def loadExecutable(self, filename: PathLike) -> None:
         """Compile from a file, for the arguments it was compiled for.
 
@@ -151,12 +116,12 @@ class Saving:
         The arguments in the file are pickled: load only files that you trust.
 
         Args:
-            filename: What `save` or `compileAndExport` wrote for such a model.
+            filename: File of `save` or `compileAndExport` of such a model.
 
         Raises:
-            Error: It isn't such a file, is broken, was written by another version of
+            Error: The file is another one or broken, was written by another version of
                 the emulator or for another model; or compiling fails.
-            OSError: It can't be read.
+            OSError: The file can't be read.
 
         Example:
             >>> import os, tempfile
@@ -183,7 +148,7 @@ class Saving:
         """Compile from a file for an executor that isn't compiled.
 
         Raises:
-            Error: The file is of no use for this executor; or compiling fails.
+            Error: The file is of another version or model, or compiling fails.
         """
         metadata = file.metadata
         if metadata.poptorch_version != __version__:
@@ -204,7 +169,10 @@ class Saving:
         # These options may take more micro-batches than those of the saved model.
         count = Layout.from_options(self._state.options).input_blocks
         self._lifecycle.compile_for(
-            saved.with_tensors(_repeated(tensor, count) for tensor in saved.tensors())
+            saved.with_tensors(
+                torch.cat([rows] * count) if count > 1 else rows  # 0-d if count is 1
+                for rows in saved.tensors()
+            )
         )
 
     def _described_weights(self) -> dict[str, dict[str, Any]]:
@@ -224,7 +192,7 @@ class Saving:
 
 
 def _given_arguments(executable: Executable) -> tuple[Any, Any]:
-    """The arguments of one micro-batch, in the types that the caller gave them."""
+    """Arguments of one micro-batch, in the types in which the caller gave them."""
     rows = executable.first_micro_batch
     pairs = zip(rows.tensors(), executable.arguments.tensors())
     given = rows.with_tensors(row.to(like.dtype) for row, like in pairs)
@@ -232,7 +200,7 @@ def _given_arguments(executable: Executable) -> tuple[Any, Any]:
 
 
 def describe_versions(metadata: Metadata) -> str:
-    """Say which versions don't match."""
+    """Say for an error which versions don't match."""
     return (
         f"it was written by version {metadata.poptorch_version}, and this is version "
         f"{__version__}"
@@ -247,11 +215,6 @@ def _prepare_path(filename: PathLike) -> str:
         return inside
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     return path
-
-
-def _repeated(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """The input of a call whose micro-batches are all the same."""
-    return rows if count == 1 else torch.cat([rows] * count)
 
 
 def _first_difference(expected: dict[str, Any], got: dict[str, Any]) -> str:

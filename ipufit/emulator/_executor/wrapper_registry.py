@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which classes modules and weights had while a training executor held them.
+"""Remembers the wrapper classes of modules and weights in training executors.
 
 `trainingModel` gives the user's module, its parameters and its buffers wrapper classes.
 Compiling and `destroy()` take them off, but they are remembered object by object, and
@@ -116,10 +116,10 @@ def _remember(item: Any, wrapper: type[Any]) -> None:
 
 
 def _reduced(item: Any, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What `copy` and `pickle` make of a wrapped object: a plain one, and `rewrap`.
+    """Reduce a wrapped object, for `copy` and `pickle`, to a plain one and `rewrap`.
 
-    The plain one is remembered, so a copy is wrapped again. What is unpickled is
-    another object, which nothing is remembered of.
+    The registry knows the plain one, so a copy is wrapped again. It doesn't know an
+    unpickled object, which stays plain.
     """
     wrapper = item.__class__
     unwrap(item)

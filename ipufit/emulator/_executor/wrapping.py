@@ -41,14 +41,14 @@ def wrap_module(module: torch.nn.Module, executor: TrainingExecutor) -> None:
         executor: Has the newest weights; only a weak reference to it is kept.
 
     Raises:
-        Error: A buffer is of a class of its own. The parameters, and the buffers
-            before it, are left with classes of no use, as in PopTorch.
+        Error: A buffer is of a subclass of `torch.Tensor`. As in PopTorch, parameters
+            and the buffers before it keep wrapper classes then.
     """
     reference = weakref.ref(executor)
-    parameter_class = _parameter_class(reference)
+    parameter_class = _weight_class(torch.nn.Parameter, "PoptorchParameter", reference)
     for parameter in module.parameters():
         parameter.__class__ = parameter_class
-    buffer_class = _buffer_class(reference)
+    buffer_class = _weight_class(Tensor, "PoptorchBuffer", reference)
     for buffer in module.buffers():
         if buffer.__class__ is not Tensor:  # of another executor: this fetches
             raise createPoptorchError(
@@ -68,10 +68,15 @@ def _fetch(reference: weakref.ReferenceType[TrainingExecutor]) -> bool:
     return executor is not None and executor.copyWeightsToHostIfNeeded()
 
 
-def _parameter_class(
-    reference: weakref.ReferenceType[TrainingExecutor],
+def _weight_class(
+    base: type[Tensor], name: str, reference: weakref.ReferenceType[TrainingExecutor]
 ) -> type[Tensor]:
-    class PoptorchParameter(torch.nn.Parameter):
+    """Make a subclass of `base` whose attributes are read after a fetch.
+
+    As torch does for all subclasses, results computed from a buffer have its class.
+    """
+
+    class PoptorchWeight(base):  # type: ignore[misc, valid-type]
         def __getattribute__(self, name: str) -> Any:
             _fetch(reference)
             return object.__getattribute__(self, name)
@@ -81,37 +86,17 @@ def _parameter_class(
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             # That it exists makes torch's functions read an attribute first.
-            return super().__torch_function__(  # type: ignore[no-untyped-call,unused-ignore]
-                func, types, args, kwargs or {}
-            )
+            return super().__torch_function__(func, types, args, kwargs or {})
 
-    return PoptorchParameter
-
-
-def _buffer_class(reference: weakref.ReferenceType[TrainingExecutor]) -> type[Tensor]:
-    class PoptorchBuffer(Tensor):
-        """What is computed from one has its class too: torch's rule for subclasses."""
-
-        def __getattribute__(self, name: str) -> Any:
-            _fetch(reference)
-            return super().__getattribute__(name)
-
-        @classmethod
-        def __torch_function__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return super().__torch_function__(  # type: ignore[no-untyped-call,unused-ignore]
-                func, types, args, kwargs or {}
-            )
-
-    return PoptorchBuffer
+    PoptorchWeight.__name__ = PoptorchWeight.__qualname__ = name
+    return PoptorchWeight
 
 
 def _module_class(
     original: type[torch.nn.Module],
     reference: weakref.ReferenceType[TrainingExecutor],
 ) -> type[torch.nn.Module]:
-    """A subclass of `original` that knows its executor."""
+    """Make a subclass of the user's class whose weights are fetched when read."""
 
     class PoptorchModel(original):  # type: ignore[misc, valid-type]
         def copyWeightsToHostIfNeeded(self) -> bool:
@@ -143,7 +128,7 @@ def _module_class(
             prefix: str = "",
             keep_vars: bool = False,
         ) -> Any:
-            """A dictionary of its own, of plain tensors in the same memory."""
+            """Give a dictionary of its own, with plain tensors in the same memory."""
             state = super().state_dict(
                 *args, destination=destination, prefix=prefix, keep_vars=keep_vars
             )
