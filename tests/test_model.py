@@ -1090,17 +1090,26 @@ def test_a_validation_of_a_part_of_the_samples_says_so():
     assert history.history["val_loss"] == [pytest.approx(expected["loss"], rel=1e-5)]
 
 
-def test_evaluate_and_predict_without_a_batch_size_take_that_of_training():
-    model = compiled(IPUConfig(replicas=2))
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (IPUConfig(replicas=2, micro_batch_size=4), [8, 8, 1]),
+        (IPUConfig(inference_iterations=1), [17]),
+    ],
+)
+def test_without_a_batch_size_the_config_counts_and_not_the_last_fit(config, expected):
+    model = compiled(config)
     sizes = []
 
     class Sizes(Callback):
         def on_predict_batch_end(self, batch, logs):
             sizes.append(len(logs["outputs"]))
 
-    model.fit(X, Y, batch_size=8, verbose=0)
-    model.predict(X[:17], callbacks=Sizes(), verbose=0)
-    assert sizes == [8, 8, 1]
+    for batch_size in (8, 16):
+        model.fit(X, Y, batch_size=batch_size, verbose=0)
+        model.predict(X[:17], callbacks=Sizes(), verbose=0)
+        assert sizes == expected
+        sizes.clear()
 
 
 # What is left out -----------------------------------------------------------------
