@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run stands: what callbacks read, and how they stop it."""
+"""The state of a run, which callbacks read, and through which they end it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._failures import do_all
 from .types import Logs
 
 EVICTED = "SIGTERM"
-"""The reason to stop of a run that is to go on elsewhere."""
+"""The `stop_reason` of a run that goes on in another process."""
 
 
 @dataclass
@@ -21,17 +21,17 @@ class RunState:
         epoch: 0-based.
         updates: Weight updates so far, in this run.
         samples: Samples trained on so far, in this run.
-        stop_reason: Why it shall stop; None while it shall not.
+        stop_reason: Why the run stops early; None while it goes on.
         coverage: Which samples the figures are about; empty if about all.
-        params: Keras's: `verbose`, `epochs`, `steps`.
+        params: Keras's parameters: `verbose`, `epochs`, `steps`.
         directions: `"max"` or `"min"` for figures of which more or less is better, by
-            their names without `val_`; filled once a program was traced.
+            name without `val_`; known once a program was traced.
         calls: Calls made in this epoch.
         logs: Figures of the last complete epoch.
         is_epoch_done: Whether the epoch's last hooks were called.
-        is_finite: Whether the loss was, so far.
+        is_finite: Whether the loss was finite so far.
         stop_evaluating: Set it to end the evaluation under way after this call.
-        stop_predicting: The same for a prediction.
+        stop_predicting: Set it to end the prediction under way after this call.
         is_evicted: Whether the process was told to end (SIGTERM).
 
     Example:
@@ -78,36 +78,36 @@ class RunState:
             self.stop_reason = reason
 
     def after_hooks(self, action: Callable[[], None]) -> None:
-        """Have something done once all callbacks have heard of the event under way.
+        """Have an action done once all callbacks have heard of the event under way.
 
-        What is saved then has every callback's state as of this event.
+        A checkpoint that it saves has every callback's state as of this event.
         """
         self._actions.append(action)
 
     def act(self) -> None:
-        """Do all that was asked for, though one fails; called by the loop."""
+        """Do the actions of `after_hooks`, though one fails; called by the loop."""
         actions, self._actions = self._actions, []
         do_all(actions)
 
     def on_eviction(self, action: Callable[[], None]) -> None:
-        """Have something saved if the process is told to end, after the call under way.
+        """Have an action done, after the call under way, if the process is evicted.
 
-        The run ends then. Nobody listens to the signal unless somebody asks for this.
+        The run ends then. Without such actions SIGTERM ends the process as usual.
         """
         self._on_eviction.append(action)
 
     @property
     def heeds_eviction(self) -> bool:
-        """Whether somebody asked."""
+        """Whether an eviction has actions to do."""
         return bool(self._on_eviction)
 
     def heed_eviction(self) -> None:
         """Save and stop, if the process was told to end; called by the loop."""
         if self.is_evicted and not self.is_stopping:
-            do_all(self._on_eviction)  # one that fails takes no other with it
+            do_all(self._on_eviction)
             self.stop(EVICTED)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody asked."""
+        """Whether the run ends after the call under way."""
         return self.stop_reason is not None

@@ -24,7 +24,7 @@ class BackupAndRestore(Callback):
     the run in order.
 
     Args:
-        backup_dir: Where to; a directory of its own.
+        backup_dir: Directory of the checkpoints, and of nothing else.
         save_freq: `"epoch"`, or a number of weight updates.
         delete_checkpoint: Delete the directory when the run is complete and every
             callback has ended without an error.
@@ -35,7 +35,7 @@ class BackupAndRestore(Callback):
         store: The checkpoints.
 
     Raises:
-        ConfigError: `save_freq` is neither.
+        ConfigError: `save_freq` is neither `"epoch"` nor a positive number.
 
     Example:
         >>> import tempfile, torch
@@ -72,19 +72,19 @@ class BackupAndRestore(Callback):
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self.updates_since_save = 0
-        self._seen_updates = 0
+        self._updates_counted = 0
         self._saved: tuple[int, bool] | None = None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Ask to be told when the process has to end."""
-        self.updates_since_save = self._seen_updates = 0
+        """Have the run saved if the process is evicted."""
+        self.updates_since_save = self._updates_counted = 0
         self._saved = None
         self.run.on_eviction(self._save_if_possible)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Save, if enough updates were made."""
-        self.updates_since_save += self.run.updates - self._seen_updates
-        self._seen_updates = self.run.updates
+        self.updates_since_save += self.run.updates - self._updates_counted
+        self._updates_counted = self.run.updates
         if self.save_freq != "epoch" and self.updates_since_save >= int(self.save_freq):
             self.updates_since_save = 0
             self.run.after_hooks(self._save)
@@ -98,7 +98,7 @@ class BackupAndRestore(Callback):
     def load_state_dict(self, state: Any) -> None:
         """Count on from the updates that the run had."""
         super().load_state_dict(state)
-        self._seen_updates = self.run.updates
+        self._updates_counted = self.run.updates
 
     def _save(self) -> None:
         run = self.run
@@ -115,7 +115,7 @@ class BackupAndRestore(Callback):
             warn_of_unsaved_eviction(error)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Unless the run was cut short: the backup goes, once all has ended well.
+        """Delete the backup once the run has ended well, unless it was cut short.
 
         It stays if SIGTERM came too late to be heeded: the script may not get far.
         """

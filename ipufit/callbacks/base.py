@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, Iterable, Iterator, Mapping, Sequence, Union
+from typing import Any, Callable, ClassVar, Iterable, Iterator, Mapping, Sequence, Union
 
 import torch
 
@@ -20,22 +20,23 @@ CallbackLike = Union["Callback", Iterable[Any], None]
 
 
 class Callback:
-    """Base of callbacks: override the hooks that matter.
+    """Base class of callbacks: override the hooks that matter.
 
     `logs` is one dict per event, shared by all callbacks: keys added in
     `on_epoch_end` reach the ones after it, History included. It is never None.
 
     Attributes:
         model: The `IPUModel` that runs.
-        run: Where it stands; `run.stop("why")` ends it in order.
+        run: State of the run; `run.stop("why")` ends it in order.
         params: Keras's: `verbose`, `epochs`, `steps`.
         saved_attributes: Names of attributes that a checkpoint keeps, so that a
             resumed run goes on with them. See `state_dict`.
-        saved_kinds: What the saved attributes look like, for those of which it is
-            known: a checkpoint with others is refused.
+        saved_kinds: Kinds of saved attributes by name; a checkpoint in which one is of
+            another kind is refused.
         is_saved: False if a resumed run may do without this callback, as without a
             display.
-        is_display: Whether it shows calls to people, who needn't see every one.
+        is_display: Whether this callback only shows calls to people, who needn't see
+            every one.
 
     Example:
         >>> class StopWhenGood(Callback):
@@ -56,12 +57,12 @@ class Callback:
 
     @property
     def is_due(self) -> bool:
-        """Of a display: whether it shows figures after the call under way."""
+        """Whether a display shows figures after the call under way."""
         return True
 
     @property
     def state_name(self) -> str:
-        """What checkpoints call it: its class, and what else tells it from others."""
+        """Name in checkpoints: the class, and what else tells callbacks apart."""
         return type(self).__name__
 
     @property
@@ -116,13 +117,13 @@ class Callback:
         """`evaluate` or a validation begins; `logs` is empty."""
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """It ends; `logs` has its figures, without `val_`."""
+        """`evaluate` or a validation ends; `logs` has its figures, without `val_`."""
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call of it begins; `logs` is empty."""
+        """A call of an evaluation begins; `logs` is empty."""
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call of it ends; `logs` has its figures so far."""
+        """A call of an evaluation ends; `logs` has the figures so far."""
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
         """`predict` begins; `logs` is empty."""
@@ -131,29 +132,29 @@ class Callback:
         """`predict` ends; `logs` is empty."""
 
     def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call of it begins; `logs` is empty."""
+        """A call of `predict` begins; `logs` is empty."""
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call of it ends; `logs` has its `outputs`."""
+        """A call of `predict` ends; `logs` has its `outputs`."""
 
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
-        """Names of parameters whose gradients `model.gradients()` shall give: none.
+        """Names of parameters whose gradients `model.gradients()` gives; none here.
 
-        Called before the training program is compiled, which has to send them.
+        Called before the training program is built, which has to send them.
 
         Args:
-            module: The user's.
+            module: The user's module.
         """
         return ()
 
     def close(self) -> None:
-        """The run is over, after an error too: leave things as they were found.
+        """Leave things as they were found, when a run is over, after an error too.
 
         Called after every `fit`, `evaluate` and `predict`, once all hooks are done.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on: the `saved_attributes`.
+        """The `saved_attributes`, with which a resumed run goes on.
 
         Returns:
             A copy that later hooks don't change. Values are what JSON knows (NaN and
@@ -163,7 +164,7 @@ class Callback:
         return {name: copied(getattr(self, name)) for name in self.saved_attributes}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that `load_state_dict` can't take, and take nothing of it.
+        """Refuse a state that `load_state_dict` can't take, and load nothing.
 
         Called before a run is resumed.
 
@@ -171,8 +172,8 @@ class Callback:
             state: From `state_dict`.
 
         Raises:
-            ConfigError: It has a key too many, or too few.
-            DamagedCheckpointError: A value of it is of another kind.
+            ConfigError: A key is unknown or missing.
+            DamagedCheckpointError: A value is of another kind.
         """
         if type(self).state_dict is Callback.state_dict:  # else it has keys of its own
             check_keys(type(self).__name__, state, self.saved_attributes)
@@ -187,33 +188,45 @@ class Callback:
             state: From `state_dict`.
 
         Raises:
-            ConfigError: It has a key too many, or too few.
+            ConfigError: A key is unknown or missing.
         """
         check_keys(type(self).__name__, state, self.saved_attributes)
         for name in self.saved_attributes:
             setattr(self, name, copied(state[name]))
 
 
+def _of_each(hook: str) -> Callable[..., None]:
+    """A hook of a list of callbacks, which calls that of each."""
+
+    def call(self: CallbackList, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(*arguments)
+
+    call.__name__ = hook
+    call.__doc__ = f"Call `{hook}` of each callback."
+    return call
+
+
 class CallbackList(Callback):
     """Callbacks that are called one after the other.
 
     Args:
-        callbacks: In order; nested sequences are flattened.
+        callbacks: Callbacks in order; nested sequences are flattened.
 
     Raises:
-        ConfigError: Something among them is no callback.
+        ConfigError: An element is no callback.
     """
 
     def __init__(self, callbacks: CallbackLike) -> None:
         self.callbacks: list[Callback] = list(_flatten(callbacks))
 
     def set_model(self, model: Any) -> None:
-        """For each."""
+        """Give each callback the model."""
         for callback in self.callbacks:
             callback.set_model(model)
 
     def set_run(self, run: RunState) -> None:
-        """For each."""
+        """Give each callback the state of the run, and its parameters."""
         self.run = run
         for callback in self.callbacks:
             callback.set_run(run)
@@ -241,13 +254,22 @@ class CallbackList(Callback):
             for name in hooks
         )
 
-    def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_train_begin(logs)
+    on_train_begin = _of_each("on_train_begin")
+    on_epoch_begin = _of_each("on_epoch_begin")
+    on_epoch_end = _of_each("on_epoch_end")
+    on_train_batch_begin = _of_each("on_train_batch_begin")
+    on_train_batch_end = _of_each("on_train_batch_end")
+    on_test_begin = _of_each("on_test_begin")
+    on_test_end = _of_each("on_test_end")
+    on_test_batch_begin = _of_each("on_test_batch_begin")
+    on_test_batch_end = _of_each("on_test_batch_end")
+    on_predict_begin = _of_each("on_predict_begin")
+    on_predict_end = _of_each("on_predict_end")
+    on_predict_batch_begin = _of_each("on_predict_batch_begin")
+    on_predict_batch_end = _of_each("on_predict_batch_end")
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """For each, even if one of them fails.
+        """Call `on_train_end` of each callback, even if one of them fails.
 
         After an interrupt, which is raised again, their failures are warnings.
         """
@@ -256,68 +278,8 @@ class CallbackList(Callback):
             is_failing=self.run.stop_reason == "interrupted",
         )
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_epoch_begin(epoch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_epoch_end(epoch, logs)
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_train_batch_begin(batch, logs)
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_train_batch_end(batch, logs)
-
-    def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_test_begin(logs)
-
-    def on_test_end(self, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_test_end(logs)
-
-    def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_test_batch_begin(batch, logs)
-
-    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_test_batch_end(batch, logs)
-
-    def on_predict_begin(self, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_predict_begin(logs)
-
-    def on_predict_end(self, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_predict_end(logs)
-
-    def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_predict_batch_begin(batch, logs)
-
-    def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """For each."""
-        for callback in self.callbacks:
-            callback.on_predict_batch_end(batch, logs)
-
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
-        """Those that any wants, once."""
+        """Names of parameters that any callback wants, each once."""
         wanted = [
             name
             for callback in self.callbacks
@@ -326,10 +288,11 @@ class CallbackList(Callback):
         return list(dict.fromkeys(wanted))
 
     def end(self, around: CallbackList | None, *, is_failing: bool) -> None:
-        """Close each, but those of a run in whose callbacks this one was made.
+        """Close each callback, except those that an outer run goes on with.
 
         Args:
-            around: The callbacks of that run, which go on with it; None for none.
+            around: Callbacks of the run in one of whose hooks this run was made; None
+                if there is no such run.
             is_failing: Whether the run ends with an error. That is the one to raise:
                 what fails here is warned of.
         """
@@ -343,11 +306,11 @@ class CallbackList(Callback):
                     callback.set_run(around.run)
 
     def close(self) -> None:
-        """For each, in order, even if one of them fails."""
+        """Close each callback in order, even if one of them fails."""
         do_all([callback.close for callback in self.callbacks])
 
     def state_dict(self) -> dict[str, Any]:
-        """Of each, by its position and its `state_name`.
+        """States of the callbacks, by position and `state_name`.
 
         Displays have none and don't count: `verbose` may be another in a resumed run.
 
@@ -359,7 +322,7 @@ class CallbackList(Callback):
         return {key: callback.state_dict() for key, callback in self._saved().items()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """For each.
+        """Refuse states that the callbacks can't take, and load nothing.
 
         Args:
             state: From `state_dict` of a list of the same callbacks.
@@ -374,7 +337,7 @@ class CallbackList(Callback):
             callback.check_state(state[key])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """For each.
+        """Give each callback its state.
 
         Args:
             state: From `state_dict` of a list of the same callbacks.

@@ -13,14 +13,11 @@ from ipufit.errors import ConfigError, DamagedCheckpointError
 
 
 def copied(value: Any) -> Any:
-    """A value whose lists and dicts are new ones.
+    """Copy a value of a state: its lists and dicts are new ones.
 
     Args:
-        value: Of a state. Tensors and arrays in it stay the same objects; NumPy's
-            scalars become Python's, which JSON can take.
-
-    Returns:
-        The copy.
+        value: Tensors and arrays in it stay the same objects; NumPy's scalars become
+            Python's, which JSON can take.
 
     Example:
         >>> history = {"loss": [np.float32(0.5)]}
@@ -40,12 +37,12 @@ def check_keys(who: str, state: Mapping[str, Any], known: Iterable[str]) -> None
     """Refuse a state that is not of this callback.
 
     Args:
-        who: The callback's class.
-        state: The state.
-        known: The keys it must have.
+        who: Class of the callback.
+        state: State that was saved.
+        known: Keys that the state must have, and no others.
 
     Raises:
-        ConfigError: It has others.
+        ConfigError: A key is unknown or missing.
 
     Example:
         >>> check_keys("EarlyStopping", {"wait": 1, "beast": 2}, ("wait", "best"))
@@ -69,9 +66,9 @@ def check_kinds(who: str, state: Mapping[str, Any], kinds: Mapping[str, Kind]) -
     """Refuse a state with values of other kinds.
 
     Args:
-        who: The callback's class.
-        state: The state.
-        kinds: Of its values, by key; others may be anything.
+        who: Class of the callback.
+        state: State that was saved.
+        kinds: Kinds of values by key; values of other keys may be anything.
 
     Raises:
         DamagedCheckpointError: A value is of another kind.
@@ -92,11 +89,11 @@ def check_kinds(who: str, state: Mapping[str, Any], kinds: Mapping[str, Kind]) -
 
 
 def check_callbacks(saved: Sequence[str], present: Sequence[str]) -> None:
-    """Refuse the states of other callbacks than there are.
+    """Refuse states of other callbacks than those of the run.
 
     Args:
         saved: Keys `"position:name"` of the states.
-        present: Those of the callbacks.
+        present: Such keys of the callbacks of the run.
 
     Raises:
         ConfigError: They differ.
