@@ -90,15 +90,17 @@ class Builder:
         sent = () if has_state else hyper_parameters(optimizer)
         roots = roots_of(self.module, objective)
 
-        def trace() -> tuple[poptorch.PoplarExecutor, Wrappers]:
+        def trace(given: list[Tensor]) -> tuple[poptorch.PoplarExecutor, Wrappers]:
             with torch.enable_grad():  # PopTorch traces in the grad mode that it finds
                 executor = poptorch.trainingModel(
                     step, options=options, optimizer=optimizer
                 )
-                compile_it(executor, host_tensors(values, num_micro_batches))
+                compile_it(executor, given)
             return executor, Wrappers(step.weights)
 
-        executor, wrappers = self._traced(step, roots, trace, training=True)
+        executor, wrappers = self._traced(
+            step, roots, num_micro_batches, trace, training=True
+        )
         per_call = options.device_iterations * options.Training.gradient_accumulation
         return TrainingProgram(
             executor,
@@ -141,12 +143,12 @@ class Builder:
         )
         roots = roots_of(self.module)
 
-        def trace() -> poptorch.PoplarExecutor:
+        def trace(given: list[Tensor]) -> poptorch.PoplarExecutor:
             executor = poptorch.inferenceModel(step, options=options)
-            compile_it(executor, host_tensors(values, num_micro_batches))
+            compile_it(executor, given)
             return executor
 
-        executor = self._traced(step, roots, trace, training=False)
+        executor = self._traced(step, roots, num_micro_batches, trace, training=False)
         return Program(
             executor,
             step,
@@ -156,7 +158,13 @@ class Builder:
         )
 
     def _traced(
-        self, step: Step, roots: Roots, trace: Callable[[], T], *, training: bool
+        self,
+        step: Step,
+        roots: Roots,
+        num_micro_batches: int,
+        trace: Callable[[List[Tensor]], T],
+        *,
+        training: bool,
     ) -> T:
         """Have PopTorch trace a step, in the right mode and with blocks for stages."""
         check_values(step)
@@ -164,6 +172,7 @@ class Builder:
         weights = weights_of(step)
         make_plain(weights)
         remember_classes(weights)
+        given = host_tensors(step.host_values, num_micro_batches)
         with contextlib.ExitStack() as stack:
             # PopTorch may give weights classes of its own even if it fails, and
             # refuses to wrap them again: `destroy()` does nothing so early.
@@ -171,4 +180,4 @@ class Builder:
             stack.enter_context(changed_numbers_warned(roots))
             stack.enter_context(mode(step, training=training, root=self.module))
             stack.enter_context(stage_blocks(self.module, self.config.stages))
-            return trace()
+            return trace(given)
