@@ -162,7 +162,7 @@ class Builder:
         step: Step,
         roots: Roots,
         num_micro_batches: int,
-        trace: Callable[[List[Tensor]], T],
+        trace: Callable[[list[Tensor]], T],
         *,
         training: bool,
     ) -> T:

@@ -7,26 +7,17 @@ Training and inference options are two results of it. Whoever wants more passes
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from typing import Any, Mapping, Sequence
 
 import torch
 
-from ._poptorch import poptorch
-from .batching import BatchPlan, check_positive, derive_plan
-from .errors import ConfigError
+from ipufit._poptorch import poptorch
+from ipufit.batching import BatchPlan, derive_plan
+from ipufit.errors import ConfigError
 
-PRECISIONS = ("float32", "float16")
-EXECUTIONS = ("pipelined", "sharded")
-LOADER_MODES = ("sync", "async", "async_rebatched")
-_STRATEGIES = (
-    poptorch.PipelinedExecution,
-    poptorch.ShardedExecution,
-    poptorch.SerialPhasedExecution,
-    poptorch.ParallelPhasedExecution,
-)
-
+from .checks import check_fields, memory_proportions
+from .pipeline import check_pipeline, has_stages, stage_ipu, stage_names, strategy_of
 
 MOST_IPUS = 64
 """IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
@@ -98,76 +89,23 @@ class IPUConfig:
     inference_options: poptorch.Options | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "micro_batch_size",
-            "gradient_accumulation",
-            "inference_iterations",
-        ):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        check_positive("replicas", self.replicas)
-        check_positive("device_iterations", self.device_iterations)
-        _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("execution", self.execution, EXECUTIONS)
-        _check_choice("loader_mode", self.loader_mode, LOADER_MODES)
-        workers = self.num_workers
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-            raise ConfigError(
-                f"num_workers={workers!r} is not a whole number of 0 or more."
-            )
-        if not isinstance(self.offload_optimizer, bool):
-            raise ConfigError(
-                f"offload_optimizer={self.offload_optimizer!r} is neither True nor "
-                "False."
-            )
-        if self.loss_block is not None and not isinstance(self.loss_block, str):
-            raise ConfigError(f"loss_block={self.loss_block!r} is not a block's name.")
-        if self.profile_dir is not None and not isinstance(
-            self.profile_dir, (str, os.PathLike)
-        ):
-            raise ConfigError(f"profile_dir={self.profile_dir!r} is not a path.")
-        self._check_pipeline()
+        check_fields(vars(self))
+        check_pipeline(self.pipeline)
         self._check_num_ipus()
-        for share in self._memory_proportions().values():
-            if not 0 <= share <= 1:
-                raise ConfigError(
-                    f"available_memory_proportion={share} is not a share: use numbers "
-                    "from 0 to 1."
-                )
-        if self.seed is not None and (
-            isinstance(self.seed, bool) or not isinstance(self.seed, int)
-        ):
-            raise ConfigError(f"seed={self.seed!r} is not a whole number.")
+        memory_proportions(self.available_memory_proportion, self.num_stages)
         for name in ("training_options", "inference_options"):
             own = getattr(self, name)
-            if own is None:
-                continue
-            if not isinstance(own, poptorch.Options):
-                raise ConfigError(f"{name}={own!r} is not a poptorch.Options.")
-            object.__setattr__(self, name, own.clone())  # frozen, like all the rest
+            if own is not None:
+                object.__setattr__(self, name, own.clone())  # frozen, like all the rest
 
     def __repr__(self) -> str:
-        """The fields that were set."""
-        given = [(field, getattr(self, field.name)) for field in fields(self)]
-        told = [f"{f.name}={value!r}" for f, value in given if value != f.default]
-        return f"{type(self).__name__}({', '.join(told)})"
-
-    def _check_pipeline(self) -> None:
-        if isinstance(self.pipeline, str):
-            raise ConfigError(
-                f"pipeline={self.pipeline!r} is one name: give a sequence with a name "
-                f"for each stage, as in pipeline=({self.pipeline!r}, ...)."
-            )
-        if isinstance(self.pipeline, (tuple, list)):
-            names = [name for stage in self.stages for name in stage]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ConfigError(f"pipeline names {', '.join(twice)} more than once.")
-        elif self.pipeline is not None and not isinstance(self.pipeline, _STRATEGIES):
-            raise ConfigError(
-                f"pipeline={self.pipeline!r} is neither a sequence of stages nor a "
-                "strategy such as poptorch.PipelinedExecution."
-            )
+        """The class, and the fields that aren't at their defaults."""
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def _check_num_ipus(self) -> None:
         """Refuse more IPUs than one process can have, as far as is known now."""
@@ -283,9 +221,8 @@ class IPUConfig:
             >>> IPUConfig(pipeline=["a", ("b", "c")]).stages
             (('a',), ('b', 'c'))
         """
-        if not isinstance(self.pipeline, (tuple, list)):
-            return ()
-        return tuple(_stage_names(stage) for stage in self.pipeline)
+        pipeline = self.pipeline if has_stages(self.pipeline) else ()
+        return tuple(stage_names(stage) for stage in pipeline)
 
     @property
     def stage_ipus(self) -> tuple[int, ...]:
@@ -295,9 +232,8 @@ class IPUConfig:
             >>> IPUConfig(pipeline=["a", ("b", "c")]).stage_ipus
             (0, 1)
         """
-        if not isinstance(self.pipeline, (tuple, list)):
-            return ()
-        return tuple(_ipu_of(given, index) for index, given in enumerate(self.pipeline))
+        pipeline = self.pipeline if has_stages(self.pipeline) else ()
+        return tuple(stage_ipu(stage, index) for index, stage in enumerate(pipeline))
 
     @property
     def first_block(self) -> str | None:
@@ -432,7 +368,9 @@ class IPUConfig:
         strategy = self._strategy(is_sharded=is_sharded)
         if strategy is not None:
             options.setExecutionStrategy(strategy)
-        proportions = self._memory_proportions()
+        proportions = memory_proportions(
+            self.available_memory_proportion, self.num_stages
+        )
         if proportions:
             options.setAvailableMemoryProportion(proportions)
         if self.seed is not None:
@@ -444,60 +382,9 @@ class IPUConfig:
         if self.pipeline is None:
             is_sharded = is_sharded or not self._is_pipelined()
             return poptorch.ShardedExecution() if is_sharded else None
-        if not isinstance(self.pipeline, (tuple, list)):
+        if not has_stages(self.pipeline):
             return self.pipeline
-        kinds = {
-            "pipelined": poptorch.PipelinedExecution,
-            "sharded": poptorch.ShardedExecution,
-        }
-        stages = [
-            given
-            if isinstance(given, poptorch.Stage)
-            else poptorch.Stage(*names).ipu(i)
-            for i, (given, names) in enumerate(zip(self.pipeline, self.stages))
-        ]
-        return kinds[self.execution](*stages)
-
-    def _memory_proportions(self) -> dict[str, float]:
-        given = self.available_memory_proportion
-        if given is None:
-            return {}
-        is_one = isinstance(given, (int, float))
-        shares: Any = [given] * self.num_stages if is_one else given
-        if not isinstance(shares, (tuple, list)) or not all(
-            isinstance(share, (int, float)) for share in shares
-        ):
-            raise ConfigError(
-                f"available_memory_proportion={given!r}: give a number, or a sequence "
-                "with one per IPU."
-            )
-        return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
-
-
-def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{name}={value!r} is none of {', '.join(map(repr, choices))}."
-        )
-
-
-def _stage_names(stage: Any) -> tuple[str, ...]:
-    if isinstance(stage, poptorch.Stage):
-        return tuple(stage.blocks)
-    is_several = isinstance(stage, (tuple, list))
-    names = tuple(stage) if is_several else (stage,)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"pipeline has the stage {stage!r}: a stage is a name, several of them, "
-            "or a poptorch.Stage."
-        )
-    return names
-
-
-def _ipu_of(stage: Any, index: int) -> int:
-    """The IPU a stage asks for, or the one of its number."""
-    own = getattr(stage, "_ipu", None)  # PopTorch has no public getter
-    return index if own is None else int(own)
+        return strategy_of(self.pipeline, is_pipelined=self._is_pipelined())
 
 
 def _num_processes(own: poptorch.Options | None) -> int:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the fields of an `IPUConfig`, each by itself."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Mapping
+
+from ipufit._poptorch import poptorch
+from ipufit.batching import check_positive
+from ipufit.errors import ConfigError
+
+_CHOICES = {
+    "precision": ("float32", "float16"),
+    "execution": ("pipelined", "sharded"),
+    "loader_mode": ("sync", "async", "async_rebatched"),
+}
+
+
+def check_fields(values: Mapping[str, Any]) -> None:
+    """Refuse values that are out of range, or of a wrong type.
+
+    Args:
+        values: Values of the fields, by name.
+
+    Raises:
+        ConfigError: A value is unusable; the message names its field.
+
+    Example:
+        >>> check_fields({"seed": 0.5})
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: seed=0.5 is not a whole number.
+    """
+    for name, value in values.items():
+        if name in _COUNTS and not (value is None and _COUNTS[name]):
+            check_positive(name, value)
+        choices = _CHOICES.get(name, (value,))
+        if value not in choices:
+            raise ConfigError(
+                f"{name}={value!r} is none of {', '.join(map(repr, choices))}."
+            )
+        is_valid, fault = _KINDS.get(name, (_is_anything, ""))
+        if not is_valid(value):
+            raise ConfigError(f"{name}={value!r} is {fault}.")
+
+
+def memory_proportions(given: Any, num_stages: int) -> dict[str, float]:
+    """The share of memory of each IPU for temporary data.
+
+    Args:
+        given: A number, a sequence of one per IPU, or None for PopTorch's default.
+        num_stages: Stages of the model.
+
+    Raises:
+        ConfigError: There is something else, or a number out of range.
+
+    Example:
+        >>> memory_proportions(0.5, 2)
+        {'IPU0': 0.5, 'IPU1': 0.5}
+    """
+    if given is None:
+        return {}
+    shares = [given] * num_stages if isinstance(given, (int, float)) else given
+    if not isinstance(shares, (tuple, list)) or not all(
+        isinstance(share, (int, float)) for share in shares
+    ):
+        raise ConfigError(
+            f"available_memory_proportion={given!r}: give a number, or a sequence "
+            "with one per IPU."
+        )
+    for share in map(float, shares):
+        if not 0 <= share <= 1:
+            raise ConfigError(
+                f"available_memory_proportion={share} is not a share: use numbers "
+                "from 0 to 1."
+            )
+    return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
+
+
+def _is_anything(value: object) -> bool:
+    return True
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _none_or(*types: Any) -> Callable[[object], bool]:
+    return lambda value: value is None or isinstance(value, types)
+
+
+_COUNTS = {  # whether None is fine too
+    "micro_batch_size": True,
+    "gradient_accumulation": True,
+    "inference_iterations": True,
+    "replicas": False,
+    "device_iterations": False,
+}
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "num_workers": (
+        lambda value: _is_whole(value) and value >= 0,
+        "not a whole number of 0 or more",
+    ),
+    "offload_optimizer": (
+        lambda value: isinstance(value, bool),
+        "neither True nor False",
+    ),
+    "loss_block": (_none_or(str), "not a block's name"),
+    "profile_dir": (_none_or(str, os.PathLike), "not a path"),
+    "seed": (lambda value: value is None or _is_whole(value), "not a whole number"),
+    "training_options": (_none_or(poptorch.Options), "not a poptorch.Options"),
+    "inference_options": (_none_or(poptorch.Options), "not a poptorch.Options"),
+}

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages of a pipeline, as `IPUConfig` is given them."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+from ipufit._poptorch import poptorch
+from ipufit.errors import ConfigError
+
+_STRATEGIES = (
+    poptorch.PipelinedExecution,
+    poptorch.ShardedExecution,
+    poptorch.SerialPhasedExecution,
+    poptorch.ParallelPhasedExecution,
+)
+
+
+def check_pipeline(pipeline: Any) -> None:
+    """Refuse what is neither a sequence of stages nor a strategy of PopTorch.
+
+    Raises:
+        ConfigError: It is neither, or names something more than once.
+
+    Example:
+        >>> check_pipeline(["encoder", ("encoder", "decoder")])
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: pipeline names encoder more than once.
+    """
+    if isinstance(pipeline, str):
+        raise ConfigError(
+            f"pipeline={pipeline!r} is one name: give a sequence with a name for each "
+            f"stage, as in pipeline=({pipeline!r}, ...)."
+        )
+    if has_stages(pipeline):
+        names = [name for stage in pipeline for name in stage_names(stage)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"pipeline names {', '.join(twice)} more than once.")
+    elif pipeline is not None and not isinstance(pipeline, _STRATEGIES):
+        raise ConfigError(
+            f"pipeline={pipeline!r} is neither a sequence of stages nor a strategy "
+            "such as poptorch.PipelinedExecution."
+        )
+
+
+def has_stages(pipeline: Any) -> bool:
+    """Whether a pipeline is a sequence of stages."""
+    return isinstance(pipeline, (tuple, list))
+
+
+def stage_names(stage: Any) -> tuple[str, ...]:
+    """The names of the blocks or submodules of a stage.
+
+    Raises:
+        ConfigError: It is no name, sequence of names or `poptorch.Stage`.
+    """
+    if isinstance(stage, poptorch.Stage):
+        return tuple(stage.blocks)
+    names = tuple(stage) if isinstance(stage, (tuple, list)) else (stage,)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"pipeline has the stage {stage!r}: a stage is a name, several of them, "
+            "or a poptorch.Stage."
+        )
+    return names
+
+
+def stage_ipu(stage: Any, index: int) -> int:
+    """The IPU that a stage asks for, or the one of its number."""
+    own = getattr(stage, "_ipu", None)  # PopTorch has no public getter
+    return index if own is None else int(own)
+
+
+def strategy_of(stages: Iterable[Any], *, is_pipelined: bool) -> Any:
+    """The strategy of PopTorch that runs stages, each on the IPU of its number.
+
+    Args:
+        stages: Names, sequences of names, or stages of PopTorch, which may ask for
+            other IPUs.
+        is_pipelined: Whether all stages are busy at once.
+    """
+    kind = poptorch.PipelinedExecution if is_pipelined else poptorch.ShardedExecution
+    return kind(
+        *(
+            stage
+            if isinstance(stage, poptorch.Stage)
+            else poptorch.Stage(*stage_names(stage)).ipu(index)
+            for index, stage in enumerate(stages)
+        )
+    )
