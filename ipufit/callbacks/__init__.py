@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may happen beside a run: hooks, History, progress, Keras's callbacks.
+"""Callbacks: Keras's hooks and callbacks, History, progress, loggers.
 
 A callback is imported when it is first used.
 """

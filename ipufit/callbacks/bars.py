@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bar that is redrawn on a terminal or in a notebook."""
+"""Progress bar that is redrawn on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ELAPSED = len("0:00:00")
 
 
 class FiguresBar(Progress):
-    """A bar with figures: beside it, or below if the terminal is too narrow."""
+    """Bar with figures beside it, or below it if the terminal is too narrow."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar and its figures, as rich asks for them."""
+        """Yield the bar and its figures for rich to draw."""
         bar = self.make_tasks_table(self.tasks)
         figures = self.tasks[0].fields["figures"] if self.tasks else ""
         if not figures:
@@ -49,13 +49,13 @@ class FiguresBar(Progress):
 def figures_bar(
     console: Console, clock: Callable[[], float], title: str, total: int | None
 ) -> FiguresBar:
-    """A bar that is not started yet, and that fits on the line with its numbers.
+    """Make a bar, not started yet, that fits on one line with its numbers.
 
     Args:
-        console: Where the bar is drawn.
-        clock: Gives the time in seconds, from any origin.
+        console: Console to draw on.
+        clock: Returns the time in seconds, from any origin.
         title: Text in front of the bar, such as "Epoch 1/3".
-        total: Calls to come; None if nobody knows.
+        total: Number of calls to come; None if unknown.
     """
     counts = 2 * len(str(total or 9999)) + 1
     room = console.width - len(title) - counts - _ELAPSED - 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CSVLogger`: a file with a row per epoch."""
+"""`CSVLogger`: a CSV file with one row per epoch."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ MISSING = "NA"
 class CSVLogger(Callback):
     """Write the figures of every epoch into a CSV file.
 
-    As Keras's: the columns are `epoch` (0-based) and the figures of the first epoch by
-    name; if that one wasn't validated, a `val_` column for each of them too. A figure
-    that isn't there is `NA`; lists and arrays are quoted, `"[1.0, 2.0]"`.
+    As in Keras, the columns are `epoch` (0-based) and the figures of the first epoch by
+    name. If that epoch wasn't validated, each figure has a `val_` column too. A figure
+    that is missing later is `NA`; lists and arrays are quoted, `"[1.0, 2.0]"`.
 
-    A row is written at once and the file is closed again, so a process that is killed
-    leaves all the rows of its epochs. A run that is resumed goes on with its file: rows
-    of epochs that are trained anew are cut away.
+    Each row is written at once and the file closed again, so a process that is killed
+    leaves the rows of all its epochs. A resumed run continues its file, without the
+    rows of epochs that are trained again.
 
     Args:
-        filename: The file; folders are made.
-        separator: One character.
-        append: Keep the rows that are there, and their columns. Otherwise they go when
-            the first row is written.
+        filename: Path of the file; missing folders are made.
+        separator: A single character.
+        append: If True, keep the rows and columns of an existing file. If False, they
+            are deleted when the first row is written.
 
     Raises:
-        ConfigError: `separator` isn't one character. When `fit` begins, with `append`:
-            the file has no header of this kind.
-        FileError: The file can't be written: when `fit` begins, or later, if the disk
-            is full by then.
+        ConfigError: If `separator` isn't one character. When `fit` begins, with
+            `append`: if the file has no header of a `CSVLogger`.
+        FileError: If the file can't be written, when `fit` begins or at a later epoch.
 
     Example:
         >>> logger = CSVLogger("log.csv", separator=";", append=True)
@@ -64,11 +63,11 @@ class CSVLogger(Callback):
         self.separator = separator
         self.append = append
         self.columns: list[str] | None = None
-        self.begin = 0  # bytes of earlier runs
+        self.begin = 0  # size in bytes of the rows of earlier runs
         self._is_open = self._is_resumed = False
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run: find out at once whether there is something to write to."""
+        """Check that the file can be written, and read its columns with `append`."""
         path = Path(self.filename)
         with file_errors("can't be written", path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,12 +79,12 @@ class CSVLogger(Callback):
             self.columns, self.begin = self._read_columns(), size
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the file of the interrupted run."""
+        """Continue the file of the interrupted run."""
         super().load_state_dict(state)
         self._is_resumed = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Write a row."""
+        """Write the row of the epoch."""
         with file_errors("can't be written", self.filename):
             self._write(epoch, logs)
 
@@ -107,7 +106,7 @@ class CSVLogger(Callback):
             file.write(text.getvalue().encode())
 
     def _read_columns(self) -> list[str]:
-        """Those of the file that is there."""
+        """Read the columns of the existing file."""
         with open(self.filename, newline="", encoding="utf-8") as file:
             header = next(csv.reader(file, delimiter=self.separator))
         if header[:1] != ["epoch"]:
@@ -119,7 +118,7 @@ class CSVLogger(Callback):
         return header[1:]
 
     def _cut(self, epoch: int) -> int:
-        """Leave what is to stay, in whole lines; return its size in bytes."""
+        """Cut the file to the whole rows that stay, and return its size in bytes."""
         path = Path(self.filename)
         is_kept = path.exists() and (self.begin or self._is_resumed)
         written = path.read_bytes() if is_kept else b""
@@ -133,7 +132,12 @@ class CSVLogger(Callback):
         return size
 
     def _size_before(self, epoch: int, written: bytes) -> int:
-        """How much of the own rows is of the header and of epochs before this one."""
+        """Return the size of the header and the rows of epochs before `epoch`.
+
+        Args:
+            epoch: Index of the epoch that comes next.
+            written: This run's part of the file.
+        """
         size = 0
         for line in written.splitlines(keepends=True):
             first = line.decode(errors="replace").split(self.separator)[0].strip()

@@ -8,38 +8,37 @@ from typing import Any, ClassVar, Mapping
 from ipufit._kinds import Kind, array, count, list_of, number, optional
 from ipufit.errors import DamagedCheckpointError
 
-from .messages import say
 from .monitor import MonitorCallback, warn_unavailable
 
 
 class EarlyStopping(MonitorCallback):
     """Stop when a figure hasn't improved for some epochs.
 
-    As Keras's, but a NaN never becomes the best value, and `"auto"` knows the figures
+    As in Keras, but a NaN never becomes the best value, and `"auto"` knows the figures
     of several outputs.
 
     Args:
-        monitor: The figure.
-        min_delta: A smaller change is no improvement.
-        patience: Stop after so many epochs without improvement; 0 and 1 both stop at
-            the first such epoch, as in Keras.
-        verbose: 1 says when it stops and what it restores.
+        monitor: Name of the figure in the logs.
+        min_delta: Smallest change that counts as an improvement.
+        patience: Number of epochs without improvement after which to stop; 0 and 1 both
+            stop at the first such epoch, as in Keras.
+        verbose: 1 prints a line when it stops or restores weights.
         mode: `"min"`, `"max"`, or `"auto"`.
-        baseline: Improvements count only once this is beaten, too.
-        restore_best_weights: Whether the run ends with the weights of its best epoch,
+        baseline: Value that must be beaten too before an improvement resets `wait`.
+        restore_best_weights: If True, the run ends with the weights of its best epoch,
             stopped or not. Every improvement fetches the weights from the device.
-        start_from_epoch: Epochs before this one (0-based) aren't looked at.
+        start_from_epoch: Index of the first epoch that counts.
 
     Attributes:
-        best: The best value of this run.
-        best_epoch: When that was, 0-based.
-        best_weights: The weights then, if they are to be restored.
-        stopped_epoch: When it stopped, 0-based; 0 if it didn't.
-        wait: Epochs without improvement.
+        best: Best value of this run.
+        best_epoch: Index of the best epoch.
+        best_weights: Weights of the best epoch, if they are to be restored.
+        stopped_epoch: Index of the epoch that stopped the run; 0 if none did.
+        wait: Number of epochs since the last improvement.
 
     Raises:
-        ConfigError: At the figure's first value: `mode="auto"`, and no metric says
-            which way it gets better.
+        ConfigError: At the figure's first value, if `mode="auto"` and no metric has its
+            direction.
 
     Example:
         >>> from ipufit.state import RunState
@@ -72,9 +71,8 @@ class EarlyStopping(MonitorCallback):
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
     ) -> None:
-        super().__init__(monitor, mode, min_delta)
+        super().__init__(monitor, mode, min_delta, verbose)
         self.patience = patience
-        self.verbose = verbose
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights
         self.start_from_epoch = start_from_epoch
@@ -100,12 +98,12 @@ class EarlyStopping(MonitorCallback):
             )
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run: nothing was seen yet."""
+        """Forget the values of an earlier run."""
         self._reset()
         self.begin_monitoring()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Look at the figure."""
+        """Compare the figure with the best one, and stop the run if it is time."""
         if logs.get(self.monitor) is None:
             warn_unavailable(
                 f"Early stopping conditioned on metric `{self.monitor}`", logs
@@ -132,13 +130,12 @@ class EarlyStopping(MonitorCallback):
             self.wait = 0
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Restore the best weights, if asked to."""
-        if self.stopped_epoch > 0 and self.verbose > 0:
-            say(f"Epoch {self.stopped_epoch + 1}: early stopping")
+        """Restore the best weights, with `restore_best_weights`."""
+        if self.stopped_epoch > 0:
+            self.say(f"Epoch {self.stopped_epoch + 1}: early stopping")
         if self.best_weights is not None:
-            if self.verbose > 0:
-                say(
-                    "Restoring model weights from the end of the best epoch: "
-                    f"{self.best_epoch + 1}."
-                )
+            self.say(
+                "Restoring model weights from the end of the best epoch: "
+                f"{self.best_epoch + 1}."
+            )
             self.model.set_weights(self.best_weights)

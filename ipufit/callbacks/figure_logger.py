@@ -1,32 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callbacks share that hand figures to something else: when, and from where on."""
+"""Base classes of callbacks that pass figures on to other services."""
 
 from __future__ import annotations
 
 import abc
 from typing import Any, ClassVar, Mapping
 
-from ipufit._kinds import Kind, count
+from ipufit._kinds import Kind, count, optional, text
 from ipufit.errors import ConfigError
 
 from .base import Callback
 
 
 class FigureLogger(Callback, abc.ABC):
-    """Base of callbacks that hand on the figures of epochs, and of calls if asked to.
-
-    Leaves say how to `open`, and how to write.
+    """Base of callbacks that pass on the figures of epochs, and of calls on demand.
 
     Args:
-        update_freq: `"epoch"`: figures of epochs only. A number n: also those of the
-            epoch so far, after the call in which every n-th update was made; `"batch"`
-            is 1.
+        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
+            the epoch so far too, after each call that makes an n-th update. `"batch"`
+            is the same as 1.
 
     Attributes:
-        updates: Made since `fit` began.
+        updates: Number of updates since `fit` began.
 
     Raises:
-        ConfigError: `update_freq` is something else.
+        ConfigError: If `update_freq` has another value.
     """
 
     saved_attributes: ClassVar[tuple[str, ...]] = ("updates",)
@@ -47,36 +45,102 @@ class FigureLogger(Callback, abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> None:
-        """Training is about to begin, or goes on; called again and again."""
+        """Connect to the service; called before each epoch and call."""
 
     @abc.abstractmethod
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Hand on the figures of an epoch (0-based)."""
+        """Pass on the figures of an epoch (0-based)."""
 
     @abc.abstractmethod
     def write_updates(self, logs: dict[str, Any]) -> None:
-        """Hand on the figures of the epoch so far, after `updates`."""
+        """Pass on the figures of the epoch so far, after `updates`."""
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run: updates are counted anew."""
+        """Count updates from 0."""
         self.updates = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """By now a resumed run has its state."""
+        """Open the service, now that a resumed run has its state."""
         self.open()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call begins."""
+        """Open the service, for a run resumed inside an epoch."""
         self.open()
         self._first_update = batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Count its updates, and write if it is time."""
+        """Count the call's updates, and pass figures on if it is time."""
         before = self.updates
         self.updates += batch - self._first_update + 1
         if self._every and self.updates // self._every > before // self._every:
             self.write_updates(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Write."""
+        """Pass on the figures of the epoch."""
         self.write_epoch(epoch, logs)
+
+
+class RunLogger(FigureLogger):
+    """Base of loggers for services with runs: join the active run, or begin one.
+
+    A run that the logger begins ends with `fit`, as failed if `fit` raised. A resumed
+    `fit` continues it.
+
+    Args:
+        update_freq: See `FigureLogger`.
+        arguments: Arguments for the service's function that begins a run.
+
+    Attributes:
+        run_id: Id of the run that the logger began; None if it began none.
+    """
+
+    saved_attributes = ("updates", "run_id")
+    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+        "updates": count,
+        "run_id": optional(text),
+    }
+
+    def __init__(self, update_freq: int | str, arguments: dict[str, Any]) -> None:
+        super().__init__(update_freq)
+        self.arguments = arguments
+        self.run_id: str | None = None
+        self._active: Any = None
+        self._is_own = False
+
+    @abc.abstractmethod
+    def active_run(self) -> Any:
+        """Return the service's active run, or None."""
+
+    @abc.abstractmethod
+    def begin_run(self) -> Any:
+        """Begin a run, or continue that of `run_id`, set `run_id`, and return it."""
+
+    @abc.abstractmethod
+    def end_run(self, *, is_failed: bool) -> None:
+        """End the run that `begin_run` began."""
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Forget the run of an earlier `fit`."""
+        super().on_train_begin(logs)
+        self.run_id = None
+
+    def open(self) -> None:
+        """Join the active run, or begin one."""
+        if self._active is None:
+            self._active = self.active_run()
+            self._is_own = self._active is None
+            if self._is_own:
+                self._active = self.begin_run()
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """End the run, if the logger began it."""
+        self._leave(is_failed=False)
+
+    def close(self) -> None:
+        """End the run as failed, if an error kept `on_train_end` from ending it."""
+        self._leave(is_failed=True)
+
+    def _leave(self, *, is_failed: bool) -> None:
+        if self._is_own:
+            self.end_run(is_failed=is_failed)
+        self._active, self._is_own = None, False

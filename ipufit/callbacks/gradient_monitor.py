@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GradientMonitor`: the norms of the gradients."""
+"""`GradientMonitor`: norms of the gradients in the logs."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ from .base import Callback
 
 
 class GradientMonitor(Callback):
-    """Log the norms of the gradients that the updates are made with.
+    """Log the norms of the gradients that updates are made with.
 
-    The device keeps gradients to itself: they are seen through PopTorch's anchors
-    (`Options.anchorTensor`), which have to be in the program. So it is compiled anew
-    for them, and every call sends them to the host: name the parameters that matter
-    where that is much.
+    Gradients leave the device through PopTorch's anchors (`Options.anchorTensor`). The
+    training program is built again to have them, and every call sends them to the host.
+    If that is too much, name the parameters that matter.
 
-    The gradient is that of the loss, without loss scaling and before clipping: the
-    mean over the updates of one call. (With `device_iterations=1` that
-    is one update's; with more, gradients of a call that disagree cancel out. Where own
-    options return a part of the micro-batches, it is the mean over these; updates that
-    padding leaves without samples count with their gradients, which are zero.)
+    A gradient is that of the loss, without loss scaling and before clipping, and the
+    mean over the updates of one call. With `device_iterations=1` a call is one update;
+    with more, gradients of different signs cancel out. If own options return only some
+    micro-batches, it is the mean over these. An update without samples, which padding
+    makes, counts with gradients of zero.
 
-    It puts into the logs, for callbacks that come after it and for History:
+    It adds to the logs, for later callbacks and History:
 
     - after every call `grad_norm`, the L2 norm of all gradients together;
     - after every epoch `grad_norm`, the mean over its calls, and `grad_norm_max`;
-    - with `is_detailed`, `grad_norm/<parameter>` for each, likewise.
+    - with `is_detailed`, `grad_norm/<parameter>` for each parameter too.
 
-    The first gradient that isn't finite is warned of, with its parameter's name.
+    It warns of the first gradient that isn't finite, with its parameter's name.
 
     Args:
         parameters: Names of trainable parameters, or patterns such as
             `"encoder.*.weight"`; all of them by default.
-        is_detailed: Log each parameter's too.
+        is_detailed: If True, log a norm for each parameter too.
 
     Attributes:
-        norms: Of the last call, by parameter.
+        norms: Norms of the last call by name of the parameter.
 
     Raises:
-        UnknownNameError: A name or pattern fits no trainable parameter (when `fit`
-            begins).
-        UnsupportedError: The loss scaling is automatic: what the gradients are
-            multiplied by is known to the device alone.
+        UnknownNameError: When `fit` begins, if a name or pattern fits no trainable
+            parameter.
+        UnsupportedError: If the loss scaling is automatic: only the device knows the
+            factor of the gradients.
 
     Example:
         >>> from ipufit import IPUModel
@@ -88,35 +87,32 @@ class GradientMonitor(Callback):
         self._has_warned = False
 
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
-        """The parameters that the names and patterns fit, in the module's order."""
+        """Return the names that the patterns fit, in the module's order."""
         names = [n for n, p in module.named_parameters() if p.requires_grad]
-        if self.parameters is None:
-            self._names = tuple(names)
-        else:
-            for pattern in self.parameters:
-                if not any(fnmatchcase(name, pattern) for name in names):
-                    raise UnknownNameError("trainable parameter", pattern, names)
-            self._names = tuple(
-                name
-                for name in names
-                if any(fnmatchcase(name, pattern) for pattern in self.parameters)
-            )
+        patterns = ["*"] if self.parameters is None else self.parameters
+        wanted: set[str] = set()
+        for pattern in patterns:
+            found = {name for name in names if fnmatchcase(name, pattern)}
+            if not found and self.parameters is not None:
+                raise UnknownNameError("trainable parameter", pattern, names)
+            wanted |= found
+        self._names = tuple(name for name in names if name in wanted)
         return self._names
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run."""
+        """Forget an earlier run."""
         self._has_warned = False
         self._reset()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """A new mean."""
+        """Begin new means."""
         self._reset()
 
     def _reset(self) -> None:
         self.sums, self.largest, self.calls = {}, 0.0, 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Measure."""
+        """Put the norms of the call into its logs."""
         gradients = self.model.gradients()
         self.norms = {
             name: float(torch.linalg.vector_norm(gradients[name]))
@@ -134,7 +130,7 @@ class GradientMonitor(Callback):
             self.largest = norm
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the epoch's figures into its logs."""
+        """Put the means of the epoch into its logs."""
         if self.calls:
             logs.update({name: total / self.calls for name, total in self.sums.items()})
             logs["grad_norm_max"] = self.largest
@@ -143,7 +139,7 @@ class GradientMonitor(Callback):
         odd = [name for name, norm in self.norms.items() if not math.isfinite(norm)]
         if not odd or self._has_warned:
             return
-        self._has_warned = True  # once is enough
+        self._has_warned = True
         warnings.warn(
             f"The gradient of {odd[0]}{f' and {len(odd) - 1} more' if odd[1:] else ''} "
             f"is {self.norms[odd[0]]} in epoch {self.run.epoch + 1}, at update {batch} "

@@ -11,13 +11,14 @@ from .base import Callback
 
 
 class History(Callback):
-    """What `fit` returns.
+    """Figures of every epoch, which `fit` returns.
 
     Attributes:
-        epoch: The epochs of the last `fit`, 0-based.
-        history: For each figure its values, one per epoch that had it.
-        dropped_samples: Samples left out of every epoch: they don't fill a call.
-        coverage: Which samples the figures are about; empty if about all.
+        epoch: Indices of the epochs of the last `fit`.
+        history: Values by name of the figure, one per epoch that had it.
+        dropped_samples: Number of samples that every epoch leaves out, since they don't
+            fill a call.
+        coverage: The samples that the figures cover, in words; empty if all.
 
     Example:
         >>> history = History()
@@ -41,16 +42,16 @@ class History(Callback):
         self.coverage = ""
 
     def set_model(self, model: Any) -> None:
-        """Keep no model: it keeps its history, and shall free its IPUs when it goes."""
+        """Keep no model: it keeps its history, and a circle would hold its IPUs."""
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run: epochs are counted anew."""
+        """Forget the epochs of an earlier run."""
         self.epoch = []
         self.dropped_samples = self.params.get("dropped_samples", 0)
         self.coverage = self.run.coverage
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Keep the epoch's figures."""
+        """Append the figures of the epoch."""
         self.epoch.append(epoch)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LambdaCallback`: functions as hooks."""
+"""`LambdaCallback`: hooks from functions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Hook = Optional[Callable[..., Any]]
 
 
 class LambdaCallback(Callback):
-    """A callback made of functions, each called in the place of a hook.
+    """Callback made of functions, each in the place of a hook of `Callback`.
 
-    As Keras's. A function takes what its hook takes: `(epoch, logs)`, `(batch, logs)`
-    or `(logs)`; `logs` may be changed.
+    As in Keras. A function takes the arguments of its hook: `(epoch, logs)`,
+    `(batch, logs)` or `(logs)`. It may change `logs`.
 
     Args:
-        on_epoch_begin: See `Callback`, as for all others.
-        on_epoch_end: See above.
-        on_train_begin: See above.
-        on_train_end: See above.
-        on_train_batch_begin: See above.
-        on_train_batch_end: See above.
-        **hooks: Functions for the other hooks of `Callback`, such as `on_test_end`.
+        on_epoch_begin: Function `(epoch, logs)`.
+        on_epoch_end: Function `(epoch, logs)`.
+        on_train_begin: Function `(logs)`.
+        on_train_end: Function `(logs)`.
+        on_train_batch_begin: Function `(batch, logs)`.
+        on_train_batch_end: Function `(batch, logs)`.
+        **hooks: Functions for other hooks, such as `on_test_end`.
 
     Raises:
-        ConfigError: There is no such hook, or a function is none.
+        ConfigError: If there is no such hook, or a value isn't callable.
 
     Example:
         >>> callback = LambdaCallback(

@@ -15,16 +15,16 @@ from .saved_state import check_keys, check_kinds
 def set_learning_rate(
     optimizer: Any, rate: float, ratios: Sequence[float] = ()
 ) -> list[float]:
-    """Give the first parameter group a rate, and keep the others' ratio to it.
+    """Set the rate of the first parameter group, and keep the others' ratio to it.
 
     Args:
-        optimizer: Of torch or `poptorch.optim`.
-        rate: Of the first group.
-        ratios: What the last call returned. It counts while the first group's rate is
-            zero, which tells no ratio.
+        optimizer: An optimizer of torch or `poptorch.optim`.
+        rate: New rate of the first group.
+        ratios: Result of the last call. It is used while the first group's rate is
+            zero, since there is no ratio to zero.
 
     Returns:
-        The rate of each group over the first one's.
+        Rate of each group divided by that of the first.
 
     Example:
         >>> import torch
@@ -47,13 +47,7 @@ def set_learning_rate(
 
 
 def learning_rate(optimizer: Any) -> float:
-    """The learning rate of the first parameter group.
-
-    Args:
-        optimizer: Of torch or `poptorch.optim`.
-
-    Returns:
-        The rate.
+    """Return the learning rate of an optimizer's first parameter group.
 
     Example:
         >>> import torch
@@ -64,25 +58,19 @@ def learning_rate(optimizer: Any) -> float:
 
 
 class RateCallback(Callback):
-    """Base of callbacks that set the learning rate: their state has the rates."""
+    """Base of callbacks that set the learning rate; their state includes the rates."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, and the `rates` of the parameter groups."""
-        groups = self.model.optimizer.param_groups
-        return {
-            **super().state_dict(),
-            "rates": [float(group["lr"]) for group in groups],
-        }
+        """Return the saved attributes, and the `rates` of the parameter groups."""
+        rates = [float(group["lr"]) for group in self.model.optimizer.param_groups]
+        return {**super().state_dict(), "rates": rates}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse other keys and kinds, and rates for more or fewer groups.
-
-        Args:
-            state: From `state_dict`.
+        """Refuse a state that `load_state_dict` can't load.
 
         Raises:
-            ConfigError: It has other keys, or rates for more or fewer groups.
-            DamagedCheckpointError: A value of it is of another kind.
+            ConfigError: If it has other keys, or rates for more or fewer groups.
+            DamagedCheckpointError: If a value is of another kind.
         """
         check_keys(type(self).__name__, state, (*self.saved_attributes, "rates"))
         kinds = {**self.saved_kinds, "rates": list_of(number)}
@@ -96,13 +84,10 @@ class RateCallback(Callback):
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what was kept, and give the optimizer its rates.
-
-        Args:
-            state: From `state_dict`.
+        """Load the saved attributes, and set the optimizer's rates.
 
         Raises:
-            ConfigError: It has other keys, or rates for more or fewer groups.
+            ConfigError: If the state has other keys, or rates for more or fewer groups.
         """
         self.check_state(state)
         super().load_state_dict({n: one for n, one in state.items() if n != "rates"})
@@ -111,14 +96,14 @@ class RateCallback(Callback):
 
 
 def refuse_schedule(model: Any, who: str) -> None:
-    """Two things can't set the learning rate.
+    """Refuse a model whose schedule sets the learning rate too.
 
     Args:
         model: An `IPUModel`.
-        who: The callback that wants to.
+        who: Name of the callback, for the message.
 
     Raises:
-        ConfigError: The model was compiled with a schedule.
+        ConfigError: If the model was compiled with a schedule.
     """
     if model.has_lr_schedule:
         raise ConfigError(

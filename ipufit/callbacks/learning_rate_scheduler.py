@@ -23,17 +23,17 @@ from .messages import say
 class LearningRateScheduler(RateCallback):
     """Set the learning rate of every epoch by a function.
 
-    As Keras's. The rate is put into the logs as `learning_rate`: that of the first
-    parameter group; the other groups keep their ratio to it.
+    As in Keras. The rate is that of the first parameter group, and in the logs as
+    `learning_rate`; the other groups keep their ratio to it.
 
     Args:
         schedule: `schedule(epoch, learning_rate)`, or just `schedule(epoch)`, with a
             0-based epoch. It returns the new rate, a float.
-        verbose: 1 says the rate of every epoch.
+        verbose: 1 prints the rate of every epoch.
 
     Raises:
-        ConfigError: `schedule` is no function of one or two arguments, or returns no
-            float. When `fit` begins: the model was compiled with a schedule.
+        ConfigError: If `schedule` isn't a function of one or two arguments, or returns
+            no float. When `fit` begins, if the model was compiled with a schedule.
 
     Example:
         >>> halving = LearningRateScheduler(lambda epoch, rate: rate / 2)
@@ -50,11 +50,11 @@ class LearningRateScheduler(RateCallback):
         self.group_ratios: list[float] = []
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Nothing else may set the rate."""
+        """Refuse a model whose schedule sets the rate too."""
         refuse_schedule(self.model, "LearningRateScheduler")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Set the rate."""
+        """Set the rate of the epoch."""
         optimizer = self.model.optimizer
         before = (learning_rate(optimizer),) if self._takes_rate else ()
         rate = self.schedule(epoch, *before)
@@ -76,7 +76,7 @@ class LearningRateScheduler(RateCallback):
 
 
 def _takes_two(schedule: Any) -> bool:
-    """Whether a schedule takes the rate besides the epoch."""
+    """Whether a schedule takes the rate as well as the epoch."""
     if not callable(schedule):
         raise ConfigError(
             f"schedule={schedule!r} is no function schedule(epoch, learning_rate)."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callbacks say when they act."""
+"""Messages and warnings of callbacks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from ipufit.errors import CheckpointWarning
 
 
 def say(message: str) -> None:
-    """Write a line to standard output, at once.
+    """Write a line to standard output, and flush it.
 
-    `sys.stdout` is looked up anew: while a bar is on the screen it is rich's, which
-    puts the line above it.
-
-    Args:
-        message: Without the line's end.
+    `sys.stdout` is looked up each time: while a bar is on the screen it is rich's,
+    which puts the line above the bar.
 
     Example:
         >>> say("Epoch 3: early stopping")
@@ -27,11 +24,7 @@ def say(message: str) -> None:
 
 
 def warn_of_unsaved_eviction(error: Exception) -> None:
-    """Warn that a run which has to end couldn't be saved where it is.
-
-    Args:
-        error: Why.
-    """
+    """Warn that a run couldn't be saved when SIGTERM ended it, and say why."""
     warnings.warn(
         f"SIGTERM came, and the run couldn't be saved: {error} It will go on from the "
         "checkpoint before, if there is one.",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelCheckpoint`: weights or whole checkpoints, written while `fit` runs."""
+"""`ModelCheckpoint`: weights or whole checkpoints, saved during `fit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ipufit.checkpoint import (
 )
 from ipufit.errors import ConfigError, IpufitWarning, UnsupportedError
 
-from .messages import say, warn_of_unsaved_eviction
+from .messages import warn_of_unsaved_eviction
 from .monitor import MonitorCallback, direction_of
 from .saved_state import copied
 
@@ -34,52 +34,54 @@ _OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 
 class ModelCheckpoint(MonitorCallback):
-    """Save the run or its weights, after epochs, so many updates or so many seconds.
+    """Save the run or its weights after epochs, after updates, or by the clock.
 
-    As Keras's, with other formats, and `save_best_only` together with a number for
-    `save_freq`. A `filepath` that ends with `.safetensors` is a file of weights; any
-    other is a directory with a whole checkpoint, from which `fit(resume=filepath)`
-    goes on. It has every callback's state after the event at which it is saved. Whole
-    checkpoints are also saved on SIGTERM, which then ends the run in order (but not
-    over the best one, with `save_best_only` and without `keep`).
+    As in Keras, with other formats, and `save_best_only` works together with a number
+    for `save_freq`. A `filepath` that ends with `.safetensors` is a file of weights.
+    Any other is a directory with a whole checkpoint, from which
+    `fit(resume=filepath)` continues; it holds every callback's state after the hook in
+    which it is saved. On SIGTERM a whole checkpoint is saved too, and the run ends in
+    order. With `save_best_only` and without `keep` it isn't, to keep the best one.
 
     Args:
-        filepath: Where to; ends with `.safetensors`, or has no suffix. Fields are
-            filled in: `{epoch}` (1-based), `{batch}` (1-based, the last update; only
+        filepath: Path that ends with `.safetensors` or has no suffix. Its fields are
+            filled in: `{epoch}` (1-based), `{batch}` (1-based, the last update, only
             if `save_freq` is a number) and any name of the logs, as in
-            `"best-{val_loss:.3f}.safetensors"`. Folders are made.
-        monitor: The figure, for `save_best_only` and for the best of `keep`.
-        verbose: 1 says what it does.
-        save_best_only: Save only if the figure improved. If it isn't in the logs, it
-            warns and saves.
-        save_weights_only: Whether `filepath` is a file of weights; its suffix says so.
+            `"best-{val_loss:.3f}.safetensors"`. Missing folders are made.
+        monitor: Name of the figure for `save_best_only` and the best one of `keep`.
+        verbose: 1 prints a line for each checkpoint.
+        save_best_only: If True, save only if the figure improved, or, with a warning,
+            if it isn't in the logs.
+        save_weights_only: True for a file of weights. The suffix of `filepath` decides,
+            and must agree.
         mode: `"min"`, `"max"`, or `"auto"`.
-        save_freq: `"epoch"`, or a number of weight updates, counted across epochs. A
-            call makes several of them (`device_iterations`): it saves once, after the
-            call in which the number is reached.
-        initial_value_threshold: What the first value has to beat.
-        keep: Make `filepath` a directory of whole checkpoints, and keep that many of
-            the newest as well as the best. `fit(resume=filepath)` goes on from the
-            newest that isn't damaged.
-        save_seconds: Instead of `save_freq`: save after the first call that ends so
-            many seconds after the last one was saved, or after the run began.
-        is_background: Write in a thread while training goes on. The state is copied in
-            memory before, and one copy at a time: the next waits until this one is
-            written. `fit` ends when all is, and raises what went wrong (or warns of
-            it, if an earlier error is raised).
+        save_freq: `"epoch"`, or a number of updates, counted across epochs. It saves
+            after the call that reaches the number: with `device_iterations` a call
+            makes several updates.
+        initial_value_threshold: Value that the figure must beat first.
+        keep: Number of newest whole checkpoints to keep in the directory `filepath`,
+            besides the best one. `fit(resume=filepath)` continues from the newest that
+            isn't damaged.
+        save_seconds: Seconds between checkpoints, instead of `save_freq`. It saves
+            after the first call that ends so long after the last one was saved, or
+            after the run began.
+        is_background: If True, write in a thread while training goes on. The state is
+            copied first, and only one copy is made at a time: the next checkpoint waits
+            until this one is written. `fit` waits for the last one, and raises what
+            went wrong, or warns of it if an earlier error is raised.
 
     Attributes:
-        best: The best value so far. It outlives the run, as in Keras.
-        store: The checkpoints, if `keep` is given.
+        best: Best value so far. It outlives the run, as in Keras.
+        store: The checkpoints in `filepath`, with `keep`.
 
     Raises:
-        ConfigError: `filepath`, `save_freq` or `save_seconds` can't be used;
-            `filepath` contradicts `save_weights_only` or `keep`; it has a field that
-            isn't in the logs (when it is filled in). At the figure's first value, with
-            `save_best_only` or `keep`: `mode="auto"`, and no metric says which way it
-            gets better.
-        UnsupportedError: When `fit` begins, in several processes of
-            torch.distributed: `is_background` or `save_seconds`.
+        ConfigError: If `filepath`, `save_freq` or `save_seconds` can't be used;
+            if `filepath` contradicts `save_weights_only` or `keep`; when saving, if it
+            has a field that isn't in the logs. At the figure's first value, with
+            `save_best_only` or `keep`, if `mode="auto"` and no metric has its
+            direction.
+        UnsupportedError: When `fit` begins, if several processes of torch.distributed
+            run with `is_background` or `save_seconds`.
 
     Example:
         >>> checkpoint = ModelCheckpoint("best.safetensors", save_best_only=True)
@@ -114,7 +116,7 @@ class ModelCheckpoint(MonitorCallback):
         save_seconds: float | None = None,
         is_background: bool = False,
     ) -> None:
-        super().__init__(monitor, mode, 0.0, initial_value_threshold)
+        super().__init__(monitor, mode, 0.0, verbose, initial_value_threshold)
         self.filepath = os.fspath(filepath)
         self.save_weights_only = _is_of_weights(self.filepath, save_weights_only)
         if save_freq != "epoch" and not _is_positive(save_freq):
@@ -124,7 +126,6 @@ class ModelCheckpoint(MonitorCallback):
             )
         if save_seconds is not None:
             _check_seconds(save_seconds, save_freq)
-        self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_freq = save_freq
         self.save_seconds = save_seconds
@@ -143,7 +144,7 @@ class ModelCheckpoint(MonitorCallback):
         self.last_update = -1
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run; what was best stays."""
+        """Prepare for a new run; the best value stays."""
         self._check_processes()
         self.begin_monitoring()
         if self.store is not None and self.mode == "auto":
@@ -154,11 +155,11 @@ class ModelCheckpoint(MonitorCallback):
             self.run.on_eviction(self._save_evicted)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Updates are numbered anew."""
+        """Number updates from 0."""
         self.last_update = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Save if enough updates were made, or enough time has passed."""
+        """Save if enough updates were made, or enough seconds have passed."""
         fields = {"batch": batch + 1, **logs}
         if self.save_seconds is not None:
             if monotonic() - self._saved_at >= self.save_seconds:
@@ -174,32 +175,30 @@ class ModelCheckpoint(MonitorCallback):
             self._save(self.run.epoch, logs, fields)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save, if it is done by epochs."""
+        """Save, with `save_freq="epoch"`."""
         if self.save_freq == "epoch" and self.save_seconds is None:
             self._save(epoch, logs, logs)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Wait until all is written."""
+        """Wait until every checkpoint is written."""
         if self._writer is not None:
             self._writer.wait()
 
     def close(self) -> None:
-        """The same after an error, and end the thread."""
+        """Wait until every checkpoint is written, and end the thread."""
         if self._writer is not None:
             self._writer.close()
 
     def _check_processes(self) -> None:
+        is_background = self._writer is not None
         count = num_processes()
-        for what, is_used in (
-            ("is_background=True", self._writer is not None),
-            ("save_seconds", self.save_seconds is not None),
-        ):
-            if is_used and count > 1:
-                raise UnsupportedError(
-                    f"ModelCheckpoint({what}) in {count} processes: they have to save "
-                    "together, and in threads or by clocks of their own they can't. "
-                    "Leave it out, and use save_freq."
-                )
+        if count > 1 and (is_background or self.save_seconds is not None):
+            argument = "is_background=True" if is_background else "save_seconds"
+            raise UnsupportedError(
+                f"ModelCheckpoint({argument}) in {count} processes: they have to save "
+                "together, and in threads or by clocks of their own they can't. Leave "
+                "it out, and use save_freq."
+            )
 
     def _save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
         path = self._path({**fields, "epoch": epoch + 1})
@@ -220,7 +219,7 @@ class ModelCheckpoint(MonitorCallback):
     def _save_evicted(self) -> None:
         if self._writer is None:
             self._write_evicted()
-        else:  # now, even if what was being written fails
+        else:  # save this one even if the one before fails
             do_all([self._writer.wait, self._write_evicted])
 
     def _write_evicted(self) -> None:
@@ -238,10 +237,11 @@ class ModelCheckpoint(MonitorCallback):
         if self._writer is None:
             self.model.save_weights(path)
             self._say_finished(epoch, path)
-            return
-        self._do(
-            epoch, lambda: partial(_write_weights, path, self.model.copied_weights())
-        )
+        else:
+            model = self.model
+            self._do(
+                epoch, lambda: partial(_write_weights, path, model.copied_weights())
+            )
 
     def _write(self, epoch: int, path: str) -> None:
         self._do(epoch, lambda: partial(_write_whole, path, self._checkpoint()))
@@ -259,7 +259,7 @@ class ModelCheckpoint(MonitorCallback):
         )
 
     def _checkpoint(self) -> Checkpoint:
-        """The state now, which training on doesn't change."""
+        """Copy the state of the run, so that training doesn't change it."""
         checkpoint: Checkpoint = self.model.checkpoint()
         return Checkpoint(checkpoint.tensors, copied(checkpoint.state))
 
@@ -267,8 +267,9 @@ class ModelCheckpoint(MonitorCallback):
         """Copy the state and write it, here or in the background.
 
         Args:
-            epoch: 0-based.
-            take: Copies the state, and returns what writes it and says where to.
+            epoch: Index of the epoch.
+            take: Copies the state, and returns a function that writes the copy and
+                returns its path.
         """
         finished = partial(self._say_finished, epoch)
         if self._writer is None:
@@ -277,7 +278,7 @@ class ModelCheckpoint(MonitorCallback):
             self._writer.write(take, finished)
 
     def _say_finished(self, epoch: int, path: str | Path) -> None:
-        self._say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
+        self.say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
 
     def _path(self, fields: dict[str, Any]) -> str:
         try:
@@ -290,7 +291,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def _is_due(self, epoch: int, logs: dict[str, Any], path: str) -> bool:
         if not self.save_best_only:
-            self._say(f"\nEpoch {epoch + 1}: saving model to {path}")
+            self.say(f"\nEpoch {epoch + 1}: saving model to {path}")
             return True
         if logs.get(self.monitor) is None:
             warnings.warn(
@@ -303,15 +304,11 @@ class ModelCheckpoint(MonitorCallback):
         best = "None" if self.best is None else f"{self.best:.5f}"
         what = f"\nEpoch {epoch + 1}: {self.monitor}"
         if not self.improves(value, self.best):
-            self._say(f"{what} did not improve from {best}")
+            self.say(f"{what} did not improve from {best}")
             return False
-        self._say(f"{what} improved from {best} to {value:.5f}, saving model to {path}")
+        self.say(f"{what} improved from {best} to {value:.5f}, saving model to {path}")
         self.best = value
         return True
-
-    def _say(self, message: str) -> None:
-        if self.verbose > 0:
-            say(message)
 
 
 def _write_weights(path: str, weights: dict[str, Any]) -> str:
@@ -328,7 +325,7 @@ def _write_whole(path: str, checkpoint: Checkpoint) -> str:
 
 
 def _is_of_weights(filepath: str, given: bool | None) -> bool:
-    """Whether the file is one of weights, by its suffix."""
+    """Whether the suffix of a path is that of a file of weights."""
     is_file = filepath.endswith(SUFFIX)
     is_other = not is_file and _OTHER_SUFFIX.search(filepath) is not None
     if is_other or given not in (None, is_file):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monitoring one figure: which way is better, and did it get better."""
+"""Monitoring of one figure: its direction, and whether it improves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from ipufit.errors import ConfigError, IpufitWarning
 
 from .base import Callback
+from .messages import say
 
 MODES = ("auto", "min", "max")
 
@@ -19,22 +20,26 @@ MODES = ("auto", "min", "max")
 class MonitorCallback(Callback):
     """Base of callbacks that watch a figure of the logs.
 
-    Attributes:
-        monitor: Its name, such as `"val_loss"`.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metrics.
-        min_delta: A change must be larger than this to count.
-        best: The best value so far; None before the first.
-        direction: `"min"` or `"max"`; None before the first value of a run.
-
     Args:
-        monitor: See above.
-        mode: See above; any other is taken as `"auto"`, with a warning, as in Keras.
-        min_delta: See above; its sign doesn't matter.
-        best: What the first value has to beat, if anything.
+        monitor: Name of the figure, such as `"val_loss"`.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metrics. Any
+            other mode is taken as `"auto"`, with a warning, as in Keras.
+        min_delta: Change that an improvement must exceed; its sign doesn't matter.
+        verbose: 1 or more has `say` print its messages.
+        best: Value that the first one must beat, if any.
+
+    Attributes:
+        best: Best value so far.
+        direction: `"min"` or `"max"`; None before the first value of a run.
     """
 
     def __init__(
-        self, monitor: str, mode: str, min_delta: float, best: float | None = None
+        self,
+        monitor: str,
+        mode: str,
+        min_delta: float,
+        verbose: int,
+        best: float | None = None,
     ) -> None:
         if mode not in MODES:
             warnings.warn(
@@ -47,70 +52,65 @@ class MonitorCallback(Callback):
         self.monitor = monitor
         self.mode = mode
         self.min_delta = abs(min_delta)
+        self.verbose = verbose
         self.best = best
         self.direction: str | None = None
 
+    def say(self, message: str) -> None:
+        """Print a line if `verbose` is set."""
+        if self.verbose > 0:
+            say(message)
+
     @property
     def state_name(self) -> str:
-        """Its class and its figure: states of two figures are not exchanged."""
+        """Class and figure, so that states of two figures can't be exchanged."""
         return f"{type(self).__name__}({self.monitor})"
 
     def begin_monitoring(self) -> None:
-        """A run begins: its metrics will say which way is better."""
+        """Forget the direction, which the metrics of the new run give."""
         self.direction = None
 
     def improves(self, value: float, reference: float | None) -> bool:
         """Whether a value is better than another by more than `min_delta`.
 
         Args:
-            value: The new one.
-            reference: What it has to beat.
-
-        Returns:
-            See `is_improvement`.
+            value: New value.
+            reference: Value to beat; None is beaten by every number.
 
         Raises:
-            ConfigError: The mode is `"auto"`, and no metric says which way it is.
+            ConfigError: If the mode is `"auto"`, and no metric has a direction.
         """
         direction = self.known_direction()
         return is_improvement(value, reference, direction, self.min_delta)
 
     def known_direction(self) -> str:
-        """Which way the figure gets better.
-
-        Returns:
-            `"min"` or `"max"`.
+        """Return `"min"` or `"max"`, whichever of the figure is better.
 
         Raises:
-            ConfigError: The mode is `"auto"`, and no metric says which way it is.
+            ConfigError: If the mode is `"auto"`, and no metric has a direction.
         """
+        if self.direction is None and self.mode != "auto":
+            self.direction = self.mode
+        elif self.direction is None:
+            self.direction = direction_of(self.monitor, self.run.directions)
         if self.direction is None:
-            self.direction = self._find_direction()
-        return self.direction
-
-    def _find_direction(self) -> str:
-        if self.mode != "auto":
-            return self.mode
-        direction = direction_of(self.monitor, self.run.directions)
-        if direction is None:
             known = ", ".join(sorted(self.run.directions)) or "none"
             raise ConfigError(
                 f"{type(self).__name__}(monitor={self.monitor!r}) can't tell whether "
                 "more or less of it is better. Pass mode='min' or mode='max'. Figures "
                 f"whose direction is known: {known}; each also with val_ before it."
             )
-        return direction
+        return self.direction
 
 
 def direction_of(monitor: str, directions: Mapping[str, str]) -> str | None:
-    """Which way a figure gets better.
+    """Return `"min"` or `"max"`, whichever of a figure is better; None if unknown.
+
+    The direction of a loss is always known.
 
     Args:
-        monitor: Its name in the logs; one leading `val_` doesn't matter.
+        monitor: Name in the logs, with or without `val_`.
         directions: `"min"` or `"max"` by name, without `val_`.
-
-    Returns:
-        `"min"` or `"max"`, None if unknown. Losses are always known.
 
     Example:
         >>> direction_of("val_accuracy", {"accuracy": "max"})
@@ -133,13 +133,10 @@ def is_improvement(
     over `0.8` by more than `0.1`, whatever float64 leaves in the last digit.
 
     Args:
-        value: The new one. NaN is never an improvement.
-        reference: What it has to beat; every number beats None and NaN.
+        value: New value. NaN is never an improvement.
+        reference: Value to beat; every number beats None and NaN.
         direction: `"min"` or `"max"`.
-        min_delta: 0 or more.
-
-    Returns:
-        Whether it is.
+        min_delta: Change to exceed, 0 or more.
 
     Example:
         >>> is_improvement(2.0, 3.0, "min", min_delta=0.5)
@@ -161,9 +158,9 @@ def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
     """Warn that a figure isn't in the logs.
 
     Args:
-        what: Begins the sentence.
-        logs: What there is instead.
-        end: Ends it.
+        what: Beginning of the message.
+        logs: Figures that are there.
+        end: End of the message.
     """
     warnings.warn(
         f"{what} which is not available. Available metrics are: {','.join(logs)}{end}",

@@ -10,18 +10,15 @@ from ipufit.errors import ConfigError
 
 
 def need(module: str, who: str, install: str) -> Any:
-    """Import what a callback needs, and say how to get it.
+    """Import a module that a callback needs.
 
     Args:
-        module: Its name.
-        who: The callback.
-        install: What to install with pip.
-
-    Returns:
-        The module.
+        module: Name of the module.
+        who: Name of the callback, for the message.
+        install: Argument of `pip install`, for the message.
 
     Raises:
-        ConfigError: It can't be imported.
+        ConfigError: If the module can't be imported.
 
     Example:
         >>> need("no_such_module", "Gauge", "gauges")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows: rich bars, plain lines, or nothing."""
+"""Displays of a run: rich bars, plain lines, or nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SECONDS_BETWEEN = 0.1
 
 
 class ProgressDisplay(Callback):
-    """Base of displays: counts samples, steps and seconds; shows nothing.
+    """Base of displays: counts samples, steps and seconds, and shows nothing.
 
-    Nothing of rich, which takes a while, is imported until something is shown.
+    rich, which is slow to import, is imported when something is shown.
 
     Args:
-        console: Where to; None for standard output.
-        clock: Seconds, for rates.
+        console: Console to write to; None for standard output.
+        clock: Returns the time in seconds, from any origin.
     """
 
     is_saved = False
@@ -53,21 +53,21 @@ class ProgressDisplay(Callback):
 
     @property
     def is_due(self) -> bool:
-        """Whether it shows figures after the call under way."""
+        """Whether the display shows figures after the current call."""
         return False
 
     def compiling(self, what: str) -> None:
-        """A program is about to be compiled."""
+        """Called before a program is compiled."""
 
     def compiled(self, what: str, seconds: float) -> None:
-        """It was."""
+        """Called after a program was compiled."""
 
     def close(self) -> None:
         """Leave the terminal as it was, after an error too."""
         self._is_fit = False
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A fit shows its epochs, and no validation of its own, as in Keras."""
+        """Show epochs, and no bar of a validation, as in Keras."""
         self._is_fit = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
@@ -76,11 +76,11 @@ class ProgressDisplay(Callback):
         self._begin(f"Epoch {epoch + 1}/{self.params['epochs']}")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Count its updates."""
+        """Show the updates of the call, and the figures so far."""
         self._advance(batch + 1, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """The epoch's figures."""
+        """Show the figures of the epoch."""
         self._end(logs)
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
@@ -90,12 +90,12 @@ class ProgressDisplay(Callback):
             self._begin("Evaluating")
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Count those of an `evaluate`."""
+        """Show the steps of an `evaluate`, and the figures so far."""
         if not self._is_fit:
             self._advance(batch + 1, logs)
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """The figures of an `evaluate`; `fit` reports its own."""
+        """Show the figures of an `evaluate`; `fit` shows those of a validation."""
         if not self._is_fit:
             self._end(logs)
 
@@ -105,11 +105,11 @@ class ProgressDisplay(Callback):
         self._begin("Predicting")
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Count it."""
+        """Show the steps of the call."""
         self._advance(batch + 1, None)
 
     def on_predict_end(self, logs: dict[str, Any]) -> None:
-        """How long it took."""
+        """Show the time that the prediction took."""
         self._end({})
 
     def _begin(self, title: str) -> None:
@@ -131,15 +131,15 @@ class ProgressDisplay(Callback):
         return self._clock() - self._start_seconds
 
     def _coverage(self) -> str:
-        """Which samples the figures are about, if not about all."""
+        """Name the samples that the figures cover, unless they cover all."""
         return f" ({self.run.coverage})" if self.run.coverage else ""
 
 
 class LineProgress(ProgressDisplay):
-    """`verbose=2`: a line per compilation, and Keras's lines, for files and CI."""
+    """Display of `verbose=2`: a line per compilation, and Keras's lines."""
 
     def compiled(self, what: str, seconds: float) -> None:
-        """Say how long it took."""
+        """Print the time that compilation took."""
         self._print(f"Compiled the {what} program in {seconds:.1f}s")
 
     def _begin(self, title: str) -> None:
@@ -148,7 +148,7 @@ class LineProgress(ProgressDisplay):
 
     def _end(self, logs: dict[str, Any]) -> None:
         done = self._steps_done
-        if not done:  # Keras says nothing of no steps
+        if not done:  # as in Keras
             return
         planned = self.params.get("steps", self.params.get("calls")) or done
         seconds = self._seconds()
@@ -159,9 +159,9 @@ class LineProgress(ProgressDisplay):
         )
 
     def _print(self, line: str) -> None:
-        """A line, as long as it is; one that a terminal would break is broken here."""
+        """Print a line, broken between figures if a terminal would break it."""
         console, width = self._console, self._console.width
-        if console.is_dumb_terminal:  # which rich takes for one of 80 columns
+        if console.is_dumb_terminal:  # rich assumes 80 columns
             width = get_terminal_size((width, 0)).columns
         is_wrapped = console.is_terminal and len(line) > width
         text = in_lines(line, width) if is_wrapped else line
@@ -175,9 +175,9 @@ class LineProgress(ProgressDisplay):
 
 
 class BarProgress(LineProgress):
-    """`verbose=1`: the compile phases, then a bar per epoch.
+    """Display of `verbose=1`: compilations, and a bar per epoch.
 
-    Where a bar can't be redrawn it shows lines.
+    Where a bar can't be redrawn, it shows the lines of `verbose=2`.
     """
 
     _bar: Progress | None = None
@@ -187,12 +187,12 @@ class BarProgress(LineProgress):
 
     @property
     def is_due(self) -> bool:
-        """Whether the last time was long enough ago to show figures again."""
+        """Whether the figures on the screen are old enough to be replaced."""
         is_on = self._bar is not None
         return is_on and self._clock() - self._shown_at >= _SECONDS_BETWEEN
 
     def compiling(self, what: str) -> None:
-        """Show that compilation takes its time."""
+        """Print that a program is being compiled."""
         if can_redraw(self._console):
             self._console.print(f"Compiling the {what} program ...", style="dim")
 
@@ -202,13 +202,13 @@ class BarProgress(LineProgress):
         self._stop()
 
     def _begin(self, title: str) -> None:
-        """A new bar."""
+        """Start a bar."""
         if not can_redraw(self._console):
             super()._begin(title)
             return
         from .bars import figures_bar
 
-        total = self.params.get("calls")  # None: a stream, whose end shows itself
+        total = self.params.get("calls")  # None for a stream of unknown length
         self._bar = figures_bar(self._console, self._clock, title, total)
         self._bar.start()
         self._task = self._bar.add_task(title, total=total, figures="")
@@ -216,17 +216,16 @@ class BarProgress(LineProgress):
         self._shown_at = -math.inf
 
     def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
-        """One call further; what is shown changes ten times a second at most."""
+        """Count a call; the screen changes at most ten times a second."""
         super()._advance(steps, logs)
         self._calls_done += 1
         if self._bar is not None and self.is_due and (logs or logs is None):
             self._shown_at = self._clock()
-            self._bar.update(
-                self._task, completed=self._calls_done, figures=self._figures(logs)
-            )
+            figures = self._figures(logs or {})
+            self._bar.update(self._task, completed=self._calls_done, figures=figures)
 
     def _end(self, logs: dict[str, Any]) -> None:
-        """The bar stays with the figures."""
+        """Leave the bar on the screen, with the last figures."""
         if self._bar is None:
             super()._end(logs)
             return
@@ -244,13 +243,13 @@ class BarProgress(LineProgress):
             self._bar.stop()
             self._bar = None
 
-    def _figures(self, logs: dict[str, Any] | None) -> str:
-        """Those of logs; for an epoch after its samples per second so far."""
+    def _figures(self, logs: dict[str, Any]) -> str:
+        """Format the figures, in training after the samples per second."""
         if not self._is_fit:
-            return format_logs(logs or {})
+            return format_logs(logs)
         samples = self.run.samples - self._samples_before
         rate = f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
-        return f"{rate} - {format_logs(logs or {})}"
+        return f"{rate} - {format_logs(logs)}"
 
 
 def make_progress(
@@ -258,19 +257,16 @@ def make_progress(
     console: Console | None = None,
     clock: Clock = time.perf_counter,
 ) -> ProgressDisplay:
-    """The display that `verbose` asks for.
+    """Make the display that `verbose` chooses.
 
     Args:
-        verbose: 0 nothing, 1 bars where they can be redrawn, else lines, 2 lines;
-            `"auto"` 1 on a terminal, else 2.
-        console: Where to; standard output by default.
-        clock: Gives the time in seconds, from any origin.
-
-    Returns:
-        The display, a callback.
+        verbose: 0 for none, 2 for lines, 1 for bars, or lines where bars can't be
+            redrawn; `"auto"` is 1 on a terminal, else 2.
+        console: Console to write to; standard output by default.
+        clock: Returns the time in seconds, from any origin.
 
     Raises:
-        ConfigError: `verbose` is something else.
+        ConfigError: If `verbose` has another value.
 
     Example:
         >>> type(make_progress(2)).__name__
@@ -286,13 +282,10 @@ def make_progress(
 
 
 def can_redraw(console: Console) -> bool:
-    """Whether what is shown can be changed.
+    """Whether a bar can be redrawn on a console.
 
-    It can't in a pipe or a file, by a dumb terminal, and in a notebook without the
-    widgets that rich would take.
-
-    Args:
-        console: Where lines and bars are printed.
+    It can't in a pipe, in a file, on a dumb terminal, and in a notebook without the
+    widgets that rich needs.
 
     Example:
         >>> import io
@@ -310,13 +303,13 @@ def _standard_output() -> Console:
 
     console = Console()
     if console.is_jupyter and not can_redraw(console):
-        # Plain text, rather than a page per line. (Kernels ask for terminals' colours.)
+        # Else each line would be a page of HTML. Kernels ask for a terminal's colours.
         return Console(force_jupyter=False, force_terminal=False)
     return console
 
 
 def in_lines(figures: str, width: int) -> str:
-    """Figures on as many lines as they take; none is broken that fits on one.
+    """Break a line of figures at `width`, between figures where possible.
 
     Example:
         >>> print(in_lines("2/2 - accuracy: 0.9877 - loss: 0.2500", 24))
@@ -335,7 +328,7 @@ def in_lines(figures: str, width: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in the unit that Keras takes: whole s, ms or us.
+    """Format a duration as Keras does: in whole s, ms or us.
 
     Example:
         >>> format_duration(2.4), format_duration(0.0024), format_duration(2.4e-6)
@@ -349,7 +342,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_logs(logs: dict[str, Any]) -> str:
-    """Figures in Keras's form: four decimals, or an exponent for small ones.
+    """Format figures as Keras does: four decimals, or an exponent if they are small.
 
     Example:
         >>> format_logs({"accuracy": 0.98765, "loss": -0.00012})

@@ -7,14 +7,14 @@ from .progress import BarProgress
 
 
 class ProgressBar(BarProgress):
-    """Show what `verbose=1` shows, wherever it is wanted: lines if no bar can be.
+    """Show the bars of `verbose=1`, or lines where no bar can be redrawn.
 
-    It takes the place of the display that `verbose` asks for, and shows what the
-    callbacks before it left in the logs.
+    It replaces the display that `verbose` chooses, and shows figures that earlier
+    callbacks add to the logs.
 
     Args:
-        console: Where to; standard output by default.
-        clock: Seconds, for rates.
+        console: Console to write to; standard output by default.
+        clock: Returns the time in seconds, from any origin.
 
     Example:
         >>> import sys

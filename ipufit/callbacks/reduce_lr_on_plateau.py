@@ -16,35 +16,34 @@ from .learning_rate import (
     refuse_schedule,
     set_learning_rate,
 )
-from .messages import say
 from .monitor import MonitorCallback, warn_unavailable
 
 
 class ReduceLROnPlateau(RateCallback, MonitorCallback):
     """Reduce the learning rate when a figure hasn't improved for some epochs.
 
-    As Keras's. The rate of each epoch is put into the logs as `learning_rate`: that
-    of the first parameter group; all groups are reduced by the same ratio.
+    As in Keras. The rate is that of the first parameter group, and in the logs of each
+    epoch as `learning_rate`; all groups are reduced by the same ratio.
 
     Args:
-        monitor: The figure.
-        factor: The new rate is the old one times this, below 1.
-        patience: Reduce after so many epochs without improvement.
-        verbose: 1 says when.
+        monitor: Name of the figure in the logs.
+        factor: Factor of each reduction, below 1.
+        patience: Number of epochs without improvement after which to reduce.
+        verbose: 1 prints a line for each reduction.
         mode: `"min"`, `"max"`, or `"auto"`.
-        min_delta: A smaller change is no improvement.
-        cooldown: Epochs to pause after a reduction.
-        min_lr: Never below this.
+        min_delta: Smallest change that counts as an improvement.
+        cooldown: Number of epochs to pause after a reduction.
+        min_lr: Lower bound of the rate.
 
     Attributes:
-        best: The best value of this run.
-        wait: Epochs without improvement.
-        cooldown_counter: Epochs of the pause that are left.
+        best: Best value of this run.
+        wait: Number of epochs since the last improvement.
+        cooldown_counter: Number of epochs that are left of the pause.
 
     Raises:
-        ConfigError: `factor` is 1 or more. When `fit` begins: the model was compiled
-            with a schedule. At the figure's first value: `mode="auto"`, and no metric
-            says which way it gets better.
+        ConfigError: If `factor` is 1 or more. When `fit` begins, if the model was
+            compiled with a schedule. At the figure's first value, if `mode="auto"` and
+            no metric has its direction.
 
     Example:
         >>> ReduceLROnPlateau("loss", factor=2.0)
@@ -70,7 +69,7 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ) -> None:
-        super().__init__(monitor, mode, min_delta)
+        super().__init__(monitor, mode, min_delta, verbose)
         if factor >= 1.0:
             raise ConfigError(
                 "ReduceLROnPlateau does not support a factor >= 1.0. Received "
@@ -78,7 +77,6 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
             )
         self.factor = factor
         self.patience = patience
-        self.verbose = verbose
         self.cooldown = cooldown
         self.min_lr = min_lr
         self._reset()
@@ -89,13 +87,13 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
         self.cooldown_counter = 0
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run: nothing was seen yet."""
+        """Forget the values of an earlier run."""
         refuse_schedule(self.model, "ReduceLROnPlateau")
         self._reset()
         self.begin_monitoring()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the rate of the epoch into the logs, then look at the figure."""
+        """Put the rate into the logs, and reduce it if it is time."""
         logs["learning_rate"] = learning_rate(self.model.optimizer)
         if logs.get(self.monitor) is None:
             warn_unavailable(
@@ -121,14 +119,12 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
 
     def _reduce(self, epoch: int) -> None:
         old = learning_rate(self.model.optimizer)
-        if np.float32(old) <= np.float32(self.min_lr):  # reached, but for rounding
+        if np.float32(old) <= np.float32(self.min_lr):  # equal but for rounding
             return
         new = max(old * self.factor, self.min_lr)
         set_learning_rate(self.model.optimizer, new)
-        if self.verbose > 0:
-            say(
-                f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to "
-                f"{new}."
-            )
+        self.say(
+            f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {new}."
+        )
         self.cooldown_counter = self.cooldown
         self.wait = 0

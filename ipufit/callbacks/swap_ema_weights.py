@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SwapEMAWeights`: look at the running average of the weights."""
+"""`SwapEMAWeights`: evaluate the running average of the weights."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from .base import Callback
 
 
 class SwapEMAWeights(Callback):
-    """Have the running average of the weights in the model while it is looked at.
+    """Evaluate and predict with the running average of the weights.
 
-    As Keras's, but the weights are always back afterwards: after `evaluate`,
-    `predict`, a validation, and when an error or Ctrl-C ended one of them. After `fit`
-    the averages are the weights, as without this callback.
+    As in Keras, but the trained weights always come back: after `evaluate`, `predict`
+    and a validation, and if an error or Ctrl-C ends one of them. After `fit` the
+    averages are the weights, as without this callback.
 
     It needs an optimizer that keeps an average: `Optimizer(..., ema_momentum=0.999)`.
 
     Args:
-        swap_on_epoch: Have the averages in the model from the end of an epoch to the
-            beginning of the next too, so that callbacks after this one, such as
+        swap_on_epoch: If True, the averages are in the model from the end of an epoch
+            to the beginning of the next too, so that later callbacks, such as
             `ModelCheckpoint`, see them.
 
     Raises:
-        ConfigError: When a run begins: the optimizer keeps no average.
+        ConfigError: When a run begins, if the optimizer keeps no average.
 
     Example:
         >>> import torch
@@ -42,35 +42,30 @@ class SwapEMAWeights(Callback):
         self.swap_on_epoch = swap_on_epoch
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """See that there is an average."""
+        """Refuse an optimizer without average; begin with the trained weights."""
         self.model.swap_weights(is_average=False)
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Have the weights back to train them."""
-        self.model.swap_weights(is_average=False)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Have the averages, if asked to."""
-        if self.swap_on_epoch:
-            self.model.swap_weights(is_average=True)
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """Have the averages."""
+        """Put the averages into the model."""
         self.model.swap_weights(is_average=True)
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Have the weights back."""
+        """Put the trained weights back."""
         self.model.swap_weights(is_average=False)
 
-    def on_predict_begin(self, logs: dict[str, Any]) -> None:
-        """Have the averages."""
-        self.model.swap_weights(is_average=True)
+    on_predict_begin = on_test_begin
+    on_predict_end = on_test_end
 
-    def on_predict_end(self, logs: dict[str, Any]) -> None:
-        """Have the weights back."""
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Put the trained weights back."""
         self.model.swap_weights(is_average=False)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Put the averages into the model, with `swap_on_epoch`."""
+        if self.swap_on_epoch:
+            self.model.swap_weights(is_average=True)
 
     def close(self) -> None:
-        """Have the weights back, whatever happened."""
+        """Put the trained weights back, after an error too."""
         if self.model is not None and self.model.weight_average is not None:
             self.model.swap_weights(is_average=False)

@@ -17,19 +17,20 @@ class TensorBoard(FigureLogger):
     """Write figures for TensorBoard, in Keras's folders and under Keras's tags.
 
     In `train`: `epoch_<name>` and `epoch_learning_rate` (of the first parameter group)
-    at every epoch, 0-based, and `batch_<name>` at updates, if asked for. In
-    `validation`: `epoch_<name>` without `val_`, and `evaluation_<name>_vs_iterations`
-    at the updates made since `compile`, for every `evaluate` and validation.
+    for every epoch, 0-based, and `batch_<name>` for updates, with `update_freq`. In
+    `validation`: `epoch_<name>` without `val_`, and for every `evaluate` and validation
+    `evaluation_<name>_vs_iterations`, at the number of updates since `compile`.
 
     Show them with `tensorboard --logdir logs`.
 
     Args:
-        log_dir: Where to.
-        update_freq: `"epoch"`; or `"batch"`, or a number of updates: then also the
-            figures of the epoch so far, after the call that reaches it.
+        log_dir: Directory to write to.
+        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
+            the epoch so far too, after each call that makes an n-th update. `"batch"`
+            is the same as 1.
 
     Raises:
-        ConfigError: `update_freq` is something else; or there is no tensorboard.
+        ConfigError: If `update_freq` has another value, or tensorboard isn't installed.
 
     Example:
         >>> from ipufit import ConfigError
@@ -54,27 +55,27 @@ class TensorBoard(FigureLogger):
         self._writers: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Files are made when there is something to write."""
+        """Do nothing: the first figure makes the file."""
 
     def write_updates(self, logs: dict[str, Any]) -> None:
-        """Write `batch_<name>`."""
+        """Write the figures so far as `batch_<name>`."""
         self._write("train", "batch_{}", logs, self.updates)
 
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Write `epoch_<name>`, and have it on the disk."""
-        validation = {
-            name[len("val_") :]: value
-            for name, value in logs.items()
-            if name.startswith("val_")
-        }
-        training = {n: value for n, value in logs.items() if not n.startswith("val_")}
+        """Write the figures of an epoch as `epoch_<name>`, and flush the files."""
+        training, validation = {}, {}
+        for name, value in logs.items():
+            if name.startswith("val_"):
+                validation[name[len("val_") :]] = value
+            else:
+                training[name] = value
         training["learning_rate"] = learning_rate(self.model.optimizer)
         self._write("train", "epoch_{}", training, epoch)
         self._write("validation", "epoch_{}", validation, epoch)
         self._flush()
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Write `evaluation_<name>_vs_iterations`."""
+        """Write the figures of an evaluation as `evaluation_<name>_vs_iterations`."""
         updates = self.model.num_updates
         self._write("validation", "evaluation_{}_vs_iterations", logs, updates)
         self._flush()

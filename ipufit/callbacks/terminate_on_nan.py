@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TerminateOnNaN`: end `fit` when the loss is lost."""
+"""`TerminateOnNaN`: end `fit` when the loss is no longer finite."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .messages import say
 class TerminateOnNaN(Callback):
     """Stop when the training loss of the epoch so far becomes NaN or infinite.
 
-    As Keras's. It looks after every call. ipufit warns of such a loss in any case
-    (`NonFiniteLossWarning`).
+    As in Keras. The loss is checked after every call. ipufit warns of such a loss in
+    any case (`NonFiniteLossWarning`).
 
     Args:
-        raise_error: Raise instead of ending the run in order. `on_train_end` isn't
-            called then, so nothing acts on weights that are lost.
+        raise_error: If True, raise an error instead of ending the run in order.
+            `on_train_end` isn't called then, so no callback uses the lost weights.
 
     Raises:
-        RuntimeError: With `raise_error`, when it happens.
+        RuntimeError: With `raise_error`, when the loss becomes NaN or infinite.
 
     Example:
         >>> from ipufit.state import RunState
@@ -37,7 +37,7 @@ class TerminateOnNaN(Callback):
         self.raise_error = raise_error
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Look at the loss."""
+        """Stop the run if the loss isn't finite."""
         loss = logs.get("loss")
         if loss is None or math.isfinite(loss):
             return

@@ -14,23 +14,23 @@ TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 
 
 class Throughput(Callback):
-    """Measure how fast samples are trained on, and how long a call takes.
+    """Measure samples per second in training, and the time of a call.
 
-    At the end of every epoch it puts two figures into the logs, so that they are in
-    History, if it comes before the callbacks that shall see them:
+    At the end of every epoch it adds two figures to the logs, for later callbacks and
+    History:
 
-    - `samples_per_second`: real samples (no padding) over the seconds from the
-      beginning of the epoch to its last call. Loading data counts, and the callbacks
-      between calls; compilation and validation don't.
-    - `latency_ms`: mean milliseconds of a call, from the data being there to the
-      figures being there.
+    - `samples_per_second`: real samples (no padding) divided by the seconds from the
+      beginning of the epoch to its last call. Loading data and the callbacks between
+      calls count; building programs and validation don't.
+    - `latency_ms`: mean milliseconds from a call's data being ready to its figures
+      being ready.
 
     Args:
-        clock: Seconds.
+        clock: Returns the time in seconds, from any origin.
 
     Attributes:
-        latencies_ms: Mean milliseconds per call of the last epoch's `"training"`, of
-            the last `"evaluation"` (a validation too) and `"prediction"`.
+        latencies_ms: Mean milliseconds per call of the last epoch (`"training"`), the
+            last `"evaluation"`, which may be a validation, and `"prediction"`.
 
     Example:
         >>> from ipufit.state import RunState
@@ -65,24 +65,24 @@ class Throughput(Callback):
         self.calls: dict[str, int] = {}
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run."""
+        """Forget an earlier run."""
         self._since = None
         self._begin_epoch()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Start the clock."""
+        """Start the clock of the epoch."""
         self._begin_epoch()
         self._since = self._clock()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call begins."""
+        """Start the clock of the call."""
         self._call_began = self._clock()
         if self._since is None:  # resumed inside an epoch
             self._since = self._call_began
         self._samples_before = self.run.samples
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Count its samples and its time."""
+        """Add the call's samples and its time."""
         now = self._clock()
         if self._since is not None:
             self.epoch_seconds += now - self._since
@@ -98,36 +98,34 @@ class Throughput(Callback):
             logs["latency_ms"] = self.latencies_ms[TRAINING]
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """An evaluation begins."""
+        """Begin a new mean over calls."""
         self.calls[EVALUATION] = 0
 
-    def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call begins."""
-        self._call_began = self._clock()
-
-    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Count its time."""
-        self._add_call(EVALUATION, self._clock())
-
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
-        """A prediction begins."""
+        """Begin a new mean over calls."""
         self.calls[PREDICTION] = 0
 
-    def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call begins."""
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """Start the clock of the call."""
         self._call_began = self._clock()
 
+    on_predict_batch_begin = on_test_batch_begin
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Add the call's time."""
+        self._add_call(EVALUATION, self._clock())
+
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Count its time."""
+        """Add the call's time."""
         self._add_call(PREDICTION, self._clock())
 
     def _begin_epoch(self) -> None:
         self.epoch_seconds, self.epoch_samples = 0.0, 0
         self.calls[TRAINING] = 0
 
-    def _add_call(self, what: str, now: float) -> None:
-        """Take one more call into the mean."""
+    def _add_call(self, task: str, now: float) -> None:
+        """Add the call that ends now to the mean of a task."""
         milliseconds = 1e3 * (now - self._call_began)
-        count = self.calls[what] = self.calls.get(what, 0) + 1
-        mean = self.latencies_ms.get(what, 0.0) if count > 1 else 0.0
-        self.latencies_ms[what] = mean + (milliseconds - mean) / count
+        count = self.calls[task] = self.calls.get(task, 0) + 1
+        mean = self.latencies_ms.get(task, 0.0) if count > 1 else 0.0
+        self.latencies_ms[task] = mean + (milliseconds - mean) / count

@@ -3,32 +3,31 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Mapping
+from typing import Any
 
-from ipufit._kinds import Kind, count, optional, text
-
-from .figure_logger import FigureLogger
+from .figure_logger import RunLogger
 from .optional import need
 
 
-class WandbLogger(FigureLogger):
+class WandbLogger(RunLogger):
     """Log figures to Weights & Biases.
 
-    Figures of epochs are `epoch/<name>`, with `epoch/epoch` (0-based); those of calls
-    are `batch/<name>`, with `batch/updates`. They go to the run that is active
-    (`wandb.run`). If there is none, one is begun with the first epoch and finished
-    with `fit`, as failed if `fit` raised. A `fit` that is resumed goes on with its run.
+    Figures of epochs are `epoch/<name>`, with `epoch/epoch` (0-based). Figures of calls
+    are `batch/<name>`, with `batch/updates`. They go to the active run, `wandb.run`.
+    If there is none, one is begun with the first epoch and finished with `fit`, as
+    failed if `fit` raised. A resumed `fit` continues its run.
 
     Args:
-        update_freq: `"epoch"`; or `"batch"`, or a number of updates: then also the
-            figures of the epoch so far, after the call that reaches it.
-        **arguments: Of `wandb.init`, such as `project`, `name` or `config`.
+        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
+            the epoch so far too, after each call that makes an n-th update. `"batch"`
+            is the same as 1.
+        **arguments: Arguments of `wandb.init`, such as `project`, `name` or `config`.
 
     Attributes:
-        run_id: Of the run that it began; None if it began none.
+        run_id: Id of the run that the logger began; None if it began none.
 
     Raises:
-        ConfigError: `update_freq` is something else; or there is no wandb.
+        ConfigError: If `update_freq` has another value, or wandb isn't installed.
 
     Example:
         >>> from ipufit import ConfigError
@@ -41,56 +40,32 @@ class WandbLogger(FigureLogger):
         True
     """
 
-    saved_attributes = ("updates", "run_id")
-    saved_kinds: ClassVar[Mapping[str, Kind]] = {
-        "updates": count,
-        "run_id": optional(text),
-    }
-
     def __init__(self, update_freq: int | str = "epoch", **arguments: Any) -> None:
-        super().__init__(update_freq)
+        super().__init__(update_freq, arguments)
         self._wandb = need("wandb", "WandbLogger", "wandb")
-        self.arguments = arguments
-        self.run_id: str | None = None
-        self._active: Any = None
-        self._is_own = False
 
-    def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """A new run."""
-        super().on_train_begin(logs)
-        self.run_id = None
+    def active_run(self) -> Any:
+        """Return `wandb.run`."""
+        return self._wandb.run
 
-    def open(self) -> None:
-        """Take the run that is active, or begin one."""
-        if self._active is not None:
-            return
-        self._active = self._wandb.run
-        if self._active is None:
-            again = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
-            self._active = self._wandb.init(**{**self.arguments, **again})
-            self._is_own = True
-            self.run_id = self._active.id
+    def begin_run(self) -> Any:
+        """Begin a run, or continue that of `run_id`."""
+        known = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
+        run = self._wandb.init(**{**self.arguments, **known})
+        self.run_id = run.id
+        return run
+
+    def end_run(self, *, is_failed: bool) -> None:
+        """Finish the run with exit code 1 if `fit` failed, else 0."""
+        self._active.finish(exit_code=int(is_failed))
 
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Log `epoch/<name>`."""
+        """Log the figures of an epoch as `epoch/<name>`."""
         self._log("epoch", {"epoch": epoch, **logs})
 
     def write_updates(self, logs: dict[str, Any]) -> None:
-        """Log `batch/<name>`."""
+        """Log the figures so far as `batch/<name>`."""
         self._log("batch", {"updates": self.updates, **logs})
 
-    def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Finish the run that it began."""
-        self._finish(0)
-
-    def close(self) -> None:
-        """The same after an error."""
-        self._finish(1)
-
-    def _log(self, what: str, figures: dict[str, Any]) -> None:
-        self._active.log({f"{what}/{name}": value for name, value in figures.items()})
-
-    def _finish(self, exit_code: int) -> None:
-        if self._is_own:
-            self._active.finish(exit_code=exit_code)
-        self._active, self._is_own = None, False
+    def _log(self, group: str, figures: dict[str, Any]) -> None:
+        self._active.log({f"{group}/{name}": value for name, value in figures.items()})
