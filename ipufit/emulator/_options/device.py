@@ -51,10 +51,11 @@ class DeviceOptions(OptionsState):
         return self._store(ipu_id=ipu_id)
 
     def useIpuModel(self: _OptionsT, use_model: bool) -> _OptionsT:
-        """Choose whether to run on Graphcore's simulator, not asking the environment.
+        """Choose whether to run on Graphcore's simulator.
 
-        The emulator then emulates no pod: no IPUs are reserved or scarce, and their
-        number needn't be a power of two, even in strict mode.
+        The environment has no say then. The emulator emulates no pod: no IPUs are
+        reserved or scarce, and their number needn't be a power of two, even in strict
+        mode.
 
         Raises:
             AssertionError: If a second value has another type than the first.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 from ipufit.emulator import _popart
 from ipufit.emulator._ground.logging import logger
@@ -137,16 +137,18 @@ def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
             continue
         if isinstance(value, dict):
             _check_dict(key, value, options_dict)
+            for name, item in value.items():
+                logger.debug(
+                    "poptorch.Options set %s[%s] to %s", key, name, _text(item)
+                )
         elif isinstance(value, (list, tuple, set)):
-            _check_elements(key, value)
-            if value:
-                _check_known("list", key)
-            for element in value:
-                _check_range(key, element)
+            _check_list(key, value)
+            for item in value:
+                logger.debug("poptorch.Options added %s to %s", _text(item), key)
         else:
             _check_known(_kind(key, value), key)
             _check_range(key, value)
-        _log_setting(key, value)
+            logger.debug("poptorch.Options set %s to value %s", key, _text(value))
 
 
 def _backend_error(message: str) -> Error:
@@ -163,17 +165,6 @@ def _kind(key: str, value: Any) -> str:
         f"Unknown value type {type(value).__name__} for option {key}: use a bool, "
         "int, float, str, or a list or dict of them."
     )
-
-
-def _log_setting(key: str, value: Any) -> None:
-    if isinstance(value, dict):
-        for name, element in value.items():
-            logger.debug("poptorch.Options set %s[%s] to %s", key, name, _text(element))
-    elif isinstance(value, (list, tuple, set)):
-        for element in value:
-            logger.debug("poptorch.Options added %s to %s", _text(element), key)
-    else:
-        logger.debug("poptorch.Options set %s to value %s", key, _text(value))
 
 
 def _text(value: Any) -> str:
@@ -202,6 +193,14 @@ def _check_range(key: str, value: Any) -> None:
             f"Value for {enumeration.__name__} out of range: option {key} = "
             f"{_text(value)}, and PopART knows {known}."
         )
+
+
+def _check_list(key: str, values: Collection[Any]) -> None:
+    _check_elements(key, values)
+    if values:
+        _check_known("list", key)
+    for value in values:
+        _check_range(key, value)
 
 
 def _check_elements(key: str, values: Any) -> None:
