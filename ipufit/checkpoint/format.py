@@ -179,10 +179,8 @@ def _fill(
 
 
 def _unwritten(target: Path, cause: OSError) -> CheckpointError:
-    hint = {
-        errno.ENOSPC: " Free some, or keep fewer checkpoints.",
-        errno.EDQUOT: " Free some, or keep fewer checkpoints.",
-    }.get(cause.errno or 0, "")
+    is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = " Free some, or keep fewer checkpoints." if is_full else ""
     error = CheckpointError(
         f"Checkpoint {str(target)!r} couldn't be written: {cause.strerror or cause}."
         f"{hint} What was there before is whole."

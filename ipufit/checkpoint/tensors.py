@@ -195,10 +195,9 @@ def read_tensors(file: ByteReader, size: int) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         tensors[name] = torch.empty(entry.shape, dtype=entry.dtype)
-        view = _bytes_of(tensors[name])
-        file.read_into(view)
-        if entry.dtype == torch.bool and len(view):
-            _check_bools(name, tensors[name])
+        file.read_into(_bytes_of(tensors[name]))
+        if entry.dtype == torch.bool and _flat(tensors[name]).gt(1).any():
+            raise ValueError(f"tensor {name!r} has bools that are neither 0 nor 1")
     for first, *others in tied:
         for name in others:
             _check_equal(tensors, first, name)
@@ -286,11 +285,6 @@ def _check_equal(tensors: Mapping[str, Tensor], first: str, name: str) -> None:
     alike = (one.dtype, one.shape) == (other.dtype, other.shape)
     if not alike or not torch.equal(_flat(one), _flat(other)):  # NaN equals NaN
         raise ValueError(f"tensors {first!r} and {name!r} are tied, but differ")
-
-
-def _check_bools(name: str, tensor: Tensor) -> None:
-    if int(_flat(tensor).max()) > 1:
-        raise ValueError(f"tensor {name!r} has bools that are neither 0 nor 1")
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

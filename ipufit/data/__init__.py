@@ -15,16 +15,15 @@ from .host_random import (
     set_random_state,
 )
 from .inference import InferenceBatches
-from .orders import BEGINNING, Position
+from .orders import Position
 from .passes import Replay
 from .rebatching import pad
 from .source import IndexedSource, Source, StreamSource
 from .structure import NOTHING, Labels, SampleStructure
 from .training import TrainingBatches
-from .validation import fit_sources, split_validation
+from .validation import fit_sources
 
 __all__ = [
-    "BEGINNING",
     "NOTHING",
     "CachedDataset",
     "Call",
@@ -48,5 +47,4 @@ __all__ = [
     "pad",
     "random_state",
     "set_random_state",
-    "split_validation",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A map-style dataset whose samples are computed once."""
+"""Keeps the samples of a map-style dataset in memory."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from .values import dense_tensor
 class CachedDataset(Dataset):  # type: ignore[type-arg]
     """The samples of a dataset, computed once and kept in memory.
 
-    Decoding and transforms are paid for once instead of in every epoch, and `fit`,
-    `evaluate` and `predict` gather the samples by index, as they do arrays: with the
-    same numbers as from the dataset itself. It is a dataset of torch's, too.
+    Decoding and transforms run once instead of in every epoch. `fit`, `evaluate` and
+    `predict` gather the samples by index, as they do arrays, and give the same numbers
+    as with the dataset itself. The cache is a dataset of torch's, too.
 
-    It is filled when it is made, not in the first epoch: one that fills as it goes
-    would stay empty here, and be filled again in each process that loads.
+    It is filled when it is made, not in the first epoch. A cache that fills while it is
+    used would be filled in each process that loads, and stay empty in this one.
 
-    All samples are stacked, so it takes their number times the bytes of one. Tensors
-    and arrays keep their type; numbers become int64, float32 or bool tensors without
-    axes. The dataset itself isn't kept. What is in memory already, a `TensorDataset`
-    or another `CachedDataset`, is taken as it is, without a copy.
+    All samples are stacked, so that the cache takes their number times the bytes of
+    one. Tensors and arrays keep their type; numbers become int64, float32 or bool
+    tensors without axes. The dataset itself isn't kept. A `TensorDataset` or another
+    `CachedDataset` is in memory already, and is taken without a copy.
 
-    Random transforms are refused, as a cache would freeze them: up to 16 samples,
-    spread over the dataset, are computed twice with Python's, NumPy's and torch's
-    random numbers seeded differently, and all samples if any of these were drawn.
-    Apply such transforms in a dataset around the cache. The caller's random states
-    stay as they are.
+    Random transforms are refused, because a cache would freeze them. To find them, up
+    to 16 samples, spread over the dataset, are computed twice, with the random numbers
+    of Python, NumPy and torch seeded differently. If any were drawn, all samples are
+    computed twice. Apply such transforms in a dataset around the cache. The caller's
+    random states don't change.
 
     Args:
         dataset: Has `__len__` and `__getitem__`. Samples nest in tuples, lists and
             dicts, and are tensors, arrays or numbers of one shape and type.
-        num_workers: Processes that compute the samples; 0 for this one.
+        num_workers: Number of processes that compute samples; 0 to use this one.
 
     Raises:
         ConfigError: `num_workers` is not a whole number of 0 or more.
-        DataError: A stream; no samples; samples that can't be stacked, that aren't the
-            same each time, or that don't fit into memory.
+        DataError: The dataset is a stream or has no samples; or its samples can't be
+            stacked, aren't the same each time, or don't fit into memory.
 
     Example:
         >>> from torch.utils.data import Dataset
@@ -71,22 +71,23 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
             )
         self._structure: Structure
         self._tensors: list[Tensor]
+        if type(dataset) is CachedDataset:
+            self._structure, self._tensors = dataset._structure, dataset._tensors
+            return
+        _require_map_style(dataset)
+        if not len(dataset):
+            raise DataError("`dataset` has no samples.")
         if type(dataset) is TensorDataset:  # a subclass may do more
             self._structure = Structure.of(dataset.tensors)
             self._tensors = [dense_tensor(t, "`dataset`") for t in dataset.tensors]
-            _require_samples(len(dataset))
-        elif type(dataset) is CachedDataset:
-            self._structure, self._tensors = dataset._structure, dataset._tensors
         else:
-            _require_map_style(dataset)
-            _require_samples(len(dataset))
             self._structure, self._tensors = filled(dataset, num_workers)
 
     @property
     def stacked(self) -> Any:
-        """All samples at once: nested as one, with leaves `[num_samples, ...]`.
+        """All samples, nested as one is, with leaves `[num_samples, ...]`.
 
-        They are the cache's own memory.
+        The leaves are the cache's own memory, not a copy.
         """
         return self._structure.rebuild(self._tensors)
 
@@ -106,7 +107,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
         return self._structure.rebuild(tensor[at].clone() for tensor in self._tensors)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Copies of several samples: torch's loaders ask for them if it's there."""
+        """Copies of several samples: torch's loaders use this method if it exists."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         leaves = [tensor[rows].unbind() for tensor in self._tensors]
         return [self._structure.rebuild(sample) for sample in zip(*leaves)]
@@ -125,8 +126,3 @@ def _require_map_style(dataset: Any) -> None:
             f"`dataset` is a {kind}: a cache takes a map-style dataset of samples, "
             "with __len__ and __getitem__; of a loader its `dataset`."
         )
-
-
-def _require_samples(count: int) -> None:
-    if not count:
-        raise DataError("`dataset` has no samples.")

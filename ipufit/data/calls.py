@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
@@ -71,6 +72,7 @@ _MODES = {
 }
 
 
+@dataclass(eq=False)
 class CallLoader:
     """Loads whole calls of a map-style dataset.
 
@@ -82,21 +84,13 @@ class CallLoader:
         seed: Seed of the random numbers of samples that other processes load.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        plan: BatchPlan,
-        options: poptorch.Options,
-        loading: Loading,
-        seed: int,
-    ) -> None:
-        self._dataset = dataset
-        self._plan = plan
-        self._options = options
-        self._loading = loading
-        self._seed = seed
-        self._loader: Any = None
-        self._report = ErrorReport()
+    dataset: Any
+    plan: BatchPlan
+    options: poptorch.Options
+    loading: Loading
+    seed: int
+    _loader: Any = field(default=None, init=False)
+    _report: ErrorReport = field(default_factory=ErrorReport, init=False)
 
     def batches(self, order: Callable[[], Order | InOrder]) -> Iterator[Batch]:
         """Begin a pass: make the iterator now, which draws from torch's generator.
@@ -148,11 +142,11 @@ class CallLoader:
             ) from error
 
     def _new_loader(self, order: Order | InOrder) -> Any:
-        dataset, plan, loading = self._dataset, self._plan, self._loading
+        dataset, plan, loading = self.dataset, self.plan, self.loading
         if isinstance(dataset, ArrayDataset) and not loading.is_elsewhere:
             return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
         if loading.seeds(dataset):
-            dataset = SeededRows(dataset, self._seed)
+            dataset = SeededRows(dataset, self.seed)
         collating: Any = collate
         if loading.mode != "sync":
             dataset = ReportedRows(dataset, self._report)
@@ -164,7 +158,7 @@ class CallLoader:
         if mode == "async_rebatched" and plan.samples_per_call == 1:
             mode = "async"  # PopTorch refuses to rebatch calls of one row
         return poptorch.DataLoader(
-            self._options,
+            self.options,
             dataset,
             batch_size=plan.micro_batch_size,
             num_workers=loading.num_workers,

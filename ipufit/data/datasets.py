@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -48,6 +48,7 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
         return StackedRows(tensor[rows] for tensor in self.tensors)
 
 
+@dataclass(eq=False)
 class FlatDataset(Dataset):  # type: ignore[type-arg]
     """The user's dataset with its samples flattened.
 
@@ -58,28 +59,23 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         name: Name of the dataset in error messages.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        parts_of: Callable[[Any], Sequence[Any]],
-        structure: SampleStructure,
-        name: str,
-    ) -> None:
-        self._dataset = dataset
-        self._parts_of = parts_of
-        self._structure = structure
-        self._name = name
-        self._first: list[tuple[torch.Size, torch.dtype]] | None = None
+    dataset: Any
+    parts_of: Callable[[Any], Sequence[Any]]
+    structure: SampleStructure
+    name: str
+    _first: list[tuple[torch.Size, torch.dtype]] | None = field(
+        default=None, init=False
+    )
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(self._dataset)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """One sample; numbers become tensors."""
-        where = f"Sample {int(index)} of `{self._name}`"
-        parts = self._parts_of(self._dataset[int(index)])
-        leaves = self._structure.flatten_like("sample 0", parts, where)
+        where = f"Sample {int(index)} of `{self.name}`"
+        parts = self.parts_of(self.dataset[int(index)])
+        leaves = self.structure.flatten_like("sample 0", parts, where)
         tensors = tuple(as_tensor(leaf, where) for leaf in leaves)
         self._check(tensors, where)
         return tensors
@@ -161,6 +157,7 @@ class Parts:
         return sample
 
 
+@dataclass(frozen=True, eq=False)
 class IterableRows(IterableDataset):  # type: ignore[type-arg]
     """An iterable of samples as a dataset, which torch's loaders need.
 
@@ -168,12 +165,11 @@ class IterableRows(IterableDataset):  # type: ignore[type-arg]
         rows: Samples; can be gone through several times.
     """
 
-    def __init__(self, rows: Iterable[Any]) -> None:
-        self._rows = rows
+    rows: Iterable[Any]
 
     def __iter__(self) -> Iterator[Any]:
         """The samples."""
-        return iter(self._rows)
+        return iter(self.rows)
 
 
 def table_row(row: Any) -> Any:

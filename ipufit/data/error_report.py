@@ -11,6 +11,7 @@ import os
 import tempfile
 import traceback
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
@@ -60,6 +61,7 @@ class ErrorReport:
         return text
 
 
+@dataclass(frozen=True, eq=False)
 class ReportedRows(Dataset):  # type: ignore[type-arg]
     """A map-style dataset whose errors are reported.
 
@@ -68,14 +70,13 @@ class ReportedRows(Dataset):  # type: ignore[type-arg]
         report: Gets the traceback of an error.
     """
 
-    def __init__(self, dataset: Any, report: ErrorReport) -> None:
-        self._dataset = dataset
-        self._report = report
+    dataset: Any
+    report: ErrorReport
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(self._dataset)
+        return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
         """One sample."""
-        return self._report.calling(self._dataset.__getitem__, index)
+        return self.report.calling(self.dataset.__getitem__, index)

@@ -7,6 +7,7 @@ anything is stored, and all of them if random numbers were drawn meanwhile.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
@@ -96,13 +97,12 @@ def _computed_twice(rows: _Rows) -> dict[int, list[Tensor]]:
     return checked
 
 
+@dataclass(eq=False)
 class _UnlikeFirstError(Exception):
     """A sample differs from the first one in structure, shape or type."""
 
-    def __init__(self, reason: str, advice: str) -> None:
-        super().__init__(reason, advice)
-        self.reason = reason
-        self.advice = advice
+    reason: str
+    advice: str
 
 
 class _Rows:
@@ -240,6 +240,7 @@ class _Chunk(NamedTuple):
     has_drawn: bool
 
 
+@dataclass(frozen=True, eq=False)
 class _Chunks(Dataset):  # type: ignore[type-arg]
     """The samples in chunks of `_CHUNK_ROWS`.
 
@@ -248,23 +249,22 @@ class _Chunks(Dataset):  # type: ignore[type-arg]
         seed: Seed of the random numbers that they draw.
     """
 
-    def __init__(self, rows: _Rows, seed: int) -> None:
-        self._rows = rows
-        self._seed = seed
+    rows: _Rows
+    seed: int
 
     def __len__(self) -> int:
-        return -(-len(self._rows) // _CHUNK_ROWS)
+        return -(-len(self.rows) // _CHUNK_ROWS)
 
     def __getitem__(self, number: int) -> _Chunk | DataError:
         """A chunk; or its error, which torch would bury in a traceback if raised."""
-        seed_all(mixed(self._seed, number))
-        begun = HostRandomState()
+        seed_all(mixed(self.seed, number))
+         Moment\(\)=begun = HostRandomState()= Moment()
         first = number * _CHUNK_ROWS
-        count = min(_CHUNK_ROWS, len(self._rows) - first)
+        count = min(_CHUNK_ROWS, len(self.rows) - first)
         try:
-            leaves = self._rows.room(count)
+            leaves = self.rows.room(count)
             for row in range(count):  # copied at once: a dataset may reuse its memory
-                for leaf, part in zip(leaves, self._rows[first + row]):
+                for leaf, part in zip(leaves, self.rows[first + row]):
                     leaf[row] = part
         except DataError as error:
             return error

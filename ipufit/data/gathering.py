@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Iterator, Sequence
 
 import torch
@@ -13,6 +14,7 @@ from ipufit.types import Batch
 from .orders import InOrder, Order
 
 
+@dataclass(frozen=True, eq=False)
 class GatheredCalls:
     """The whole calls of each pass over tensors, with copies of their rows.
 
@@ -30,18 +32,15 @@ class GatheredCalls:
         [[0, 1], [2, 3]]
     """
 
-    def __init__(
-        self, tensors: Sequence[Tensor], order: Order | InOrder, rows: int
-    ) -> None:
-        self._tensors = tensors
-        self._order = order
-        self._rows = rows
+    tensors: Sequence[Tensor]
+    order: Order | InOrder
+    rows: int
 
     def __iter__(self) -> Iterator[Batch]:
-        indices = self._order.indices()
-        for first in range(0, len(indices) - self._rows + 1, self._rows):
-            part = indices[first : first + self._rows]
-            yield [torch.index_select(tensor, 0, part) for tensor in self._tensors]
+        indices = self.order.indices()
+        for first in range(0, len(indices) - self.rows + 1, self.rows):
+            part = indices[first : first + self.rows]
+            yield [torch.index_select(tensor, 0, part) for tensor in self.tensors]
 
     def terminate(self) -> None:
         """Do nothing: unlike a loader, this has no processes to end."""

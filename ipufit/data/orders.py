@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Iterator, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ class Position(NamedTuple):
 BEGINNING = Position()
 
 
+@dataclass(eq=False)
 class Order(Sampler[int]):
     """Every index once; then the last one again, up to a length.
 
@@ -37,51 +39,40 @@ class Order(Sampler[int]):
         count: Number of samples.
         length: Number of indices in a pass.
         seed: Seed of the orders; None keeps the samples' own order.
-        start: Position at which the first pass begins.
+        start: Position at which the next pass begins.
         rows_per_call: Samples of one call, in which `start` counts.
         tells_pass: Whether to give keys of `SeededRows`, which contain the number of
             the pass, instead of indices.
     """
 
-    def __init__(
-        self,
-        count: int,
-        length: int,
-        seed: int | None = None,
-        start: Position = BEGINNING,
-        rows_per_call: int = 1,
-        *,
-        tells_pass: bool = False,
-    ) -> None:
-        self._count = count
-        self._length = length
-        self._seed = seed
-        self._number = start.number
-        self._tells_pass = tells_pass
-        self._skipped = start.calls * rows_per_call
+    count: int
+    length: int
+    seed: int | None = None
+    start: Position = BEGINNING
+    rows_per_call: int = 1
+    tells_pass: bool = False
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __iter__(self) -> Iterator[int]:
         yield from self.indices().tolist()
 
     def indices(self) -> Tensor:
         """The indices of the next pass, `[length]`; fewer if it begins midway."""
+        number, calls = self.start
+        self.start = Position(number + 1)
         order: Any
-        if self._seed is None:
-            order = torch.arange(self._count)
+        if self.seed is None:
+            order = torch.arange(self.count)
         else:
-            generator = torch.Generator().manual_seed(mixed(self._seed, self._number))
-            order = torch.randperm(self._count, generator=generator)
-        if self._length > self._count:
-            missing = self._length - self._count
-            order = torch.cat((order, order[-1:].expand(missing)))
-        if self._tells_pass:
-            order = order + self._number * self._count
-        rest: Tensor = order[self._skipped :]
-        self._skipped = 0
-        self._number += 1
+            generator = torch.Generator().manual_seed(mixed(self.seed, number))
+            order = torch.randperm(self.count, generator=generator)
+        if self.length > self.count:
+            order = torch.cat((order, order[-1:].expand(self.length - self.count)))
+        if self.tells_pass:
+            order = order + number * self.count
+        rest: Tensor = order[calls * self.rows_per_call :]
         return rest
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ def seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)  # torch.manual_seed asks all devices
 
 
+@dataclass(frozen=True, eq=False)
 class SeededRows(Dataset):  # type: ignore[type-arg]
     """A map-style dataset that seeds all random numbers before it loads a sample.
 
@@ -65,16 +67,15 @@ class SeededRows(Dataset):  # type: ignore[type-arg]
         (tensor(True), tensor(False))
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
+    dataset: Any
+    seed: int
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(self._dataset)
+        return len(self.dataset)
 
     def __getitem__(self, key: int) -> Any:
         """One sample. Its key is its index + number of the pass * number of samples."""
         number, index = divmod(int(key), len(self))
-        seed_all(mixed(self._seed, number, index))
-        return self._dataset[index]
+        seed_all(mixed(self.seed, number, index))
+        return self.dataset[index]

@@ -24,8 +24,8 @@ from ipufit.data import (
     as_batch,
     as_source,
     fit_sources,
-    split_validation,
 )
+from ipufit.data.validation import split_validation
 from tests import reference
 from tests.strategies import Pair
 
