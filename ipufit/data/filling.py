@@ -258,7 +258,7 @@ class _Chunks(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, number: int) -> _Chunk | DataError:
         """A chunk; or its error, which torch would bury in a traceback if raised."""
         seed_all(mixed(self.seed, number))
-         Moment\(\)=begun = HostRandomState()= Moment()
+        begun = HostRandomState()
         first = number * _CHUNK_ROWS
         count = min(_CHUNK_ROWS, len(self.rows) - first)
         try:
