@@ -181,7 +181,7 @@ def read_tensors(file: ByteReader, size: int) -> dict[str, Tensor]:
     """Read a safetensors file.
 
     Args:
-        file: The file.
+        file: File that is open at its start.
         size: Size of the file in bytes.
 
     Returns:

@@ -27,8 +27,8 @@ def from_arrays(
 
     Args:
         x: Inputs.
-        y: Targets.
-        sample_weight: Weights.
+        y: Targets; None if there are none.
+        sample_weight: Weights; None if all samples weigh the same.
         name: Name of the inputs in error messages.
 
     Raises:

@@ -66,7 +66,6 @@ class ReportedRows(Dataset):  # type: ignore[type-arg]
     """A map-style dataset whose errors are reported.
 
     Args:
-        dataset: The samples.
         report: Gets the traceback of an error.
     """
 

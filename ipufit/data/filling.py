@@ -245,7 +245,6 @@ class _Chunks(Dataset):  # type: ignore[type-arg]
     """The samples in chunks of `_CHUNK_ROWS`.
 
     Args:
-        rows: The samples.
         seed: Seed of the random numbers that they draw.
     """
 

@@ -20,7 +20,6 @@ class InferenceBatches:
     """The calls that cover every sample once, in order.
 
     Args:
-        source: The samples.
         plan: The factors of a call.
         options: Options of the inference model.
         max_rows: Number of samples after which to stop; None for all samples.

@@ -52,7 +52,6 @@ class SeededRows(Dataset):  # type: ignore[type-arg]
     """A map-style dataset that seeds all random numbers before it loads a sample.
 
     Args:
-        dataset: The samples.
         seed: Seed of the run.
 
     Example:

@@ -30,7 +30,6 @@ class TrainingBatches:
     """The calls of a pass over the data.
 
     Args:
-        source: The samples.
         plan: The factors of a call.
         options: Options of the training model.
         shuffle: Whether to draw a new order for every pass. Streams keep their order.

@@ -115,7 +115,7 @@ def _unmasked(array: Any, where: str) -> Any:
 
 
 def _ismissing_value(value: Any) -> bool:
-    """Whether it stands for a missing value: None, or pandas' NA or NaT."""
+    """Whether a value is None, or pandas' NA or NaT."""
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
