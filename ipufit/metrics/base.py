@@ -101,7 +101,7 @@ class StreamedMetric(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all batches."""
 
 
 class FunctionMetric(Metric):
@@ -131,7 +131,7 @@ class FunctionMetric(Metric):
         self.direction = direction
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Total and number of values, both weighted."""
+        """Sum of the values, and their number, both weighted."""
         values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
@@ -149,7 +149,7 @@ class FunctionMetric(Metric):
 
 
 def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> Tensor:
-    """Total and count of values, for a mean.
+    """Sum values and their number, for a mean.
 
     Args:
         values: One per sample, position or element, `[rows, ...]`; or a mean over

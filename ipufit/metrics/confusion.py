@@ -95,7 +95,7 @@ class ClassScore(ConfusionMetric):
         threshold: The probability above which a 1 is predicted.
         average: Over classes: `"macro"` is their mean, `"weighted"` their mean by how
             often each is true, `"micro"` the score of the counts of all. Classes that
-            are neither true nor predicted are left out. Binary scores have none.
+            are neither true nor predicted are left out. Binary scores aren't averaged.
         from_logits: Whether binary outputs are logits; else they are probabilities.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
@@ -125,7 +125,7 @@ class ClassScore(ConfusionMetric):
         self._class_id = class_id
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """`[4 * C]`: true and false positives, false and true negatives."""
+        """Sum true and false positives, false and true negatives: `[4 * C]`."""
         sums = super().sums(outputs, targets, weights)
         if self._class_id is not None and self._class_id >= sums.numel() // 4:
             raise DataError(
@@ -148,7 +148,7 @@ class ClassScore(ConfusionMetric):
         return float(ratio(scores.mul(present).sum(), present.sum()))
 
     def _present(self, counts: Counts) -> Tensor:
-        """1 for classes that an average is over."""
+        """Mark with 1 the classes that an average is over."""
         if self._is_multi_label:
             return torch.ones_like(counts.tp)
         present: Tensor = union(counts).gt(0).to(torch.float64)
@@ -160,7 +160,7 @@ class ClassScore(ConfusionMetric):
 
 
 class Precision(ClassScore):
-    """The share of the predicted 1s that are true. Settings: see `ClassScore`.
+    """The share of predicted 1s that are true, of each class. See `ClassScore`.
 
     Example:
         >>> metric = Precision()
@@ -176,7 +176,7 @@ class Precision(ClassScore):
 
 
 class Recall(ClassScore):
-    """The share of the true 1s that are predicted. Settings: see `ClassScore`."""
+    """The share of true 1s that are predicted, of each class. See `ClassScore`."""
 
     _called = "recall"
 
@@ -185,7 +185,7 @@ class Recall(ClassScore):
 
 
 class Specificity(ClassScore):
-    """The share of the true 0s that are predicted. Settings: see `ClassScore`."""
+    """The share of true 0s that are predicted, of each class. See `ClassScore`."""
 
     _called = "specificity"
 
@@ -333,7 +333,7 @@ class MeanIoU(ConfusionMetric):
         self._num_classes = num_classes
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """`[4 * C]`: true and false positives, false and true negatives."""
+        """Sum true and false positives, false and true negatives: `[4 * C]`."""
         sums = super().sums(outputs, targets, weights)
         found = max(2, sums.numel() // 4)
         if self._num_classes not in (None, found):

@@ -55,7 +55,7 @@ class ConfusionMetric(Metric):
         self._is_multi_label = multi_label
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """`[4 * C]`: true and false positives, false and true negatives."""
+        """Sum true and false positives, false and true negatives: `[4 * C]`."""
         predicted, true, counts = self._marked(outputs, targets, weights)
         rejected, false = predicted.logical_not(), true.logical_not()
         pairs = (

@@ -10,7 +10,7 @@ from ipufit.errors import ConfigError
 
 
 def is_whole(value: Any, minimum: int) -> bool:
-    """Whether it is an int of at least `minimum`, and no bool.
+    """Whether `value` is an int of at least `minimum`, and no bool.
 
     Example:
         >>> is_whole(2, minimum=2), is_whole(True, minimum=0), is_whole(2.0, minimum=0)
@@ -20,7 +20,7 @@ def is_whole(value: Any, minimum: int) -> bool:
 
 
 def is_between(value: Any, low: float, high: float) -> bool:
-    """Whether it is a number above `low` and below `high`, and no bool.
+    """Whether `value` is a number above `low` and below `high`, and no bool.
 
     Example:
         >>> is_between(0.5, 0, 1), is_between(1, 0, 1), is_between("0.5", 0, 1)

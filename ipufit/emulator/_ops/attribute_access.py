@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ipufit.emulator._ops.custom_ops import ATTR_PREFIX, attributes_lists
+from ipufit.emulator._ops.custom_ops import ATTR_PREFIX, attributes_at
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
             f"nor with {ATTR_PREFIX!r}."
         )
     address = int(attribute_id_str[len(ATTR_PREFIX) :], 16)
-    for kept in attributes_lists:
-        if id(kept) == address:
-            return kept
-    raise ValueError(
-        f"Invalid attribute_id_str: no custom_op has attributes at {address:#x}."
-    )
+    kept = attributes_at(f"{ATTR_PREFIX}{address:#x}")
+    if kept is None:
+        raise ValueError(
+            f"Invalid attribute_id_str: no custom_op has attributes at {address:#x}."
+        )
+    return kept

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from ipufit.emulator._tracing.bodies import Body, record_body
 from ipufit.emulator._tracing.trace_state import TraceState, current_trace, is_tracing
 from ipufit.emulator.errors import createPoptorchError
+
+_Branch = Tuple[Body, List[Tensor], List[Tensor]]
+"""A body, its inputs, and the tensors from around it."""
 
 
 def for_loop(
@@ -116,7 +119,7 @@ def cond(
     then = _branch(trace, then_body, then_inps)
     other = _branch(trace, else_body, else_inps)
     _check_same("the bodies of poptorch.cond return", then[0].example, other[0].example)
-    result: list[Tensor] = trace.record(run_branch, condition, *then, *other)
+    result: list[Tensor] = trace.record(run_branch, condition, then, other)
     return result
 
 
@@ -131,26 +134,17 @@ def run_loop(
     return _copies(inputs)
 
 
-def run_branch(
-    condition: Tensor,
-    then: Body,
-    then_inputs: list[Tensor],
-    then_captured: list[Tensor],
-    other: Body,
-    other_inputs: list[Tensor],
-    other_captured: list[Tensor],
-) -> list[Tensor]:
+def run_branch(condition: Tensor, then: _Branch, other: _Branch) -> list[Tensor]:
     """Run `cond` on the device."""
     if is_tracing():
-        return _copies(then.example)
-    if bool(condition):
-        return _copies(then.run(_copies(then_inputs), then_captured))
-    return _copies(other.run(_copies(other_inputs), other_captured))
+        return _copies(then[0].example)
+    body, inputs, captured = then if bool(condition) else other
+    return _copies(body.run(_copies(inputs), captured))
 
 
 def _branch(
     trace: TraceState, body: Callable[..., Any], inputs: list[Tensor]
-) -> tuple[Body, list[Tensor], list[Tensor]]:
+) -> _Branch:
     trace.require_device("cond", inputs)
     copies = _copies(inputs)
     with trace.inside("cond"):

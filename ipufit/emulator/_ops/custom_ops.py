@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 from typing import Any, Callable, Sequence
 
 import torch
@@ -24,15 +24,8 @@ _ATTRIBUTE_TYPES = (float, int, str)
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True)
-class _StandIn:
-    """A Python function in place of C++ code, with the attributes of one call."""
-
-    function: Callable[..., Any]
-    attributes: dict[str, Any]
-
-
-_stand_ins: dict[tuple[str, str], Callable[..., Any]] = {}
+_registered: dict[tuple[str, str], Callable[..., Any]] = {}
+"""Domain and name of an operation to the Python function that computes it."""
 
 
 def register_custom_op(
@@ -71,13 +64,13 @@ def register_custom_op(
         >>> poptorch.register_custom_op("LeakyRelu", "com.acme", None)
     """
     if function is None:
-        _stand_ins.pop((domain, name), None)
+        _registered.pop((domain, name), None)
         return
     if not callable(function):
         raise createPoptorchError(
             f"What computes {domain}::{name} must be a function. Got {function!r}."
         )
-    _stand_ins[domain, name] = function
+    _registered[domain, name] = function
 
 
 def custom_op(
@@ -129,9 +122,9 @@ def custom_op(
     outputs: list[Any]
     inputs, full_name = list(inputs), f"{domain}::{name}"
     trace.require_device(full_name, inputs)
-    if (domain, name) in _stand_ins:
-        stand_in = _StandIn(_stand_ins[domain, name], attributes)
-        outputs = trace.record(run_custom_op, stand_in, inputs)
+    if (domain, name) in _registered:
+        function = functools.partial(_registered[domain, name], **attributes)
+        outputs = trace.record(run_custom_op, function, inputs)
     elif domain == DOMAIN and name in SHIPPED_OPERATIONS:
         outputs = [SHIPPED_OPERATIONS[name](*inputs, **attributes)]
     else:
@@ -140,9 +133,9 @@ def custom_op(
     return outputs
 
 
-def run_custom_op(stand_in: _StandIn, inputs: list[Tensor]) -> list[Any]:
+def run_custom_op(function: Callable[..., Any], inputs: list[Tensor]) -> list[Any]:
     """Run a custom operation that was registered, on the device."""
-    outputs = stand_in.function(*inputs, **stand_in.attributes)
+    outputs = function(*inputs)
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     # Views have gradients of their own, be they made by a torch.autograd.Function.
     return [o.view_as(o) if isinstance(o, Tensor) else o for o in outputs]

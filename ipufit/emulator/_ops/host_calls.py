@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable
 
 import torch
@@ -65,7 +66,8 @@ class CPU:
         else:
             trace.refuse_training("CPU")
             with trace.inside("CPU"):
-                layer = _HostLayer(self._layer_to_call)
+                # Not the layer itself: a trace refuses modules with weights.
+                layer = functools.partial(self._layer_to_call)
                 outputs = trace.record(call_on_host, layer, *inputs)
         self.in_shapes = [tensor.shape for tensor in inputs]
         self.out_shapes = [
@@ -126,18 +128,11 @@ class CPU:
             kept.copy_(output)
 
 
-class _HostLayer:
-    """Hides a layer from the trace, which refuses modules with weights as arguments."""
-
-    def __init__(self, layer: Callable[..., Any]) -> None:
-        self.call = layer
-
-
-def call_on_host(layer: _HostLayer, *inputs: Tensor) -> Any:
+def call_on_host(layer: Callable[..., Any], *inputs: Tensor) -> Any:
     """Run `CPU` for the device, on the host."""
     if active_state() is not None:
         inputs = tuple(torch.zeros_like(tensor) for tensor in inputs)
-    return _listed(layer.call(*inputs))
+    return _listed(layer(*inputs))
 
 
 def _listed(outputs: Any) -> Any:

@@ -75,6 +75,8 @@ def with_emulated_devices(operation: Operation, nodes: NodesById) -> Operation:
     args, kwargs = operation.args, operation.kwargs
     if operation.name == "to":
         args = (*args[:1], *map(_emulated_device, args[1:]))
+    elif "device" not in kwargs:
+        return operation
     if "device" in kwargs:
         kwargs = {**kwargs, "device": _emulated_device(kwargs["device"])}
     return replace(operation, args=args, kwargs=kwargs)
