@@ -104,6 +104,33 @@ class StreamedMetric(abc.ABC):
         """Forget all batches."""
 
 
+class CollectingMetric(StreamedMetric):
+    """Base of streamed metrics that keep what they need of each batch until the end.
+
+    Args:
+        name: Key in logs and History.
+
+    Attributes:
+        batches: One entry for each batch since `reset`, filled by `update`.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.reset()
+
+    def result(self) -> float:
+        """Compute the figure of all batches; NaN of none."""
+        return self._figure() if self.batches else float("nan")
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.batches: list[Any] = []
+
+    @abc.abstractmethod
+    def _figure(self) -> float:
+        """Compute the figure of one batch or more."""
+
+
 class FunctionMetric(Metric):
     """The mean of a plain function over samples or elements.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Metric, StreamedMetric, weighed
+from .base import CollectingMetric, Metric, weighed
 from .moments import NUM_LIMBS, centred, comoment, product_limbs, sum_limbs
 from .shapes import elements, is_binary
 from .streamed import kept_rows
@@ -129,7 +129,7 @@ class PearsonCorrelation(Metric):
         return float(values.mean())
 
 
-class SpearmanCorrelation(StreamedMetric):
+class SpearmanCorrelation(CollectingMetric):
     """Spearman's rank correlation; it keeps all outputs on the host.
 
     Sample weights may only be 0 and 1: ranks have no others.
@@ -148,20 +148,17 @@ class SpearmanCorrelation(StreamedMetric):
 
     def __init__(self, name: str = "spearman_correlation") -> None:
         super().__init__(name)
-        self.reset()
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Keep a batch, without rows of weight 0."""
         if weights is not None:
             outputs, targets = kept_rows(self.name, outputs, targets, weights)
         predicted, actual, _ = _columns(outputs, targets, None)
-        self._batches.append(torch.stack([predicted, actual]))
+        self.batches.append(torch.stack([predicted, actual]))
 
-    def result(self) -> float:
+    def _figure(self) -> float:
         """Average over outputs; NaN if outputs or targets don't vary."""
-        if not self._batches:
-            return float("nan")
-        columns = torch.cat(self._batches, dim=1).permute(0, 2, 1)  # [2, K, N]
+        columns = torch.cat(self.batches, dim=1).permute(0, 2, 1)  # [2, K, N]
         if bool(torch.isnan(columns).any()):
             return float("nan")
         ranks = torch.stack([_ranks(c) for c in columns.reshape(-1, columns.shape[2])])
@@ -169,10 +166,6 @@ class SpearmanCorrelation(StreamedMetric):
         x, y = away.reshape(columns.shape)
         spread = x.square().sum(dim=1) * y.square().sum(dim=1)
         return float(((x * y).sum(dim=1) / spread.sqrt()).mean())
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        self._batches: list[Tensor] = []
 
 
 def _columns(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError
 
-from .base import Metric, StreamedMetric
+from .base import CollectingMetric, Metric
 from .settings import is_whole
 from .shapes import (
     Elements,
@@ -104,7 +104,7 @@ class AUC(Metric):
         return _roc(tp, fp) if self._is_roc else _precision_recall(tp, fp)
 
 
-class _Ranked(StreamedMetric):
+class _Ranked(CollectingMetric):
     """A figure of how scores rank 0s and 1s; it keeps all of them.
 
     Args:
@@ -113,21 +113,15 @@ class _Ranked(StreamedMetric):
 
     direction = "max"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.reset()
-
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Keep the scores of a batch."""
         scores, truths, counts = _binary(outputs, targets, weights)
         kept = scores, truths.gt(0.5), counts
-        self._batches.append([part.detach().reshape(-1) for part in kept])
+        self.batches.append([part.detach().reshape(-1) for part in kept])
 
-    def result(self) -> float:
-        """Compute the figure; NaN if not both 0s and 1s came, or scores are NaN."""
-        if not self._batches:
-            return float("nan")
-        scores, truths, counts = (torch.cat(part) for part in zip(*self._batches))
+    def _figure(self) -> float:
+        """Compute the area; NaN if not both 0s and 1s came, or scores are NaN."""
+        scores, truths, counts = (torch.cat(part) for part in zip(*self.batches))
         some = counts.ne(0)
         scores, truths, counts = scores[some], truths[some], counts[some].double()
         values, place = torch.unique(scores, return_inverse=True)  # lowest first
@@ -143,13 +137,9 @@ class _Ranked(StreamedMetric):
             return float("nan")
         return self._area(tp, fp)
 
-    def reset(self) -> None:
-        """Forget all batches."""
-        self._batches: list[list[Tensor]] = []
-
     @abc.abstractmethod
     def _area(self, tp: Tensor, fp: Tensor) -> float:
-        """Compute the figure of the weights of 1s and 0s from each score upwards."""
+        """Compute the area, of the weights of 1s and 0s from each score upwards."""
 
 
 class ExactAUC(_Ranked):

@@ -11,12 +11,12 @@ from torch import Tensor
 from ipufit._tree import Structure, tree_map
 from ipufit.errors import DataError, UnsupportedError
 
-from .base import StreamedMetric, rows_of
+from .base import CollectingMetric, rows_of
 
 __all__ = ["StreamedFunction"]
 
 
-class StreamedFunction(StreamedMetric):
+class StreamedFunction(CollectingMetric):
     """A function of all outputs and targets, such as scikit-learn's, on the host.
 
     Args:
@@ -43,29 +43,21 @@ class StreamedFunction(StreamedMetric):
         super().__init__(name or str(getattr(function, "__name__", "function")))
         self._function = function
         self.direction = direction
-        self.reset()
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Keep a batch, without rows of weight 0."""
         if weights is not None:
             outputs, targets = kept_rows(self.name, outputs, targets, weights)
         if rows_of(outputs):
-            self._batches.append((outputs, targets))
+            self.batches.append((outputs, targets))
 
-    def result(self) -> float:
-        """Call the function with all batches; NaN of none."""
-        if not self._batches:
-            return float("nan")
-        structure = Structure.of_outputs(self._batches[0])
-        columns = zip(*(structure.flatten(batch) for batch in self._batches))
+    def _figure(self) -> float:
+        structure = Structure.of_outputs(self.batches[0])
+        columns = zip(*(structure.flatten(batch) for batch in self.batches))
         outputs, targets = structure.rebuild(
             torch.cat(list(column)).detach().numpy() for column in columns
         )
         return one_number(self.name, self._function(outputs, targets))
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        self._batches: list[Any] = []
 
 
 def kept_rows(
