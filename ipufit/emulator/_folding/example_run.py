@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a program once, to see what each call does with which memory."""
+"""Run a program once, to see what each node does with which memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ipufit.emulator._tracing.operands import tensors_in
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of one node.
+class NodeRecord:
+    """What one node of a program did when it ran.
 
     Attributes:
-        value: What it gave.
+        value: Its result.
         touched: The memory of its arguments and results.
-        written: That of arguments that it changed.
-        passed_on: That of arguments which results have too: they are views of them.
+        written: The memory of arguments that it changed.
+        passed_on: The memory of arguments that results have too: they are views.
         is_random: Whether it drew random numbers.
         is_grad_enabled: Whether the program has gradients recorded here.
-        new_bytes: Memory of the tensors made while it ran.
+        new_bytes: The memory of the tensors made while it ran.
     """
 
     value: Any
@@ -41,24 +41,24 @@ class Seen:
 
 def run_example(
     graph: GraphModule, arguments: Sequence[Tensor], *, is_grad_enabled: bool
-) -> dict[Node, Seen]:
+) -> dict[Node, NodeRecord]:
     """Run every node once, without gradients.
 
     Neither the arguments nor torch's random state change.
 
     Args:
-        graph: A program.
-        arguments: What it takes.
+        graph: The graph of a program.
+        arguments: Its inputs.
         is_grad_enabled: Whether it starts with gradients recorded.
 
     Returns:
-        What was seen of each node but the output. All values stay in memory while
-        they are in there.
+        A record of each node but the output. All values stay in memory as long as the
+        records do.
 
     Example:
         >>> program = torch.fx.symbolic_trace(lambda x: x.add_(1) * 2)
-        >>> seen = run_example(program, [torch.ones(3)], is_grad_enabled=False)
-        >>> [bool(what.written) for what in seen.values()]
+        >>> records = run_example(program, [torch.ones(3)], is_grad_enabled=False)
+        >>> [bool(record.written) for record in records.values()]
         [False, True, False]
     """
     rng_state = torch.random.get_rng_state()
@@ -70,15 +70,17 @@ def run_example(
         torch.random.set_rng_state(rng_state)
 
 
-def _run(graph: GraphModule, arguments: Any, is_grad_enabled: bool) -> dict[Node, Seen]:
-    seen: dict[Node, Seen] = {}
+def _run(
+    graph: GraphModule, arguments: Any, is_grad_enabled: bool
+) -> dict[Node, NodeRecord]:
+    records: dict[Node, NodeRecord] = {}
     for node in graph.graph.nodes:
         if node.op == "output":
             break
         if node.target is _set_grad_enabled:
             is_grad_enabled = bool(node.args[0])
             continue
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: seen[n].value)
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: records[n].value)
         versions = [(tensor, tensor._version) for tensor in tensors_in((args, kwargs))]
         rng_state = torch.random.get_rng_state()
         with _NewMemory() as memory:
@@ -86,7 +88,7 @@ def _run(graph: GraphModule, arguments: Any, is_grad_enabled: bool) -> dict[Node
         written = {_memory(t) for t, version in versions if t._version != version}
         given = frozenset(map(_memory, tensors_in((args, kwargs)))) - {0}
         results = frozenset(map(_memory, tensors_in(value))) - {0}
-        seen[node] = Seen(
+        records[node] = NodeRecord(
             value,
             given | results,
             frozenset(written) - {0},
@@ -95,7 +97,7 @@ def _run(graph: GraphModule, arguments: Any, is_grad_enabled: bool) -> dict[Node
             is_grad_enabled,
             memory.total_bytes,
         )
-    return seen
+    return records
 
 
 def _value(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a program for several micro-batches: what is folded once, the rest for each."""
+"""Run the folded part of a program once, and the rest for each micro-batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
-from ipufit.emulator._folding.split import Folded, Split, fold
-from ipufit.emulator._folding.values import SHARED, STACKED, Value
+from ipufit.emulator._folding.split import Split, fold, is_operation
+from ipufit.emulator._folding.values import SHARED, STACKED, FoldedGraph, Value
 
 Rows = Tuple[Tensor, ...]
 Results = Tuple[Tensor, ...]
@@ -47,7 +47,11 @@ class Fold:
         self.count = count
         self._has_loss = program.has_loss
         folded = fold(split, count)
-        rest = [node for node in split.seen if _runs_apart(node, folded)]
+        rest = [
+            node
+            for node in split.records
+            if is_operation(node) and node not in folded.values
+        ]
         *_, output = program.graph.graph.nodes
         results = list(output.args[0])
         self._is_folded = [node in folded.values for node in results]
@@ -61,12 +65,12 @@ class Fold:
         self._num_cut = len(cut)
         self.is_uncut = not (rest or self._has_loss) and all(
             isinstance(value := folded.values.get(node), Value)
-            and value.place not in (SHARED, STACKED)
-            and value.place.dim == 0
+            and value.packing not in (SHARED, STACKED)
+            and value.packing.dim == 0
             for node in results
         )
         self._finish(folded, cut, results)
-        self._folded = program.laid_out(GraphModule(program.graph, folded.graph.graph))
+        self._folded = program.laid_out(GraphModule(program.graph, folded.graph))
         self._rest: Callable[..., Results] | None = None
         if rest or not all(self._is_folded):
             graph = _rest_graph(split, rest, cut, apart)
@@ -78,10 +82,11 @@ class Fold:
         """Whether some of the program runs for each micro-batch by itself."""
         return self._rest is not None
 
-    def _finish(self, folded: Folded, cut: list[Node], results: list[Node]) -> None:
+    def _finish(
+        self, folded: FoldedGraph, cut: list[Node], results: list[Node]
+    ) -> None:
         """Let the folded graph return what the rest takes, the results, the loss."""
-        graph = folded.graph
-        graph.grad_mode(self._has_loss)
+        folded.grad_mode(self._has_loss)
         outputs: list[Node] = [self._parts(folded, node) for node in cut]
         plain = results[:-1] if self._has_loss else results
         for node in plain:
@@ -91,22 +96,24 @@ class Fold:
                 outputs.append(self._parts(folded, node, is_result=True))
         if self._has_loss and results[-1] in folded.values:
             loss: Value = folded.values[results[-1]]
-            is_shared = loss.place == SHARED
-            outputs.append(graph.stacked(loss) if is_shared else loss.node)
-        graph.graph.output(tuple(outputs))
+            is_shared = loss.packing == SHARED
+            outputs.append(folded.stacked(loss) if is_shared else loss.node)
+        folded.graph.output(tuple(outputs))
 
-    def _parts(self, folded: Folded, node: Node, *, is_result: bool = False) -> Node:
-        """A value cut into micro-batches."""
+    def _parts(
+        self, folded: FoldedGraph, node: Node, *, is_result: bool = False
+    ) -> Node:
+        """Cut a value into micro-batches."""
         value: Value = folded.values[node]
-        graph, source = folded.graph, value.node
+        source = value.node
         if is_result and self._has_loss:
-            source = graph.method("detach", source)
-        if value.place == SHARED:
-            return graph.function(_same, source, self.count)
-        if value.place == STACKED:
-            return graph.method("unbind", source, 0)
-        dim = value.place.dim
-        return graph.method("split", source, value.shape[dim], dim)
+            source = folded.method("detach", source)
+        if value.packing == SHARED:
+            return folded.function(_same, source, self.count)
+        if value.packing == STACKED:
+            return folded.method("unbind", source, 0)
+        dim = value.packing.dim
+        return folded.method("split", source, value.shape[dim], dim)
 
     def run_whole(self, arguments: list[Tensor], joined: Rows) -> Results:
         """Run a fold whose results are uncut, and leave the rows together."""
@@ -156,35 +163,27 @@ def _same(tensor: Tensor, count: int) -> list[Tensor]:
     return [tensor] * count
 
 
-def _runs_apart(node: Node, folded: Folded) -> bool:
-    is_call = node.op in ("call_function", "call_method")
-    return is_call and node not in folded.values
-
-
 def _rest_graph(
     split: Split, nodes: list[Node], cut: list[Node], results: list[Node]
 ) -> Graph:
-    """What runs for each micro-batch, as a function of what the program takes.
+    """Make a graph of what runs for each micro-batch.
 
-    Args:
-        split: Of the program.
-        nodes: What it runs.
-        cut: What it is given besides.
-        results: What it returns.
+    It takes what the program takes, then the folded nodes `cut`, of which it gets one
+    micro-batch's part; it runs `nodes` and returns `results`.
     """
     graph: Graph = Graph()
     copies: dict[Node, Node] = {}
-    for node in split.seen:
+    for node in split.records:
         if node.op == "placeholder":
             copies[node] = graph.placeholder(str(node.target))
     for index, node in enumerate(cut):
         copies[node] = graph.placeholder(f"folded_{index}")
     mode = split.program.has_loss
-    for node in split.seen:
+    for node in split.records:
         if node.op == "get_attr":
             copies[node] = graph.get_attr(str(node.target))
     for node in nodes:
-        if split.seen[node].is_grad_enabled != mode:
+        if split.records[node].is_grad_enabled != mode:
             mode = not mode
             graph.call_function(_set_grad_enabled, (mode,))
         copies[node] = graph.node_copy(node, copies.__getitem__)

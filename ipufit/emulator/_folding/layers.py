@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folded layers: products, convolutions, pooling, norms, attention, recurrent ones."""
+"""Fold layers: products, convolutions, pooling, norms, attention, recurrent ones."""
 
 from __future__ import annotations
 
@@ -10,47 +10,45 @@ import torch
 from ipufit.emulator._folding.values import (
     SHARED,
     STACKED,
-    Call,
-    Place,
+    Operation,
+    Packing,
     Value,
     joined,
-    replaced,
 )
 
 
 class Rows:
-    """Layers that treat what is in dim 0 by itself, with the same weights for all.
+    """Folds layers that compute each row of dim 0 by itself, with the same weights.
 
     Args:
-        min_rank: Dimensions that the first argument has at least.
-        rank_of: Position of the weight that has as many dimensions, if any.
+        min_rank: The least number of dimensions of the input.
+        rank_of: The position of a weight that must have as many dimensions, if any.
     """
 
     def __init__(self, min_rank: int = 1, rank_of: int | None = None) -> None:
         self._min_rank = min_rank
         self._rank_of = rank_of
 
-    def __call__(self, call: Call) -> Any:
-        """Fold one such call.
+    def __call__(self, op: Operation) -> Any:
+        """Fold one such operation.
 
         Raises:
             NotFolded: Its arguments are of another form.
         """
-        value = call.value(0, "input")
-        call.require(not call.writes and value.rank >= self._min_rank)
-        call.require(all(v is value or v.place == SHARED for v in call.values))
+        value = op.value(0, "input")
+        op.require(not op.writes and value.rank >= self._min_rank)
+        op.require_rest_shared(value)
         if self._rank_of is not None:
-            weight = call.value(self._rank_of, "weight")
-            call.require(weight.rank == value.rank)
-        args, kwargs = call.replaced(0, "input", call.folded.joined(value, 0))
-        return call.result(call.emit(args, kwargs), joined(0))
+            weight = op.value(self._rank_of, "weight")
+            op.require(weight.rank == value.rank)
+        return op.of_joined(value)
 
 
 class Trailing:
-    """Calls that combine elements along the last dimensions only.
+    """Folds what combines elements along the last dimensions only.
 
     Args:
-        count: How many of them, or a function of the call that says so.
+        count: The number of these dimensions, or a function of the operation for it.
         any_rank: Whether there may be any number of dimensions before them.
     """
 
@@ -58,185 +56,178 @@ class Trailing:
         self._count = count
         self._any_rank = any_rank
 
-    def __call__(self, call: Call) -> Any:
-        """Fold one such call.
+    def __call__(self, op: Operation) -> Any:
+        """Fold one such operation.
 
         Raises:
             NotFolded: Its arguments are of another form.
         """
-        value = call.value(0, "input")
-        call.require(not call.writes)
-        call.require(all(v is value or v.place == SHARED for v in call.values))
-        touched = self._count(call) if callable(self._count) else self._count
+        value = op.value(0, "input")
+        op.require(not op.writes)
+        op.require_rest_shared(value)
+        touched = self._count(op) if callable(self._count) else self._count
         before = value.rank - touched
-        if value.place.is_joined and value.place.dim < before:
-            return call.result(call.emit(), value.place)
+        if value.packing.is_joined and value.packing.dim < before:
+            return op.unchanged(value.packing)
         if self._any_rank:
-            args, kwargs = call.replaced(0, "input", call.folded.stacked(value))
-            return call.result(call.emit(args, kwargs), STACKED)
-        call.require(before > 0)
-        args, kwargs = call.replaced(0, "input", call.folded.joined(value, 0))
-        return call.result(call.emit(args, kwargs), joined(0))
+            return op.of_stacked(value)
+        op.require(before > 0)
+        return op.of_joined(value)
 
 
-def normalized_dims(call: Call) -> int:
-    """The dimensions that `layer_norm` normalises over."""
-    shape = call.get(1, "normalized_shape")
-    call.require(isinstance(shape, (tuple, list)))
+def normalized_dims(op: Operation) -> int:
+    """The number of dimensions that `layer_norm` normalises over."""
+    shape = op.get(1, "normalized_shape")
+    op.require(isinstance(shape, (tuple, list)))
     return len(shape)
 
 
-def pooling(dims: int) -> Trailing:
-    """Pooling over so many dimensions."""
-    return Trailing(dims, any_rank=False)
+def batch_norm(op: Operation) -> Any:
+    """Fold batch norm that uses its running statistics."""
+    op.require(op.get(5, "training", False) is False)
+    value = op.value(0, "input")
+    op.require(op.get(1, "running_mean") is not None)
+    if value.packing.is_joined and value.packing.dim != 1:
+        op.require_rest_shared(value)
+        return op.unchanged(value.packing)
+    return _NORM(op)
 
 
-def batch_norm(call: Call) -> Any:
-    """Batch norm with the statistics that it has learnt."""
-    call.require(call.get(5, "training", False) is False)
-    value = call.value(0, "input")
-    call.require(call.get(1, "running_mean") is not None)
-    if value.place.is_joined and value.place.dim != 1:
-        call.require(all(v is value or v.place == SHARED for v in call.values))
-        return call.result(call.emit(), value.place)
-    return _NORM(call)
-
-
-def instance_norm(call: Call) -> Any:
-    """Instance norm without running statistics."""
-    call.require(call.get(1, "running_mean") is None)
-    call.require(call.get(2, "running_var") is None)
-    return _INSTANCES(call)
+def instance_norm(op: Operation) -> Any:
+    """Fold instance norm without running statistics."""
+    op.require(op.get(1, "running_mean") is None)
+    op.require(op.get(2, "running_var") is None)
+    return _INSTANCES(op)
 
 
 _NORM = Rows(min_rank=2)
 _INSTANCES = Rows(min_rank=3)
 
 
-def prelu(call: Call) -> Any:
-    """A slope for each channel, which is dimension 1, or one for all."""
-    weight = call.value(1, "weight")
-    call.require(weight.example.numel() == 1 or call.value(0, "input").rank > 1)
-    return Rows()(call)
+def prelu(op: Operation) -> Any:
+    """Fold `prelu` with a slope for each channel of dimension 1, or one for all."""
+    weight = op.value(1, "weight")
+    op.require(weight.example.numel() == 1 or op.value(0, "input").rank > 1)
+    return Rows()(op)
 
 
-def dropout(call: Call) -> Any:
-    """Dropout that drops nothing: it gives its argument."""
-    is_training = call.get(2, "training", True)
-    call.require(is_training is False or call.get(1, "p", 0.5) == 0.0)
-    value = call.value(0, "input")
-    call.require(not call.writes)
-    return call.result(call.emit(), value.place)
+def dropout(op: Operation) -> Any:
+    """Fold dropout that drops nothing."""
+    is_training = op.get(2, "training", True)
+    op.require(is_training is False or op.get(1, "p", 0.5) == 0.0)
+    value = op.value(0, "input")
+    op.require(not op.writes)
+    return op.unchanged(value.packing)
 
 
-def one_hot(call: Call) -> Any:
-    """A new last dimension."""
-    value = call.value(0, "tensor")
-    classes = call.get(1, "num_classes", -1)
-    call.require(isinstance(classes, int) and classes > 0)
-    return call.result(call.emit(), value.place)
+def one_hot(op: Operation) -> Any:
+    """Fold `one_hot`, which adds a last dimension."""
+    value = op.value(0, "tensor")
+    classes = op.get(1, "num_classes", -1)
+    op.require(isinstance(classes, int) and classes > 0)
+    return op.unchanged(value.packing)
 
 
-def embedding(call: Call) -> Any:
-    """Rows of a table, in a new last dimension."""
-    indices, table = call.value(0, "input"), call.value(1, "weight")
-    call.require(table.place == SHARED)
+def embedding(op: Operation) -> Any:
+    """Fold `embedding`, which adds a last dimension."""
+    indices, table = op.value(0, "input"), op.value(1, "weight")
+    op.require(table.packing == SHARED)
     for position, name in ((3, "max_norm"), (5, "scale_grad_by_freq"), (6, "sparse")):
-        call.require(not call.get(position, name))
-    return call.result(call.emit(), indices.place)
+        op.require(not op.get(position, name))
+    return op.unchanged(indices.packing)
 
 
-def index_select(call: Call) -> Any:
-    """Places along one dimension that all micro-batches choose alike."""
-    value, index = call.value(0, "input"), call.value(2, "index")
-    dim = call.get(1, "dim")
-    call.require(index.place == SHARED and isinstance(dim, int) and value.rank > 0)
+def index_select(op: Operation) -> Any:
+    """Fold `index_select` with indices that all micro-batches share."""
+    value, index = op.value(0, "input"), op.value(2, "index")
+    dim = op.get(1, "dim")
+    op.require(index.packing == SHARED and isinstance(dim, int) and value.rank > 0)
     dim %= value.rank
-    if value.place.is_joined and value.place.dim != dim:
-        return call.result(call.emit(), value.place)
-    args, kwargs = call.replaced(1, "dim", dim + 1)
-    args, kwargs = (call.folded.stacked(value), *args[1:]), kwargs
-    return call.result(call.emit(args, kwargs), STACKED)
+    if value.packing.is_joined and value.packing.dim != dim:
+        return op.unchanged(value.packing)
+    node = op.emit_with((0, "input", op.folded.stacked(value)), (1, "dim", dim + 1))
+    return op.result(node, STACKED)
 
 
-def gather(call: Call) -> Any:
-    """Places along one dimension that each element chooses."""
-    value, index = call.value(0, "input"), call.value(2, "index")
-    dim = call.get(1, "dim")
-    call.require(isinstance(dim, int) and value.rank > 0)
-    call.require(value.rank == index.rank and len(call.values) == 2)
-    place = index.place if value.place == SHARED else value.place
+def gather(op: Operation) -> Any:
+    """Fold `gather`, where each element has an index of its own."""
+    value, index = op.value(0, "input"), op.value(2, "index")
+    dim = op.get(1, "dim")
+    op.require(isinstance(dim, int) and value.rank > 0)
+    op.require(value.rank == index.rank and len(op.values) == 2)
+    packing = index.packing if value.packing == SHARED else value.packing
     dim %= value.rank
-    at = place.dim
-    if place.is_joined and at != dim and value.shape[at] == index.shape[at]:
-        tensors = [call.folded.joined(v, at) for v in (value, index)]
+    at = packing.dim
+    if packing.is_joined and at != dim and value.shape[at] == index.shape[at]:
+        tensors = [op.folded.joined(v, at) for v in (value, index)]
     else:
-        place = STACKED
-        tensors = [call.folded.stacked(v) for v in (value, index)]
-    shift = place == STACKED
-    return call.result(
-        call.emit(
+        packing = STACKED
+        tensors = [op.folded.stacked(v) for v in (value, index)]
+    shift = packing == STACKED
+    return op.result(
+        op.emit(
             (tensors[0], dim + shift, tensors[1]),
-            {k: v for k, v in call.kwargs.items() if k == "sparse_grad"},
+            {k: v for k, v in op.kwargs.items() if k == "sparse_grad"},
         ),
-        place,
+        packing,
     )
 
 
 # Products ---------------------------------------------------------------------------
 
 
-def linear(call: Call) -> Any:
-    """A product with a weight over the last dimension."""
-    value, weight = call.value(0, "input"), call.value(1, "weight")
-    call.require(all(v is value or v.place == SHARED for v in call.values))
-    call.require(weight.rank == 2 and value.rank > 0)
+def linear(op: Operation) -> Any:
+    """Fold `linear`, a product over the last dimension."""
+    value, weight = op.value(0, "input"), op.value(1, "weight")
+    op.require_rest_shared(value)
+    op.require(weight.rank == 2 and value.rank > 0)
     last = value.rank - 1
-    if value.place.is_joined and value.place.dim != last:
-        return call.result(call.emit(), value.place)
-    args, kwargs = call.replaced(0, "input", call.folded.stacked(value))
-    return call.result(call.emit(args, kwargs), STACKED)
+    if value.packing.is_joined and value.packing.dim != last:
+        return op.unchanged(value.packing)
+    return op.of_stacked(value)
 
 
-def matmul(call: Call) -> Any:
-    """A product of matrices, or of stacks of them."""
-    call.require(len(call.args) == 2 and not call.kwargs)
-    one, two = call.value(0, "input"), call.value(1, "other")
-    call.require(one.rank > 1 and two.rank > 1)
-    found = [v.place.dim - v.rank for v in (one, two) if v.place.is_joined]
-    is_stacked = any(v.place == STACKED for v in (one, two))
+def matmul(op: Operation) -> Any:
+    """Fold a product of matrices, or of stacks of them."""
+    op.require(len(op.args) == 2 and not op.kwargs)
+    one, two = op.value(0, "input"), op.value(1, "other")
+    op.require(one.rank > 1 and two.rank > 1)
+    found = [v.packing.dim - v.rank for v in (one, two) if v.packing.is_joined]
+    is_stacked = any(v.packing == STACKED for v in (one, two))
     position = found[0] if found and not is_stacked else None
-    rank = call.example.dim()
-    if position == -2 and two.place == SHARED and two.rank == 2:
-        return call.result(call.emit(), joined(rank - 2))
-    if position == -1 and one.place == SHARED and one.rank == 2:
-        return call.result(call.emit(), joined(rank - 1))
+    rank = op.example.dim()
+    if position == -2 and two.packing == SHARED and two.rank == 2:
+        return op.unchanged(joined(rank - 2))
+    if position == -1 and one.packing == SHARED and one.rank == 2:
+        return op.unchanged(joined(rank - 1))
     if position is not None and position < -2 and len({*found}) == 1:
-        nodes = _same_rows(call, [one, two], position)
+        nodes = _same_rows(op, [one, two], position)
         if nodes is not None:
-            return call.result(call.emit(nodes), joined(rank + position))
-    nodes = [_many_matrices(call, value, rank) for value in (one, two)]
-    return call.result(call.folded.function(torch.matmul, *nodes), STACKED)
+            return op.result(op.emit(nodes), joined(rank + position))
+    nodes = [_many_matrices(op, value, rank) for value in (one, two)]
+    return op.result(op.folded.function(torch.matmul, *nodes), STACKED)
 
 
-def _many_matrices(call: Call, value: Value, rank: int) -> Any:
-    if value.place == SHARED:
+def _many_matrices(op: Operation, value: Value, rank: int) -> Any:
+    if value.packing == SHARED:
         return value.node
-    return call.folded.stacked(value, rank)
+    return op.folded.stacked(value, rank)
 
 
-def _same_rows(call: Call, values: Sequence[Value], position: int) -> list[Any] | None:
+def _same_rows(
+    op: Operation, values: Sequence[Value], position: int
+) -> list[Any] | None:
     """Values joined at a dimension before those that a product is about.
 
     None if they aren't: they differ in size there.
     """
-    sizes = {value.shape[position] for value in values if value.place != SHARED}
+    sizes = {value.shape[position] for value in values if value.packing != SHARED}
     if len(sizes) != 1:
         return None
     (size,) = sizes
     nodes = []
     for value in values:
-        is_shared = value.place == SHARED
+        is_shared = value.packing == SHARED
         own = value.shape[position] if value.rank >= -position else 1
         if own not in (1, size) or (own == 1 < size and not is_shared):
             return None
@@ -244,41 +235,41 @@ def _same_rows(call: Call, values: Sequence[Value], position: int) -> list[Any] 
         nodes.append(
             value.node
             if is_one_for_all
-            else call.folded.joined(value, value.rank + position)
+            else op.folded.joined(value, value.rank + position)
         )
     return nodes
 
 
-def addmm(call: Call) -> Any:
-    """A product with a weight, and a bias."""
-    bias, rows, weight = (call.value(i, n) for i, n in enumerate(_ADDMM))
-    call.require(bias.place == SHARED and weight.place == SHARED)
-    call.require(bias.rank < 2 or bias.shape[0] == 1)
-    args, kwargs = call.replaced(1, "mat1", call.folded.joined(rows, 0))
-    return call.result(call.emit(args, kwargs), joined(0))
+def addmm(op: Operation) -> Any:
+    """Fold `addmm` with a shared weight and bias."""
+    bias, rows, weight = (op.value(i, n) for i, n in enumerate(_ADDMM))
+    op.require(bias.packing == SHARED and weight.packing == SHARED)
+    op.require(bias.rank < 2 or bias.shape[0] == 1)
+    node = op.emit_with((1, "mat1", op.folded.joined(rows, 0)))
+    return op.result(node, joined(0))
 
 
 _ADDMM = ("input", "mat1", "mat2")
 
 
-def einsum(call: Call) -> Any:
-    """Sums of products whose indices have letters."""
-    equation, *operands = call.args
+def einsum(op: Operation) -> Any:
+    """Fold `einsum` by one more letter for the micro-batches."""
+    equation, *operands = op.args
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = list(operands[0])
-    call.require(isinstance(equation, str) and "->" in equation)
-    call.require("..." not in equation and not call.kwargs)
+    op.require(isinstance(equation, str) and "->" in equation)
+    op.require("..." not in equation and not op.kwargs)
     left, right = equation.replace(" ", "").split("->")
     terms = left.split(",")
     spare = next(c for c in _LETTERS if c not in equation)
     new_terms, nodes = [], []
     for term, value in zip(terms, operands):
-        call.require(isinstance(value, Value))
-        is_shared = value.place == SHARED
+        op.require(isinstance(value, Value))
+        is_shared = value.packing == SHARED
         new_terms.append(term if is_shared else spare + term)
-        nodes.append(value.node if is_shared else call.folded.stacked(value))
+        nodes.append(value.node if is_shared else op.folded.stacked(value))
     folded = f"{','.join(new_terms)}->{spare}{right}"
-    return call.result(call.emit((folded, *nodes)), STACKED)
+    return op.result(op.emit((folded, *nodes)), STACKED)
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -287,86 +278,80 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Attention --------------------------------------------------------------------------
 
 
-def attention(call: Call) -> Any:
-    """`scaled_dot_product_attention` without dropout."""
-    call.require(call.get(4, "dropout_p", 0.0) == 0.0)
-    given = [call.value(i, n) for i, n in enumerate(_ATTENTION_TENSORS[:3])]
-    mask = call.get(3, "attn_mask")
+def attention(op: Operation) -> Any:
+    """Fold `scaled_dot_product_attention` without dropout."""
+    op.require(op.get(4, "dropout_p", 0.0) == 0.0)
+    given = [op.value(i, n) for i, n in enumerate(_ATTENTION_TENSORS[:3])]
+    mask = op.get(3, "attn_mask")
     values = given if mask is None else [*given, mask]
-    call.require(len(call.values) == len(values) and all(v.rank > 1 for v in values))
-    rank = call.example.dim()
-    found = {v.place.dim - v.rank for v in values if v.place.is_joined}
+    op.require(len(op.values) == len(values) and all(v.rank > 1 for v in values))
+    rank = op.example.dim()
+    found = {v.packing.dim - v.rank for v in values if v.packing.is_joined}
     nodes: list[Any] | None = None
-    if len(found) == 1 and all(v.place != STACKED for v in values):
+    if len(found) == 1 and all(v.packing != STACKED for v in values):
         (position,) = found
-        nodes = _same_rows(call, values, position) if position < -2 else None
-        place = joined(rank + position)
+        nodes = _same_rows(op, values, position) if position < -2 else None
+        packing = joined(rank + position)
     if nodes is None:
-        place = STACKED
-        nodes = [call.folded.stacked(v, rank) for v in values]
-    args, kwargs = call.args, call.kwargs
-    for position, (name, node) in enumerate(zip(_ATTENTION_TENSORS, nodes)):
-        args, kwargs = replaced(args, kwargs, position, name, node)
-    return call.result(call.emit(args, kwargs), place)
+        packing = STACKED
+        nodes = [op.folded.stacked(v, rank) for v in values]
+    node = op.emit_with(*zip(range(4), _ATTENTION_TENSORS, nodes))
+    return op.result(node, packing)
 
 
 _ATTENTION_TENSORS = ("query", "key", "value", "attn_mask")
 
 
-def multi_head_attention(call: Call) -> Any:
-    """`multi_head_attention_forward` without dropout: sequence first, then rows."""
-    call.require(call.get(10, "dropout_p") == 0.0 or not call.get(13, "training", True))
-    rows = [call.value(i, n) for i, n in enumerate(_ATTENTION_TENSORS[:3])]
-    padding = call.get(14, "key_padding_mask")
-    mask = call.get(16, "attn_mask")
-    call.require(all(value.rank == 3 for value in rows))
-    call.require(padding is None or isinstance(padding, Value))
-    call.require(mask is None or (mask.rank == 2 and mask.place == SHARED))
-    own = [*rows, *([] if padding is None else [padding])]
-    rest = [v for v in call.values if all(v is not other for other in own)]
-    call.require(all(v.place == SHARED for v in rest))
+def multi_head_attention(op: Operation) -> Any:
+    """Fold `multi_head_attention_forward` without dropout: rows are in dim 1."""
+    op.require(op.get(10, "dropout_p") == 0.0 or not op.get(13, "training", True))
+    rows = [op.value(i, n) for i, n in enumerate(_ATTENTION_TENSORS[:3])]
+    padding = op.get(14, "key_padding_mask")
+    mask = op.get(16, "attn_mask")
+    op.require(all(value.rank == 3 for value in rows))
+    op.require(padding is None or isinstance(padding, Value))
+    op.require(mask is None or (mask.rank == 2 and mask.packing == SHARED))
+    own = rows if padding is None else [*rows, padding]
+    op.require_rest_shared(*own)
     for name in ("static_k", "static_v"):
-        call.require(call.kwargs.get(name) is None)
-    args, kwargs = call.args, call.kwargs
-    for position, (name, value) in enumerate(zip(_ATTENTION_TENSORS, rows)):
-        node = call.folded.joined(value, 1)
-        args, kwargs = replaced(args, kwargs, position, name, node)
+        op.require(op.kwargs.get(name) is None)
+    nodes = [op.folded.joined(value, 1) for value in rows]
+    new: list[tuple[int, str, Any]] = list(zip(range(3), _ATTENTION_TENSORS, nodes))
     if padding is not None:
-        node = call.folded.joined(padding, 0)
-        args, kwargs = replaced(args, kwargs, 14, "key_padding_mask", node)
-    return call.result(call.emit(args, kwargs), [joined(1), joined(0)])
+        new.append((14, "key_padding_mask", op.folded.joined(padding, 0)))
+    return op.result(op.emit_with(*new), [joined(1), joined(0)])
 
 
 # Recurrent layers -------------------------------------------------------------------
 
 
 class Recurrent:
-    """`lstm`, `gru` and the like, of batches, without dropout.
+    """Folds `lstm`, `gru` and the like, of batches, without dropout.
 
     Args:
-        num_states: Tensors that make up the state: 2 for `lstm`.
+        num_states: The number of tensors of the state: 2 for `lstm`.
     """
 
     def __init__(self, num_states: int = 1) -> None:
         self._num_states = num_states
 
-    def __call__(self, call: Call) -> Any:
-        """Fold one such call.
+    def __call__(self, op: Operation) -> Any:
+        """Fold one such operation.
 
         Raises:
             NotFolded: Its arguments are of another form.
         """
-        call.require(len(call.args) == 9 and not call.kwargs)
-        value, state, weights, _, _, p, is_training, _, is_batch_first = call.args
-        call.require(isinstance(value, Value) and value.rank == 3)
-        call.require(isinstance(weights, (tuple, list)))
-        call.require(all(w.place == SHARED for w in weights if isinstance(w, Value)))
-        call.require(p == 0.0 or not is_training)
+        op.require(len(op.args) == 9 and not op.kwargs)
+        value, state, weights, _, _, p, is_training, _, is_batch_first = op.args
+        op.require(isinstance(value, Value) and value.rank == 3)
+        op.require(isinstance(weights, (tuple, list)))
+        op.require(all(w.packing == SHARED for w in weights if isinstance(w, Value)))
+        op.require(p == 0.0 or not is_training)
         states = list(state) if self._num_states == 2 else [state]
-        call.require(all(isinstance(s, Value) and s.rank == 3 for s in states))
+        op.require(all(isinstance(s, Value) and s.rank == 3 for s in states))
         dim = 0 if is_batch_first else 1
-        given: Any = [call.folded.joined(s, 1) for s in states]
+        given: Any = [op.folded.joined(s, 1) for s in states]
         given = tuple(given) if self._num_states == 2 else given[0]
-        node = call.emit((call.folded.joined(value, dim), given, *call.args[2:]))
-        places: list[Place] = [joined(dim)] + [joined(1)] * self._num_states
-        return call.result(node, places)
+        node = op.emit((op.folded.joined(value, dim), given, *op.args[2:]))
+        packings: list[Packing] = [joined(dim)] + [joined(1)] * self._num_states
+        return op.result(node, packings)

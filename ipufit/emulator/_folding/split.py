@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls of a program are folded, and which run for each micro-batch.
+"""Part a program in operations that are folded and those that run apart.
 
-A program is parted in two: the calls that a rule folds, and the rest, which runs for
-each micro-batch by itself, in their order, as it would without folding. What the rest
-takes from the folded part is cut into micro-batches.
+The operations that a rule folds run once for several micro-batches. The rest runs for
+each micro-batch by itself, in the program's order, as it would without folding. What
+the rest takes from the folded part is cut into micro-batches.
 """
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Sequence
 
 import torch
 from torch import Tensor
 from torch.fx.node import Node, map_arg
 
-from ipufit.emulator._folding.example_run import Seen, run_example
-from ipufit.emulator._folding.rules import fold_call
+from ipufit.emulator._folding.example_run import NodeRecord, run_example
+from ipufit.emulator._folding.rules import fold_operation
 from ipufit.emulator._folding.values import (
     SHARED,
-    Call,
     FoldedGraph,
     NotFolded,
+    Operation,
     Value,
     joined,
 )
@@ -34,75 +34,80 @@ _LEAST_SHARE = 0.5
 
 
 class Split:
-    """Which nodes of a program are folded, and what is known of them.
+    """The two parts of a program, and how each of its nodes behaves.
 
     Args:
-        program: What runs.
-        arguments: Its weights, then the rows of some micro-batch.
+        arguments: The program's weights, then the rows of some micro-batch.
 
     Attributes:
-        bytes_per_micro_batch: What the values of one micro-batch take: with a loss all
-            of them, for the backward pass needs them; else the most at one time.
-        pays: Whether most of the computing calls are folded.
+        records: How each node behaves, and its results without their data.
+        written: The memory that any node writes to.
+        folded: The nodes that are folded.
+        forced: The nodes that must run apart, whatever their rules say.
+        bytes_per_micro_batch: The size of the values of one micro-batch: with a loss
+            of all of them, for the backward pass needs them; else the most at one time.
+        pays: Whether most of the computing operations are folded.
     """
 
     def __init__(self, program: Program, arguments: Sequence[Tensor]) -> None:
         self.program = program
-        seen = run_example(program.graph, arguments, is_grad_enabled=program.has_loss)
-        self.bytes_per_micro_batch = _bytes(seen, is_kept=program.has_loss)
-        self.seen = {
-            node: replace(what, value=map_tensors(what.value, _without_memory))
-            for node, what in seen.items()
+        records = run_example(
+            program.graph, arguments, is_grad_enabled=program.has_loss
+        )
+        self.bytes_per_micro_batch = _bytes(records, is_kept=program.has_loss)
+        self.records = {
+            node: replace(record, value=map_tensors(record.value, _without_memory))
+            for node, record in records.items()
         }
-        self.written = frozenset().union(*(what.written for what in seen.values()))
-        self._forced = self._never_folded()
-        self._settle()
+        self.written = frozenset().union(*(r.written for r in records.values()))
+        self.forced = self._never_folded()
+        self.folded = self._settle()
         folded = sum(self._counts(node) for node in self.folded)
-        total = sum(self._counts(node) for node in self.seen)
+        total = sum(self._counts(node) for node in self.records)
         self.pays = folded > 0 and folded >= _LEAST_SHARE * total
 
     def _counts(self, node: Node) -> bool:
-        is_call = node.op in ("call_function", "call_method")
-        return is_call and self.seen[node].new_bytes > 0
+        return is_operation(node) and self.records[node].new_bytes > 0
 
     def _never_folded(self) -> set[Node]:
         weights = self.program.updated_weights | self.program.volatile_weights
-        nodes = [n for n in self.seen if n.op == "placeholder"]
+        nodes = [n for n in self.records if n.op == "placeholder"]
         changing: set[int] = set()
         for node, name in zip(nodes, self.program.weight_names):
             if name in weights:
-                changing |= self.seen[node].touched
+                changing |= self.records[node].touched
         return {
             node
-            for node, seen in self.seen.items()
-            if seen.is_random
-            or seen.touched & changing
-            or any(t.dtype == torch.float16 for t in tensors_in(seen.value))
+            for node, record in self.records.items()
+            if record.is_random
+            or record.touched & changing
+            or any(t.dtype == torch.float16 for t in tensors_in(record.value))
         }
 
-    def _settle(self) -> None:
-        """Fold what can be; memory that is written to is on one side only."""
+    def _settle(self) -> set[Node]:
+        """Fold what can be, so that memory that is written to is on one side only."""
         while True:
             values = fold(self, 2).values
-            self.folded = set(values)
-            torn = self._torn() | self._unpicked(values)
+            folded = set(values)
+            torn = self._torn(folded) | self._unpicked(values)
             if not torn:
-                return
-            self._forced |= torn
+                return folded
+            self.forced |= torn
 
-    def _torn(self) -> set[Node]:
-        order = {node: index for index, node in enumerate(self.seen)}
+    def _torn(self, folded: set[Node]) -> set[Node]:
+        """Folded nodes whose memory is written to by nodes of both sides."""
+        order = {node: index for index, node in enumerate(self.records)}
         torn: set[Node] = set()
-        for memory in {m for seen in self.seen.values() for m in seen.written}:
-            users = [n for n, seen in self.seen.items() if memory in seen.touched]
-            last = max(order[n] for n in users if memory in self.seen[n].written)
+        for memory in self.written:
+            users = [n for n, r in self.records.items() if memory in r.touched]
+            last = max(order[n] for n in users if memory in self.records[n].written)
             early = {n for n in users if order[n] <= last}
-            if early & self.folded and not early <= self.folded:
-                torn |= set(users) & self.folded
+            if early & folded and not early <= folded:
+                torn |= set(users) & folded
         return torn
 
     def _unpicked(self, values: dict[Node, Any]) -> set[Node]:
-        """Folded calls of several results that the rest wants to pick from."""
+        """Folded nodes of several results that the rest wants to pick from."""
         return {
             node
             for node, value in values.items()
@@ -110,9 +115,10 @@ class Split:
             and any(user not in values for user in node.users)
         }
 
-    def is_forced(self, node: Node) -> bool:
-        """Whether a node must not be folded, whatever its rule says."""
-        return node in self._forced
+
+def is_operation(node: Node) -> bool:
+    """Whether a node is the call of a function or a method."""
+    return node.op in ("call_function", "call_method")
 
 
 def _without_memory(tensor: Tensor) -> Tensor:
@@ -120,95 +126,82 @@ def _without_memory(tensor: Tensor) -> Tensor:
     return copy
 
 
-def _bytes(seen: dict[Node, Seen], *, is_kept: bool) -> int:
-    """What the values of a micro-batch take: all of them, or the most at one time."""
+def _bytes(records: dict[Node, NodeRecord], *, is_kept: bool) -> int:
+    """The size of all values of a micro-batch, or the most at one time."""
     if is_kept:
-        return sum(what.new_bytes for what in seen.values())
+        return sum(record.new_bytes for record in records.values())
     last_use: dict[int, int] = {}
     sizes: dict[int, int] = {}
-    for index, (node, what) in enumerate(seen.items()):
-        last_use.update(dict.fromkeys(what.touched, index))
+    for index, (node, record) in enumerate(records.items()):
+        last_use.update(dict.fromkeys(record.touched, index))
         if node.op not in ("placeholder", "get_attr"):
-            for tensor in tensors_in(what.value):
+            for tensor in tensors_in(record.value):
                 storage = tensor.untyped_storage()
                 sizes.setdefault(storage.data_ptr(), storage.nbytes())
     most = 0
     alive: dict[int, int] = {}
-    for index, (node, what) in enumerate(seen.items()):
+    for index, (node, record) in enumerate(records.items()):
         if node.op in ("placeholder", "get_attr"):
             continue
-        most = max(most, sum(alive.values()) + what.new_bytes)
-        alive.update({m: sizes[m] for m in what.touched if m in sizes})
+        most = max(most, sum(alive.values()) + record.new_bytes)
+        alive.update({m: sizes[m] for m in record.touched if m in sizes})
         alive = {m: size for m, size in alive.items() if last_use[m] > index}
     return most
 
 
-def _is_one_view(call: Call, nodes: Sequence[Node]) -> bool:
-    """Whether nodes are the same view as a call, and not of a copy."""
+def _is_one_view(op: Operation, nodes: Sequence[Node]) -> bool:
+    """Whether the nodes of a folded operation are one view, and none is a copy."""
     calls = [node for node in nodes if node.target is not operator.getitem]
-    is_certain = call.name not in _VIEWS_OR_COPIES
+    is_certain = op.name not in _VIEWS_OR_COPIES
     return is_certain and len(calls) <= 1
 
 
 _VIEWS_OR_COPIES = frozenset({"contiguous", "to", "type_as", "float", "expand_as"})
 
 
-@dataclass
-class Folded:
-    """A folded graph under construction, and what it has for the program's nodes."""
+def fold(split: Split, count: int) -> FoldedGraph:
+    """Fold what can be folded of a program, for `count` micro-batches.
 
-    graph: FoldedGraph
-    values: dict[Node, Any]
-
-
-def fold(split: Split, count: int) -> Folded:
-    """Fold what can be folded of a program.
-
-    Args:
-        split: Of the program.
-        count: Micro-batches in one pass.
-
-    Returns:
-        The graph, without an output.
+    The graph has no output yet.
     """
     program = split.program
     folded = FoldedGraph(count, is_grad_enabled=program.has_loss)
-    values: dict[Node, Any] = {}
+    values = folded.values
     num_weights = len(program.weight_names)
     placeholders = 0
-    for node, seen in split.seen.items():
+    for node, record in split.records.items():
         if node.op == "placeholder":
-            place = SHARED if placeholders < num_weights else joined(0)
+            packing = SHARED if placeholders < num_weights else joined(0)
             placeholders += 1
             copy = folded.graph.placeholder(str(node.target))
-            if not split.is_forced(node):
-                values[node] = Value(copy, place, seen.value)
+            if node not in split.forced:
+                values[node] = Value(copy, packing, record.value)
             continue
         if node.op == "get_attr":
-            if isinstance(seen.value, Tensor) and not split.is_forced(node):
+            if isinstance(record.value, Tensor) and node not in split.forced:
                 copy = folded.graph.get_attr(str(node.target))
-                values[node] = Value(copy, SHARED, seen.value)
+                values[node] = Value(copy, SHARED, record.value)
             continue
-        if split.is_forced(node) or any(n not in values for n in node.all_input_nodes):
+        if node in split.forced or any(n not in values for n in node.all_input_nodes):
             continue
-        folded.grad_mode(seen.is_grad_enabled)
+        folded.grad_mode(record.is_grad_enabled)
         mark = folded.mark()
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-        call = Call(
+        op = Operation(
             folded,
             node,
             function_name(node),
             args,
             kwargs,
-            seen.value,
-            writes=bool(seen.written),
-            is_view=bool(seen.passed_on & split.written),
+            record.value,
+            writes=bool(record.written),
+            is_view=bool(record.passed_on & split.written),
         )
         try:
-            values[node] = fold_call(call)
-            if call.is_view and not call.writes:
-                call.require(_is_one_view(call, list(folded.graph.nodes)[mark:]))
+            values[node] = fold_operation(op)
+            if op.is_view and not op.writes:
+                op.require(_is_one_view(op, list(folded.graph.nodes)[mark:]))
         except NotFolded:
             values.pop(node, None)
             folded.back_to(mark)
-    return Folded(folded, values)
+    return folded

@@ -2,34 +2,33 @@
 """Values of several micro-batches in one tensor, and the graph that computes them.
 
 Where one micro-batch has a value `v`, a folded program has one tensor for the values
-`v[0]` to `v[k - 1]` of k micro-batches. Its *place* says where they are in it.
+`v[0]` to `v[k - 1]` of k micro-batches. The *packing* of a value says how.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, NoReturn, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 from torch import Tensor
 from torch._C import _set_grad_enabled
 from torch.fx.graph import Graph
-from torch.fx.node import Node
+from torch.fx.node import Node, map_aggregate
 
 
 class NotFolded(Exception):
-    """A call has no folded form here: it runs once for each micro-batch."""
+    """An operation has no folded form here: it runs once for each micro-batch."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the values of the micro-batches are in one tensor.
+class Packing:
+    """How the values of several micro-batches are packed into one tensor.
 
     Attributes:
         kind: `"shared"`: all have the same value, which is there once; `"joined"`:
             they are concatenated along `dim`; `"stacked"`: along a new dimension, 0.
-        dim: Not negative.
+        dim: Not negative; 0 unless they are joined.
 
     Example:
         >>> joined(1).is_joined, SHARED.is_joined
@@ -45,124 +44,110 @@ class Place:
         return self.kind == "joined"
 
 
-SHARED = Place("shared")
-STACKED = Place("stacked")
+SHARED = Packing("shared")
+STACKED = Packing("stacked")
 
 
-def joined(dim: int) -> Place:
-    """The place of values that are concatenated along `dim`."""
-    return Place("joined", dim)
+def joined(dim: int) -> Packing:
+    """Values that are concatenated along `dim`."""
+    return Packing("joined", dim)
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a folded program has for a tensor of the program.
+    """A tensor of a folded program, for one tensor of the program.
 
     Attributes:
-        node: Of the folded graph.
-        place: Where each micro-batch's value is in it.
-        example: The tensor in some micro-batch.
+        node: The node of the folded graph that computes it.
+        example: The tensor of some micro-batch, without its data.
     """
 
     node: Node
-    place: Place
+    packing: Packing
     example: Tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one micro-batch's value."""
+        """The sizes of one micro-batch's value."""
         return tuple(self.example.shape)
 
     @property
     def rank(self) -> int:
-        """Its number of dimensions."""
+        """The number of dimensions of one micro-batch's value."""
         return len(self.shape)
 
 
-def values_in(structure: Any) -> Iterator[Value]:
-    """Yield the values in nested arguments."""
-    if isinstance(structure, Value):
-        yield structure
-    elif isinstance(structure, (tuple, list)):
-        for element in structure:
-            yield from values_in(element)
-    elif isinstance(structure, dict):
-        for element in structure.values():
-            yield from values_in(element)
-    elif isinstance(structure, slice):
-        yield from values_in((structure.start, structure.stop, structure.step))
+def values_in(structure: Any) -> list[Value]:
+    """List the values in nested arguments."""
+    found: list[Value] = []
+    map_values(structure, found.append)
+    return found
 
 
 def map_values(structure: Any, function: Callable[[Value], Any]) -> Any:
     """Replace the values in nested arguments."""
-    if isinstance(structure, Value):
-        return function(structure)
-    if isinstance(structure, (tuple, list)):
-        return type(structure)([map_values(element, function) for element in structure])
-    if isinstance(structure, dict):
-        return {key: map_values(v, function) for key, v in structure.items()}
-    if isinstance(structure, slice):
-        return slice(
-            map_values(structure.start, function),
-            map_values(structure.stop, function),
-            map_values(structure.step, function),
-        )
-    return structure
+    return map_aggregate(
+        structure, lambda leaf: function(leaf) if isinstance(leaf, Value) else leaf
+    )
 
 
 class FoldedGraph:
     """A graph under construction that computes k micro-batches at once.
 
     Args:
-        count: k.
+        count: The number of micro-batches, k.
         is_grad_enabled: Whether gradients are recorded where the graph begins.
+
+    Attributes:
+        values: For each folded node of the program its value, or a tuple of values.
     """
 
     def __init__(self, count: int, *, is_grad_enabled: bool) -> None:
         self.count = count
         self.graph = Graph()
+        self.values: dict[Node, Any] = {}
         self._is_grad_enabled = is_grad_enabled
 
     def grad_mode(self, is_enabled: bool) -> None:
-        """Record gradients from here on, or don't."""
+        """Record gradients from here on, or stop it."""
         if is_enabled != self._is_grad_enabled:
             self.graph.call_function(_set_grad_enabled, (is_enabled,))
             self._is_grad_enabled = is_enabled
 
     def function(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """Add a call of a function."""
+        """Add the call of a function."""
         node: Node = self.graph.call_function(target, args, kwargs)
         return node
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Node:
-        """Add a call of a method of the first argument."""
+        """Add the call of a method of the first argument."""
         node: Node = self.graph.call_method(name, args, kwargs)
         return node
 
     def mark(self) -> int:
-        """How many nodes there are, to go back to."""
+        """The number of nodes so far, to go back to."""
         return len(self.graph.nodes)
 
     def back_to(self, mark: int) -> None:
-        """Forget the nodes that were added since."""
+        """Remove the nodes that were added since `mark`."""
         for node in reversed(list(self.graph.nodes)[mark:]):
             self.graph.erase_node(node)
 
-    # Other places ---------------------------------------------------------------
+    # Other packings -------------------------------------------------------------
 
     def stacked(self, value: Value, rank: int | None = None) -> Node:
-        """The values along a new dimension 0.
+        """Stack the values along a new dimension 0.
 
         Args:
-            value: Of any place.
+            value: Of any packing.
             rank: Add dimensions of size 1 in front of those of one value, up to this
                 many.
         """
         node, shape = value.node, value.shape
-        if value.place == SHARED:
+        if value.packing == SHARED:
             node = self.method("expand", node, (self.count, *shape))
-        elif value.place.is_joined:
-            dim = value.place.dim
+        elif value.packing.is_joined:
+            dim = value.packing.dim
             sizes = (*shape[:dim], self.count, *shape[dim:])
             node = self.method("reshape", node, sizes)
             if dim:
@@ -173,12 +158,12 @@ class FoldedGraph:
         return node
 
     def joined(self, value: Value, dim: int) -> Node:
-        """The values concatenated along `dim`, a dimension that they have."""
+        """Concatenate the values along `dim`, a dimension that they have."""
         if value.rank <= dim:
             raise NotFolded
-        if value.place == joined(dim):
+        if value.packing == joined(dim):
             return value.node
-        if value.place == SHARED:
+        if value.packing == SHARED:
             times = [1] * value.rank
             times[dim] = self.count
             return self.method("repeat", value.node, tuple(times))
@@ -190,29 +175,27 @@ class FoldedGraph:
         return self.method("reshape", node, tuple(sizes))
 
     def flat(self, value: Value) -> Node:
-        """All elements of one micro-batch in a row: `[k, elements]`."""
-        if value.place == joined(0):
-            return self.method(
-                "reshape", value.node, (self.count, value.example.numel())
-            )
-        node = self.stacked(value)
+        """Put the elements of each micro-batch in a row: `[k, elements]`."""
+        is_flat = value.packing == joined(0)
+        node = value.node if is_flat else self.stacked(value)
         return self.method("reshape", node, (self.count, value.example.numel()))
 
 
 @dataclass
-class Call:
-    """One call of a program, to be folded.
+class Operation:
+    """One operation of a program, to be folded.
 
     Attributes:
-        folded: The graph it is added to.
-        node: It, in the program's graph.
-        name: Of the function.
+        folded: The graph that the folded operation is added to.
+        node: Its node in the program's graph.
+        name: The name of the function or method.
         args: Its arguments, with values for tensors.
-        kwargs: The same by name.
-        example: What it returns in some micro-batch.
+        kwargs: Its arguments by name, with values for tensors.
+        example: Its result for some micro-batch.
         writes: Whether it changes one of its arguments.
         is_view: Whether its results are views of memory that is written to somewhere:
             the folded ones must be views too.
+        values: The values among its arguments.
     """
 
     folded: FoldedGraph
@@ -226,25 +209,25 @@ class Call:
     values: list[Value] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.values = list(values_in((self.args, self.kwargs)))
+        self.values = values_in((self.args, self.kwargs))
 
     @property
     def count(self) -> int:
-        """Micro-batches that are folded."""
+        """The number of micro-batches that are folded."""
         return self.folded.count
 
     @property
     def is_method(self) -> bool:
-        """Whether it calls a method."""
+        """Whether it is the call of a method."""
         return self.node.op == "call_method"
 
     @property
     def is_shared(self) -> bool:
-        """Whether every micro-batch passes the same tensors."""
-        return all(value.place == SHARED for value in self.values)
+        """Whether all micro-batches give it the same tensors."""
+        return all(value.packing == SHARED for value in self.values)
 
     def refuse(self) -> NoReturn:
-        """Leave the call to the micro-batches.
+        """Leave the operation to the micro-batches.
 
         Raises:
             NotFolded: Always.
@@ -252,33 +235,34 @@ class Call:
         raise NotFolded(self.name)
 
     def require(self, is_fine: bool) -> None:
-        """Refuse unless it is."""
+        """Refuse unless a condition holds."""
         if not is_fine:
             self.refuse()
 
+    def require_rest_shared(self, *own: Value) -> None:
+        """Refuse unless all values but these are the same for all micro-batches."""
+        own_ids = set(map(id, own))
+        self.require(
+            all(v.packing == SHARED for v in self.values if id(v) not in own_ids)
+        )
+
     def get(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument, by its position or its name."""
+        """Give an argument by its position or its name."""
         if name in self.kwargs:
             return self.kwargs[name]
         return self.args[position] if len(self.args) > position else default
 
     def value(self, position: int, name: str) -> Value:
-        """An argument that must be a tensor."""
+        """Give an argument that must be a tensor; refuse if it isn't."""
         found = self.get(position, name)
         if not isinstance(found, Value):
             self.refuse()
         return found
 
-    def replaced(
-        self, position: int, name: str, new: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with another one of them."""
-        return replaced(self.args, self.kwargs, position, name, new)
-
     def emit(
         self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None
     ) -> Node:
-        """Add the same call to the folded graph, with other arguments if given."""
+        """Add the operation to the folded graph, with other arguments if given."""
         args = self.args if args is None else args
         kwargs = self.kwargs if kwargs is None else kwargs
         node: Node = self.folded.graph.create_node(
@@ -289,11 +273,42 @@ class Call:
         )
         return node
 
-    def result(self, node: Node, places: Place | Sequence[Place]) -> Any:
-        """The value of the call, or its values if it returns several."""
+    def emit_with(self, *replaced: tuple[int, str, Any]) -> Node:
+        """Add the operation with some arguments replaced.
+
+        Args:
+            replaced: Position, name, and the new argument of each.
+        """
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for position, name, new in replaced:
+            if name in kwargs or len(args) <= position:
+                kwargs[name] = new
+            else:
+                args[position] = new
+        return self.emit(args, kwargs)
+
+    def unchanged(self, packing: Packing) -> Any:
+        """Fold the operation as it is; its results are packed so."""
+        return self.result(self.emit(), packing)
+
+    def of_joined(self, value: Value, dim: int = 0) -> Any:
+        """Fold the operation with its input joined along `dim`, as its results are."""
+        node = self.emit_with((0, "input", self.folded.joined(value, dim)))
+        return self.result(node, joined(dim))
+
+    def of_stacked(self, value: Value) -> Any:
+        """Fold the operation with its input stacked, as its results are."""
+        node = self.emit_with((0, "input", self.folded.stacked(value)))
+        return self.result(node, STACKED)
+
+    def result(self, node: Node, packings: Packing | Sequence[Packing]) -> Any:
+        """The value of the operation, or its values if it returns several."""
+
+        def packing_of(index: int) -> Packing:
+            return packings if isinstance(packings, Packing) else packings[index]
+
         if isinstance(self.example, Tensor):
-            place = places if isinstance(places, Place) else places[0]
-            return Value(node, place, self.example)
+            return Value(node, packing_of(0), self.example)
         self.require(isinstance(self.example, (tuple, list)))
         results: list[Value | None] = []
         for index, example in enumerate(self.example):
@@ -301,33 +316,13 @@ class Call:
                 results.append(None)
                 continue
             self.require(isinstance(example, Tensor))
-            place = places if isinstance(places, Place) else places[index]
             item = self.folded.function(operator.getitem, node, index)
-            results.append(Value(item, place, example))
+            results.append(Value(item, packing_of(index), example))
         return tuple(results)
-
-
-def replaced(
-    args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, new: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with another one of them.
-
-    Example:
-        >>> replaced((1, 2), {"dim": 3}, 0, "input", 7)
-        ((7, 2), {'dim': 3})
-    """
-    if name in kwargs or len(args) <= position:
-        return args, {**kwargs, name: new}
-    return (*args[:position], new, *args[position + 1 :]), kwargs
 
 
 def _node_of(value: Value) -> Node:
     return value.node
-
-
-def numel(sizes: Sequence[int]) -> int:
-    """Elements of a tensor of these sizes."""
-    return math.prod(sizes)
 
 
 def promotes_alike(values: Sequence[Value]) -> bool:

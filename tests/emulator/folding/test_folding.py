@@ -265,7 +265,7 @@ def test_what_has_rules_is_folded_as_a_whole(names, B):
     with switched("1"):
         *_, folding = train(names, 1, 3, 1, B, OutputMode.All)
     split = folding._split
-    rest = [function_name(n) for n in split.seen if n not in split.folded]
+    rest = [function_name(n) for n in split.records if n not in split.folded]
     assert rest == []
     assert folding.is_verified([3])
     assert split.pays
@@ -461,7 +461,7 @@ def test_the_split_follows_the_random_numbers():
     with switched("1"):
         *_, folding = train(["linear", "dropout", "conv"], 1, 3, 1, 2, OutputMode.All)
     split = folding._split
-    names = [function_name(n) for n in split.seen if n.op.startswith("call")]
+    names = [function_name(n) for n in split.records if n.op.startswith("call")]
     folded = [function_name(n) for n in split.folded if n.op.startswith("call")]
     assert sorted(folded) == ["flatten", "linear", "tanh"]  # and the labels
     assert names.index("dropout") == 2

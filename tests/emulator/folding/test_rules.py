@@ -66,7 +66,7 @@ def run(function, inputs, *, training, **attributes):
 
 def rest_of(folding):
     split = folding._split
-    return [function_name(node) for node in split.seen if node not in split.folded]
+    return [function_name(node) for node in split.records if node not in split.folded]
 
 
 def assert_folds(function, *inputs, training=False, monkeypatch, **attributes):
