@@ -18,8 +18,8 @@ def run_backward(loss: Tensor, gradient: Tensor) -> None:
     """Add gradients to the `grad` of all weights that a loss depends on.
 
     Args:
-        loss: It requires a gradient.
-        gradient: Of its shape and type: what the loss is multiplied by.
+        loss: A tensor that requires a gradient.
+        gradient: The factor of the loss, of its shape and type.
 
     Example:
         >>> weight = torch.ones(2, requires_grad=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the parts of a call happened, by the clock of this machine.
+"""The times at which the parts of a call happened, by the clock of this machine.
 
 One time stamp is taken for each micro-batch; what users ask for is derived from these.
 """
@@ -16,18 +16,16 @@ Latency = Tuple[float, float, float]
 
 COUNTERS = ("input", "input_complete", "output", "output_complete")
 CLOCK_HZ = 1.33e9
-"""Of a Mk2 IPU (Graphcore, IPU-M2000 data sheet)."""
+"""The clock rate of a Mk2 IPU (Graphcore, IPU-M2000 data sheet)."""
 
 
 class Transfers(NamedTuple):
-    """What calls of one program send to and fro.
+    """The tensors that calls of one program send to the device and back.
 
     Attributes:
-        layout: The factors of a call.
-        mode: Which results are outputs.
         period: N of `OutputMode.EveryN`.
-        num_inputs: Tensors that the program takes.
-        num_outputs: Tensors that it returns.
+        num_inputs: The number of tensors that the program takes besides the weights.
+        num_outputs: The number of tensors that it returns.
         is_synthetic: Whether nothing is sent.
     """
 
@@ -43,12 +41,12 @@ class CallTimes(NamedTuple):
     """The times of one call, in seconds from some moment in the past.
 
     Attributes:
-        started: The caller handed over the inputs.
-        taken: Each micro-batch was taken by its replica, in order; the results of the
-            one before had been collected then.
-        ran: The results of the last one had been collected.
-        returned: The outputs were complete.
-        transfers: What was sent.
+        started: When the caller handed over the inputs.
+        taken: When each micro-batch was taken by its replica, in order; the results of
+            the one before had been collected then.
+        ran: When the results of the last one had been collected.
+        returned: When the outputs were complete.
+        transfers: The tensors that were sent.
 
     Example:
         >>> layout = Layout(2, 1, replicas=1, input_groups=1)
@@ -70,7 +68,7 @@ class CallTimes(NamedTuple):
     transfers: Transfers
 
     def counters(self) -> PerfCounters:
-        """For each input the times of its micro-batches, for each output likewise.
+        """List the times of the micro-batches of each input, and of each output.
 
         The first micro-batch is handed over with the call. The others are taken in
         the moment they are handed over, as host and device share their memory; their
@@ -101,7 +99,7 @@ class CallTimes(NamedTuple):
         }
 
     def latency(self, start: str, end: str) -> Latency:
-        """Least, largest and mean time from one counter to another.
+        """Give the least, largest and mean time from one counter to another.
 
         From the first tensor of `start` to the last one of `end`. If fewer transfers
         end than start, each belongs to a block of starts and the earliest counts
@@ -118,5 +116,5 @@ class CallTimes(NamedTuple):
         return (min(seconds), max(seconds), sum(seconds) / len(seconds))
 
     def cycles(self) -> int:
-        """Cycles that an IPU's clock would have counted while the device ran."""
+        """Count the cycles that an IPU's clock would have made while the device ran."""
         return round((self.ran - self.taken[0]) * CLOCK_HZ)

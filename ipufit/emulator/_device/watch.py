@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Anchored tensors that are in no graph: gradients, and what an update leaves."""
+"""Anchored tensors that are in no graph: gradients, and updated weights and states."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Watch:
     Use it as a context manager around the call.
 
     Args:
-        anchors: What to see.
-        weights: The device's.
-        groups: Of the weights that differ between groups of replicas.
-        num_replicas: Replicas of the program.
-        gradients: Collects one set of values for each micro-batch.
-        updates: Likewise.
-        share: What the program has divided its gradients by, for a running mean.
+        anchors: The tensors to see.
+        weights: The device's weights.
+        groups: The weights, by name, that differ between groups of replicas.
+        num_replicas: The number of replicas.
+        gradients: Collects the gradients of each micro-batch.
+        updates: Collects the updated tensors, for each micro-batch too.
+        share: The divisor of gradients for a running mean, which is taken out again.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Watch:
         self._gradients = gradients
         self._updates = updates
         self._share = share
-        self._seen: dict[str, Tensor] = {}
+        self._latest: dict[str, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def __enter__(self) -> Watch:
@@ -70,7 +70,7 @@ class Watch:
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:
-            self._seen[name] = gradient
+            self._latest[name] = gradient
 
         return keep
 
@@ -78,7 +78,7 @@ class Watch:
         """Take the gradients of one micro-batch; zeros where none was computed."""
         values: list[Tensor] = []
         for name in self._anchors.gradients.values():
-            gradient = self._seen.get(name)
+            gradient = self._latest.get(name)
             if gradient is None:
                 gradient = torch.zeros_like(self._weights.of_replicas(name)[replica])
             # A copy in any case: torch goes on adding to this memory.
@@ -86,7 +86,7 @@ class Watch:
         self._gradients.add(step, replica, tuple(values))
 
     def saw_update(self, steps: range, optimizer: DeviceOptimizer) -> None:
-        """Take what the update made of the micro-batches of `steps` has left."""
+        """Take the tensors that the update of the micro-batches of `steps` has left."""
         if not self._anchors.updates:
             return
         tensors = optimizer.tensors()
@@ -107,7 +107,7 @@ class Watch:
         return [tensors[name]] * self._num_replicas
 
     def tensors(self) -> dict[str, Tensor]:
-        """What was seen, by the user's names."""
+        """All collected tensors, by the user's names."""
         return {
             **dict(zip(self._anchors.gradients, self._gradients.tensors())),
             **dict(zip(self._anchors.updates, self._updates.tensors())),

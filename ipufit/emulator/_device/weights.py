@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's side of a compiled model: its weights and their gradients.
+"""The weights of a model on its device.
 
 Nothing here is shared with the host's module. Weights move only through `upload`
 and `download`, so that a copy which a script forgets is missing here as it would be
@@ -25,15 +25,15 @@ class DeviceWeights:
     for each group. A buffer that the program changes has a copy of its own on each.
 
     Args:
-        program: Says which weights there are, and which change.
+        program: Has the names of the weights, and which of them it changes.
         host: Host tensors by name; their values are uploaded.
-        replicas: Number of replicas.
-        groups: Of the weights that differ between groups of replicas.
+        replicas: The number of replicas.
+        groups: The weights, by name, that differ between groups of replicas.
 
     Attributes:
-        trained: The weights that have gradients, the elements of grouped ones each by
-            itself.
-        groups_of_elements: For each trained element the number of groups.
+        trained: The weights that have gradients, with one element for each group of
+            a grouped weight.
+        groups_of_elements: For each of these elements the number of groups.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DeviceWeights:
         self._arguments = [list(weights.values()) for weights in self._replicas]
 
     def _elements(self, name: str, host: dict[str, Tensor]) -> list[Tensor]:
-        """The host's value for each group of replicas; one if they aren't grouped."""
+        """Give the host's value for each group of replicas; one without groups."""
         value = host[name].detach()
         groups = self._groups.get(name)
         if groups is None:
@@ -85,7 +85,7 @@ class DeviceWeights:
         return [weights[name] for weights in self._replicas]
 
     def arguments(self, replica: int) -> list[Tensor]:
-        """What the program takes on `replica`, in order."""
+        """The weights in the order in which the program takes them on `replica`."""
         arguments = self._arguments[replica]
         if not self._is_volatile:
             return arguments
@@ -94,7 +94,7 @@ class DeviceWeights:
 
     @torch.no_grad()
     def upload(self, host: dict[str, Tensor]) -> None:
-        """Take the values of those of the host's weights that are given."""
+        """Copy the values of some or all of the host's weights to the device."""
         for name in host:
             elements = self._elements(name, host)
             for replica, weights in enumerate(self._replicas):

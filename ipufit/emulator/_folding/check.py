@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two ways to compute the same gave the same."""
+"""Compare the results of two ways to compute the same."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 RELATIVE = 1e-4
-"""Of the largest element of a tensor: how far elements may be apart."""
+"""The largest difference of elements, as a share of their tensor's largest element."""
 
 SHARE_OF_LARGEST = 1e-6
-"""Of the largest element of all tensors: what may be added to that.
+"""What is allowed besides, as a share of the largest element of all tensors.
 
 Gradients that are 0 but for rounding, such as those of the keys' biases in attention,
 have no size of their own.
@@ -20,14 +20,10 @@ have no size of their own.
 
 
 def difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> str | None:
-    """What differs between two lists of tensors beyond rounding.
-
-    Args:
-        one: Tensors.
-        other: What should be the same.
+    """Describe how two lists of tensors differ beyond rounding.
 
     Returns:
-        Text for people; None if nothing does.
+        Text for people; None if they don't differ.
 
     Example:
         >>> difference([torch.ones(2)], [torch.ones(2) + 1e-6]) is None

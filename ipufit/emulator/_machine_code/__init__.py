@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs compiled to machine code: a room that could be taken out."""
+"""Programs as machine code: only the choice of a runner imports this room."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that a compiled program leaves to torch's own kernels.
+"""Operators that machine code leaves to torch's own kernels.
 
 Inductor writes loops of its own for max pooling. They are fast where only the largest
 values are wanted, and several times slower than torch's kernels where their places are
@@ -55,8 +55,8 @@ Table = Dict[Any, Callable[..., Any]]
 def kernel_table() -> Table:
     """What to replace in the graph of a differentiated function, and with what.
 
-    It also makes the operators known to torch: functions that were compiled with them
-    need that before they are loaded.
+    It also makes the operators known to torch: machine code that calls them needs that
+    before it is loaded.
 
     Returns:
         A decomposition table, as `make_fx` takes it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile functions of tensors for this machine's processor, ahead of time.
+"""Translate functions of tensors to machine code of this processor, ahead of time.
 
 A function is traced to a graph of ATen operators; torch's AOTInductor makes C++ of it,
 and a C++ compiler a library. That is kept in a folder, under a name made of all that
@@ -21,6 +21,7 @@ import tempfile
 import time
 import warnings
 import weakref
+from operator import attrgetter
 from typing import Any, Callable, Sequence
 
 import torch
@@ -39,7 +40,7 @@ _LEAST_TORCH = "2.7"
 
 HALF = "it computes in float16"
 _FORMAT = 1
-"""Changes with what `_kernel_ops.py` does, and how functions are compiled."""
+"""Part of the names of libraries: raise it when they come out differently."""
 
 _CONFIG = {
     # The numbers that torch's own kernels draw, from the generator that they draw from.
@@ -50,11 +51,11 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 class MachineFunction:
-    """A compiled function.
+    """A function as machine code.
 
     Args:
-        path: Of the library's package.
-        example: Arguments like those that it will get.
+        path: The library's package.
+        example: Arguments of the shapes and strides that it will get.
     """
 
     def __init__(self, path: str, example: Sequence[Tensor]) -> None:
@@ -66,21 +67,24 @@ class MachineFunction:
         _LOADED.add(self)
 
     def takes(self, first: Sequence[Tensor]) -> bool:
-        """Whether these may be the first arguments: it looks at no shape or stride."""
+        """Whether the first arguments have the shapes and strides of the example.
+
+        The machine code itself checks neither.
+        """
         known = zip(first, self._shapes, self._strides)
         return all(t.shape == shape and t.stride() == s for t, shape, s in known)
 
     def last_strides(self, count: int) -> list[tuple[int, ...]]:
-        """Those of the last arguments."""
+        """The strides of the last arguments of the example."""
         return self._strides[len(self._strides) - count :]
 
     def run(self, arguments: list[Tensor]) -> list[Tensor]:
-        """Call it; what it changes in place is changed in `arguments`."""
+        """Run the function, which may change its arguments in place."""
         results: list[Tensor] = self._loader.run(arguments)
         return results
 
     def unload(self) -> None:
-        """Remove the unpacked library; it can't be called any more."""
+        """Remove the unpacked library; the function can't run any more."""
         self._loader = None
 
 
@@ -90,12 +94,12 @@ _LOADED: weakref.WeakSet[MachineFunction] = weakref.WeakSet()
 @atexit.register
 def _unload_all() -> None:
     # Python doesn't destroy what still lives at the end.
-    for compiled in list(_LOADED):
-        compiled.unload()
+    for function in list(_LOADED):
+        function.unload()
 
 
 def require_compiler() -> None:
-    """Refuse where nothing can be compiled.
+    """Refuse where nothing can be translated.
 
     Raises:
         Error: torch is too old, or there is no C++ compiler.
@@ -135,36 +139,33 @@ def translate_function(
     is_differentiated: bool,
     is_random: bool,
 ) -> MachineFunction:
-    """Compile a function, or load what was compiled before.
+    """Translate a function, or load the machine code that was kept.
 
     Args:
-        name: What it is, for the log.
+        name: A description for the log.
         function: It may change its arguments in place.
-        example: What it will be called with, in shape, type and strides.
-        folder: Where compiled functions are kept; None: beside Inductor's own cache.
+        example: Arguments of the shapes, types and strides that it will get.
+        folder: The folder of machine code; None: one beside Inductor's own cache.
         is_differentiated: Whether there are gradients in it.
-        is_random: Whether it draws random numbers: others where it computes a tensor
-            in another memory format.
-
-    Returns:
-        The function.
+        is_random: Whether it draws random numbers. These may differ where a tensor is
+            computed in another memory format, so results aren't compared.
 
     Raises:
-        ArithmeticError: What was compiled gives something else than the function.
+        ArithmeticError: The machine code gives something else than the function.
         Exception: Whatever torch raises for what can't be traced or compiled.
     """
     start = time.perf_counter()
     graph = _traced(function, example, kernel_table() if is_differentiated else {})
     folder = os.path.abspath(folder or os.path.join(_inductor_cache(), "ipufit"))
     path = os.path.join(folder, f"{_key(graph, example)}.pt2")
-    compiled = _loaded(path, example)
-    is_new = compiled is None
-    if compiled is None:
+    translated = _loaded(path, example)
+    is_new = translated is None
+    if translated is None:
         os.makedirs(folder, exist_ok=True)
         _compile(graph, example, path)
-        compiled = MachineFunction(path, example)
+        translated = MachineFunction(path, example)
     if not is_random:
-        _compare(function, compiled, example)
+        _compare(function, translated, example)
     logger.info(
         "%s %s in %.1f s: %s",
         "Compiled" if is_new else "Loaded",
@@ -172,7 +173,7 @@ def translate_function(
         time.perf_counter() - start,
         path,
     )
-    return compiled
+    return translated
 
 
 def _traced(function: Function, example: Sequence[Tensor], table: Table) -> GraphModule:
@@ -190,11 +191,11 @@ def _traced(function: Function, example: Sequence[Tensor], table: Table) -> Grap
 
 
 def _compare(
-    function: Function, compiled: MachineFunction, example: Sequence[Tensor]
+    function: Function, translated: MachineFunction, example: Sequence[Tensor]
 ) -> None:
-    """Hold a compiled function against the function itself."""
+    """Refuse machine code that gives something else than the function itself."""
     ones, others = ([torch.clone(t) for t in example] for _ in range(2))
-    reason = difference([*function(*ones), *ones], [*compiled.run(others), *others])
+    reason = difference([*function(*ones), *ones], [*translated.run(others), *others])
     if reason is not None:
         raise ArithmeticError(f"machine code gives something else: {reason}")
 
@@ -231,12 +232,12 @@ def _inductor() -> Any:
 
 
 def _module(name: str) -> Any:
-    """A part of torch that the oldest one hasn't got, and `import torch` leaves out."""
+    """Import a part of torch that the oldest one hasn't got."""
     return importlib.import_module(name)
 
 
 def _key(graph: GraphModule, example: Sequence[Tensor]) -> str:
-    """A name for what is compiled, from all that its code depends on."""
+    """Make a name for machine code from all that it depends on."""
     digest = hashlib.sha256()
     for part in (
         _FORMAT,
@@ -262,25 +263,19 @@ def _key(graph: GraphModule, example: Sequence[Tensor]) -> str:
 
 def _constants(graph: GraphModule) -> list[tuple[str, Tensor]]:
     names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
-    values = [(name, _attribute(graph, name)) for name in sorted(names)]
-    return [(name, value.detach()) for name, value in values]
-
-
-def _attribute(graph: GraphModule, name: str) -> Tensor:
-    value: Any = graph
-    for part in name.split("."):
-        value = getattr(value, part)
-    if not isinstance(value, Tensor):
-        raise NotImplementedError(f"a constant that is a {type(value).__name__}")
-    return value
+    constants = [(name, attrgetter(name)(graph)) for name in sorted(names)]
+    for _, value in constants:
+        if not isinstance(value, Tensor):
+            raise NotImplementedError(f"a constant that is a {type(value).__name__}")
+    return [(name, value.detach()) for name, value in constants]
 
 
 def _processor() -> str:
-    """What the processor can do, where Linux tells; else its name."""
+    """Describe what the processor can do, where Linux tells; else give its name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
     except OSError:
         return platform.processor()
-    told = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(told)}))
+    fields = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))

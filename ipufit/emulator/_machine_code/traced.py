@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiler is given: passes and updates as functions of tensors.
+"""Folds and updates as functions of tensors, to be translated to machine code.
 
 Each takes all that it reads, and changes in place what a device changes: weights,
 buffers, optimiser states. Numbers that may change from call to call come in as a
@@ -29,8 +29,8 @@ class Observed:
     """What a program does that its graph doesn't say.
 
     Attributes:
-        reached: The weights that get gradients, by index.
-        copied: The results, by index, that have memory of an argument.
+        reached: The indices of the weights that get gradients.
+        copied: The indices of the results that share memory with an argument.
     """
 
     reached: tuple[int, ...]
@@ -38,12 +38,9 @@ class Observed:
 
     @classmethod
     def of(cls, program: Program, arguments: Tensors, rows: Tensors) -> Observed:
-        """Run a program once.
+        """Run a program once on the rows of a micro-batch.
 
-        Args:
-            program: What runs.
-            arguments: Its weights. Those that it changes are changed.
-            rows: A micro-batch.
+        `arguments` are its weights; it may change them.
         """
         memory = {_memory(tensor) for tensor in (*arguments, *rows)}
         with torch.set_grad_enabled(program.has_loss), DeviceRng(seed=0):
@@ -74,34 +71,28 @@ class TracedFold:
     """One micro-batch of a program, or several that are folded.
 
     Attributes:
-        program: Of one micro-batch.
-        folded: Runs several; None for one.
-        trained: The weights that get gradients, by index.
-        copied: The results of a micro-batch, by index, that need a copy.
-        sums_over: Replicas; 0 if the results aren't summed.
+        fold: Runs several micro-batches; None for one.
+        trained: The indices of the weights that get gradients.
+        copied: The indices of the results of a micro-batch that need a copy.
+        sums_over: The number of replicas; 0 if the results aren't summed.
     """
 
     program: Program
-    folded: Fold | None
+    fold: Fold | None
     trained: tuple[int, ...]
     copied: frozenset[int]
     sums_over: int = 0
 
-    @property
-    def count(self) -> int:
-        """Micro-batches."""
-        return 1 if self.folded is None else self.folded.count
-
     def results(self, arguments: Tensors, rows: Tensors) -> list[Tensor]:
-        """What inference returns, micro-batch by micro-batch."""
+        """Compute the results of inference, micro-batch by micro-batch."""
         with torch.no_grad():
-            columns, _ = self._run(self._own(arguments), rows)
-            return self._kept(columns)
+            results, _ = self._run(self._own(arguments), rows)
+            return self._kept(results)
 
     def gradients(
         self, arguments: Tensors, rows: Tensors, scale: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """What training returns, and the gradients of the loss times `scale`."""
+        """Compute the results of training, and the gradients of the scaled loss."""
         own = self._own(arguments)
         leaves = [own[index].detach().requires_grad_() for index in self.trained]
         for index, leaf in zip(self.trained, leaves):
@@ -117,17 +108,17 @@ class TracedFold:
     def _run(
         self, arguments: list[Tensor], rows: Tensors
     ) -> tuple[list[Tensors], Tensor | None]:
-        """The results of each micro-batch, and the loss, or all losses in one."""
-        if self.folded is not None:
-            results_of_all, loss = self.folded.run(arguments, tuple(rows), [])
-            return list(results_of_all), loss
+        """Give the results of each micro-batch, and the loss, or all losses in one."""
+        if self.fold is not None:
+            folded, loss = self.fold.run(arguments, tuple(rows), [])
+            return list(folded), loss
         results: Tensors = self.program.run(*arguments, *rows)
         if not self.program.has_loss:
             return [results], None
         return [results[:-1]], results[-1]
 
     def _own(self, arguments: Tensors) -> list[Tensor]:
-        """The arguments; copies of those whose changes don't persist."""
+        """Copy the arguments whose changes don't persist."""
         names = self.program.weight_names
         volatile = self.program.volatile_weights
         return [
@@ -136,7 +127,7 @@ class TracedFold:
         ]
 
     def _kept(self, results: list[Tensors]) -> list[Tensor]:
-        """The results in one list, summed if asked for."""
+        """Put the results in one list, summed if asked for."""
         kept = [
             [
                 tensor.detach().clone() if index in self.copied else tensor.detach()
@@ -153,7 +144,7 @@ class TracedFold:
 
 
 def _sum(tensors: Tensors) -> Tensor:
-    """In the order, and the type, in which a device adds them up."""
+    """Add tensors in the order, and the type, in which a device adds them."""
     total = tensors[0]
     for tensor in tensors[1:]:
         total = (total + tensor).to(total.dtype)
@@ -162,12 +153,11 @@ def _sum(tensors: Tensors) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainingFunctions:
-    """The functions of a training program, of flat tensors.
+    """The functions of a training program, whose arguments are single tensors.
 
     Attributes:
-        traced: A pass.
-        update: The optimiser's.
-        num_weights: How many weights the program takes.
+        update: The optimiser's arithmetic.
+        num_weights: The number of weights that the program takes.
     """
 
     traced: TracedFold
@@ -175,7 +165,7 @@ class TrainingFunctions:
     num_weights: int
 
     def whole(self, *tensors: Tensor) -> list[Tensor]:
-        """An update: of weights, states, numbers, and rows."""
+        """Make an update, given weights, states, numbers, and rows."""
         arguments, state, values, rows = self._parts(tensors)
         results, gradients = self.traced.gradients(arguments, rows, values[0])
         trained = [arguments[index] for index in self.traced.trained]
@@ -183,7 +173,7 @@ class TrainingFunctions:
         return results
 
     def part(self, *tensors: Tensor) -> list[Tensor]:
-        """A pass that adds gradients: of weights, sums, numbers, and rows."""
+        """Add the gradients of a fold, given weights, sums, numbers, and rows."""
         arguments, sums, values, rows = self._parts(tensors)
         results, gradients = self.traced.gradients(arguments, rows, values[0])
         for total, gradient in zip(sums, gradients):
@@ -191,7 +181,7 @@ class TrainingFunctions:
         return results
 
     def last(self, *tensors: Tensor) -> list[Tensor]:
-        """The rest of an update: of trained weights, sums, states, and numbers."""
+        """Make an update of sums, given trained weights, sums, states, and numbers."""
         count = len(self.traced.trained)
         weights, sums = tensors[:count], tensors[count : 2 * count]
         *state, values = tensors[2 * count :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that are compiled ahead of time, and where they are kept."""
+"""Functions that are translated ahead of time, and where they are kept."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def example():
     return [torch.tensor([1.0, 2.0]), torch.zeros(2)]
 
 
-def compiled(folder, function=scaled_sum, **kwargs):
+def translated(folder, function=scaled_sum, **kwargs):
     flags = {"is_differentiated": False, "is_random": False, **kwargs}
-    return _machine_functions.compile_function(
+    return _machine_functions.translate_function(
         "a sum", function, example(), str(folder), **flags
     )
 
@@ -42,7 +42,7 @@ def compiled(folder, function=scaled_sum, **kwargs):
 def test_one_is_kept_loaded_and_made_anew_if_broken(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, logger="poptorch::python")
     folder, kept = tmp_path / "made" / "here", tmp_path / "kept.pt2"
-    function = compiled(folder)
+    function = translated(folder)
     x, total = example()
     (result,) = function.run([x, total])
     assert float(result) == 8.0
@@ -54,13 +54,13 @@ def test_one_is_kept_loaded_and_made_anew_if_broken(tmp_path, monkeypatch, caplo
         shutil.copy(kept, path)
 
     monkeypatch.setattr(_machine_functions, "_compile", None)
-    assert float(compiled(folder).run(example())[0]) == 8.0
+    assert float(translated(folder).run(example())[0]) == 8.0
     package.write_bytes(b"broken")
     monkeypatch.setattr(_machine_functions, "_compile", copy_it)
-    assert float(compiled(folder).run(example())[0]) == 8.0
-    told = [r.getMessage().split(" in ")[0] for r in caplog.records]
-    assert told[0] == told[-1] == "Compiled a sum"
-    assert told[1] == "Loaded a sum"
+    assert float(translated(folder).run(example())[0]) == 8.0
+    lines = [r.getMessage().split(" in ")[0] for r in caplog.records]
+    assert lines[0] == lines[-1] == "Compiled a sum"
+    assert lines[1] == "Loaded a sum"
     assert "can't be loaded" in caplog.text
 
     # Code that gives something else is refused.
@@ -69,7 +69,7 @@ def test_one_is_kept_loaded_and_made_anew_if_broken(tmp_path, monkeypatch, caplo
         return [total.sum() + 1.0]
 
     with pytest.raises(ArithmeticError, match="tensor 0 differs by 1"):
-        compiled(folder, another_sum)
+        translated(folder, another_sum)
 
 
 def test_the_name_says_what_code_depends_on(monkeypatch):
@@ -102,7 +102,7 @@ def test_what_was_unpacked_goes_at_the_end(tmp_path, monkeypatch):
     unpacked = tmp_path / "unpacked"
     unpacked.mkdir()
     monkeypatch.setenv("TMPDIR", str(unpacked))
-    function = compiled(tmp_path / "cache")
+    function = translated(tmp_path / "cache")
     before = os.listdir(unpacked)
     _machine_functions._unload_all()
     assert os.listdir(unpacked) == [] or before == []
