@@ -3,17 +3,10 @@
 
 from __future__ import annotations
 
+from ipufit.emulator._optimizers import optimizers as _optimizers
 from ipufit.emulator._optimizers.base import Optimizer, VariableAttributes
 from ipufit.emulator._optimizers.base import logger as logger
-from ipufit.emulator._optimizers.lamb import LAMB
-from ipufit.emulator._optimizers.optimizers import SGD, Adam, AdamW, RMSprop
+from ipufit.emulator._optimizers.optimizers import *  # noqa: F403 - as `__all__` says
 
-__all__ = [
-    "LAMB",
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Optimizer",
-    "RMSprop",
-    "VariableAttributes",
-]
+__all__ = ["Optimizer", "VariableAttributes"]
+__all__ += _optimizers.__all__

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, Mapping
 
@@ -19,7 +20,20 @@ logger = logging.getLogger("poptorch::python")
 
 StateTensors = Dict[str, Tensor]
 
-_ACCUMULATION_TYPES = (torch.float32, torch.float16)
+ATTRIBUTES: Mapping[str, Any] = MappingProxyType(
+    {
+        "use_combined_accum": False,
+        "bias_correction": True,
+        "use_tf_variant": False,
+        "max_grad_norm": math.inf,
+        "max_weight_norm": 65500.0,
+        "accum_type": torch.float32,
+        "velocity_accum_type": torch.float32,
+        "first_order_momentum_accum_type": torch.float32,
+        "second_order_momentum_accum_type": torch.float32,
+    }
+)
+"""Attributes that PopTorch's optimisers have besides torch's, and their defaults."""
 
 
 class VariableAttributes:
@@ -129,9 +143,6 @@ class Optimizer(torch.optim.Optimizer):
 
     variable_attrs: VariableAttributes
     loss_scaling: float
-
-    # What copies and pickles keep besides torch's own attributes.
-    _attribute_names: tuple[str, ...] = ()
 
     # Class values, so that subclasses needn't call a constructor of ours.
     _device_state: Mapping[str, Any] = MappingProxyType(
@@ -246,7 +257,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("defaults", "state", "param_groups", "variable_attrs", "loss_scaling")
-        kept = {name: getattr(self, name) for name in names + self._attribute_names}
+        kept = {name: getattr(self, name) for name in names}
+        kept.update({n: value for n, value in vars(self).items() if n in ATTRIBUTES})
         kept["_device_state"] = dict(self._device_state)
         kept["ipu_state_is_dirty"] = self.has_state()
         return kept
@@ -262,14 +274,20 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             arguments: Group variables given to the constructor, None where not given.
             loss_scaling: The constructor's argument.
-            attributes: Values of the attributes named by `_attribute_names`.
+            attributes: Those of `ATTRIBUTES` that the optimiser has; None for the
+                default.
+
+        Raises:
+            AssertionError: A type is neither float32 nor float16.
         """
         given = {name for name, value in arguments.items() if value is not None}
         if loss_scaling is not None:
             given.add("loss_scaling")
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         for name, value in attributes.items():
-            setattr(self, name, value)
+            if name.endswith("accum_type"):
+                _check_accumulation_type(value)
+            setattr(self, name, ATTRIBUTES[name] if value is None else value)
         allowed = [*self.defaults, "loss_scaling"]
         self.variable_attrs = VariableAttributes(given, allowed)
 
@@ -298,27 +316,9 @@ def torch_arguments(
     }
 
 
-def accumulation_type(dtype: torch.dtype | None) -> torch.dtype:
-    """Check a type for accumulators; float32 if none was given.
-
-    Args:
-        dtype: The constructor's argument.
-
-    Returns:
-        A type the device can accumulate in.
-
-    Raises:
-        AssertionError: If it is neither float32 nor float16.
-
-    Example:
-        >>> accumulation_type(None)
-        torch.float32
-    """
-    if dtype is None:
-        return torch.float32
-    if dtype not in _ACCUMULATION_TYPES:
+def _check_accumulation_type(dtype: torch.dtype | None) -> None:
+    if dtype not in (None, torch.float32, torch.float16):
         raise AssertionError(
             "Accumulation types must be either torch.float32 or torch.float16, "
             f"not {dtype}."
         )
-    return dtype

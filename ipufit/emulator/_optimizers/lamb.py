@@ -8,14 +8,14 @@ from typing import Any, Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ipufit.emulator._optimizers.base import Optimizer, accumulation_type
+from ipufit.emulator._optimizers.base import ATTRIBUTES, Optimizer
 
 _DEFAULTS = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),
     "eps": 1e-8,
     "weight_decay": 1e-2,
-    "max_weight_norm": 65500.0,
+    "max_weight_norm": ATTRIBUTES["max_weight_norm"],
 }
 
 
@@ -57,14 +57,6 @@ class LAMB(Optimizer, torch.optim.Optimizer):
     first_order_momentum_accum_type: torch.dtype
     second_order_momentum_accum_type: torch.dtype
 
-    _attribute_names = (
-        "bias_correction",
-        "max_weight_norm",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-    )
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -93,15 +85,11 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         self._record(
             arguments,
             loss_scaling,
-            bias_correction=True if bias_correction is None else bias_correction,
-            max_weight_norm=defaults["max_weight_norm"],
-            accum_type=accumulation_type(accum_type),
-            first_order_momentum_accum_type=accumulation_type(
-                first_order_momentum_accum_type
-            ),
-            second_order_momentum_accum_type=accumulation_type(
-                second_order_momentum_accum_type
-            ),
+            bias_correction=bias_correction,
+            max_weight_norm=max_weight_norm,
+            accum_type=accum_type,
+            first_order_momentum_accum_type=first_order_momentum_accum_type,
+            second_order_momentum_accum_type=second_order_momentum_accum_type,
         )
 
     @torch.no_grad()

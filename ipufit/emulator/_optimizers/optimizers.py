@@ -13,17 +13,18 @@ guide, "Optimizers").
 
 from __future__ import annotations
 
-import math
 from typing import Any, Iterable
 
 import torch
 
 from ipufit.emulator._optimizers.base import (
     Optimizer,
-    accumulation_type,
     logger,
     torch_arguments,
 )
+from ipufit.emulator._optimizers.lamb import LAMB
+
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "RMSprop"]
 
 
 class SGD(Optimizer, torch.optim.SGD):
@@ -66,13 +67,6 @@ class SGD(Optimizer, torch.optim.SGD):
     velocity_accum_type: torch.dtype
     max_grad_norm: float
 
-    _attribute_names = (
-        "use_combined_accum",
-        "accum_type",
-        "velocity_accum_type",
-        "max_grad_norm",
-    )
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -113,10 +107,10 @@ class SGD(Optimizer, torch.optim.SGD):
         self._record(
             arguments,
             loss_scaling,
-            use_combined_accum=bool(use_combined_accum),
-            accum_type=accumulation_type(accum_type),
-            velocity_accum_type=accumulation_type(velocity_accum_type),
-            max_grad_norm=math.inf if max_grad_norm is None else max_grad_norm,
+            use_combined_accum=use_combined_accum,
+            accum_type=accum_type,
+            velocity_accum_type=velocity_accum_type,
+            max_grad_norm=max_grad_norm,
         )
 
     def _add_velocity_scaling(self, velocity_scaling: float | None) -> None:
@@ -161,13 +155,6 @@ class Adam(Optimizer, torch.optim.Adam):
     second_order_momentum_accum_type: torch.dtype
     max_grad_norm: float
 
-    _attribute_names = (
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "max_grad_norm",
-    )
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -203,14 +190,10 @@ class Adam(Optimizer, torch.optim.Adam):
         self._record(
             arguments,
             loss_scaling,
-            accum_type=accumulation_type(accum_type),
-            first_order_momentum_accum_type=accumulation_type(
-                first_order_momentum_accum_type
-            ),
-            second_order_momentum_accum_type=accumulation_type(
-                second_order_momentum_accum_type
-            ),
-            max_grad_norm=math.inf if max_grad_norm is None else max_grad_norm,
+            accum_type=accum_type,
+            first_order_momentum_accum_type=first_order_momentum_accum_type,
+            second_order_momentum_accum_type=second_order_momentum_accum_type,
+            max_grad_norm=max_grad_norm,
         )
 
 
@@ -250,14 +233,6 @@ class AdamW(Optimizer, torch.optim.AdamW):
     second_order_momentum_accum_type: torch.dtype
     max_grad_norm: float
 
-    _attribute_names = (
-        "bias_correction",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "max_grad_norm",
-    )
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -294,15 +269,11 @@ class AdamW(Optimizer, torch.optim.AdamW):
         self._record(
             arguments,
             loss_scaling,
-            bias_correction=True if bias_correction is None else bias_correction,
-            accum_type=accumulation_type(accum_type),
-            first_order_momentum_accum_type=accumulation_type(
-                first_order_momentum_accum_type
-            ),
-            second_order_momentum_accum_type=accumulation_type(
-                second_order_momentum_accum_type
-            ),
-            max_grad_norm=math.inf if max_grad_norm is None else max_grad_norm,
+            bias_correction=bias_correction,
+            accum_type=accum_type,
+            first_order_momentum_accum_type=first_order_momentum_accum_type,
+            second_order_momentum_accum_type=second_order_momentum_accum_type,
+            max_grad_norm=max_grad_norm,
         )
 
 
@@ -340,13 +311,6 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
     second_order_momentum_accum_type: torch.dtype
     use_tf_variant: bool
 
-    _attribute_names = (
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "use_tf_variant",
-    )
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -380,12 +344,8 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self._record(
             arguments,
             loss_scaling,
-            accum_type=accumulation_type(accum_type),
-            first_order_momentum_accum_type=accumulation_type(
-                first_order_momentum_accum_type
-            ),
-            second_order_momentum_accum_type=accumulation_type(
-                second_order_momentum_accum_type
-            ),
-            use_tf_variant=bool(use_tf_variant),
+            accum_type=accum_type,
+            first_order_momentum_accum_type=first_order_momentum_accum_type,
+            second_order_momentum_accum_type=second_order_momentum_accum_type,
+            use_tf_variant=use_tf_variant,
         )

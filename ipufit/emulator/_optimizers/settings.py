@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading an optimiser object into the device's settings.
-
-Accepted are PopTorch's optimisers, torch's SGD, Adam, AdamW and RMSprop, and classes
-derived from them, which count as what they derive from. PopTorch 3.4 decides by
-`isinstance`; AdamW is tried before Adam, because newer torch derives it from Adam.
-"""
+"""Reading an optimiser object into the device's settings."""
 
 from __future__ import annotations
 
@@ -15,54 +10,16 @@ from typing import Any, Iterable, Mapping
 
 import torch
 
-from ipufit.emulator._optimizers.base import Optimizer, logger
-from ipufit.emulator._optimizers.lamb import LAMB
-from ipufit.emulator._optimizers.optimizers import AdamW
+from ipufit.emulator._optimizers.base import ATTRIBUTES, Optimizer, logger
+from ipufit.emulator._optimizers.kinds import OptimizerKind, optimizer_kind
 from ipufit.emulator._optimizers.values import (
     GroupVariables,
-    OptimizerKind,
     OptimizerSettings,
     Variable,
-    check_replaceable,
 )
 from ipufit.emulator.errors import Error
 
-__all__ = [
-    "GroupVariables",
-    "OptimizerKind",
-    "OptimizerReader",
-    "OptimizerSettings",
-    "Variable",
-    "check_replaceable",
-    "optimizer_kind",
-]
-
-_ADAM = ("lr", "betas", "eps", "weight_decay")
-_GROUP_NAMES: dict[str, tuple[str, ...]] = {
-    "SGD1": (
-        "lr",
-        "momentum",
-        "dampening",
-        "weight_decay",
-        "nesterov",
-        "velocity_scaling",
-    ),
-    "SGD2": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
-    "ADAM": _ADAM,
-    "ADAMW": _ADAM,
-    "ADAMW_NO_BIAS": _ADAM,
-    "RMSPROP": ("lr", "momentum", "weight_decay", "alpha", "eps"),
-    "RMSPROP_CENTERED": ("lr", "momentum", "weight_decay", "alpha", "eps"),
-    "LAMB": (*_ADAM, "max_weight_norm"),
-    "LAMB_NO_BIAS": (*_ADAM, "max_weight_norm"),
-}
-
-_TYPE_NAMES = (
-    "accum_type",
-    "velocity_accum_type",
-    "first_order_momentum_accum_type",
-    "second_order_momentum_accum_type",
-)
+_TYPE_NAMES = [name for name in ATTRIBUTES if name.endswith("accum_type")]
 
 # Optimisers of torch itself: the device knows what they do.
 _TORCH_CLASSES = (
@@ -97,12 +54,7 @@ _OPTIMIZER_NAMES = frozenset(
         "ipu_state_is_dirty",
         "host_state_is_dirty",
         "loss_scaling",
-        "use_combined_accum",
-        "bias_correction",
-        "max_grad_norm",
-        "max_weight_norm",
-        "use_tf_variant",
-        *_TYPE_NAMES,
+        *ATTRIBUTES,
     ]
 )
 
@@ -204,7 +156,7 @@ class OptimizerReader:
         self, kind: OptimizerKind, optimizer: torch.optim.Optimizer
     ) -> None:
         is_first = not self._known
-        group_names = _TORCH_GROUP_NAMES.union(_GROUP_NAMES[kind.name])
+        group_names = _TORCH_GROUP_NAMES.union(kind.variables)
         found: list[tuple[str, Iterable[str], frozenset[str]]] = [
             ("default group variable", optimizer.defaults, group_names),
             ("optimizer attribute", vars(optimizer), _OPTIMIZER_NAMES),
@@ -230,56 +182,6 @@ class OptimizerReader:
             logger.log(level, message)
 
 
-def optimizer_kind(optimizer: torch.optim.Optimizer) -> OptimizerKind:
-    """Say which of the device's optimisers stands for an optimiser object.
-
-    Args:
-        optimizer: Any object.
-
-    Returns:
-        The kind its class, and a few of its attributes, ask for.
-
-    Raises:
-        AssertionError: If there is none, or RMSprop's groups want different ones.
-
-    Example:
-        >>> weights = [torch.nn.Parameter(torch.zeros(2))]
-        >>> optimizer_kind(torch.optim.AdamW(weights)).name
-        'ADAMW'
-    """
-    if isinstance(optimizer, torch.optim.SGD):
-        is_combined = getattr(optimizer, "use_combined_accum", False)
-        return OptimizerKind.SGD1 if is_combined else OptimizerKind.SGD2
-    if isinstance(optimizer, torch.optim.AdamW):
-        if isinstance(optimizer, AdamW) and not optimizer.bias_correction:
-            return OptimizerKind.ADAMW_NO_BIAS
-        return OptimizerKind.ADAMW
-    if isinstance(optimizer, torch.optim.Adam):
-        return OptimizerKind.ADAM
-    if isinstance(optimizer, torch.optim.RMSprop):
-        return _rmsprop_kind(optimizer)
-    if isinstance(optimizer, LAMB):
-        corrects = optimizer.bias_correction
-        return OptimizerKind.LAMB if corrects else OptimizerKind.LAMB_NO_BIAS
-    raise AssertionError(
-        "Unsupported optimizer type. Types supported are poptorch.optim's SGD, Adam, "
-        "AdamW, RMSprop and LAMB, and torch.optim's SGD, Adam, AdamW and RMSprop; got "
-        f"{type(optimizer).__name__}."
-    )
-
-
-def _rmsprop_kind(optimizer: torch.optim.RMSprop) -> OptimizerKind:
-    centered = {bool(group.get("centered")) for group in optimizer.param_groups}
-    if len(centered) > 1:
-        raise AssertionError(
-            "All parameter groups must have the same value for the 'centered' "
-            "attribute: the device has one RMSprop for all of them."
-        )
-    if centered == {True}:
-        return OptimizerKind.RMSPROP_CENTERED
-    return OptimizerKind.RMSPROP
-
-
 def _check_variants(kind: OptimizerKind, values: Mapping[str, Any]) -> None:
     if kind.family != "Adam":
         return
@@ -296,7 +198,7 @@ def _group(
     kind: OptimizerKind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
 ) -> GroupVariables:
     variables: dict[str, Variable] = {}
-    for name in _GROUP_NAMES[kind.name]:
+    for name in kind.variables:
         if name not in values:
             raise AssertionError(
                 f"Mandatory attribute {name} not found in optimizer group"
@@ -319,15 +221,7 @@ def _is_constant(
         return bool(attributes.isConstant(name))
     if name == "lr":
         return False
-    # Torch's optimisers don't tell what was given, so a default's value is constant.
-    ordinary = {
-        "weight_decay": 0.01 if kind.mode == "AdamW" else 0.0,
-        "momentum": 0.0,
-        "dampening": 0.0,
-        "velocity_scaling": 1.0,
-        "eps": 1e-8,
-    }
-    return name not in ordinary or value == ordinary[name]
+    return name not in kind.ordinary or value == kind.ordinary[name]
 
 
 def _number(name: str, value: object) -> float:
@@ -347,7 +241,7 @@ def _betas(value: object) -> dict[str, float]:
 
 
 def _max_grad_norm(kind: OptimizerKind, optimizer: torch.optim.Optimizer) -> float:
-    if kind.family != "SGD" and kind.mode not in ("Adam", "AdamW"):
+    if not kind.clips:
         return math.inf
     value = _number("max_grad_norm", getattr(optimizer, "max_grad_norm", math.inf))
     if math.isnan(value):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimiser sends to the device, as PopTorch logs it."""
+"""An optimiser's values in the log, as PopTorch words them."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Iterator
 
+from ipufit.emulator._optimizers.kinds import OptimizerKind
 from ipufit.emulator._optimizers.values import (
     GroupVariables,
-    OptimizerKind,
     OptimizerSettings,
     Variable,
 )
@@ -23,7 +23,7 @@ def optimizer_log(settings: OptimizerSettings) -> Iterator[str]:
     `(const)`.
 
     Args:
-        settings: What was read off the optimiser.
+        settings: The values read off the optimiser.
 
     Yields:
         A line for the log.

@@ -1,41 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device needs to know of an optimiser, and what may change later.
+"""The values of an optimiser that the device needs, and which may change later.
 
 The device runs no Python optimiser: it has kinds of its own, configured with values
-read off an optimiser object (`_optimizer_settings.py`). Two readings compare equal when
-there is nothing to send.
+read off an optimiser object (`settings.py`). Two readings compare equal when there is
+nothing to send.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from enum import Enum
 from typing import Iterator, NamedTuple
 
 import torch
 
+from ipufit.emulator._optimizers.kinds import OptimizerKind
 from ipufit.emulator.errors import Error
-
-
-class OptimizerKind(Enum):
-    """The optimisers the device has: a family, and a mode within it."""
-
-    SGD1 = ("SGD", "combined")
-    SGD2 = ("SGD", "separate")
-    ADAM = ("Adam", "Adam")
-    ADAMW = ("Adam", "AdamW")
-    # The device corrects the bias all the same: the mode is AdamW's.
-    ADAMW_NO_BIAS = ("Adam", "AdamW", "no bias correction")
-    LAMB = ("Adam", "Lamb")
-    LAMB_NO_BIAS = ("Adam", "LambNoBias")
-    RMSPROP = ("Adaptive", "RMSProp")
-    RMSPROP_CENTERED = ("Adaptive", "CenteredRMSProp")
-
-    # The last argument only keeps two values apart: equal ones would be one member.
-    def __init__(self, family: str, mode: str, asked: str = "") -> None:
-        self.family = family
-        self.mode = mode
 
 
 class Variable(NamedTuple):

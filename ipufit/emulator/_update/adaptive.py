@@ -14,9 +14,9 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
+from ipufit.emulator._optimizers.kinds import OptimizerKind
 from ipufit.emulator._optimizers.values import (
     GroupVariables,
-    OptimizerKind,
     OptimizerSettings,
     Variable,
 )
@@ -25,6 +25,7 @@ from ipufit.emulator._update.rule import (
     STEP,
     WEIGHT,
     Operands,
+    Rules,
     Scalars,
     UpdateRule,
     WeightState,
@@ -42,9 +43,7 @@ class _Moments(UpdateRule):
     first_type: torch.dtype
     second_type: torch.dtype
 
-    def scalars(
-        self, variables: GroupVariables, scaling: Variable
-    ) -> dict[str, Variable]:
+    def scalars(self, variables: GroupVariables, scaling: Variable) -> Scalars:
         """Give the hyper-parameters as they are."""
         return {
             "learningRate": variables.lr,
@@ -54,9 +53,7 @@ class _Moments(UpdateRule):
             "eps": variables.eps,
         }
 
-    def initial_state(
-        self, weight: Tensor, scalars: Mapping[str, Variable]
-    ) -> WeightState:
+    def initial_state(self, weight: Tensor, scalars: Scalars) -> WeightState:
         """Make means of zero and a counter."""
         return {
             "Accl1": torch.zeros_like(weight, dtype=self.first_type),
@@ -64,11 +61,11 @@ class _Moments(UpdateRule):
             STEP: torch.zeros(()),
         }
 
-    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+    def factors(self, n: Mapping[str, float], step: float) -> dict[str, float]:
         """Subtract in double precision: 1 - beta has few digits in float32."""
         return {
-            "1-beta1": 1.0 - scalars["beta1"],
-            "1-beta2": 1.0 - scalars["beta2"],
+            "1-beta1": 1.0 - n["beta1"],
+            "1-beta2": 1.0 - n["beta2"],
         }
 
     def direction(self, given: Operands, gradients: Values) -> Values:
@@ -110,15 +107,15 @@ class AdamRule(_Moments):
 
     decays_gradient: bool
 
-    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+    def factors(self, n: Mapping[str, float], step: float) -> dict[str, float]:
         """Correct the means' start at zero by the size of the step."""
-        lr = scalars["learningRate"]
-        first = bias_correction(scalars["beta1"], step)
+        lr = n["learningRate"]
+        first = bias_correction(n["beta1"], step)
         return {
-            **super().factors(scalars, step),
-            "shrinkage": 1.0 - lr * scalars["weightDecay"],
+            **super().factors(n, step),
+            "shrinkage": 1.0 - lr * n["weightDecay"],
             "stepSize": lr / first if first else math.nan,
-            "root": square_root(bias_correction(scalars["beta2"], step)),
+            "root": square_root(bias_correction(n["beta2"], step)),
         }
 
     def direction(self, given: Operands, gradients: Values) -> Values:
@@ -157,21 +154,19 @@ class LambRule(_Moments):
 
     corrects_bias: bool
 
-    def scalars(
-        self, variables: GroupVariables, scaling: Variable
-    ) -> dict[str, Variable]:
+    def scalars(self, variables: GroupVariables, scaling: Variable) -> Scalars:
         """Give the hyper-parameters as they are."""
         scalars = super().scalars(variables, scaling)
         return {**scalars, "maxWeightNorm": variables.max_weight_norm}
 
-    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+    def factors(self, n: Mapping[str, float], step: float) -> dict[str, float]:
         """Correct the means' start at zero, if it is to be."""
         first = second = 1.0
         if self.corrects_bias:
-            first = bias_correction(scalars["beta1"], step)
-            second = bias_correction(scalars["beta2"], step)
+            first = bias_correction(n["beta1"], step)
+            second = bias_correction(n["beta2"], step)
         return {
-            **super().factors(scalars, step),
+            **super().factors(n, step),
             "firstCorrection": first,
             "root": square_root(second),
         }
@@ -225,9 +220,7 @@ class RMSpropRule(UpdateRule):
     first_type: torch.dtype
     second_type: torch.dtype
 
-    def scalars(
-        self, variables: GroupVariables, scaling: Variable
-    ) -> dict[str, Variable]:
+    def scalars(self, variables: GroupVariables, scaling: Variable) -> Scalars:
         """Give the hyper-parameters as they are."""
         return {
             "learningRate": variables.lr,
@@ -237,9 +230,7 @@ class RMSpropRule(UpdateRule):
             "eps": variables.eps,
         }
 
-    def initial_state(
-        self, weight: Tensor, scalars: Mapping[str, Variable]
-    ) -> WeightState:
+    def initial_state(self, weight: Tensor, scalars: Scalars) -> WeightState:
         """Make the accumulators that the variant has."""
         start = torch.ones_like if self.is_tensorflow else torch.zeros_like
         state = {"Accl1": start(weight, dtype=self.first_type)}
@@ -249,9 +240,9 @@ class RMSpropRule(UpdateRule):
             state["Accl3"] = torch.zeros_like(weight, dtype=torch.float32)
         return state
 
-    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+    def factors(self, n: Mapping[str, float], step: float) -> dict[str, float]:
         """Subtract in double precision: 1 - alpha has few digits in float32."""
-        return {"1-alpha": 1.0 - scalars["alpha"]}
+        return {"1-alpha": 1.0 - n["alpha"]}
 
     def direction(self, given: Operands, gradients: Values) -> Values:
         """Take the loss scaling out and add the penalty."""
@@ -297,24 +288,32 @@ class RMSpropRule(UpdateRule):
         return roots
 
 
-def adam_rule(settings: OptimizerSettings, variables: GroupVariables) -> UpdateRule:
-    """Choose the rule of weights that Adam, AdamW or LAMB updates."""
-    kind = settings.kind
-    types = (
-        settings.first_order_momentum_accum_type,
-        settings.second_order_momentum_accum_type,
-    )
-    if kind in (OptimizerKind.LAMB, OptimizerKind.LAMB_NO_BIAS):
-        return LambRule(*types, corrects_bias=kind is OptimizerKind.LAMB)
-    return AdamRule(*types, decays_gradient=kind is OptimizerKind.ADAM)
+def _types(settings: OptimizerSettings) -> dict[str, torch.dtype]:
+    return {
+        "first_type": settings.first_order_momentum_accum_type,
+        "second_type": settings.second_order_momentum_accum_type,
+    }
 
 
-def rmsprop_rule(settings: OptimizerSettings, variables: GroupVariables) -> UpdateRule:
-    """Choose the rule of weights that RMSprop updates."""
+def _rmsprop(
+    settings: OptimizerSettings, variables: GroupVariables, is_centered: bool
+) -> UpdateRule:
     return RMSpropRule(
-        is_centered=settings.kind is OptimizerKind.RMSPROP_CENTERED,
+        is_centered=is_centered,
         is_tensorflow=settings.use_tf_variant,
         has_momentum=variables.momentum != Variable(0.0, is_const=True),
-        first_type=settings.first_order_momentum_accum_type,
-        second_type=settings.second_order_momentum_accum_type,
+        **_types(settings),
     )
+
+
+RULES: Rules = {
+    OptimizerKind.ADAM: lambda s, _: AdamRule(**_types(s), decays_gradient=True),
+    OptimizerKind.ADAMW: lambda s, _: AdamRule(**_types(s), decays_gradient=False),
+    OptimizerKind.ADAMW_NO_BIAS: lambda s, _: AdamRule(
+        **_types(s), decays_gradient=False
+    ),
+    OptimizerKind.LAMB: lambda s, _: LambRule(**_types(s), corrects_bias=True),
+    OptimizerKind.LAMB_NO_BIAS: lambda s, _: LambRule(**_types(s), corrects_bias=False),
+    OptimizerKind.RMSPROP: lambda s, v: _rmsprop(s, v, is_centered=False),
+    OptimizerKind.RMSPROP_CENTERED: lambda s, v: _rmsprop(s, v, is_centered=True),
+}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ipufit.emulator._optimizers.base import StateTensors
 from ipufit.emulator._optimizers.values import OptimizerSettings
-from ipufit.emulator._update.adaptive import adam_rule, rmsprop_rule
+from ipufit.emulator._update import adaptive, sgd
 from ipufit.emulator._update.fused_updates import fused_update
 from ipufit.emulator._update.loss_scale import (
     FINAL_LOSS_SCALE,
@@ -24,7 +24,6 @@ from ipufit.emulator._update.loss_scale import (
 )
 from ipufit.emulator._update.operations import clip
 from ipufit.emulator._update.rule import STEP
-from ipufit.emulator._update.sgd import sgd_rule
 from ipufit.emulator._update.trained_weight import (
     TrainedWeight,
     as_tensor,
@@ -34,8 +33,7 @@ from ipufit.emulator._update.weight_group import WeightGroup, widened
 
 _LOSS_SCALING = "lossScaling_FLOAT"
 
-_RULES = {"SGD": sgd_rule, "Adam": adam_rule, "Adaptive": rmsprop_rule}
-"""By family of `OptimizerKind`: what chooses the rule of a weight."""
+_RULES = {**sgd.RULES, **adaptive.RULES}
 
 
 class DeviceOptimizer:
@@ -73,11 +71,11 @@ class DeviceOptimizer:
         self._settings = settings
         self._automatic = automatic
         self._last_factor = 1.0
-        choose_rule = _RULES[settings.kind.family]
+        make_rule = _RULES[settings.kind]
         self._trained: dict[str, TrainedWeight] = {}
         for name, weight in parameters.items():
             index = group_index.get(name)
-            rule = choose_rule(settings, settings.variables(index))
+            rule = make_rule(settings, settings.variables(index))
             self._trained[name] = TrainedWeight(name, weight, index, rule, settings)
         self._groups: list[WeightGroup] = []
         self._grouped_names: tuple[str, ...] = ()

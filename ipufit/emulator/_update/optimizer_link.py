@@ -12,8 +12,9 @@ from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.replica_groups import GroupedState, ReplicaGroups
 from ipufit.emulator._optimizers.base import Optimizer as PoptorchOptimizer
 from ipufit.emulator._optimizers.base import StateTensors
-from ipufit.emulator._optimizers.settings import OptimizerReader, check_replaceable
+from ipufit.emulator._optimizers.settings import OptimizerReader
 from ipufit.emulator._optimizers.text import optimizer_log
+from ipufit.emulator._optimizers.values import check_replaceable
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 from ipufit.emulator._update.loss_scale import AutomaticLossScale

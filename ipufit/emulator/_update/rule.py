@@ -10,12 +10,17 @@ from typing import Callable, Dict, Mapping, MutableMapping
 
 from torch import Tensor
 
-from ipufit.emulator._optimizers.values import GroupVariables, Variable
+from ipufit.emulator._optimizers.kinds import OptimizerKind
+from ipufit.emulator._optimizers.values import (
+    GroupVariables,
+    OptimizerSettings,
+    Variable,
+)
 from ipufit.emulator._update.operations import Number, Operations, Values
 
 # The optimiser state of one weight, by PopART's name of the tensor.
 WeightState = Dict[str, Tensor]
-Scalars = Mapping[str, float]
+Scalars = Dict[str, Variable]
 
 WEIGHT = "weight"
 STEP = "Step"
@@ -57,22 +62,18 @@ class UpdateRule(ABC):
     """
 
     @abstractmethod
-    def scalars(
-        self, variables: GroupVariables, scaling: Variable
-    ) -> dict[str, Variable]:
+    def scalars(self, variables: GroupVariables, scaling: Variable) -> Scalars:
         """Derive the values the device holds, by PopART's names."""
 
     @abstractmethod
-    def initial_state(
-        self, weight: Tensor, scalars: Mapping[str, Variable]
-    ) -> WeightState:
+    def initial_state(self, weight: Tensor, scalars: Scalars) -> WeightState:
         """Make the state of a weight before its first update."""
 
-    def factors(self, scalars: Scalars, step: float) -> dict[str, float]:
+    def factors(self, n: Mapping[str, float], step: float) -> dict[str, float]:
         """Compute what else the formulas take, in double precision.
 
         Args:
-            scalars: The values of `scalars`.
+            n: The values of `scalars`.
             step: The number of this update, from 1.
         """
         return {}
@@ -89,6 +90,10 @@ class UpdateRule(ABC):
     @abstractmethod
     def update(self, given: Operands, direction: Values) -> None:
         """Update the weights, and the state that clipping has an effect on."""
+
+
+Rules = Dict[OptimizerKind, Callable[[OptimizerSettings, GroupVariables], UpdateRule]]
+"""By kind: what makes the rule of a weight from the values of its parameter group."""
 
 
 def unscaled(given: Operands, gradients: Values) -> Values:

@@ -8,14 +8,13 @@ velocity scaling, `mm` momentum, `dm` dampening, `wd` weight decay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping
 
 import torch
 from torch import Tensor
 
+from ipufit.emulator._optimizers.kinds import OptimizerKind
 from ipufit.emulator._optimizers.values import (
     GroupVariables,
-    OptimizerKind,
     OptimizerSettings,
     Variable,
 )
@@ -23,6 +22,8 @@ from ipufit.emulator._update.operations import Values
 from ipufit.emulator._update.rule import (
     WEIGHT,
     Operands,
+    Rules,
+    Scalars,
     UpdateRule,
     WeightState,
     derived,
@@ -37,9 +38,7 @@ class PlainSGD(UpdateRule):
     multiplied by the loss scaling.
     """
 
-    def scalars(
-        self, variables: GroupVariables, scaling: Variable
-    ) -> dict[str, Variable]:
+    def scalars(self, variables: GroupVariables, scaling: Variable) -> Scalars:
         """Derive `scaledLearningRate0` and `weightDecayScaleFactor0`."""
         lr, dampening = variables.lr, variables.dampening
         decay = variables.weight_decay
@@ -56,9 +55,7 @@ class PlainSGD(UpdateRule):
             ),
         }
 
-    def initial_state(
-        self, weight: Tensor, scalars: Mapping[str, Variable]
-    ) -> WeightState:
+    def initial_state(self, weight: Tensor, scalars: Scalars) -> WeightState:
         """Make no state."""
         return {}
 
@@ -98,9 +95,7 @@ class MomentumSGD(UpdateRule):
     is_combined: bool
     velocity_type: torch.dtype | None
 
-    def scalars(
-        self, variables: GroupVariables, scaling: Variable
-    ) -> dict[str, Variable]:
+    def scalars(self, variables: GroupVariables, scaling: Variable) -> Scalars:
         """Derive the factors of the formulas' terms."""
         velocity = variables.velocity_scaling if self.is_combined else scaling
         dampening, decay = variables.dampening, variables.weight_decay
@@ -122,9 +117,7 @@ class MomentumSGD(UpdateRule):
             "nesterovWeightDecay1": derived(lambda wd, vs: wd * vs, decay, velocity),
         }
 
-    def initial_state(
-        self, weight: Tensor, scalars: Mapping[str, Variable]
-    ) -> WeightState:
+    def initial_state(self, weight: Tensor, scalars: Scalars) -> WeightState:
         """Make a velocity of zero, with the first decay in it if combined."""
         velocity = torch.zeros_like(weight, dtype=self.velocity_type or weight.dtype)
         if self.is_combined:
@@ -169,10 +162,16 @@ class MomentumSGD(UpdateRule):
             ops.add_(velocity, given[WEIGHT], alpha=n["scaledWeightDecay1"])
 
 
-def sgd_rule(settings: OptimizerSettings, variables: GroupVariables) -> UpdateRule:
-    """Choose the rule of weights that SGD updates."""
+def _sgd(
+    settings: OptimizerSettings, variables: GroupVariables, is_combined: bool
+) -> UpdateRule:
     if variables.momentum == Variable(0.0, is_const=True):
         return PlainSGD()
-    if settings.kind is OptimizerKind.SGD1:
-        return MomentumSGD(is_combined=True, velocity_type=None)
-    return MomentumSGD(is_combined=False, velocity_type=settings.velocity_accum_type)
+    velocity_type = None if is_combined else settings.velocity_accum_type
+    return MomentumSGD(is_combined, velocity_type)
+
+
+RULES: Rules = {
+    OptimizerKind.SGD1: lambda s, v: _sgd(s, v, is_combined=True),
+    OptimizerKind.SGD2: lambda s, v: _sgd(s, v, is_combined=False),
+}

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.emulator import optim
-from ipufit.emulator._optimizers.settings import OptimizerReader, check_replaceable
+from ipufit.emulator._optimizers.settings import OptimizerReader
+from ipufit.emulator._optimizers.values import check_replaceable
 from ipufit.emulator.errors import Error
 
 F16 = torch.float16
