@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes between weight updates: learning rates and the loss scaling."""
+"""A model's optimiser, and its values that change between weight updates."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Optimization:
     It only writes values into the optimiser; executors send those that have changed.
 
     Args:
-        optimizer: Of `poptorch.optim`.
+        optimizer: One of `poptorch.optim`.
         rates: Sets its learning rates.
-        spec: What the optimiser was made from, if from an `ipufit.Optimizer`.
+        spec: The `ipufit.Optimizer` that it was made from; None if from none.
 
     Attributes:
-        optimizer: Of `poptorch.optim`.
-        num_updates: Made since `compile`.
-        ema_momentum: Of the running average of the weights; None for no average.
+        optimizer: One of `poptorch.optim`.
+        num_updates: Number of updates made since `compile`.
+        ema_momentum: Momentum of the weights' running average; None for no average.
         automatic_loss_scaling: Whether the options must turn it on.
         needs_running_mean: Whether the options must ask for
             `MeanReductionStrategy.Running`: the optimiser clips what has not been
@@ -57,7 +57,7 @@ class Optimization:
 
     @property
     def program_key(self) -> tuple[object, ...]:
-        """What a program has compiled in, so that another needs another program."""
+        """What a program has compiled in: another key needs another program."""
         # What a device has adapted the loss scaling to can't be taken back.
         adapted = self.optimizer if self.automatic_loss_scaling else None
         return program_key(self.optimizer), adapted, self.needs_running_mean
@@ -78,12 +78,12 @@ class Optimization:
         return self._rates.needs_total
 
     def begin_fit(self, total_updates: int | None, updates_per_call: int) -> None:
-        """Hear of a fit.
+        """Prepare for the updates of a fit, and set the values of the first.
 
         Args:
-            total_updates: That it will make; None if nobody knows.
-            updates_per_call: That share one learning rate, since values reach the
-                device between calls only.
+            total_updates: Number of updates it will make; None if unknown.
+            updates_per_call: Number of updates that share one learning rate, since
+                values reach the device between calls only.
 
         Raises:
             ConfigError: The schedule needs to know the total, or doesn't fit in.
@@ -110,7 +110,7 @@ class Optimization:
             self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on: plain values.
+        """Give the plain values that a resumed run needs to go on.
 
         The optimiser's own state isn't among them.
         """
@@ -118,7 +118,7 @@ class Optimization:
 
     @property
     def state_kind(self) -> Kind:
-        """Of the states of the same optimiser and schedule."""
+        """The kind of value that states of the same optimiser and schedule are."""
         rates = self._rates.state_dict()
         kinds = {name: like(value) for name, value in rates.items()}
         if "total" in rates:  # nobody knows it before the first fit
@@ -139,11 +139,7 @@ class Optimization:
         self._rates.load_state_dict(state["rates"])
 
     def after_call(self, num_updates: int) -> None:
-        """Count, and step torch's scheduler as often.
-
-        Args:
-            num_updates: That the call made.
-        """
+        """Count the updates of a call, and step torch's scheduler as often."""
         self.num_updates += num_updates
         self._rates.advance(num_updates)
 
@@ -151,19 +147,16 @@ class Optimization:
 def resolve_optimization(
     optimizer: OptimizerLike, lr_schedule: ScheduleLike, module: torch.nn.Module
 ) -> Optimization:
-    """The optimiser that is meant, and how its values change.
+    """Join the optimiser that is meant with what changes its values.
 
     Args:
         optimizer: As for `resolve_optimizer`.
         lr_schedule: As for `make_rates`.
-        module: Whose parameters an optimizer without them gets.
-
-    Returns:
-        Both in one.
+        module: Its parameters are given to an optimizer that has none.
 
     Raises:
         UnknownNameError: A name is unknown.
-        ConfigError: They don't fit the module or each other.
+        ConfigError: Optimiser, schedule and module don't fit each other.
         UnsupportedError: PopTorch has no such thing.
 
     Example:

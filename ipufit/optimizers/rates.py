@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sets the learning rates between calls: nobody, a `Schedule`, or torch.
+"""Learning rates between calls, set by nobody, by a `Schedule`, or by torch.
 
 Each of them writes into the parameter groups of the PopTorch optimiser; the executors
 notice what has changed and send it.
@@ -16,7 +16,6 @@ from typing import (
     Iterator,
     Mapping,
     MutableMapping,
-    Protocol,
     Union,
 )
 
@@ -43,71 +42,48 @@ _WRITTEN: MutableMapping[torch.optim.Optimizer, tuple[list[Any], list[Any]]] = (
 """The rates a `Schedule` wrote into an optimiser last, and the ones it began with."""
 
 
-class Rates(Protocol):
-    """What sets rates. Updates are counted from 0."""
+class Rates:
+    """The learning rates of an optimiser, left as they are or as a callback sets them.
 
-    is_scheduled: bool
+    Those that set them derive from this. Updates are counted from 0.
+
+    Attributes:
+        is_scheduled: Whether something sets the rates.
+    """
+
+    is_scheduled = False
 
     @property
     def needs_total(self) -> bool:
-        """Whether they depend on how many updates a fit makes."""
+        """Whether the rates depend on how many updates a fit makes."""
+        return False
 
     def begin_fit(self, update: int, total: int | None) -> None:
-        """Hear that the updates of a fit begin, and how many there will be."""
+        """Prepare for the updates of a fit, `total` of them; None if unknown."""
 
     def write(self, update: int) -> None:
         """Set the rates of an update."""
 
     def advance(self, num_updates: int) -> None:
-        """Hear that so many updates were made."""
+        """Go on by as many updates."""
 
     def describe(self) -> str:
-        """What sets the rates, in words that are the same in every process."""
+        """Name what sets the rates, in words that are the same in every process."""
+        return "None"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on: plain values."""
+        """Give the plain values that a resumed run needs to go on."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
 
 
-class FixedRates:
-    """Leave the rates as they are, or as a callback sets them.
-
-    Example:
-        >>> FixedRates().is_scheduled
-        False
-    """
-
-    is_scheduled = False
-    needs_total = False
-
-    def begin_fit(self, update: int, total: int | None) -> None:
-        """Do nothing."""
-
-    def write(self, update: int) -> None:
-        """Do nothing."""
-
-    def advance(self, num_updates: int) -> None:
-        """Do nothing."""
-
-    def describe(self) -> str:
-        """Nobody."""
-        return "None"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-
-class GivenRates(FixedRates):
-    """Set what is changed in the user's optimiser, from which PopTorch's was made.
+class GivenRates(Rates):
+    """Copy what is changed in the torch optimiser from which PopTorch's was made.
 
     Args:
-        optimizer: Of `poptorch.optim`.
+        optimizer: The one of `poptorch.optim`.
         given: The user's, of torch.
     """
 
@@ -118,17 +94,13 @@ class GivenRates(FixedRates):
         self._followed.forget()
 
     def write(self, update: int) -> None:
-        """Copy what was changed."""
+        """Copy the values that were changed."""
         source = self._followed.source
         self._followed.copy_changes(f"What was done to the {type(source).__name__}")
 
 
-class ScheduledRates:
+class ScheduledRates(Rates):
     """Multiply each group's own rate by the factor of a schedule.
-
-    Args:
-        optimizer: Of `poptorch.optim`.
-        schedule: Gives the factor.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
@@ -164,20 +136,17 @@ class ScheduledRates:
             group["lr"] = rate
         _WRITTEN[self._optimizer] = rates, self._own
 
-    def advance(self, num_updates: int) -> None:
-        """Do nothing: the schedule is a function of the count."""
-
     @property
     def needs_total(self) -> bool:
-        """Whether the schedule doesn't say how long it is."""
+        """Whether the schedule is stretched over the updates of a fit."""
         return self._schedule.needs_total and self._schedule.total_updates is None
 
     def describe(self) -> str:
-        """The schedule."""
+        """Give the schedule with its settings."""
         return repr(self._schedule)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule began, how long it is, and the groups' own rates."""
+        """Give where the schedule began, its length, and the groups' own rates."""
         return {"start": self._start, "total": self._total, "own": list(self._own)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -187,21 +156,21 @@ class ScheduledRates:
 
 
 def _own_rates(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The groups' rates without what another schedule has made of them."""
+    """Give the groups' rates without what another schedule has made of them."""
     rates = [group["lr"] for group in optimizer.param_groups]
     written, own = _WRITTEN.get(optimizer, (None, rates))
     return own if rates == written else rates
 
 
-class TorchRates:
+class TorchRates(Rates):
     """Step a scheduler of torch, once per update.
 
     It may be bound to the user's torch optimiser, from which the one of PopTorch was
     made: then the values it changes are copied.
 
     Args:
-        optimizer: Of `poptorch.optim`.
-        scheduler: Bound to it, or to the one it was made from.
+        optimizer: The one of `poptorch.optim`.
+        scheduler: One that is bound to it, or to the optimiser it was made from.
 
     Example:
         >>> from ipufit import poptorch
@@ -213,7 +182,6 @@ class TorchRates:
     """
 
     is_scheduled = True
-    needs_total = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -234,9 +202,6 @@ class TorchRates:
                 f"{total} are to come. Make it with total_steps={made + total} or more."
             )
 
-    def write(self, update: int) -> None:
-        """Do nothing: the scheduler has set the rates when it was stepped."""
-
     def advance(self, num_updates: int) -> None:
         """Step the scheduler and copy what it has changed."""
         with warnings.catch_warnings():
@@ -248,11 +213,11 @@ class TorchRates:
         self._followed.copy_changes(type(self._scheduler).__name__)
 
     def describe(self) -> str:
-        """The classes of the scheduler and of those that it chains."""
+        """Name the classes of the scheduler and of those that it chains."""
         return ", ".join(type(one).__name__ for one in _each(self._scheduler))
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own, and the numbers of its optimiser."""
+        """Give the scheduler's own state, and the numbers of its optimiser."""
         return {
             "scheduler": _plain_state(self._scheduler.state_dict()),
             "groups": [
@@ -274,21 +239,18 @@ def make_rates(
     optimizer: torch.optim.Optimizer,
     given: object,
 ) -> Rates:
-    """Who sets the rates of an optimiser.
+    """Make what sets the rates of an optimiser.
 
     Args:
         lr_schedule: A name, a `Schedule`, a scheduler of torch that is bound to
             `given`, a function that makes one of an optimiser, or None.
-        optimizer: Of `poptorch.optim`.
+        optimizer: One of `poptorch.optim`.
         given: What the user passed: `optimizer`, or what it was made from.
-
-    Returns:
-        It.
 
     Raises:
         UnknownNameError: There is no schedule of that name.
         ConfigError: The scheduler is bound to another optimiser, or is none.
-        UnsupportedError: It is torch's ReduceLROnPlateau.
+        UnsupportedError: The scheduler is torch's ReduceLROnPlateau.
 
     Example:
         >>> from ipufit import poptorch
@@ -299,7 +261,7 @@ def make_rates(
     if lr_schedule is None:
         if isinstance(given, torch.optim.Optimizer) and given is not optimizer:
             return GivenRates(optimizer, given)
-        return FixedRates()
+        return Rates()
     if isinstance(lr_schedule, str):
         lr_schedule = Schedule(lr_schedule)
     if isinstance(lr_schedule, Schedule):
@@ -343,14 +305,14 @@ def _is_scheduler(value: object) -> bool:
 
 
 def _each(scheduler: Any) -> Iterator[Any]:
-    """A scheduler and those that it chains."""
+    """Iterate over a scheduler and those that it chains."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _each(part)
 
 
 def _mark_variable(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-    """Have what a scheduler of torch changes stay no constant of the program."""
+    """Mark as variable what a scheduler of torch changes."""
     names = {"lr"}
     if any(getattr(part, "cycle_momentum", False) for part in _each(scheduler)):
         names |= {"betas", "momentum"} & set(optimizer.defaults)
@@ -359,7 +321,7 @@ def _mark_variable(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
 
 
 def _plain_state(value: Any) -> Any:
-    """A scheduler's state without what JSON has no word for.
+    """Leave out of a scheduler's state what JSON has no word for.
 
     That is functions, and the milestones of MultiStepLR: a Counter. Both are settings,
     which the scheduler that loads the state has from its user.
@@ -374,7 +336,7 @@ def _plain_state(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a number, or several as betas are, that a scheduler may set."""
+    """Say whether a scheduler may set a value: a number, or several as in betas."""
     parts = value if isinstance(value, (tuple, list)) else [value]
     return all(type(part) in (int, float) for part in parts)
 

@@ -8,7 +8,6 @@ neither fault, so torch's are rebuilt as PopTorch's, with their parameter groups
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Union
 
 import torch
@@ -16,26 +15,11 @@ import torch
 from ipufit._poptorch import poptorch
 from ipufit.errors import ConfigError, UnsupportedError
 
-from .spec import NAMES, Optimizer
+from .kinds import KINDS, NAMES, Kind
+from .spec import Optimizer
 
 OptimizerLike = Union[str, Optimizer, torch.optim.Optimizer]
 """A name, an `ipufit.Optimizer`, one of torch, or one of `poptorch.optim`."""
-
-# The subclass first: in newer torch AdamW derives from Adam.
-_REBUILT: tuple[tuple[type[torch.optim.Optimizer], str, tuple[str, ...]], ...] = (
-    (torch.optim.AdamW, "AdamW", ("lr", "betas", "eps", "weight_decay")),
-    (torch.optim.Adam, "Adam", ("lr", "betas", "eps", "weight_decay")),
-    (
-        torch.optim.RMSprop,
-        "RMSprop",
-        ("lr", "alpha", "eps", "weight_decay", "momentum", "centered"),
-    ),
-    (
-        torch.optim.SGD,
-        "SGD",
-        ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
-    ),
-)
 
 _HAS_NO_COUNTERPART = ("amsgrad", "maximize")
 
@@ -43,14 +27,14 @@ _HAS_NO_COUNTERPART = ("amsgrad", "maximize")
 def resolve_optimizer(
     optimizer: OptimizerLike, module: torch.nn.Module
 ) -> torch.optim.Optimizer:
-    """The PopTorch optimiser that is meant.
+    """Give the PopTorch optimiser that a name or another optimiser stands for.
 
     Names take PopTorch's defaults and a learning rate of 0.001 (0.01 for SGD).
 
     Args:
         optimizer: A name, an `ipufit.Optimizer`, a torch optimiser (SGD, Adam, AdamW,
             RMSprop), or one of `poptorch.optim`, which is used as it is.
-        module: Whose parameters a named optimiser gets.
+        module: Its parameters are given to a named optimiser.
 
     Returns:
         An optimiser of `poptorch.optim`.
@@ -84,9 +68,9 @@ def resolve_optimizer(
     _refuse_strangers(optimizer, module)
     if isinstance(optimizer, poptorch.optim.Optimizer):
         return optimizer
-    for torch_class, name, settings in _REBUILT:
-        if type(optimizer) is torch_class:
-            return _rebuild(optimizer, getattr(poptorch.optim, name), settings)
+    for kind in KINDS.values():
+        if type(optimizer) is kind.torch_class:
+            return _rebuild(optimizer, kind)
     raise UnsupportedError(
         f"{_class_name(optimizer)} can't run on an IPU. Use one of "
         f"{', '.join(NAMES)}, torch.optim's SGD, Adam, AdamW or RMSprop, or "
@@ -114,10 +98,6 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
     torch would leave them as they are; PopTorch trains them with the optimiser's
     defaults (PopTorch, `CompilerImpl.cpp`), which nobody expects.
 
-    Args:
-        optimizer: What trains.
-        module: What is trained.
-
     Raises:
         ConfigError: A trainable parameter is in none of the groups.
 
@@ -142,16 +122,13 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
-    """The values of an optimiser that a device has copies of.
+    """Give the values of an optimiser that a device has copies of.
 
     PopTorch learns of a change only through `setOptimizer`; who remembers these can
     tell whether there was one.
 
-    Args:
-        optimizer: Any.
-
     Returns:
-        Those of each parameter group, then the loss scaling.
+        The values of each parameter group, then the loss scaling.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
@@ -168,7 +145,7 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
 
 
 def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
-    """What a program has compiled in of an optimiser: all but its variable values.
+    """Give what a program has compiled in of an optimiser: all but variable values.
 
     Args:
         optimizer: Of `poptorch.optim`.
@@ -206,21 +183,17 @@ def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
     return type(optimizer), groups, attributes, id(optimizer) if is_combined else None
 
 
-def _rebuild(
-    optimizer: torch.optim.Optimizer,
-    poptorch_class: type[torch.optim.Optimizer],
-    settings: tuple[str, ...],
-) -> torch.optim.Optimizer:
+def _rebuild(optimizer: torch.optim.Optimizer, kind: Kind) -> torch.optim.Optimizer:
     for name in _HAS_NO_COUNTERPART:
         if any(group.get(name) for group in optimizer.param_groups):
             raise UnsupportedError(
                 f"{_class_name(optimizer)} with {name}=True can't run on an IPU: "
                 f"PopTorch has no {name}. Leave it out."
             )
-    for kind in ("pre", "post"):
-        if getattr(optimizer, f"_optimizer_step_{kind}_hooks", None):
+    for when in ("pre", "post"):
+        if getattr(optimizer, f"_optimizer_step_{when}_hooks", None):
             raise UnsupportedError(
-                f"{_class_name(optimizer)} has a step {kind}-hook, and the steps are "
+                f"{_class_name(optimizer)} has a step {when}-hook, and the steps are "
                 "made on the device, where no hook is called. Use a callback: "
                 "on_train_batch_begin and on_train_batch_end come around each call."
             )
@@ -229,6 +202,7 @@ def _rebuild(
             f"This {_class_name(optimizer)} has made steps already, and its state "
             "can't be moved to an IPU. Pass a new one."
         )
+    settings = kind.known(optimizer.defaults)
     groups: list[dict[str, Any]] = [
         {name: plain(group[name]) for name in ("params", *settings)}
         for group in optimizer.param_groups
@@ -236,16 +210,13 @@ def _rebuild(
     defaults = {name: plain(optimizer.defaults[name]) for name in settings}
     if not isinstance(defaults["lr"], float):  # every group has its own
         defaults["lr"] = groups[0]["lr"]
-    known = inspect.signature(poptorch_class).parameters
-    rebuilt = poptorch_class(
-        groups, **{n: v for n, v in defaults.items() if n in known}
-    )
+    rebuilt: torch.optim.Optimizer = kind.poptorch_class(groups, **defaults)
     _drop_velocity(rebuilt)
     return rebuilt
 
 
 def _drop_velocity(optimizer: torch.optim.Optimizer) -> None:
-    """Have PopTorch, too, do without a velocity if there is no momentum.
+    """Let PopTorch do without a velocity if there is no momentum, as torch does.
 
     A momentum that may change costs a tensor per weight. And without momentum torch
     ignores the dampening, which PopTorch applies.
@@ -261,13 +232,9 @@ def _drop_velocity(optimizer: torch.optim.Optimizer) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Numbers as PopTorch wants them: no tensors, betas as a tuple of floats.
+    """Convert a group's value to what PopTorch takes: no tensors, tuples of floats.
 
-    Args:
-        value: Of a parameter group.
-
-    Returns:
-        The same; parameters stay as they are.
+    Parameters stay as they are.
 
     Example:
         >>> plain([torch.tensor(0.5), 1])

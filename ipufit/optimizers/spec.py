@@ -7,61 +7,17 @@ does differently is said in `docs/optimizers.md`.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
 import torch
 
-from ipufit._poptorch import poptorch
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
 from .checks import check_number
 from .decay import parameter_groups
+from .kinds import ELSEWHERE, KINDS, OTHER_WORDS, Kind
 from .loss_scaling import LossScaleRamp
-
-_CLASSES = {
-    "adam": ("Adam", 1e-3),
-    "adamw": ("AdamW", 1e-3),
-    "lamb": ("LAMB", 1e-3),
-    "rmsprop": ("RMSprop", 1e-3),
-    "sgd": ("SGD", 1e-2),
-}
-"""By name: PopTorch's class, and the learning rate if none is given."""
-
-NAMES = tuple(_CLASSES)
-
-_ELSEWHERE = {
-    "lars": "'lamb' adapts the rate of each layer as LARS does, with Adam's momentum",
-    **dict.fromkeys(
-        ("adadelta", "adafactor", "adagrad", "ftrl", "lion", "muon", "rprop"),
-        f"there are {', '.join(NAMES)}",
-    ),
-    **dict.fromkeys(("adamax", "nadam", "radam"), "'adamw' or 'adam' is nearest"),
-}
-"""Names of optimizers that PopTorch doesn't have, and what it has instead."""
-
-_DECAY_BY_DEFAULT = ("adamw", "lamb")
-
-_OTHER_WORDS = {
-    "amsgrad": None,
-    "beta_1": "betas=(beta_1, beta_2)",
-    "beta_2": "betas=(beta_1, beta_2)",
-    "capturable": None,
-    "differentiable": None,
-    "ema_overwrite_frequency": None,
-    "epsilon": "eps",
-    "foreach": None,
-    "fused": None,
-    "loss_scale_factor": "loss_scaling",
-    "lr": "learning_rate, which was given, too",
-    "max_grad_norm": "global_clipnorm",
-    "maximize": None,
-    "params": None,
-    "rho": "alpha",
-    "use_ema": "ema_momentum",
-}
-"""What Keras, torch or PopTorch say, and our word; None if there is no such thing."""
 
 
 @dataclass(frozen=True, init=False)
@@ -121,17 +77,17 @@ class Optimizer:
         ema_momentum: float | None = None,
         **settings: Any,
     ) -> None:
-        if not isinstance(name, str) or name.lower() not in _CLASSES:
-            if str(name).lower() in _ELSEWHERE:
+        if not isinstance(name, str) or name.lower() not in KINDS:
+            if str(name).lower() in ELSEWHERE:
                 raise UnsupportedError(
-                    f"PopTorch has no {name}: {_ELSEWHERE[str(name).lower()]}."
+                    f"PopTorch has no {name}: {ELSEWHERE[str(name).lower()]}."
                 )
-            raise UnknownNameError("optimizer", str(name), _CLASSES)
+            raise UnknownNameError("optimizer", str(name), KINDS)
         name = name.lower()
         if learning_rate is None:
             learning_rate = settings.pop("lr", None)
         if learning_rate is None:
-            learning_rate = _CLASSES[name][1]
+            learning_rate = KINDS[name].learning_rate
         values = {
             "name": name,
             "learning_rate": learning_rate,
@@ -156,16 +112,16 @@ class Optimizer:
                 f"{self._who} can't have these settings: {given}. {error}"
             ) from error
 
-    # What it says -------------------------------------------------------------
+    # Making it -----------------------------------------------------------------
 
     @property
     def is_scaled_automatically(self) -> bool:
-        """Whether PopTorch shall find the loss scaling."""
+        """Whether PopTorch adapts the loss scaling by itself."""
         return self.loss_scaling == "auto"
 
     @property
     def initial_loss_scaling(self) -> float | None:
-        """That of the first update; None if nothing was said.
+        """The loss scaling of the first update; None for PopTorch's default.
 
         Example:
             >>> Optimizer("sgd", loss_scaling=LossScaleRamp(4, 2, 10, 64)
@@ -219,12 +175,12 @@ class Optimizer:
             **self.settings,
         }
         given = {name: v for name, v in arguments.items() if v is not None}
-        optimizer: torch.optim.Optimizer = self._class(groups, **given)
+        optimizer: torch.optim.Optimizer = self._kind.poptorch_class(groups, **given)
         return optimizer
 
     @property
-    def _class(self) -> Any:
-        return getattr(poptorch.optim, _CLASSES[self.name][0])
+    def _kind(self) -> Kind:
+        return KINDS[self.name]
 
     @property
     def _max_grad_norm(self) -> float | None:
@@ -273,9 +229,7 @@ class Optimizer:
                 "patterns of parameter names."
             )
         has_decay = (
-            self.name in _DECAY_BY_DEFAULT
-            if self.weight_decay is None
-            else self.weight_decay > 0
+            self._kind.has_decay if self.weight_decay is None else self.weight_decay > 0
         )
         if self.no_decay and not has_decay:
             raise ConfigError(
@@ -285,16 +239,15 @@ class Optimizer:
 
     def _check_settings(self) -> None:
         for name in self.settings:
-            if name not in _OTHER_WORDS:
+            if name not in OTHER_WORDS:
                 continue
-            word = _OTHER_WORDS[name]
+            word = OTHER_WORDS[name]
             if word is None:
                 raise UnsupportedError(
                     f"{self._who} has {name}, which IPUs don't have. Leave it out."
                 )
             raise ConfigError(f"{self._who} has {name}. Here it is {word}.")
-        known = set(inspect.signature(self._class).parameters) - set(_OTHER_WORDS)
-        known -= {"self", "weight_decay", "loss_scaling"}
+        known = self._kind.own_settings
         for name in self.settings:
             if name not in known:
                 raise UnknownNameError(f"setting of {self._who}", name, known)
@@ -330,9 +283,9 @@ class Optimizer:
         if self.global_clipnorm is None:
             return
         who = f"{self._who} has global_clipnorm={self.global_clipnorm}"
-        if self.name in ("lamb", "rmsprop"):
+        if not self._kind.can_clip:
             raise UnsupportedError(
-                f"{who}, but PopTorch's {_CLASSES[self.name][0]} can't clip. Use "
+                f"{who}, but PopTorch's {self._kind.class_name} can't clip. Use "
                 "'adamw', 'adam' or 'sgd', or leave it out."
             )
         if self.name != "sgd":
