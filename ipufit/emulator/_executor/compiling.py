@@ -39,68 +39,44 @@ def compile_model(
         AssertionError: A batch dimension is not a multiple of `D * G * R`.
         Error: The module or its options ask for something that no device does.
     """
-    check_executable_cache(state.options)
+    model, options = state.model, state.options
+    check_executable_cache(options)
     check_inputs(arguments.tensors())
-    layout = Layout.from_options(state.options)
+    layout = Layout.from_options(options)
     with torch.inference_mode(False):
         example = micro_batch(arguments, layout.input_blocks, layout.describe())
         kept = example.with_tensors(tensor.clone() for tensor in example.tensors())
-    with unwrapped(state.model):
-        return _make_executable(state, arguments, example, kept, link, layout)
-
-
-def _make_executable(
-    state: ModelState,
-    arguments: CallArguments,
-    example: CallArguments,
-    kept: CallArguments,
-    link: OptimizerLink | None,
-    layout: Layout,
-) -> Executable:
-    model, options = state.model, state.options
-    groups = state.grouped_parameters.resolve(model, layout.replicas)
-    with one_element_each(model, groups):
-        program = trace(
-            model,
-            example,
-            strategy=options._execution_strategy,
-            is_training=state.is_training,
-            names_modules=options._module_namescope_enabled,
+    with unwrapped(model):
+        groups = state.grouped_parameters.resolve(model, layout.replicas)
+        with one_element_each(model, groups):
+            program = trace(
+                model,
+                example,
+                strategy=options._execution_strategy,
+                is_training=state.is_training,
+                names_modules=options._module_namescope_enabled,
+            )
+        validate_popart_options(options.toDict())
+        target = check_program(program, layout, options, is_training=state.is_training)
+        check_updatable_buffers(model, options)
+        weights = {
+            # Integer weights are compiled in: changes neither arrive nor come back.
+            name: weight if weight.is_floating_point() else weight.detach().clone()
+            for name, weight in named_weights(model).items()
+        }
+        if link is not None:
+            link.check_groups(weights)
+        names = _tensor_names(program, weights, link)
+        anchors = add_anchors(program, options, names)
+        if stops_at_exceptions(options):
+            program = dataclasses.replace(program, graph=checked(program.graph))
+        inputs = arguments.tensors()
+        runner = choose_runner(
+            program, inputs, layout, options, anchors, weights, groups, link
         )
-    validate_popart_options(options.toDict())
-    target = check_program(program, layout, options, is_training=state.is_training)
-    check_updatable_buffers(model, options)
-    host_weights = {
-        # Integer weights are compiled in: changes neither arrive nor come back.
-        name: weight if weight.is_floating_point() else weight.detach().clone()
-        for name, weight in named_weights(model).items()
-    }
-    if link is not None:
-        link.check_groups(host_weights)
-    names = _tensor_names(program, host_weights, link)
-    anchors = add_anchors(program, options, names)
-    if stops_at_exceptions(options):
-        program = dataclasses.replace(program, graph=checked(program.graph))
-    runner = choose_runner(
-        program,
-        arguments.tensors(),
-        layout,
-        options,
-        anchors,
-        host_weights,
-        groups,
-        link,
-    )
+    like = arguments.like_meta()
     return Executable(
-        program,
-        target,
-        arguments.like_meta(),
-        kept,
-        host_weights,
-        groups,
-        names,
-        anchors,
-        runner,
+        program, target, like, kept, weights, groups, names, anchors, runner
     )
 
 

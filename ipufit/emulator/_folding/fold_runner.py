@@ -87,7 +87,7 @@ class FoldRunner:
             with torch.set_grad_enabled(False):
                 rows = call.inputs.joined(first, size)
                 call.outputs.add_whole(fold.run_whole(call.arguments(first), rows))
-            call.inputs.took_together(started, size)
+            call.inputs.note_fold(started, size)
             first += size
 
     def _run_folds(
@@ -116,7 +116,7 @@ class FoldRunner:
                 backward(loss)
             for index, of_one in zip(members, results):
                 collect(index, of_one)
-            inputs.took_together(started, size)
+            inputs.note_fold(started, size)
             first += size
 
     def _verify(

@@ -177,7 +177,7 @@ class Inputs:
             for tensor, size in zip(self._on_device, sizes)
         )
 
-    def took_together(self, started: float, count: int) -> None:
+    def note_fold(self, started: float, count: int) -> None:
         """Note that `count` micro-batches ran at once, each for its share of the time.
 
         Args:

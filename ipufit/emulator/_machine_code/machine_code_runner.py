@@ -87,7 +87,7 @@ class FoldFunctions:
             for part in range(parts):
                 own = results[part * each : (part + 1) * each]
                 call.collect(first + part, tuple(own))
-            inputs.took_together(started, size)
+            inputs.note_fold(started, size)
             first += size
 
 
