@@ -192,7 +192,7 @@ class Attachment:
         return Outputs(self._layout, self._mode, self._period)
 
     def _watch(self, reduction: GradientReduction) -> Watch | None:
-        if not self._anchors.gradients and not self._anchors.updates:
+        if not self._anchors.gradients and not self._anchors.after_updates:
             return None
         return Watch(
             self._anchors,

@@ -87,12 +87,12 @@ class Watch:
 
     def saw_update(self, steps: range, optimizer: DeviceOptimizer) -> None:
         """Take the tensors that the update of the micro-batches of `steps` has left."""
-        if not self._anchors.updates:
+        if not self._anchors.after_updates:
             return
         tensors = optimizer.tensors()
         values = [
             [snapshot(value) for value in self._of_replicas(name, tensors)]
-            for name in self._anchors.updates.values()
+            for name in self._anchors.after_updates.values()
         ]
         for step in steps:
             for replica, of_replica in enumerate(zip(*values)):
@@ -110,5 +110,5 @@ class Watch:
         """All collected tensors, by the user's names."""
         return {
             **dict(zip(self._anchors.gradients, self._gradients.tensors())),
-            **dict(zip(self._anchors.updates, self._updates.tensors())),
+            **dict(zip(self._anchors.after_updates, self._updates.tensors())),
         }

@@ -19,9 +19,6 @@ def check_executable_cache(options: Options) -> None:
     Here compiling is tracing, which has to run the module's Python in each process;
     there is code to save only if `IPUFIT_EMULATOR_COMPILE` asks for it.
 
-    Args:
-        options: Those of the model that is compiled.
-
     Raises:
         AssertionError: Several processes share a folder that can't be written to.
 

@@ -22,17 +22,17 @@ class RandomState:
 
     def __init__(self, options: Options) -> None:
         self._device: DeviceRng | None = None
-        self._seen: list[int] | None = None
+        self._host_state: list[int] | None = None
         self.is_stale = False
         if options.exists("random_seed"):
-            self._seen = [options.random_seed]
+            self._host_state = [options.random_seed]
 
     def read(self) -> list[int] | None:
         """Read the seed and the generator's state; None without a seed before a run."""
         if self.is_stale and self._device is not None:
-            self._seen = self._device.save()
+            self._host_state = self._device.save()
             self.is_stale = False
-        return self._seen
+        return self._host_state
 
     def set(self, state: Sequence[int] | None) -> None:
         """Replace the random state; a list of a seed alone begins at that seed.
@@ -40,16 +40,16 @@ class RandomState:
         Raises:
             ValueError: `state` isn't a random state.
         """
-        self._seen = check_rng_state(state or [])
+        self._host_state = check_rng_state(state or [])
         self.is_stale = False
         if self._device is not None:
-            self._device.restore(self._seen)
+            self._device.restore(self._host_state)
 
     def start(self) -> DeviceRng:
         """Give a device that is being attached its random state."""
         self._device = DeviceRng(torch.initial_seed())
-        if self._seen is not None:
-            self._device.restore(self._seen)
+        if self._host_state is not None:
+            self._device.restore(self._host_state)
         return self._device
 
     def end(self) -> None:

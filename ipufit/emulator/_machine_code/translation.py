@@ -74,7 +74,7 @@ def _obstacle_in_options(
 ) -> str | None:
     if groups:
         return "replicas have weights of their own"
-    if anchors.gradients or anchors.updates:
+    if anchors.gradients or anchors.after_updates:
         return "gradients or tensors of the optimizer are anchored"
     if AutomaticLossScale.from_options(options) is not None:
         return "the loss scaling is automatic"

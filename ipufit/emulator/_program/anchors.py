@@ -34,18 +34,18 @@ class Anchors(NamedTuple):
     Attributes:
         results: Names of the anchored results of the program, in their order.
         gradients: For each anchored gradient the name of its weight.
-        updates: For each anchored tensor that only an update makes (an updated weight,
-            a tensor of the optimiser) PopART's name.
+        after_updates: For each anchored tensor that only an update makes (an updated
+            weight, a tensor of the optimiser) PopART's name.
     """
 
     results: tuple[str, ...] = ()
     gradients: Mapping[str, str] = {}
-    updates: Mapping[str, str] = {}
+    after_updates: Mapping[str, str] = {}
 
     @property
     def num_watched(self) -> int:
         """Number of anchors that aren't results of the program."""
-        return len(self.gradients) + len(self.updates)
+        return len(self.gradients) + len(self.after_updates)
 
 
 def resolve_modes(options: Options) -> None:
@@ -86,7 +86,7 @@ def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors
     nodes = named_nodes(program)
     results: dict[str, Node] = {}
     gradients: dict[str, str] = {}
-    updates: dict[str, str] = {}
+    after_updates: dict[str, str] = {}
     for short_name, anchor in options.anchored_tensors.items():
         long_name, _, mode, period = anchor
         if long_name in nodes:
@@ -96,7 +96,7 @@ def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors
         elif long_name.startswith(GRADIENT):
             gradients[short_name] = long_name[len(GRADIENT) :]
         else:
-            updates[short_name] = long_name
+            after_updates[short_name] = long_name
         logger.debug("Anchored tensor: %s %s/%d", long_name, _MODES[mode], period)
         if mode != options.output_mode:
             logger.warning(
@@ -107,7 +107,7 @@ def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors
             )
     _append_results(program.graph.graph, list(results.values()), program.has_loss)
     program.graph.recompile()
-    return Anchors(tuple(results), gradients, updates)
+    return Anchors(tuple(results), gradients, after_updates)
 
 
 def snapshot(tensor: Tensor) -> Tensor:

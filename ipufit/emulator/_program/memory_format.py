@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrites convolutional programs to channels_last: same values, faster on a CPU.
 
-Inside such a program the channels of a pixel lie side by side. Images are brought into
-that order where they enter a convolution, and back before any call that isn't known to
-work in either order: what a user's program sees of strides, views above all, is as if
-nothing had happened. Weights stay as they are, and so does all that is outside.
+In channels_last the channels of a pixel lie side by side. Images are copied to that
+order where they enter a convolution. They are copied back before any operation that
+isn't known to work in either order, so a user's program sees the strides, and above all
+the views, that it would see otherwise. Weights are never copied.
 
-Three rules make that sound. Only calls in `_EITHER_ORDER` ever see a tensor in the
-other order. One that went back has been copied, so nothing may write to its memory
-afterwards, nor to what may be a view of the copy: such programs stay as they are. And
-so do those that draw gradients for some of their calls only, compute in half precision,
-or branch, since none of these is worth a rule of its own.
+Three rules make that sound:
+
+- Only operations in `_EITHER_ORDER` see a tensor in channels_last.
+- A tensor that was copied back has two memories, so nothing may write to the first one
+  afterwards, nor to anything that may be a view of the copy. A program that does stays
+  as it is.
+- Programs that compute gradients for some operations only, compute in half precision,
+  or branch stay as they are: none of these is worth a rule of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _EITHER_ORDER = _POOLING | frozenset(
     tanh tanh_ true_divide upsample where
     """.split()  # noqa: SIM905 - one per line would be two pages
 )
-"""Calls whose values don't depend on strides, and that give no view of an argument.
+"""Operations whose values don't depend on strides, and that return no views.
 
 `group_norm` isn't among them: for channels_last torch takes the variance as the mean of
 squares less the square of the mean, of which nothing is left where means are large.
@@ -54,7 +57,7 @@ _FRESH = _EITHER_ORDER | frozenset(
     matmul mm mse_loss nll_loss softmax
     """.split()  # noqa: SIM905 - as above
 )
-"""Calls whose result has memory of its own, unless they write to an argument."""
+"""Operations whose result has its own memory, unless they write to an operand."""
 
 _NOT_WORTH_A_RULE = frozenset(
     """

@@ -89,7 +89,7 @@ class Program:
 
     @property
     def runs_anything(self) -> bool:
-        """Whether a call has any other effect than to return constants."""
+        """Whether the program does anything else than return constants."""
         *_, output = self.graph.graph.nodes
         return bool(output.args[0] or self.updated_weights or self.written_inputs)
 
@@ -140,7 +140,7 @@ class Program:
         ]
 
     def rebuild_outputs(self, tensors: list[Tensor]) -> Any:
-        """Give a call the structure of what `forward` returned.
+        """Arrange outputs in the structure that `forward` returned.
 
         Args:
             tensors: Result of `device_outputs`.

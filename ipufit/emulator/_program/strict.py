@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict mode: refuse the operators that PopTorch doesn't compile.
 
-The emulator computes with all of torch. With `IPUFIT_EMULATOR_STRICT=1` a model that
-calls what no IPU has fails when it is compiled, as on a pod. What counts are the
-operators that a function of torch is made of, as PopTorch's dispatcher sees them, so a
-function that torch composes of supported ones is fine. So are functions of constants,
-which are computed while the model is compiled, and results that nothing uses.
+The emulator computes with all of torch. With `IPUFIT_EMULATOR_STRICT=1` a model with
+operators that no IPU has fails when it is compiled, as on a pod.
+
+As in PopTorch's dispatcher, the ATen operators count into which torch splits a
+function: one that torch composes of supported operators compiles. So do functions of
+constants, which are computed while the model is compiled, and unused results.
 """
 
 from __future__ import annotations
@@ -114,11 +115,11 @@ class StrictTracer(Tracer):
         before = next(iter(reversed(self.recording.graph.nodes)), None)
         with _OperatorWatch(self.recording) as watch:
             result = super().__torch_function__(func, types, args, kwargs)
-        call = _Operation(recorded(func), frozenset(watch.operators))
+        operation = _Operation(recorded(func), frozenset(watch.operators))
         for node in reversed(self.recording.graph.nodes):
             if node is before:
                 break
-            node.meta.setdefault(_OPERATION, call)
+            node.meta.setdefault(_OPERATION, operation)
         return result
 
 
@@ -138,20 +139,20 @@ def refuse_unsupported_operators(
     for graph in graphs:
         constants = constant_nodes(graph, constant_inputs)
         for node in graph.nodes:
-            call = node.meta.get(_OPERATION)
-            if call is not None and node not in constants:
-                operators = _unsupported(call)
-                if operators:
-                    unsupported.setdefault(_written(call.function), set()).update(
-                        operators
-                    )
+            operation = node.meta.get(_OPERATION)
+            if operation is None or node in constants:
+                continue
+            operators = _unsupported(operation)
+            if operators:
+                name = _written(operation.function)
+                unsupported[name] = unsupported.get(name, set()) | operators
     if unsupported:
         names = ", ".join(sorted(set().union(*unsupported.values())))
-        calls = "; ".join(_advice(function) for function in sorted(unsupported))
+        sources = "; ".join(_advice(function) for function in sorted(unsupported))
         raise createPoptorchError(
             f"Unsupported ops found in compiled model: [{names}]. They come from "
-            f"{calls}. Not all operations of torch run on an IPU (PopTorch user guide, "
-            '"IPU supported operations"): compose them of those that do, or let the '
+            f"{sources}. Not all operations of torch run on an IPU (PopTorch user "
+            'guide, "IPU supported operations"): compose them of those that do, or let the '
             "host compute them before or after the model. This is the emulator's "
             f"strict mode: without {STRICT_VARIABLE} it computes them all."
         )

@@ -46,21 +46,22 @@ _HANDLED = """
     upsample_nearest3d upsample_trilinear3d var var_mean view where zeros
     zeros_like
 """
-"""What PopTorch lowers: `registerHandler` in `poptorch/source/popart_canonicalization`
-of graphcore/poptorch at c2a8b177, which covers the list of its user guide ("IPU
-supported operations"). `as_strided` is left out, as its handler only raises."""
+"""Operators that PopTorch lowers: `registerHandler` in
+`poptorch/source/popart_canonicalization` of graphcore/poptorch at c2a8b177, which covers
+the list of its user guide ("IPU supported operations"). `as_strided` is left out, as its
+handler only raises."""
 
 _INTERCEPTED = """
     _weight_norm_interface alias empty empty_strided select_scatter
 """
-"""What it intercepts besides (`RegisterOptionalAtenOps.cpp.inc`)."""
+"""Operators that PopTorch only intercepts (`RegisterOptionalAtenOps.cpp.inc`)."""
 
 _EXTENSIONS = """
     torch_cluster::grid torch_scatter::scatter_max torch_scatter::scatter_min
     torch_scatter::scatter_mul torch_spline_conv::spline_basis
     torch_spline_conv::spline_weighting
 """
-"""What it lowers of other libraries, with the library's name."""
+"""Operators of other libraries that PopTorch lowers, with the library's name."""
 
 _COMPOSED = """
     _conj _euclidean_dist _linalg_check_errors _neg_view _reshape_copy _stack _to_copy
@@ -69,7 +70,7 @@ _COMPOSED = """
     randn_like rot90 scalar_tensor slice_scatter unsafe_split unsafe_split_with_sizes
     zero
 """
-"""What torch 2.0.1 composes of the above on every device
+"""Operators that torch 2.0.1 composes of the above on every device
 (`CompositeExplicitAutograd` in its `native_functions.yaml`)."""
 
 _OF_PROCESSORS = """
@@ -81,12 +82,12 @@ _OF_PROCESSORS = """
     _scaled_dot_product_flash_attention_for_cpu _trilinear mkldnn_linear
     mkldnn_rnn_layer native_dropout
 """
-"""What processors compute something above with, which isn't composed on an IPU as it is
-here. Some exist in newer torch only."""
+"""Operators into which torch splits some of the above on a CPU, but not on an IPU.
+Some exist in newer torch only."""
 
 SUPPORTED_OPERATORS = frozenset(
     name
     for names in (_HANDLED, _INTERCEPTED, _EXTENSIONS, _COMPOSED, _OF_PROCESSORS)
     for name in names.split()
 )
-"""All of them."""
+"""Names of all operators that compile in strict mode."""
