@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a call come back under an output mode.
+"""The rows of a call that come back under an output mode.
 
 `Final` and `EveryN` return some micro-batches only; targets are cut to those rows,
-and whatever is reported says how many it covers (PopTorch user guide, "Efficient data
+and every report says how many rows it covers (PopTorch user guide, "Efficient data
 batching").
 """
 
@@ -23,8 +23,8 @@ def returned_rows(options: poptorch.Options, plan: BatchPlan) -> Tensor | None:
     """The rows of a call whose results come back, in the order of the results.
 
     Args:
-        options: Of the program.
-        plan: Its factors; dim 0 of a call is laid out `[D, G, R, B]`.
+        options: Options of the program.
+        plan: Factors of the call, whose dim 0 is laid out `[D, G, R, B]`.
 
     Returns:
         Indices into dim 0, or None for all rows in order.
@@ -67,7 +67,7 @@ def check_rows(outputs: Any, num_rows: int) -> None:
     A value per micro-batch can't be told apart from rows, cut or joined.
 
     Raises:
-        UnsupportedError: There is such an output.
+        UnsupportedError: An output is a scalar or has another number of rows.
 
     Example:
         >>> check_rows((torch.zeros(4, 3), None), num_rows=4)

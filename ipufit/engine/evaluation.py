@@ -26,14 +26,14 @@ from .waiting import WaitingRows
 
 
 class Evaluation:
-    """One set of samples to evaluate on, once or after every epoch.
+    """An evaluation on one set of samples, done once or after every epoch.
 
     Args:
         executors: The programs.
         batches: Samples with targets, or with what the module's own loss needs.
         plan: The factors of a call.
-        options: Of the inference program.
-        figures: What is reported.
+        options: Options of the inference program.
+        figures: Loss and metrics to report.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Evaluation:
         self.figures = figures
         self._rows = returned_rows(options, plan)
         self._waiting = WaitingRows()
+        self._singles_left = 0
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Have the program attached, with the newest weights."""
@@ -86,15 +87,12 @@ class Evaluation:
         call, they are computed of several at once.
 
         Args:
-            hooks: Hear of each call.
+            hooks: Callbacks, which hear of each call.
             run: `run.stop_evaluating` ends it, and so does an eviction.
-
-        Returns:
-            The figures by name.
         """
         self.figures.reset()
         self._waiting.clear()
-        self._num_singles = 0
+        self._singles_left = 0
         run.stop_evaluating = False
         hooks.on_test_begin({})
         is_heard = hooks.hears("on_test_batch_end")
@@ -105,7 +103,7 @@ class Evaluation:
                 continue
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
-            # The first counts at once: unfit targets fail, and figures have names.
+            # The first call counts at once: unfit targets fail, and figures get names.
             self._add_call(call, may_wait=may_wait and number > 0 and not is_heard)
             last = first + self.batches.num_passes(call.num_real) - 1
             is_wanted = is_heard or hooks.are_displays_due()
@@ -130,41 +128,38 @@ class Evaluation:
         batch, num_real = call
         structure = self.batches.structure
         outputs, scalars = self._executors.infer(batch[: structure.num_inputs])
-        known = structure.labels(batch)
+        labels = structure.labels(batch)
         rows = self._rows
-        check_rows(
-            outputs, self.plan.samples_per_call if rows is None else rows.numel()
-        )
+        num_rows = self.plan.samples_per_call if rows is None else rows.numel()
+        check_rows(outputs, num_rows)
         if scalars:
             self._add_scalars(scalars, num_real)
         if rows is not None:
-            whole = outputs, Labels(*cut(tuple(known), rows))
+            whole = outputs, Labels(*cut(tuple(labels), rows))
             is_real = rows.lt(num_real)
             outputs = cut(outputs, is_real)
-            known = Labels(*cut(tuple(known), rows[is_real]))
+            labels = Labels(*cut(tuple(labels), rows[is_real]))
             num_real = int(is_real.sum())
-        elif num_real < self.plan.samples_per_call:
-            outputs, known = (
-                cut(outputs, slice(num_real)),
-                Labels(*cut(tuple(known), slice(num_real))),
-            )
+        elif num_real < num_rows:
+            real = slice(num_real)
+            outputs, labels = cut(outputs, real), Labels(*cut(tuple(labels), real))
         if may_wait:
-            self._waiting.add(outputs, known, num_real)
+            self._waiting.add(outputs, labels, num_real)
             if self._waiting.is_full:
                 self._count_waiting()
         elif num_real:
-            self.figures.add(self._vector(outputs, known, num_real))
-            self.figures.stream(*widened_all(outputs, known))
-        elif rows is not None:  # nothing came back yet: NaN under the right names
-            self.figures.add(torch.zeros_like(self._vector(*whole, rows.numel())))
+            self.figures.add(self._vector(outputs, labels, num_real))
+            self.figures.stream(*widened_all(outputs, labels))
+        elif rows is not None:  # no real row came back yet: NaN under the right names
+            self.figures.add(torch.zeros_like(self._vector(*whole, num_rows)))
 
-    def _vector(self, outputs: Any, known: Labels, num_rows: int) -> Tensor:
-        outputs, known = widened_all(outputs, known)
+    def _vector(self, outputs: Any, labels: Labels, num_rows: int) -> Tensor:
+        outputs, labels = widened_all(outputs, labels)
         with torch.no_grad():
             objective = self.figures.objective
-            objective.check_logits(outputs, known, self._executors.probabilities)
-            terms = objective.loss_terms(outputs, known, num_rows)
-            vector, entries = vector_of(objective, outputs, known, num_rows, terms, {})
+            objective.check_logits(outputs, labels, self._executors.probabilities)
+            terms = objective.loss_terms(outputs, labels, num_rows)
+            vector, entries = vector_of(objective, outputs, labels, num_rows, terms, {})
         self.figures.adopt(entries)
         return vector
 
@@ -175,20 +170,20 @@ class Evaluation:
         micro-batch of its own, of that row alone.
         """
         size = self.plan.micro_batch_size
-        whole, self._num_singles = divmod(num_real, size)
+        whole, self._singles_left = divmod(num_real, size)
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
         for index in range(whole):
             self.figures.add_means(_at(values, index), size)
 
     def _add_singles(self, call: Call) -> None:
-        """Add what single rows give."""
+        """Add the scalars of single rows."""
         batch = call.batch[: self.batches.structure.num_inputs]
         _, scalars = self._executors.infer(batch)
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
         count = self.plan.samples_per_call // self.plan.micro_batch_size
-        for index in range(min(count, self._num_singles)):
+        for index in range(min(count, self._singles_left)):
             self.figures.add_means(_at(values, index), 1)
-        self._num_singles -= min(count, self._num_singles)
+        self._singles_left -= min(count, self._singles_left)
 
 
 def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:

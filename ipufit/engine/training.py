@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the training program, with what changes between them."""
+"""Training call by call: program, optimiser, figures and averages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .programs.gradients import WatchedGradients
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained, call by call.
+    """Everything that a call of training takes and changes.
 
     Attributes:
         executors: The programs.
         plan: The factors of a call.
-        options: Of the training program.
-        optimization: The optimiser, and its values from update to update.
-        structure: Of the batches.
-        figures: What is reported.
+        options: Options of the training program.
+        optimization: The optimiser and its schedule.
+        structure: How the tensors of a batch nest.
+        figures: Loss and metrics to report.
         average: The running average of the weights; None for none.
         watched: The gradients that come back.
     """
@@ -49,8 +49,8 @@ class Training:
         """Have the program attached, with the weights of the user's module.
 
         Args:
-            batches: Show what a call looks like.
-            display: Hears of the compilation.
+            batches: The calls, whose shapes are compiled for.
+            display: Shows that something is compiled.
         """
         entries = self.executors.prepare_training(
             batches,
@@ -91,13 +91,13 @@ class Training:
         )
 
     def _stream(self, outputs: Any, call: Call) -> None:
-        """Show the outputs to the metrics that need them: real rows that came back."""
+        """Give the real rows that came back to the metrics that need outputs."""
         rows = returned_rows(self.options, self.plan)
         if rows is None:
             rows = torch.arange(self.plan.samples_per_call)
         check_rows(outputs, rows.numel())
         is_real = rows.lt(call.num_real)
-        known = self.structure.labels(call.batch)
-        parts = cut((known.targets, known.weights), rows[is_real])
-        outputs, known = widened_all(cut(outputs, is_real), Labels(*parts))
-        self.figures.stream(outputs, known)
+        labels = self.structure.labels(call.batch)
+        parts = cut((labels.targets, labels.weights), rows[is_real])
+        outputs, labels = widened_all(cut(outputs, is_real), Labels(*parts))
+        self.figures.stream(outputs, labels)

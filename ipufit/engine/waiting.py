@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that wait, so that the figures of several calls are computed at once."""
+"""Rows of several calls, kept until their figures are computed at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_BYTES = 2**20
 
 
 class WaitingRows:
-    """Outputs of calls, with what is known of their rows.
+    """Outputs of calls with the labels of their rows.
 
     Loss and metrics of a call take some twenty operations, which cost the same for ten
     rows as for ten thousand. Rows that fill a mebibyte wait no longer.
@@ -26,7 +26,7 @@ class WaitingRows:
         >>> waiting = WaitingRows()
         >>> for value in (1.0, 2.0):
         ...     waiting.add(torch.full((2,), value), Labels(torch.zeros(2)), 2)
-        >>> outputs, known, num_rows = waiting.all()
+        >>> outputs, labels, num_rows = waiting.all()
         >>> outputs, num_rows
         (tensor([1., 1., 2., 2.]), 4)
     """
@@ -44,27 +44,27 @@ class WaitingRows:
         """Whether they should be counted now."""
         return self._num_rows * self._row_bytes >= _MOST_BYTES
 
-    def add(self, outputs: Any, known: Labels, num_rows: int) -> None:
+    def add(self, outputs: Any, labels: Labels, num_rows: int) -> None:
         """Keep the rows of a call.
 
         Args:
-            outputs: The model's, fresh tensors.
-            known: Copied: an asynchronous loader uses its memory again.
-            num_rows: How many there are.
+            outputs: Outputs of the model, in tensors of their own.
+            labels: Labels, which are copied: asynchronous loaders use memory again.
+            num_rows: Number of the rows.
         """
-        part = outputs, tree_map(_copied, tuple(known))
+        part = outputs, tree_map(_copied, tuple(labels))
         if not self._row_bytes:
             self._row_bytes = -(-_num_bytes(part) // num_rows)
         self._num_rows += num_rows
         self._parts.append(part)
 
     def all(self) -> tuple[Any, Labels, int]:
-        """All rows: outputs, what is known, how many. They go on waiting."""
-        outputs, known = joined(self._parts)
-        return outputs, Labels(*known), self._num_rows
+        """Outputs, labels and number of all rows, which go on waiting."""
+        outputs, labels = joined(self._parts)
+        return outputs, Labels(*labels), self._num_rows
 
     def clear(self) -> None:
-        """They were counted."""
+        """Drop the rows: they were counted."""
         self._parts.clear()
         self._num_rows = self._row_bytes = 0
 

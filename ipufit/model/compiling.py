@@ -20,8 +20,7 @@ from ipufit.optimizers import (
 )
 from ipufit.resume import compiled_settings
 
-from .compile_settings import CompileSettings
-from .parts import Model, settings_of
+from .parts import CompileSettings, Model, settings_of
 
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
 MetricsLike = Union[MetricLike, PerOutput, None]

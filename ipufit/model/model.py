@@ -27,8 +27,7 @@ from . import (
     saving,
     weights,
 )
-from .compile_settings import CompileSettings
-from .parts import PastData, Runs
+from .parts import CompileSettings, PastData, Runs
 
 ModelT = TypeVar("ModelT", bound="IPUModel")
 

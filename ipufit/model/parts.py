@@ -1,23 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a model, as the functions of this package see them."""
+"""The parts of a model: settings of `compile`, runs, and what it knows of its data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Sequence
+from typing import Any, Mapping, Protocol, Sequence
 
 import torch
 
 from ipufit.callbacks import CallbackList, History
 from ipufit.config import IPUConfig
 from ipufit.data import Source
-from ipufit.engine import Executors
+from ipufit.engine import Executors, Figures, Objective
 from ipufit.errors import NotCompiledError
-from ipufit.optimizers import Optimization
+from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.resume import Snapshot
 from ipufit.state import RunState
 
-from .compile_settings import CompileSettings
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """How to train and what to report, as `compile` was asked.
+
+    Attributes:
+        objective: Losses and metrics.
+        optimization: The optimiser and its schedule.
+        training_figures: Figures of `fit`.
+        test_figures: Figures of `evaluate` and of validations.
+        average: The running average of the weights; None for none.
+        in_words: Each setting as text, which a resumed run compares.
+        arguments: The arguments of `compile` by name, of which copies are made.
+    """
+
+    objective: Objective
+    optimization: Optimization
+    training_figures: Figures
+    test_figures: Figures
+    average: WeightAverage | None
+    in_words: dict[str, str]
+    arguments: Mapping[str, Any]
 
 
 class Runs:

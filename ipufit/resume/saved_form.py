@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checkpoints of models and runs look like, checked before any is used.
+"""The form of checkpoints of models and runs, checked before any is used.
 
-Checksums tell that a file is what was written, not that it is a model's state. Only
-what holds for every model is said here; what depends on one is compared with it.
+Checksums show that a file is as it was written, not that it holds a model's state. The
+form here is that of every model; the rest is compared with the model at hand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ipufit.errors import DamagedCheckpointError
 TENSOR = "$tensor"
 """The key that stands for an array in a callback's state."""
 
-LEARNT = fields(
+TRAINED_STATE = fields(
     {
         "optimizer": fields(
             {
@@ -44,7 +44,7 @@ LEARNT = fields(
         "tensors": dict_of(dict_of(text)),
     }
 )
-"""Of a model: `config` and `versions` are for people."""
+"""The kind of the state of a model; `config` and `versions` are for people."""
 
 _FIGURES = fields(
     {
@@ -56,7 +56,7 @@ _FIGURES = fields(
 
 
 def _figures(value: Any, where: str) -> str | None:
-    """As many sums as the figures have."""
+    """The kind of figures, with as many sums as they have."""
     fault = _FIGURES(value, where)
     if fault is not None or value["sums"] is None:
         return fault
@@ -89,11 +89,11 @@ _RUN = fields(
         "callbacks": dict_of(dict_of(anything)),
     }
 )
-"""Of a run, besides what its model has learnt."""
+"""The kind of the state of a run, as far as it doesn't depend on the run."""
 
 
 def of_run(value: Any, where: str) -> str | None:
-    """Of a run, besides what its model has learnt."""
+    """The kind of the state of a run, besides the trained state of its model."""
     fault = _RUN(value, where)
     if fault is not None or not value["run"]["calls"]:
         return fault
@@ -106,14 +106,14 @@ REFERENCE = fields({TENSOR: text, "is_array": flag}, is_closed=True)
 
 
 def check_form(checkpoint: files.Checkpoint, kind: Kind) -> None:
-    """Refuse a state of another form.
+    """Refuse a checkpoint whose state is of another kind.
 
     Args:
         checkpoint: As it was read.
-        kind: `LEARNT` or `of_run`, or what holds for one model.
+        kind: `TRAINED_STATE` or `of_run`, or the kind of one model's state.
 
     Raises:
-        DamagedCheckpointError: It isn't a model's; says what is wrong.
+        DamagedCheckpointError: The state is of another kind.
     """
     fault = kind(checkpoint.state, "state")
     if fault is not None:
@@ -124,10 +124,10 @@ def check_tensors(checkpoint: files.Checkpoint) -> None:
     """Refuse other tensors than the state names.
 
     Args:
-        checkpoint: That is `LEARNT`.
+        checkpoint: A checkpoint whose state is a `TRAINED_STATE`.
 
     Raises:
-        DamagedCheckpointError: One is missing, or has another dtype or shape.
+        DamagedCheckpointError: A tensor is missing, or has another dtype or shape.
     """
     saved, given = checkpoint.state["tensors"], in_words(checkpoint.tensors)
     for group in sorted({*saved, *given}):
@@ -142,11 +142,11 @@ def check_tensors(checkpoint: files.Checkpoint) -> None:
 
 
 def damaged(checkpoint: files.Checkpoint, fault: str) -> DamagedCheckpointError:
-    """The error of a checkpoint that is no model's.
+    """The error to raise for a checkpoint that no model has written.
 
     Args:
         checkpoint: As it was read.
-        fault: What is wrong.
+        fault: The fault, as half a sentence.
     """
     name = "The checkpoint" if checkpoint.path is None else repr(str(checkpoint.path))
     return DamagedCheckpointError(

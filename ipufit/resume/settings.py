@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run was told, in words: to tell one that goes on from another run."""
+"""Settings in words, by which a run that goes on is known from another run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ipufit.errors import ConfigError
 from ipufit.optimizers import Optimization
 
 _DEPTH = 4
-NO_SETTINGS = (
+NOT_SETTINGS = (
     "params",
     "initial_lr",
     # Of torch's own kernels, which IPUs don't use; they come and go with versions.
@@ -33,10 +33,10 @@ NO_SETTINGS = (
 def compiled_settings(
     objective: Objective, optimization: Optimization
 ) -> dict[str, str]:
-    """What `compile` was told, each in words.
+    """The settings of `compile` in words.
 
-    To be asked when it is called: a loss may count its calls in an attribute, and
-    callbacks change learning rates.
+    They are taken when `compile` is called: a loss may count its calls in an attribute,
+    and callbacks change learning rates.
 
     Args:
         objective: Losses and metrics.
@@ -58,11 +58,11 @@ def compiled_settings(
 
 
 def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Its class, and each of its settings: of all groups, or of the whole."""
+    """The class of an optimiser, and each setting of its groups and of the whole."""
     settings: dict[str, Any] = {
         name: [group.get(name) for group in optimizer.param_groups]
         for name in optimizer.param_groups[0]
-        if name not in NO_SETTINGS
+        if name not in NOT_SETTINGS
     }
     for name, value in vars(optimizer).items():
         is_plain = isinstance(value, (bool, int, float, str, torch.dtype))
@@ -89,11 +89,11 @@ def config_in_words(config: IPUConfig) -> dict[str, str]:
 
 
 def check_settings(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs.
+    """The differences between settings.
 
     Args:
         saved: Settings by name; those that this version doesn't know are passed over.
-        now: The same.
+        now: Settings by name.
 
     Returns:
         Sentences without an end, such as `"shuffle was True and is False"`.
@@ -114,8 +114,8 @@ def described(value: Any, depth: int = _DEPTH) -> str:
 
     Args:
         value: A setting. Objects are described by their class and plain attributes,
-            functions by their names, tensors by what they hold.
-        depth: Of attributes that are objects.
+            functions by their names, tensors by their values.
+        depth: How many objects are described that are attributes of each other.
 
     Example:
         >>> described({"loss": torch.nn.MSELoss(), "n": (1, None)})

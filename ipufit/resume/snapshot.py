@@ -9,33 +9,27 @@ of this process.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator, Mapping
 
 import torch
-from torch import Tensor
 
 from ipufit import checkpoint as files
-from ipufit._poptorch import poptorch
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import (
     Position,
-    Replay,
     Source,
-    StreamSource,
     TrainingBatches,
-    check_random_state,
-    random_state,
 )
 from ipufit.engine import Training
-from ipufit.errors import ConfigError, DataError
+from ipufit.errors import ConfigError
 from ipufit.state import RunState
 
 from .callback_states import callbacks_of, without_arrays
-from .saved_form import check_form, damaged, in_words, of_run
+from .random_states import RandomStates
+from .saved_form import check_form, in_words, of_run
 from .settings import check_settings, refuse
-from .trained import Tensors, TrainedState, check_weights, set_groups, under
+from .trained import Tensors, TrainedState, check_weights, set_groups
 
-_HOST, _PASS, _VALIDATION = "host/", "pass", "validation"
 _LOSSES = "losses"
 
 
@@ -65,7 +59,9 @@ class Snapshot:
         training = self.training
         return TrainedState(training.executors, training.optimization, training.average)
 
-    # Take -------------------------------------------------------------------
+    @property
+    def _random(self) -> RandomStates:
+        return RandomStates(self.training.executors, self.batches, self.validation)
 
     def take(self) -> files.Checkpoint:
         """The state now, between two calls.
@@ -80,15 +76,13 @@ class Snapshot:
         if run.is_epoch_done:
             self.batches.begin_next_pass()
         trained = self.trained.take()
+        random, num_blocks = self._random.take()
         callbacks: Tensors = {}
-        replays = {_PASS: self.batches.replay(), _VALIDATION: None}
-        if isinstance(self.validation, StreamSource):
-            replays[_VALIDATION] = self.validation.first_pass()
         state = {
             **trained.state,
             "run": {
                 "epoch": run.epoch + run.is_epoch_done,
-                "calls": 0 if run.is_epoch_done else run.calls,
+                "calls": run.calls,
                 "updates": run.updates,
                 "samples": run.samples,
                 "stop_reason": run.stop_reason,
@@ -97,22 +91,13 @@ class Snapshot:
                 "seed": self.batches.seed,
                 "place": list(self.batches.position),
                 "num_samples": self.batches.source.num_samples,
-                "num_blocks": {
-                    name: 0 if replay is None else replay.num_blocks
-                    for name, replay in replays.items()
-                },
+                "num_blocks": num_blocks,
             },
             "plan": asdict(training.plan),
             "settings": dict(self.settings),
             "figures": None if run.is_epoch_done else training.figures.state_dict(),
             "callbacks": without_arrays(self.hooks.state_dict(), callbacks),
         }
-        device = training.executors.device_random_state()
-        random = {"device": _as_int64(device or [])}
-        now = random_state(self.batches.source.generators)
-        random.update({_HOST + name: tensor for name, tensor in now.items()})
-        for name, replay in replays.items():
-            random.update(_replay_tensors(name, replay))
         groups = {**trained.tensors, "callbacks": callbacks, "random": random}
         losses = self._tensors_of_losses()
         if losses:
@@ -124,8 +109,6 @@ class Snapshot:
         """Tensors of losses, such as a weight that a callback anneals."""
         modules = torch.nn.ModuleList(self.training.figures.objective.modules)
         return dict([*modules.named_parameters(), *modules.named_buffers()])
-
-    # Put back ---------------------------------------------------------------
 
     def check(self, checkpoint: files.Checkpoint) -> None:
         """Refuse a checkpoint that can't be put back, before any of it is put back.
@@ -141,21 +124,7 @@ class Snapshot:
         self.hooks.check_state(callbacks_of(checkpoint))
         if _LOSSES in checkpoint.tensors:
             check_weights(self._tensors_of_losses(), checkpoint.tensors[_LOSSES])
-        generators = self.batches.source.generators
-        random, counts = checkpoint.tensors.get("random", {}), _num_blocks(checkpoint)
-        states = [under(_HOST, random)]
-        for name in (_PASS, _VALIDATION):
-            replay = _replay(name, counts, random)
-            if replay is not None:
-                states += [replay.at_start, replay.at_last]
-        device = random.get("device")
-        if device is None or device.dtype != torch.int64 or device.dim() != 1:
-            raise damaged(checkpoint, "it has no random state of the device")
-        try:
-            for state in states:
-                check_random_state(state, generators)
-        except DataError as error:
-            raise damaged(checkpoint, str(error)) from error
+        self._random.check(checkpoint)
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Go on from a checkpoint, once `on_train_begin` was called.
@@ -173,62 +142,20 @@ class Snapshot:
         training, run = self.training, self.run
         if state["figures"] is not None:
             training.figures.check_state(state["figures"])
-        self._put_back_device(checkpoint)
+        self._random.put_back_device(checkpoint)
         with torch.no_grad():
             for name, tensor in checkpoint.tensors.get(_LOSSES, {}).items():
                 self._tensors_of_losses()[name].copy_(tensor)
-        # Before the hooks, which may look at it.
-        run.epoch, run.calls = state["run"]["epoch"], state["run"]["calls"]
-        run.updates, run.samples = state["run"]["updates"], state["run"]["samples"]
-        run.stop_reason = state["run"]["stop_reason"]
+        # Callbacks may look at the counters when they load their states.
+        for name in ("epoch", "calls", "updates", "samples", "stop_reason"):
+            setattr(run, name, state["run"][name])
         self.hooks.load_state_dict(callbacks_of(checkpoint))
-        # Hooks that began the run may have set rates; these are the ones it had.
+        # on_train_begin may have set other rates than the run had.
         set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
         training.optimization.load_state_dict(state["updates"])
         if state["figures"] is not None:
             training.figures.load_state_dict(state["figures"])
-        random, counts = checkpoint.tensors["random"], _num_blocks(checkpoint)
-        if isinstance(self.validation, StreamSource):
-            replay = _replay(_VALIDATION, counts, random)
-            self.validation.go_on(replay, is_due=True)
-        replay = _replay(_PASS, counts, random)
-        self.batches.go_on(under(_HOST, random), replay)
-
-    def _put_back_device(self, checkpoint: files.Checkpoint) -> None:
-        executors = self.training.executors
-        device = checkpoint.tensors["random"]["device"].tolist()
-        try:
-            if device:
-                executors.set_device_random_state([n % 2**64 for n in device])
-        except (ValueError, poptorch.Error) as error:
-            raise damaged(checkpoint, f"its random state is none: {error}") from error
-
-
-def _num_blocks(checkpoint: files.Checkpoint) -> Mapping[str, int]:
-    counts: Mapping[str, int] = checkpoint.state["data"]["num_blocks"]
-    return counts
-
-
-def _as_int64(numbers: Sequence[int]) -> Tensor:
-    """Numbers below 2^64, as seeds are, by their bits."""
-    signed = [n - 2**64 if n >= 2**63 else n for n in numbers]
-    return torch.tensor(signed, dtype=torch.int64)
-
-
-def _replay_tensors(name: str, replay: Replay | None) -> Tensors:
-    if replay is None:
-        return {}
-    at_start = {f"{name}/start/{n}": t for n, t in replay.at_start.items()}
-    return {**at_start, **{f"{name}/last/{n}": t for n, t in replay.at_last.items()}}
-
-
-def _replay(
-    name: str, counts: Mapping[str, int], random: Mapping[str, Tensor]
-) -> Replay | None:
-    if not counts[name]:
-        return None
-    at_start = under(f"{name}/start/", random)
-    return Replay(counts[name], at_start, under(f"{name}/last/", random))
+        self._random.put_back_host(checkpoint)
 
 
 def check_has_run(checkpoint: files.Checkpoint) -> None:

@@ -18,8 +18,8 @@ from ipufit.engine import Executors
 from ipufit.errors import ConfigError
 from ipufit.optimizers import Optimization, WeightAverage
 
-from .saved_form import LEARNT, check_form, check_tensors, in_words
-from .settings import NO_SETTINGS, config_in_words
+from .saved_form import TRAINED_STATE, check_form, check_tensors, in_words
+from .settings import NOT_SETTINGS, config_in_words
 
 Tensors = Dict[str, Tensor]
 _STATE, _PARAM = "ipu_state/", "ipu_param/"
@@ -97,7 +97,7 @@ class TrainedState:
             ConfigError: It is from another module, optimizer or schedule.
         """
         optimizer, state = self.optimization.optimizer, checkpoint.state
-        check_form(checkpoint, LEARNT)
+        check_form(checkpoint, TRAINED_STATE)
         check_tensors(checkpoint)
         saved = state["optimizer"]
         for name, own in groups_of_module(self.executors.module).items():
@@ -214,7 +214,7 @@ def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in group.items()
-        if name not in NO_SETTINGS
+        if name not in NOT_SETTINGS
         and isinstance(value, (bool, int, float, str, tuple, type(None)))
     }
 
