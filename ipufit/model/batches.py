@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`train_on_batch`, `test_on_batch` and `predict_on_batch`, for loops of one's own.
-
-No hooks are called. Batches of another size are compiled for anew, because the shapes
-of a program are fixed.
-"""
+"""`train_on_batch`, `test_on_batch` and `predict_on_batch`, for loops of one's own."""
 
 from __future__ import annotations
 
@@ -36,6 +32,9 @@ def train_on_batch(
     return_dict: bool = True,
 ) -> Logs | float | list[float]:
     """Train on one batch, in one call: `device_iterations` updates.
+
+    No hooks are called. Batches of another size are compiled for anew, because the
+    shapes of a program are fixed.
 
     The weights stay on the device; `get_weights`, `save_weights`, `evaluate` and
     `predict` bring them back, and so does touching them. They may be changed in
@@ -90,7 +89,9 @@ def test_on_batch(
     sample_weight: Any = None,
     return_dict: bool = True,
 ) -> Logs | float | list[float]:
-    """The figures of one batch, without training.
+    """The figures of one batch, without training, in one call.
+
+    A `micro_batch_size` of the config counts, and then it may take several calls.
 
     Args:
         x: As for `train_on_batch`.
@@ -114,7 +115,7 @@ def test_on_batch(
 
 
 def predict_on_batch(self: Model, x: Any) -> Any:
-    """The outputs for one batch.
+    """The outputs for one batch, in calls as those of `test_on_batch`.
 
     Args:
         x: As for `train_on_batch`.
@@ -153,6 +154,5 @@ def _samples_per_update(config: IPUConfig, source: StreamSource) -> int:
 def _size_in_one_call(config: IPUConfig, source: StreamSource) -> int:
     """Samples of a pass, such that one call takes the batch."""
     plan = config.inference_plan(default_batch_size(config))
-    rows_per_sample = plan.samples_per_call // plan.micro_batch_size
-    rows = -(-source.rows_of_first // rows_per_sample)
-    return default_batch_size(config, rows)
+    micro_batch_size = -(-source.rows_of_first // plan.micro_batches_per_call)
+    return default_batch_size(config, micro_batch_size)

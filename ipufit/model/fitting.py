@@ -61,7 +61,7 @@ def fit(
     drop_last: bool | str = True,
     resume: PathLike | None = None,
 ) -> History:
-    """Train.
+    """Train on data, epoch after epoch.
 
     Args:
         x: Inputs: tensors, NumPy arrays or pandas frames, nested in tuples, lists
@@ -85,17 +85,18 @@ def fit(
         validation_split: Share of the samples, at the end, to validate on.
         validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`.
         shuffle: Draw a new order every epoch; batches come as they are.
-        class_weight: What samples count in the loss by their class: index to
-            weight, 1 for those left out. Training only, as in Keras.
-        sample_weight: What each sample counts in the loss, if `x` is arrays. The
+        class_weight: Weights of samples in the loss by their class: index to weight,
+            1 for classes left out. Training only, as in Keras.
+        sample_weight: Weight of each sample in the loss, if `x` is arrays. The
             weighted loss is divided by the number of samples, as in Keras.
-        initial_epoch: Where to begin counting.
+        initial_epoch: Index of the first epoch.
         steps_per_epoch: Updates per epoch. The next one goes on where this ended,
             and anew from the beginning at the end of the data.
         validation_steps: Batches per validation, of `validation_batch_size`, of the
             loader's own size, or of `batch_size`: always the first ones, but of a
             generator the next ones.
-        validation_batch_size: Samples of one validation pass over all replicas.
+        validation_batch_size: Samples of one validation pass over all replicas. By
+            default the micro-batch of the training on each of them.
         validation_freq: Validate every so many epochs, or after these (1-based).
         drop_last: Leave out the samples that don't fill a call; they are counted
             and reported. `"pad"`, or False, fills the call with rows that count
@@ -119,24 +120,18 @@ def fit(
         ConfigError: The batch size is not made of its factors, or too small for
             the pipeline; or the optimizer lacks a trainable parameter.
         DataError: Data that can't be used, or too little for one call.
-        CheckpointError: That of `resume` can't be read, is damaged
+        CheckpointError: The checkpoint of `resume` can't be read, is damaged
             (`DamagedCheckpointError`), or isn't there (`MissingCheckpointError`).
         UnsupportedError: Weights or padding for a loss without values per sample.
         Error: What PopTorch refuses (`ipufit.poptorch.Error`).
     """
     settings = settings_of(self)
     epochs_to_come = _epochs(initial_epoch, epochs, validation_freq)
+    workers = self.config.num_workers
     source, validation_source = fit_sources(
-        x,
-        y,
-        sample_weight,
-        validation_split,
-        validation_data,
-        num_workers=self.config.num_workers,
+        x, y, sample_weight, validation_split, validation_data, num_workers=workers
     )
     self._data.target_columns = column_names(y) or ()
-    if not isinstance(shuffle, bool):
-        raise ConfigError(f"shuffle={shuffle!r} is neither True nor False.")
     checkpoint = find_checkpoint(resume, callbacks)
     training, batches = training_of(
         self,
@@ -214,7 +209,7 @@ def _check_repeatable(validation: Source, num_validations: int) -> None:
     """Refuse a generator that would have to be gone through several times.
 
     Raises:
-        DataError: It is one.
+        DataError: It can't be gone through that often.
     """
     is_one_shot = isinstance(validation, StreamSource) and validation.is_one_shot
     if is_one_shot and num_validations > 1:

@@ -90,8 +90,8 @@ def predict(
     """The module's outputs, one row per sample, in order.
 
     Args:
-        x: Inputs, or samples; their targets, if any, are left alone. So are
-            columns that the last `fit` or `evaluate` had as targets.
+        x: Inputs, or samples; their targets, if any, are left alone. So are columns
+            that the last `fit` or `evaluate` had as targets.
         batch_size: As for `evaluate`.
         verbose: As for `fit`.
         steps: Batches to predict, from the beginning; None for all.

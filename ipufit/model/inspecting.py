@@ -23,13 +23,13 @@ def summary(self: Model, x: Any = None) -> Summary:
     Nothing is compiled for it.
 
     Args:
-        x: Inputs to show shapes for, and the blocks that `forward` begins itself;
-            those of the last run by default. One sample of them is run through
-            the module on the host.
+        x: Inputs to show shapes for, and the blocks that `forward` begins itself; by
+            default the inputs of the last run. One sample of them is run through the
+            module on the host.
 
     Returns:
-        What is shown, with `total_parameters` and `num_ipus`, the IPUs of all
-        replicas; a notebook prints it once more.
+        The summary, with `total_parameters` and `num_ipus`, the IPUs of all replicas;
+        a notebook prints it once more.
 
     Example:
         >>> from ipufit import IPUConfig, IPUModel

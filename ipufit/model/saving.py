@@ -31,16 +31,17 @@ def checkpoint(self: Model) -> files.Checkpoint:
 def save(self: Model, path: PathLike) -> None:
     """Write a checkpoint: a directory of safetensors and JSON.
 
-    It is written beside its place and renamed, so there is the old one or the new.
-    In several processes of torch.distributed all have to call this: the first one
-    writes, the others wait and hear of a failure. (So for `save_weights`.)
+    The directory is written beside `path` and renamed: a whole checkpoint is there at
+    any time, the old one or the new. In several processes of torch.distributed all have
+    to call `save`, and `save_weights`: the first one writes, the others wait and hear of
+    a failure.
 
     Args:
         path: A directory, which is made; a checkpoint there is replaced.
 
     Raises:
         NotCompiledError: `compile` wasn't called.
-        CheckpointError: It can't be written.
+        CheckpointError: The checkpoint can't be written.
     """
     taken = checkpoint(self)
 
@@ -57,13 +58,13 @@ def load(self: Model, path: PathLike) -> None:
     To go on with a run use `fit(resume=path)`.
 
     Args:
-        path: Of a checkpoint of the same module and optimizer.
+        path: A checkpoint of the same module and optimizer.
 
     Raises:
         NotCompiledError: `compile` wasn't called.
-        CheckpointError: It can't be read, is damaged (`DamagedCheckpointError`), or
-            isn't there (`MissingCheckpointError`).
-        ConfigError: It is of another module or optimizer.
+        CheckpointError: The checkpoint can't be read, is damaged
+            (`DamagedCheckpointError`), or isn't there (`MissingCheckpointError`).
+        ConfigError: The checkpoint is of another module or optimizer.
     """
     check_shapes(self.module)
     trained_state(self).put_back(files.read_checkpoint(path))

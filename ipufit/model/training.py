@@ -47,6 +47,8 @@ def training_of(
         UnsupportedError: The loss can't take weights or padding, or gradients are
             watched that the device scales as it likes.
     """
+    if not isinstance(shuffle, bool):
+        raise ConfigError(f"shuffle={shuffle!r} is neither True nor False.")
     settings, config = settings_of(model), model.config
     optimization = settings.optimization
     check_covers(optimization.optimizer, model.module)

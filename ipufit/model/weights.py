@@ -47,7 +47,7 @@ def set_weights(self: Model, weights: Sequence[Any]) -> None:
         weights: Arrays as from `get_weights`.
 
     Raises:
-        DataError: Not arrays, not as many, or of other shapes.
+        DataError: The weights aren't arrays, or their number or a shape is wrong.
     """
     check_shapes(self.module)
     state = self.module.state_dict()
@@ -75,11 +75,11 @@ def save_weights(self: Model, path: PathLike) -> None:
     """Write the weights to a safetensors file, under the module's own names.
 
     Args:
-        path: Ends in `.safetensors`.
+        path: A file whose name ends in `.safetensors`.
 
     Raises:
-        ConfigError: It ends in something else.
-        FileError: It can't be written; what was there before is whole.
+        ConfigError: The name ends in something else.
+        FileError: The file can't be written; a file that was there before is whole.
     """
     weights = fetched_state(self)
 
@@ -94,14 +94,14 @@ def load_weights(self: Model, path: PathLike) -> None:
     """Take the weights from a file, on the device too.
 
     Args:
-        path: Of safetensors (`.safetensors`) or a state dict of torch (`.pt`,
+        path: A file of safetensors (`.safetensors`) or a state dict of torch (`.pt`,
             `.pth`, `.bin`), which is read with `weights_only=True`.
 
     Raises:
-        ConfigError: It ends in something else.
+        ConfigError: The name ends in something else.
         DataError: The file is damaged, or has other weights.
-        MissingCheckpointError: There is none.
-        FileError: It can't be read.
+        MissingCheckpointError: There is no such file.
+        FileError: The file can't be read.
     """
     check_shapes(self.module)
     given, state = files.load_weights(path), self.module.state_dict()
