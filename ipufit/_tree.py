@@ -72,7 +72,7 @@ class Structure:
         items = value if is_dict else {}
         names = [
             name
-            for name in _attributes(value)
+            for name in attribute_names(value)
             if not (name in items and items[name] is getattr(value, name))
         ]
         elements = [*items.values(), *(getattr(value, name) for name in names)]
@@ -207,7 +207,8 @@ def is_record(value: Any) -> bool:
     return (is_one and not isinstance(value, type)) or type(value) is SimpleNamespace
 
 
-def _attributes(value: Any) -> list[str]:
+def attribute_names(value: Any) -> list[str]:
+    """Names of the attributes that an object has itself, in slots too."""
     names = list(getattr(value, "__dict__", ()))
     for base in type(value).__mro__:
         slots = getattr(base, "__slots__", ())
@@ -226,7 +227,7 @@ def parts_of(value: Any) -> dict[Any, Any]:
     """
     if isinstance(value, dict):
         return dict(value.items())
-    return {name: getattr(value, name) for name in _attributes(value)}
+    return {name: getattr(value, name) for name in attribute_names(value)}
 
 
 def without(value: Any, name: Any) -> Any:
@@ -242,7 +243,7 @@ def without(value: Any, name: Any) -> Any:
     """
     items = value if isinstance(value, dict) else {}
     keys = tuple(key for key in items if key != name)
-    names = tuple(_attributes(value))
+    names = tuple(attribute_names(value))
     left = [None if one == name else getattr(value, one) for one in names]
     like = Structure(type(value), keys, (), names, value)
     return like._refilled([*(items[key] for key in keys), *left])

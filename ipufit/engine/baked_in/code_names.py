@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names a function's code reads."""
+"""The names that a function's code reads."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ _COMPUTED = frozenset(
     {"vars", "eval", "exec", "globals", "locals", "__dict__"}
     | {"attrgetter", "__getattribute__"}
 )
-"""Who uses these may read attributes by names that aren't in the code."""
+"""Names whose use lets code read attributes by names that aren't in it."""
 
 _DUPLICATES = ("DUP_TOP", "COPY")
-"""What `self.calls += 1` begins with: the object is needed again for the assignment."""
+"""Instructions that begin `self.calls += 1`: the assignment needs the object again."""
 
 
 @dataclass(frozen=True)
 class CodeNames:
-    """What code reads by name; functions defined inside are included.
+    """The names that code reads, in functions defined inside too.
 
     Attributes:
         variables: Globals, and built-ins, which can't be told apart here.
-        attributes: Of any object. One that is only counted up (`self.calls += 1`), put
-            into (`self.seen["x"] = x`), or read after it was set anew
-            (`self.hidden = ...`) isn't among them: nothing depends on what it was.
-        modules: What it imports.
-        is_open: Whether it may read attributes by names that it computes.
+        attributes: Attributes of any object. One that is only counted up
+            (`self.calls += 1`), put into (`self.seen["x"] = x`), or read after it was
+            set anew (`self.hidden = ...`) isn't among them: no result depends on its
+            old value.
+        modules: Modules that the code imports.
+        is_open: Whether the code may read attributes by names that it computes.
     """
 
     variables: frozenset[str]
@@ -44,10 +45,7 @@ _NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
 
 @functools.lru_cache(maxsize=4096)
 def names_read(code: CodeType) -> CodeNames:
-    """The names that code reads.
-
-    Args:
-        code: Of a function.
+    """Collect the names that the code of a function reads.
 
     Example:
         >>> def scaled(self, x):
@@ -96,13 +94,15 @@ def names_read(code: CodeType) -> CodeNames:
 
 
 def _set_anew(code: CodeType, instructions: list[dis.Instruction]) -> dict[str, int]:
-    """Attributes of the first argument that code sets before it branches.
+    """Find attributes of the first argument that code sets before it branches.
 
     Returns:
-        By which instruction, by the attributes' names.
+        Positions of the instructions, by the attributes' names.
     """
     first = code.co_varnames[0] if code.co_argcount else None
-    if first is None or getattr(code, "co_exceptiontable", None):  # it may be left
+    if first is None or getattr(
+        code, "co_exceptiontable", None
+    ):  # an error may leave it
         return {}
     if any(
         one.opname.startswith(("STORE_FAST", "DELETE_FAST")) and first in _names(one)
@@ -119,13 +119,13 @@ def _set_anew(code: CodeType, instructions: list[dis.Instruction]) -> dict[str, 
 
 
 def _is_filled(following: list[dis.Instruction]) -> bool:
-    """Whether what was loaded is only put into, under a plain key."""
+    """Whether a loaded object is only put into, under a plain key."""
     names = [one.opname for one in following]
     return names[1:] == ["STORE_SUBSCR"] and names[0].startswith("LOAD_")
 
 
 def _variable(instruction: dis.Instruction) -> str | None:
-    """The variable that is loaded last; None if it is none."""
+    """The variable that an instruction loads last; None if it loads none."""
     names = _names(instruction)
     return names[-1] if instruction.opname.startswith("LOAD_FAST") and names else None
 
@@ -138,11 +138,11 @@ def _names(instruction: dis.Instruction) -> tuple[str, ...]:
 
 def _constant_name(following: list[dis.Instruction]) -> str | None:
     """The name in `getattr(x, "name")`, with a plain default or none; else None."""
-    place = next((i for i, one in enumerate(following) if _is_call(one)), None)
-    num_given = following[place].arg if place is not None else None
-    if place is None or num_given not in (2, 3):
+    call = next((i for i, one in enumerate(following) if _is_call(one)), None)
+    num_given = following[call].arg if call is not None else None
+    if call is None or num_given not in (2, 3):
         return None
-    name, *default = following[place + 1 - num_given : place]
+    name, *default = following[call + 1 - num_given : call]
     is_plain = name.opname == "LOAD_CONST" and isinstance(name.argval, str)
     is_simple = all(one.opname.startswith("LOAD_") for one in default)
     return name.argval if is_plain and is_simple else None

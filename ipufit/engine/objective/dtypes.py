@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types in which losses and figures are computed."""
+"""The dtypes in which losses and figures are computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 def widened(values: Any) -> Any:
-    """Nested tensors in the types that torch's losses and exact sums want.
+    """Convert nested tensors to the dtypes that torch's losses and exact sums need.
 
     Half precision becomes float32, and every whole-number type int64, as which class
     indices leave a device but in 32 bits.
@@ -35,7 +35,7 @@ def widened(values: Any) -> Any:
     return tree_map(widen, values)
 
 
-def widened_all(outputs: Any, known: Labels) -> tuple[Any, Labels]:
-    """Outputs, targets and weights in the types that losses want."""
-    outputs, targets, weights = widened((outputs, known.targets, known.weights))
-    return outputs, known._replace(targets=targets, weights=weights)
+def widened_all(outputs: Any, labels: Labels) -> tuple[Any, Labels]:
+    """Convert outputs, targets and weights to the dtypes that losses need."""
+    outputs, targets, weights = widened((outputs, labels.targets, labels.weights))
+    return outputs, labels._replace(targets=targets, weights=weights)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a run: how a micro-batch adds to them, and what they come to."""
+"""The figures of a run: loss, metrics and logged scalars, summed over samples."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ipufit.metrics import StreamedMetric, detached, flat, in_float32
 from ipufit.scalars import Scalars
 from ipufit.types import Logs
 
-from .objective import Objective, said
+from .objective import Objective, shapes_in_errors
 
 
 class Entry(NamedTuple):
-    """A figure's place in the vector of sums.
+    """One figure in the vector of sums.
 
     Attributes:
-        name: Its key in logs.
-        size: How many sums it has; 0 for a streamed metric, which has none.
-        result: From them to the figure; None for a mean over samples.
+        name: Key in logs.
+        size: Number of its sums; 0 for a streamed metric.
+        result: Computes the figure from its sums; None for a mean over samples.
         direction: `"max"` or `"min"` if more or less of it is better.
     """
 
@@ -41,19 +41,19 @@ class Entry(NamedTuple):
 def vector_of(
     objective: Objective,
     outputs: Any,
-    known: Labels,
+    labels: Labels,
     rows: int,
     terms: Mapping[str, tuple[LossTerms, float]],
     scalars: Scalars,
 ) -> tuple[Tensor, tuple[Entry, ...]]:
-    """The sums of a micro-batch, in a program or on the host; traceable.
+    """Compute the sums of a micro-batch, in a program or on the host; traceable.
 
     Args:
-        objective: The losses and metrics.
-        outputs: The model's.
-        known: Targets, weights and shares.
-        rows: Samples in it, padding included.
-        terms: What each loss adds, and its weight.
+        objective: Losses and metrics.
+        outputs: Everything that the module returned.
+        labels: Targets, weights and shares.
+        rows: Number of samples, padding included.
+        terms: Terms and weight of each loss, by output.
         scalars: Logged means over the samples, by name.
 
     Returns:
@@ -71,20 +71,20 @@ def vector_of(
         for name, (term, _) in terms.items():
             sums.append(torch.stack([term.total, term.divisor]))
             entries.append(Entry(f"{name}_loss", 2, _mean, "min"))
-    for name, measure, part, weights in objective.measured(outputs, known):
+    for name, measure, part, weights in objective.measured(outputs, labels):
         metric = measure.metric
         if isinstance(metric, StreamedMetric):
             entries.append(Entry(name, 0, None, metric.direction))
             continue
-        with said(f"The metric {name!r}", part):
+        with shapes_in_errors(f"The metric {name!r}", part):
             added = metric.sums(part.output, part.target, weights)
         sums.append(flat(added))
         entries.append(Entry(name, added.numel(), metric.result, metric.direction))
-    if known.share is None:
+    if labels.share is None:
         device = next((term.total.device for term, _ in terms.values()), None)
         count = torch.full((1,), float(rows), device=device)
     else:
-        count = known.share.gt(0).to(torch.float32).sum().reshape(1)
+        count = labels.share.gt(0).to(torch.float32).sum().reshape(1)
     for name, value in scalars.items():
         sums.append(value.mul(count))
         entries.append(Entry(name, 1, None, None))
@@ -101,7 +101,7 @@ class Figures:
     traced; streamed metrics are kept beside it.
 
     Args:
-        objective: The losses and metrics.
+        objective: Losses and metrics.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -113,7 +113,7 @@ class Figures:
         self.reset()
 
     def adopt(self, entries: tuple[Entry, ...]) -> None:
-        """Take over what the vectors to come hold.
+        """Take over the entries of the vectors to come.
 
         Raises:
             ConfigError: Two figures have the same name.
@@ -127,7 +127,7 @@ class Figures:
         return 1 + sum(entry.size for entry in self._entries)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed epoch needs to go on: plain values.
+        """Plain values, from which a resumed epoch can go on.
 
         Raises:
             UnsupportedError: A streamed metric has seen samples.
@@ -143,10 +143,10 @@ class Figures:
         return {"entries": entries, "sums": sums, "extra": extra}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse sums of other figures; to be asked once a program was traced.
+        """Refuse sums of other figures; a program must have been traced before.
 
         Raises:
-            ConfigError: They are.
+            ConfigError: The sums are of other figures.
         """
         own = {entry.name: entry.size for entry in self._entries}
         if state["sums"] is not None and state["entries"] != own:
@@ -163,7 +163,7 @@ class Figures:
         self._extra = copy.deepcopy(dict(state["extra"]))
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all that was added."""
         self._sums = None
         self._extra = {}
         for measure in self.objective.measures:
@@ -178,23 +178,23 @@ class Figures:
         self._sums = rows if self._sums is None else self._sums.add_(rows)
 
     def add_means(self, scalars: Mapping[str, float], rows: int) -> None:
-        """Add means over so many samples, which no vector holds."""
+        """Add means over a number of samples, which no vector holds."""
         for name, value in scalars.items():
             extra = self._extra.setdefault(name, [0.0, 0.0])
             extra[0] += value * rows
             extra[1] += rows
 
-    def stream(self, outputs: Any, known: Labels) -> None:
-        """Show the metrics that need them the outputs of real rows.
+    def stream(self, outputs: Any, labels: Labels) -> None:
+        """Update streamed metrics with the outputs of real rows.
 
-        They may keep what they get, so it is copied: an asynchronous loader uses its
+        They may keep what they get, so they get copies: an asynchronous loader uses its
         memory again.
         """
         if not self.objective.is_streamed:
             return
-        outputs, known = tree_map(_copied, (outputs, tuple(known)))
+        outputs, labels = tree_map(_copied, (outputs, tuple(labels)))
         for name, measure, part, weights in self.objective.measured(
-            outputs, Labels(*known)
+            outputs, Labels(*labels)
         ):
             if isinstance(measure.metric, StreamedMetric):
                 measure.metric.update(part.output, part.target, weights)
@@ -210,10 +210,10 @@ class Figures:
     def running(self, more: Tensor | None = None) -> Logs:
         """The figures so far, for hooks of a call: all but streamed metrics.
 
-        Those may go through all samples to give a value.
+        A streamed metric may go through all samples to give a value.
 
         Args:
-            more: A vector that counts here, and isn't added yet; None for none.
+            more: A vector that counts here, though it isn't added yet.
         """
         sums = self._sums
         if more is not None:
@@ -222,7 +222,7 @@ class Figures:
         return dict(sorted(self._summed(sums).items()))
 
     def in_order(self) -> Logs:
-        """The figures in the order of `compile`: losses, metrics, what is logged."""
+        """The figures in the order of `compile()`: losses, metrics, logged scalars."""
         streamed = {name: metric.result() for name, metric in self._streams.items()}
         values = {**self._summed(self._sums), **streamed}
         order = ("loss", *(entry.name for entry in self._entries), *values)
@@ -230,7 +230,7 @@ class Figures:
 
     @property
     def loss(self) -> float:
-        """The loss so far, in one look; NaN if nothing was counted."""
+        """The loss so far, read from the device once; NaN if nothing was counted."""
         entry = self._entries[0] if self._entries else None
         if self._sums is None or entry is None or entry.name != "loss":
             return self._summed(self._sums).get("loss", math.nan)
@@ -243,12 +243,12 @@ class Figures:
             for entry in self._entries:
                 if not entry.size:
                     continue
-                its = sums[at : at + entry.size]
+                own = sums[at : at + entry.size]
                 at += entry.size
                 values[entry.name] = (
-                    _quotient(float(its[0]), count)
+                    _quotient(float(own[0]), count)
                     if entry.result is None
-                    else entry.result(its)
+                    else entry.result(own)
                 )
         extra = {name: _quotient(*pair) for name, pair in self._extra.items()}
         if "loss" in extra:
@@ -258,16 +258,16 @@ class Figures:
     @property
     def directions(self) -> dict[str, str]:
         """Which way each figure is better, for those that have one."""
-        known = {e.name: e.direction for e in self._entries}
+        found = {e.name: e.direction for e in self._entries}
         for measure in self.objective.measures:
             if isinstance(measure.metric, StreamedMetric):
-                known[measure.full_name] = measure.metric.direction
-        known.setdefault("loss", "min")
-        return {name: way for name, way in known.items() if way is not None}
+                found[measure.full_name] = measure.metric.direction
+        found.setdefault("loss", "min")
+        return {name: way for name, way in found.items() if way is not None}
 
     @property
     def samples(self) -> int:
-        """Samples the figures cover."""
+        """Number of samples that the figures cover."""
         return 0 if self._sums is None else int(self._sums[0])
 
 
@@ -298,7 +298,7 @@ def _refuse_twins(names: list[str]) -> None:
     """Refuse two figures of one name.
 
     Raises:
-        ConfigError: There are such.
+        ConfigError: Two figures have the same name.
     """
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

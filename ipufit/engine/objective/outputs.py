@@ -33,7 +33,7 @@ def named_outputs(outputs: Any) -> dict[str, Any] | None:
 
 
 def only(values: Any) -> Any:
-    """What is in a container of one; anything else as it is.
+    """The element of a container that has one; anything else as it is.
 
     Example:
         >>> only({"a": 1}), only([1, 2])
@@ -70,14 +70,14 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
     """The part of targets or weights that belongs to one of several outputs.
 
     Args:
-        values: A dict by name, a sequence by position, or one for an only output.
-        name: Of the output.
-        position: Of the output.
-        count: How many outputs there are.
-        what: What messages call the values.
+        values: A dict by name or a sequence by position.
+        name: Name of the output.
+        position: Position of the output.
+        count: Number of outputs.
+        what: Name of the values in messages.
 
     Raises:
-        DataError: There is none for it.
+        DataError: The values have no part for this output.
 
     Example:
         >>> part_of({"a": 1}, "a", 0, 2, "targets"), part_of([1, 2], "b", 1, 2, "")
@@ -124,25 +124,25 @@ OWN_LOSS = (
     "poptorch.identity_loss; a scalar alone, or one that a tuple begins or ends with, "
     "such as (output, loss)"
 )
-"""What is understood as a module's own loss, for messages."""
+"""Everything that is understood as a module's own loss, for messages."""
 
 
 def split_own_loss(
     outputs: Any, marked: Sequence[Tensor] = ()
 ) -> tuple[Tensor | None, Any]:
-    """The loss that a model returns itself, and the other outputs.
+    """Split the outputs into the loss that a model returns itself, and the others.
 
     It is called "loss" in a dict, a named tuple or an object, as transformers have it;
     else it is the result of `identity_loss`; the first or the last of a tuple if it is
     a scalar; or all there is, if that is one. Objects stay what they are, without it.
 
     Args:
-        outputs: As the module returns them.
+        outputs: Everything that the module returned.
         marked: Results of `identity_loss`, in the order of the calls. Of several that
             are returned the last is taken, because it may be made of the others.
 
     Raises:
-        ConfigError: There are two that might be it.
+        ConfigError: Two values might be the loss.
 
     Example:
         >>> import torch
@@ -162,9 +162,9 @@ def split_own_loss(
     if isinstance(outputs, (tuple, list)):
         names = list(getattr(outputs, "_fields", range(len(outputs))))
         name = _loss_key(dict(zip(names, outputs)), marked)
-        place = _scalar_place(outputs) if name is None else names.index(name)
-        if place is not None:
-            return outputs[place], only((*outputs[:place], *outputs[place + 1 :]))
+        index = _scalar_end(outputs) if name is None else names.index(name)
+        if index is not None:
+            return outputs[index], only((*outputs[:index], *outputs[index + 1 :]))
     elif isinstance(outputs, dict) or is_record(outputs):
         parts = parts_of(outputs)
         key = _loss_key(parts, marked)
@@ -178,7 +178,7 @@ def _is_among(value: Any, tensors: Sequence[Tensor]) -> bool:
 
 
 def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
-    """The key of what is called loss, or of the scalar marked last; None for none."""
+    """The key "loss", or that of the scalar that was marked last; else None."""
     if "loss" in outputs:
         return "loss" if isinstance(outputs["loss"], (Tensor, type(None))) else None
     for tensor in reversed(marked):
@@ -188,30 +188,30 @@ def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
     return None
 
 
-def _scalar_place(outputs: Sequence[Any]) -> int | None:
-    """Which end of a tuple is a scalar; None if neither is."""
+def _scalar_end(outputs: Sequence[Any]) -> int | None:
+    """The first or last position of a tuple, if a scalar is there; else None."""
     ends = sorted({0, len(outputs) - 1}) if outputs else []
-    places = [
-        place
-        for place in ends
-        if isinstance(outputs[place], Tensor)
-        and outputs[place].dim() == 0
-        and outputs[place].is_floating_point()
+    found = [
+        end
+        for end in ends
+        if isinstance(outputs[end], Tensor)
+        and outputs[end].dim() == 0
+        and outputs[end].is_floating_point()
     ]
-    if len(places) > 1:
+    if len(found) > 1:
         raise ConfigError(
             f"The module returns {len(outputs)} values, of which the first and the "
             "last are scalars: either may be its loss. Return a dict with 'loss', or "
             "mark the loss with poptorch.identity_loss(loss, reduction='none')."
         )
-    return places[0] if places else None
+    return found[0] if found else None
 
 
 def checked_scalar(loss: Tensor) -> Tensor:
-    """A loss of one element, 0-d: PopTorch gives one inside another the shape [1].
+    """Reshape a loss to 0-d: PopTorch gives a loss inside another the shape [1].
 
     Raises:
-        ConfigError: It has several.
+        ConfigError: The loss has several elements.
     """
     if loss.numel() != 1:
         raise ConfigError(

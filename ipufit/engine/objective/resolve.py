@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the arguments of `compile` to an objective."""
+"""Resolves the losses and metrics of `compile()` to an objective."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import Loss, resolve_loss
 from ipufit.metrics import Metric, StreamedMetric, resolve_metrics
 
-from .objective import Measure, Objective, OutputKey
+from .objective import Measure, Objective
+from .parts import OutputKey
 
 
 def resolve_objective(
@@ -18,20 +19,20 @@ def resolve_objective(
     metrics: Any = None,
     weighted_metrics: Any = None,
 ) -> Objective:
-    """From the arguments of `compile` to what they mean.
+    """Resolve the losses and metrics that `compile()` was given.
 
     Args:
         loss: A name, module or function; a list or dict of them, or None, per output;
             None if the module returns its own loss.
         loss_weights: Numbers, a list or dict of them per output.
-        metrics: A list of names, metrics and functions, or a list or dict of such
-            lists per output.
+        metrics: Names, metrics and functions in a list, or such lists per output in
+            a list or dict.
         weighted_metrics: The same, for those that sample weights count in.
 
     Raises:
-        ConfigError: Something of an unusable type or number.
-        UnknownNameError: A name that stands for nothing.
-        UnsupportedError: Losses that add over samples beside such that average.
+        ConfigError: A loss, metric or weight is of an unusable type or number.
+        UnknownNameError: A name stands for no loss or metric.
+        UnsupportedError: Some losses add over samples, and some average.
 
     Example:
         >>> objective = resolve_objective("mse", None, ["mae", "mae"])
@@ -55,10 +56,11 @@ def resolve_objective(
             resolved = resolve_metrics(items)
             for position, (name, metric) in enumerate(resolved.items()):
                 full = f"weighted_{name}" if is_weighted and name in taken else name
-                is_one = _is_per_output(items, position)
-                place = (position, len(resolved)) if is_one else None
                 item = items[position] if isinstance(items, (list, tuple)) else items
-                measures.append(Measure(key, full, metric, is_weighted, place, item))
+                listed_at = (position, len(resolved)) if _is_about_one(item) else None
+                measures.append(
+                    Measure(key, full, metric, is_weighted, listed_at, item)
+                )
     num_listed = len(loss) if isinstance(loss, (list, tuple)) else None
     weights = _weights(loss_weights, losses)
     return Objective(losses, weights, tuple(measures), num_listed)
@@ -81,9 +83,8 @@ def _metrics_per_output(metrics: Any) -> list[tuple[OutputKey, Any]]:
     return list(enumerate(metrics)) if is_nested else [(None, metrics)]
 
 
-def _is_per_output(items: Any, position: int) -> bool:
+def _is_about_one(item: Any) -> bool:
     """Whether a metric is about one output: all but functions of the user's."""
-    item = items[position] if isinstance(items, (list, tuple)) else items
     return isinstance(item, (str, Metric, StreamedMetric)) or hasattr(item, "compute")
 
 

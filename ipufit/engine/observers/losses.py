@@ -9,29 +9,13 @@ from torch import Tensor
 
 from .observing import Observer, Operation
 
-_LOSSES = frozenset(
-    {
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "cosine_embedding_loss",
-        "cross_entropy",
-        "cross_entropy_loss",
-        "ctc_loss",
-        "hinge_embedding_loss",
-        "identity_loss",
-        "kl_div",
-        "l1_loss",
-        "margin_ranking_loss",
-        "mse_loss",
-        "nll_loss",
-        "nll_loss2d",
-        "nll_loss_nd",
-        "poisson_nll_loss",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "triplet_margin_loss",
-    }
-)
+_NAMES = """
+binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
+cross_entropy cross_entropy_loss ctc_loss hinge_embedding_loss identity_loss kl_div
+l1_loss margin_ranking_loss mse_loss nll_loss nll_loss2d nll_loss_nd poisson_nll_loss
+smooth_l1_loss soft_margin_loss triplet_margin_loss
+"""
+_LOSSES = frozenset(_NAMES.split())
 """Functions whose results PopTorch marks as losses."""
 
 

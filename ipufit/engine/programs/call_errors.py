@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices that aren't there, in a call after the one that was traced."""
+"""Explains errors of calls that have an index which doesn't exist."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OUT_OF_RANGE = re.compile(r"out of (range|bounds)|index.* invalid|Class values 
 def refuse_index(
     error: Exception, module: torch.nn.Module, batch: Sequence[Tensor]
 ) -> None:
-    """Say which indices a call had, if one of them doesn't exist.
+    """Raise an error of torch's with the indices of the call, if one doesn't exist.
 
     The first micro-batch fails when it is traced, with shapes; later ones in the call.
 
     Args:
-        error: What the call raised.
-        module: The user's.
-        batch: The tensors of the call.
+        error: Error that the call raised.
+        module: The user's module.
+        batch: Tensors of the call.
 
     Raises:
         DataError: torch refused an index.

@@ -11,31 +11,26 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
+from ipufit.engine.weights.names import MODULE
 from ipufit.errors import ConfigError
 
 _PREFIX = "gradient of "
-_LONG_NAME = "Gradient___module."
-"""PopART's prefix, and where a `Step` has the user's module."""
+_POPART_PREFIX = f"Gradient___{MODULE}"
 
 
 @dataclass(frozen=True)
 class WatchedGradients:
-    """Which gradients come back, and what they are made into.
+    """The parameters whose gradients come back from the device.
 
     Attributes:
-        shapes: Of the parameters, by name.
+        shapes: Shapes of these parameters, by name.
     """
 
     shapes: Mapping[str, torch.Size] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: torch.nn.Module, names: Sequence[str]) -> WatchedGradients:
-        """Those of some of a module's parameters.
-
-        Args:
-            module: The user's.
-            names: Of parameters.
-        """
+        """Watch the gradients of some of a module's parameters."""
         if not names:
             return cls()
         parameters = dict(module.named_parameters())
@@ -43,8 +38,8 @@ class WatchedGradients:
 
     @property
     def anchors(self) -> dict[str, str]:
-        """PopART's names of the tensors, by the names they are asked for."""
-        return {_PREFIX + name: _LONG_NAME + name for name in self.shapes}
+        """PopART's names of the gradients, by our own."""
+        return {_PREFIX + name: _POPART_PREFIX + name for name in self.shapes}
 
     def means(
         self,
@@ -53,7 +48,7 @@ class WatchedGradients:
         plan: BatchPlan,
         loss_scaling: float,
     ) -> dict[str, Tensor]:
-        """The gradients of a call's updates, their mean.
+        """Compute the mean of the gradients of a call's updates.
 
         An anchored gradient is that of one micro-batch on one replica, multiplied by
         the loss scaling (PopART, `tensornames.hpp`); under `OutputMode.Sum` they are
@@ -61,13 +56,13 @@ class WatchedGradients:
         are reduced by adding.
 
         Args:
-            anchored: Gives what an anchor saw.
-            options: Of the training program.
-            plan: The factors of a call.
-            loss_scaling: Of the optimiser.
+            anchored: Gives the tensors that an anchor got.
+            options: Options of the training program.
+            plan: Factors of a call.
+            loss_scaling: Factor of the loss, by which gradients are too large.
 
         Returns:
-            float32 tensors of the parameters' shapes.
+            float32 tensors of the parameters' shapes, by name.
 
         Raises:
             ConfigError: No call was made yet.

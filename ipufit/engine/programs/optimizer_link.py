@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser on the host, and the one on the device of a training program."""
+"""Keeps a device's optimiser in step with the one on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bind_optimizer(program: TrainingProgram, optimizer: torch.optim.Optimizer) -
 
     Args:
         program: Attached or not.
-        optimizer: Of `poptorch.optim`.
+        optimizer: An optimiser of `poptorch.optim`.
     """
     executor, previous = program.executor, program.optimizer
     if previous is not optimizer:
@@ -47,8 +47,8 @@ def give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None
     sent before the first call; what stands for them here doesn't count.)
 
     Args:
-        optimizer: Of `poptorch.optim`.
-        step: What is to be compiled; its parameters have PopTorch's names.
+        optimizer: An optimiser of `poptorch.optim`.
+        step: Module that PopTorch traces; its parameters have PopTorch's names.
     """
     if not optimizer.has_state():  # type: ignore[attr-defined]
         return
@@ -64,9 +64,11 @@ def give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None
 def _completed(
     tensors: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Size]
 ) -> dict[str, torch.Tensor]:
-    """The tensors of an optimiser's state, with those of weights that have none.
+    """Add tensors to an optimiser's state for the weights that have none.
 
-    Their names are those of weights, with what they are in front.
+    Args:
+        tensors: Tensors of the state by name: the kind of state, `___`, the weight.
+        weights: Shapes of all weights, by name.
     """
     kinds: dict[str, list[str]] = {}
     for key in tensors:
@@ -84,7 +86,7 @@ def _completed(
 
 
 def send_changes(program: TrainingProgram) -> None:
-    """Send the values of the optimiser that were changed since they were sent last."""
+    """Send the optimiser's values to the device if it has others."""
     values = hyper_parameters(program.optimizer)
     if values != program.sent:
         program.executor.setOptimizer(program.optimizer)
@@ -94,14 +96,14 @@ def send_changes(program: TrainingProgram) -> None:
 def _give_first_state(
     optimizer: torch.optim.Optimizer, previous: torch.optim.Optimizer
 ) -> None:
-    """Give an optimiser the state that a device's has when it is compiled.
+    """Give an optimiser the state that one on a device begins with.
 
     That is zeros, and 1 for the factor of automatic loss scaling (PopART,
     `addStateTensor`; `program_key` leaves out the optimiser that begins otherwise).
 
     Args:
-        optimizer: Without a state.
-        previous: Of the same kind and parameters; the device has its state.
+        optimizer: An optimiser without a state.
+        previous: One of the same kind and parameters; the device has its state.
     """
     state = previous.state_dict()
     if state["ipu_state"] is None:

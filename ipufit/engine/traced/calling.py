@@ -14,7 +14,7 @@ from ipufit.errors import DataError
 
 
 def call_module(module: torch.nn.Module, inputs: Any) -> Any:
-    """Call `module` the way its inputs nest.
+    """Call a module: a dict of inputs gives arguments by name, a tuple by place.
 
     Raises:
         DataError: `forward` doesn't take such arguments, or not of these shapes.
@@ -44,7 +44,7 @@ def _check_arguments(
 ) -> None:
     try:
         signature = inspect.signature(module.forward)
-    except ValueError:  # of compiled code
+    except ValueError:  # compiled code has no signature
         return
     try:
         signature.bind(*by_place, **by_name)
@@ -67,7 +67,7 @@ def _check_arguments(
 
 
 def _strangers(signature: inspect.Signature, by_name: dict[str, Any]) -> list[str]:
-    """The names that are no arguments."""
+    """Names of inputs that `forward` has no argument for."""
     known = signature.parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in outputs that can't be taken out, so that they would never change."""
+"""Refuses outputs with hidden tensors, which would never change."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipufit._tree import attribute_names
 from ipufit.errors import UnsupportedError
 
 _DEPTH = 6
@@ -24,11 +25,12 @@ def refuse_hidden(leaf: Any, path: str) -> None:
     program was traced, so a tensor in it would have the values of tracing in all calls.
 
     Args:
-        leaf: What is no tensor among the outputs.
-        path: What the message calls it, such as `outputs[0]`.
+        leaf: An output that is no tensor.
+        path: Name of the output in messages, such as `outputs[0]`.
 
     Raises:
-        UnsupportedError: There is one in it, or nobody can tell.
+        UnsupportedError: There is a tensor in it, or it is an iterator, which may
+            give one.
 
     Example:
         >>> refuse_hidden(torch.distributions.Normal(torch.zeros(2), 1.0), "outputs")
@@ -36,21 +38,21 @@ def refuse_hidden(leaf: Any, path: str) -> None:
         ipufit.errors.UnsupportedError: forward returns a Normal, with a tensor at ...
     """
     if isinstance(leaf, Iterator):
-        found: str | None = path
+        hidden: str | None = path
     else:
-        found = _place_of_tensor(leaf, path, _DEPTH, set())
-    if found is not None:
+        hidden = _path_to_tensor(leaf, path, _DEPTH, set())
+    if hidden is not None:
         kind = type(leaf).__name__
-        place = "" if found == path else f", with a tensor at {found}"
+        where = "" if hidden == path else f", with a tensor at {hidden}"
         raise UnsupportedError(
-            f"forward returns a {kind}{place}. A program returns tensors, so those in "
+            f"forward returns a {kind}{where}. A program returns tensors, so those in "
             "it would keep the values of tracing. Return the tensors themselves, in "
             "tuples, lists, dicts, named tuples, data classes, classes of attrs or "
             "SimpleNamespace, and build the object from what predict() gives."
         )
 
 
-def _place_of_tensor(value: Any, path: str, depth: int, seen: set[int]) -> str | None:
+def _path_to_tensor(value: Any, path: str, depth: int, seen: set[int]) -> str | None:
     if isinstance(value, Tensor):
         return path
     if isinstance(value, (*_PLAIN, type, types.ModuleType)) or id(value) in seen:
@@ -59,14 +61,14 @@ def _place_of_tensor(value: Any, path: str, depth: int, seen: set[int]) -> str |
         return None  # a module's tensors are weights, which it doesn't compute
     seen.add(id(value))
     for step, part in _parts(value):
-        found = _place_of_tensor(part, path + step, depth - 1, seen)
+        found = _path_to_tensor(part, path + step, depth - 1, seen)
         if found is not None:
             return found
     return None
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """What an object is made of, and how each part is reached."""
+    """The parts of an object, and the text that leads to each."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, Iterable) and hasattr(value, "__len__"):
@@ -80,10 +82,5 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         yield from ((".args", value.args), (".keywords", value.keywords))
     if isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
-    for name, part in getattr(value, "__dict__", {}).items():
-        yield f".{name}", part
-    for base in type(value).__mro__:
-        slots = getattr(base, "__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield f".{name}", getattr(value, name)
+    for name in attribute_names(value):
+        yield f".{name}", getattr(value, name)

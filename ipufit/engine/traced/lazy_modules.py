@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lazy modules, such as `torch.nn.LazyLinear`, whose weights get shapes from data."""
+"""Lazy modules, such as `torch.nn.LazyLinear`: their weights get shapes from data."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from .calling import call_module
 
 
 def give_shapes(module: torch.nn.Module, source: Source) -> None:
-    """Run a sample through a module whose weights have no shapes yet.
+    """Run a sample through a module if some of its weights have no shapes yet.
 
-    PopTorch can't take those. The sample is run on the host, in eval mode and without
-    gradients, so torch draws the first weights and nothing else. Other modules aren't
-    run.
+    PopTorch needs shapes. The sample is run on the host, in eval mode and without
+    gradients, so torch draws the first weights and nothing else.
 
     Args:
-        module: The user's.
-        source: Of samples; its first one is taken.
+        module: The user's module.
+        source: Source of samples; its first one is taken.
 
     Raises:
-        ConfigError: Some weights have no shapes still.
+        ConfigError: Some weights still have no shapes.
         DataError: `forward` can't take such a sample.
 
     Example:
@@ -61,7 +60,7 @@ def check_shapes(module: torch.nn.Module) -> None:
     """Refuse a module whose weights have no shapes yet.
 
     Raises:
-        ConfigError: It has lazy layers that no sample has been through.
+        ConfigError: No sample has been run through the module's lazy layers.
 
     Example:
         >>> check_shapes(torch.nn.LazyLinear(3))
@@ -78,10 +77,10 @@ def check_shapes(module: torch.nn.Module) -> None:
 
 
 def lazy_layers(module: torch.nn.Module) -> list[str]:
-    """The layers that have weights without shapes, by name; the module by its class.
+    """Names of the layers that have weights without shapes; the class of the module.
 
-    Weights are told by their types alone: PopTorch fetches all of them from the device
-    when somebody looks at one that it trains.
+    Only types of weights are looked at: PopTorch fetches all weights from the device
+    when somebody touches one that it trains.
     """
     return [
         name or type(module).__name__

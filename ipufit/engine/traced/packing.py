@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program's flat outputs nest."""
+"""Nesting of the flat outputs of a program."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .hidden_tensors import refuse_hidden
 
 @dataclass(frozen=True)
 class Packing:
-    """How the tensors that a program returns nest in what the module returned.
+    """Places the tensors that a program returns into outputs as the module nests them.
 
     Attributes:
-        structure: The nesting of the module's outputs.
-        leaves: The outputs that are no tensors, which are the same in every call;
-            None in the place of a tensor.
+        structure: Nesting of the module's outputs.
+        leaves: Outputs that are no tensors, which are the same in every call; None for
+            a tensor.
         is_tensor: Whether each leaf is a tensor.
-        names: The scalars that follow the outputs.
+        names: Names of the scalars that follow the outputs.
     """
 
     structure: Structure = NOTHING
@@ -37,15 +37,15 @@ class Packing:
         """Flatten outputs and scalars; traceable.
 
         Args:
-            outputs: As the module returns them.
-            scalars: What it gives besides, 0-d.
+            outputs: Everything that the module returned.
+            scalars: 0-d tensors that it gives besides.
 
         Raises:
             UnsupportedError: A tensor is hidden in an object.
 
         Returns:
-            The tensors among the outputs, then the scalars, `[1]` each; and how to
-            get from such tensors back to outputs and scalars.
+            The tensors among the outputs, then the scalars, `[1]` each; and the
+            packing that gets from such tensors back to outputs and scalars.
 
         Example:
             >>> import torch
@@ -59,17 +59,13 @@ class Packing:
             if not isinstance(leaf, Tensor):
                 refuse_hidden(leaf, path)
         is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
-        packing = cls(
-            structure,
-            tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
-            is_tensor,
-            tuple(scalars),
-        )
-        tensors = [leaf for leaf, is_one in zip(leaves, is_tensor) if is_one]
+        others = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        packing = cls(structure, others, is_tensor, tuple(scalars))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return (*tensors, *(value.reshape(1) for value in scalars.values())), packing
 
     def unpack(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars]:
-        """Outputs as the module returns them, and scalars, `[micro-batches]` each.
+        """Nest outputs as the module does, beside scalars of `[micro-batches]` each.
 
         The tensors become plain ones: PopTorch's have an attribute of their own, with
         which they can't be pickled.

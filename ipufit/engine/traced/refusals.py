@@ -6,17 +6,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Iterable
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 from torch.nn.modules import module as _torch_modules
 
 from ipufit.batching import BatchPlan
 from ipufit.engine.observers.autograd import INSTEAD_OF_HOOKS
 from ipufit.engine.weights.modes import trained_modes
 from ipufit.engine.weights.names import user_name
+from ipufit.engine.weights.wrapping import unfetched
 from ipufit.errors import ConfigError, UnsupportedError
 
 _HOOKS_OF_WEIGHTS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -29,10 +29,10 @@ def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
     A hook on a weight that isn't trained is never called in torch either.
 
     Args:
-        modules: The user's, and losses.
+        modules: The user's module, and losses.
 
     Raises:
-        UnsupportedError: One has such a hook, or all modules have.
+        UnsupportedError: A module or weight has such a hook, or all modules have one.
 
     Example:
         >>> layer = torch.nn.Linear(2, 1)
@@ -50,23 +50,13 @@ def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
                 what = f"The module {path!r}" if path else f"{type(part).__name__}"
                 raise _hooked(f"{what} has a backward hook")
         for path, weight in module.named_parameters():
-            if any(_plainly(weight, name) for name in _HOOKS_OF_WEIGHTS) and _plainly(
-                weight, "requires_grad"
-            ):
+            has_hook = any(unfetched(weight, name, None) for name in _HOOKS_OF_WEIGHTS)
+            if has_hook and unfetched(weight, "requires_grad"):
                 raise _hooked(f"The weight {path!r} has a gradient hook")
 
 
 def _hooked(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: {INSTEAD_OF_HOOKS}")
-
-
-def _plainly(weight: Tensor, name: str) -> Any:
-    """An attribute of a weight, which isn't fetched from the device for this."""
-    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-        try:
-            return object.__getattribute__(weight, name)
-        except AttributeError:  # of a newer torch
-            return None
 
 
 def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
@@ -76,11 +66,11 @@ def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
     computes what `BatchNorm` does.
 
     Args:
-        module: The user's.
-        plan: Has the replicas.
+        module: The user's module.
+        plan: Factors of a call; one replica alone may have such layers.
 
     Raises:
-        UnsupportedError: It has such a layer, is trained, and there are several.
+        UnsupportedError: Such a layer would be trained on several replicas.
 
     Example:
         >>> norm = torch.nn.SyncBatchNorm(2)
@@ -110,10 +100,10 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
     (`_compileWithDispatch`). A module under two names has each buffer under two names.
 
     Args:
-        module: The one that is traced.
+        module: The module that is traced.
 
     Raises:
-        UnsupportedError: There are such buffers.
+        UnsupportedError: A buffer has two names.
 
     Example:
         >>> module = torch.nn.ModuleList([torch.nn.BatchNorm1d(2) for _ in range(2)])
@@ -136,13 +126,13 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
 
 
 def require_trained_weights(module: torch.nn.Module) -> None:
-    """Refuse to train what has no weights that are trained.
+    """Refuse to train a module without weights that are trained.
 
     Args:
-        module: The one that is traced.
+        module: The module that is traced.
 
     Raises:
-        ConfigError: None of its parameters requires a gradient.
+        ConfigError: No parameter requires a gradient.
     """
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(
@@ -159,10 +149,10 @@ def require_gradient(loss: Tensor) -> None:
     Where a backend doesn't have it noted, nothing is known, and nothing refused.
 
     Args:
-        loss: What is to be minimised.
+        loss: The loss to minimise.
 
     Raises:
-        ConfigError: It depends on none.
+        ConfigError: The loss depends on no trained weight.
 
     Example:
         >>> require_gradient(torch.ones((), requires_grad=True) * 2)

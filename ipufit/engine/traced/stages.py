@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the blocks of a pipeline begin, and which one the loss joins."""
+"""Stages of a pipeline: where their blocks begin, and the block that the loss joins."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ipufit.errors import ConfigError, UnknownNameError
 def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) -> None:
     """Refuse a mistyped submodule among the names of stages.
 
-    The model's own blocks can't be known before it runs, but who names submodules
-    names no blocks beside them.
+    The model's own blocks can't be known before it runs. But a pipeline names either
+    submodules or blocks, not both.
 
     Args:
-        module: The user's.
+        module: The user's module.
         stages: Names of each stage.
 
     Raises:
@@ -48,17 +48,18 @@ def check_stages_begin(
 ) -> None:
     """Refuse names of stages that nothing begins: PopTorch would pass over them.
 
-    The whole model would be on the first stage, or more of it than is meant.
+    Too much of the model, or all of it, would be on the first stage.
 
     Args:
-        module: The user's; its `forward` has been traced.
+        module: The user's module, whose `forward` has been traced.
         stages: Names of each stage.
-        started: The blocks that it has begun.
-        training: Whether the program trains. One that looks may leave parts out.
+        started: Blocks that `forward` has begun.
+        training: Whether the program trains. In inference `forward` may leave parts
+            out.
 
     Raises:
         UnknownNameError: A name is no submodule, and no block that was begun.
-        ConfigError: It is a submodule, and was never called.
+        ConfigError: A name is a submodule that was never called.
 
     Example:
         >>> module = torch.nn.ModuleDict({"encoder": torch.nn.ReLU()})
@@ -97,15 +98,15 @@ def stage_blocks(
 ) -> Iterator[None]:
     """Begin a block where a submodule that `stages` names begins.
 
-    Names that are no submodule are blocks which the model makes itself. The hooks are
-    only there while a program is traced, so the user's module stays as it was.
+    Other names are blocks that the model makes itself. The hooks are only there while a
+    program is traced, so the user's module stays as it was.
 
     Args:
-        module: The user's.
+        module: The user's module.
         stages: Names of each stage.
 
     Raises:
-        ConfigError: The model's own blocks are a pipeline that calls can't fill.
+        ConfigError: The model's own blocks need more micro-batches than a call has.
     """
     submodules = dict(module.named_modules())
     handles: list[Any] = []
@@ -127,7 +128,7 @@ def stage_blocks(
 
 
 def _refuse_short_pipeline(error: poptorch.Error) -> None:
-    """Say what a pipeline of the model's own blocks lacks, if that is the error."""
+    """Explain an error of PopTorch about too few micro-batches for a model's blocks."""
     found = re.search(r"number of pipeline stages \((\d+)\)", str(error))
     if found is None:
         return
@@ -149,14 +150,14 @@ def _refuse_short_pipeline(error: poptorch.Error) -> None:
 
 
 def last_block(name: str | None, started: Blocks) -> ContextManager[Any]:
-    """The block that what follows the module joins.
+    """Enter the block that the loss, and all else that ipufit adds, joins.
 
     After a `with Block(...)` no block is active, and PopTorch refuses every operator
     then. Entering the last one again makes no new stage.
 
     Args:
-        name: Of the block, if the config tells it.
-        started: By the module; the last of them is taken otherwise.
+        name: Name of the block; None for the last one that the module started.
+        started: Blocks that the module started.
 
     Returns:
         A context in which the block is open; without blocks one that does nothing.

@@ -213,18 +213,18 @@ class TrainingStep(Step):
             called = self._called(tensors, observing)
         own, outputs, packing = None, called.outputs, Packing()
         with self._in_last_block(called):
-            rows, known = rows_of(tensors[0]), self._structure.labels(tensors)
+            rows, labels = rows_of(tensors[0]), self._structure.labels(tensors)
             if self._objective.owns_loss:
                 own, outputs = _split(outputs, called.losses, rows)
-            wide, known = widened_all(outputs, known)
+            wide, labels = widened_all(outputs, labels)
             if self._objective.owns_loss:
                 terms = self._own_terms(own, wide, rows)
             else:
-                self._objective.check_logits(wide, known, called.probabilities)
-                terms = self._objective.loss_terms(wide, known, rows)
+                self._objective.check_logits(wide, labels, called.probabilities)
+                terms = self._objective.loss_terms(wide, labels, rows)
             with observing.also(called.losses):
                 vector, entries = vector_of(
-                    self._objective, wide, known, rows, terms, called.scalars
+                    self._objective, wide, labels, rows, terms, called.scalars
                 )
             streamed: tuple[Tensor, ...] = ()
             if self._objective.is_streamed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train and eval mode of a module that is traced, and which parts are trained."""
+"""Train and eval mode of a module that is traced, and the parts that are trained."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def mode(
     module is in train mode: somebody has frozen them.
 
     Args:
-        module: The one that is traced.
-        training: Which mode.
-        root: The user's, inside of it.
+        module: The module that is traced.
+        training: True for train mode, False for eval mode.
+        root: The user's module inside of it.
 
     Example:
         >>> module = torch.nn.Dropout()
@@ -51,10 +51,11 @@ def mode(
 
 
 def trained_modes(module: torch.nn.Module) -> list[bool]:
-    """In which mode each part of a module is trained: in train mode if it isn't frozen.
+    """Whether each part of a module is trained in train mode: frozen ones aren't.
 
     Args:
-        module: The user's; its parts in eval mode are frozen if it is in train mode.
+        module: The user's module. If it is in train mode, its parts in eval mode are
+            frozen.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.BatchNorm1d(2).eval())
@@ -65,10 +66,10 @@ def trained_modes(module: torch.nn.Module) -> list[bool]:
 
 
 class TrainedParts:
-    """Which parts of a module a program trains, in which mode.
+    """The parts of a module that a program trains, and their modes.
 
     Args:
-        module: The user's.
+        module: The user's module.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)
@@ -82,7 +83,7 @@ class TrainedParts:
         self._module = module
         self._parts = list(module.modules())
         self._weights = list(module.parameters())
-        self._was = self._now()
+        self._before = self._now()
 
     def _now(self) -> tuple[list[bool], list[bool]]:
         """Modes, and whether each parameter requires a gradient.
@@ -98,22 +99,22 @@ class TrainedParts:
             return modes, list(map(object.__getattribute__, self._weights, named))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TrainedParts) and other._was == self._was
+        return isinstance(other, TrainedParts) and other._before == self._before
 
     def check(self) -> None:
         """Refuse to go on if somebody has frozen or unfrozen a part.
 
         Raises:
-            ConfigError: Somebody has; the message names the part.
+            ConfigError: A part has changed; the message names it.
         """
         now = self._now()
-        if now == self._was:
+        if now == self._before:
             return
         names = [name or "module" for name, _ in self._module.named_modules()]
         weights = [name for name, _ in self._module.named_parameters()]
         for what, named, is_of, was in (
-            ("train mode", names, now[0], self._was[0]),
-            ("trained", weights, now[1], self._was[1]),
+            ("train mode", names, now[0], self._before[0]),
+            ("trained", weights, now[1], self._before[1]),
         ):
             for name, new, old in zip(named, is_of, was):
                 if new != old:

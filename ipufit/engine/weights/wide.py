@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of types that an IPU doesn't have.
+"""Weights of dtypes that an IPU doesn't have.
 
-PopTorch sends those of 64 bits as float32 or int32, and brings floats back so.
+PopTorch sends those of 64 bits as float32 or int32, and brings float64 back as rounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIMITS = torch.iinfo(torch.int32)
 
 
 class ExactWeights:
-    """The float64 values that a device got rounded.
+    """The exact values of float64 weights, which a device gets rounded.
 
     Example:
         >>> table = torch.tensor([0.1], dtype=torch.float64)
@@ -37,11 +37,7 @@ class ExactWeights:
         self._values: list[tuple[Tensor, Tensor]] = []
 
     def remember(self, weights: Iterable[Tensor]) -> None:
-        """Note the values that are on the host now; what was noted before is gone.
-
-        Args:
-            weights: Of any types.
-        """
+        """Remember the values that are on the host now, and no earlier ones."""
         self._values = [
             (weight, weight.detach().clone())
             for weight in weights
@@ -49,7 +45,7 @@ class ExactWeights:
         ]
 
     def restore(self) -> None:
-        """Give their values back to weights that no program has changed."""
+        """Give weights that no program has changed their exact values back."""
         for weight, value in self._values:
             plain = weight.detach()
             rounded = value.to(torch.float32).to(torch.float64)
@@ -61,10 +57,10 @@ def check_values(module: torch.nn.Module) -> None:
     """Refuse weights that an IPU can't hold: complex ones, and too large integers.
 
     Args:
-        module: The user's, or what is traced of it and losses.
+        module: The user's module, or the one that is traced.
 
     Raises:
-        UnsupportedError: There is one.
+        UnsupportedError: There is such a weight.
 
     Example:
         >>> module = torch.nn.Identity()
@@ -88,14 +84,14 @@ def check_values(module: torch.nn.Module) -> None:
 
 
 def check_integers(name: str, buffer: Tensor) -> None:
-    """Refuse integers that an IPU can't hold.
+    """Refuse a buffer with integers that an IPU can't hold.
 
     Args:
-        name: What messages call the buffer.
-        buffer: Of any type.
+        name: Name of the buffer in messages.
+        buffer: Tensor of any dtype; only int64 is looked at.
 
     Raises:
-        UnsupportedError: There is one.
+        UnsupportedError: An integer needs more than 32 bits.
     """
     if buffer.dtype != torch.int64:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes that PopTorch gives to the weights of a module that is trained.
+"""Classes that PopTorch gives to the weights of a module that is trained.
 
 They fetch the newest values from the device when somebody reads a weight. PopTorch
 remembers them after `destroy()` and brings them back with its next compilation, those
@@ -32,19 +32,32 @@ def weights_of(module: torch.nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def unfetched(weight: Tensor, name: str) -> Any:
+_RAISED = object()
+
+
+def unfetched(weight: Tensor, name: str, default: Any = _RAISED) -> Any:
     """An attribute of a weight, without fetching the weight from its device.
+
+    Args:
+        weight: Tensor on the host, of PopTorch's class or of its own.
+        name: Name of the attribute.
+        default: Value if there is no such attribute, instead of an error.
 
     Example:
         >>> unfetched(torch.zeros(2), "ndim")
         1
     """
     with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-        return object.__getattribute__(weight, name)
+        try:
+            return object.__getattribute__(weight, name)
+        except AttributeError:
+            if default is _RAISED:
+                raise
+            return default
 
 
 def remember_classes(weights: Iterable[Tensor]) -> None:
-    """Note the classes of weights before they are wrapped for the first time."""
+    """Remember the classes of weights before they are wrapped for the first time."""
     for weight in weights:
         if weight not in _PLAIN:
             _PLAIN[weight] = type(weight)
@@ -60,49 +73,47 @@ class Wrappers:
     """The classes of the weights of one training program.
 
     While they are on, somebody who touches a weight gets the newest values, and may
-    change them, which PopTorch doesn't notice. So it is told before.
+    change them, which PopTorch doesn't notice. So a method of ours is called before.
 
     Args:
-        weights: As PopTorch has just wrapped them.
+        weights: Weights that PopTorch has just wrapped.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         self._classes = [(weight, _PLAIN[weight], type(weight)) for weight in weights]
-        self._tell: Callable[[], Callable[[], None] | None] = _nobody
+        self._on_touch: Callable[[], Callable[[], None] | None] = _nobody
         reference = weakref.ref(self)  # PopTorch keeps its classes for good
         for wrapper in {new for _, plain, new in self._classes if new is not plain}:
-            _have_touches_told(wrapper, reference)
+            _report_touches(wrapper, reference)
 
-    def put_on(self, tell: Callable[[], None]) -> None:
+    def put_on(self, on_touch: Callable[[], None]) -> None:
         """Have the weights fetch themselves from the device when they are touched.
 
         Args:
-            tell: A method that is called before each touch.
+            on_touch: A method to call before each touch.
         """
-        self._tell = weakref.WeakMethod(tell)
+        self._on_touch = weakref.WeakMethod(on_touch)
         for weight, _, wrapper in self._classes:
             weight.__class__ = wrapper
 
     def take_off(self) -> None:
-        """Have plain weights, of the values that they have."""
+        """Make the weights plain; they keep the values that they have on the host."""
         for weight, plain, _ in self._classes:
             weight.__class__ = plain
 
     def touch(self) -> None:
-        """Tell that a weight is going to be touched."""
-        tell = self._tell()
-        if tell is not None:
-            tell()
+        """Call the method for a weight that is about to be touched."""
+        on_touch = self._on_touch()
+        if on_touch is not None:
+            on_touch()
 
 
 def _nobody() -> None:
     return None
 
 
-def _have_touches_told(
-    wrapper: Any, reference: weakref.ReferenceType[Wrappers]
-) -> None:
-    """Tell before a weight of a class is touched; copies and results are plain ones."""
+def _report_touches(wrapper: Any, reference: weakref.ReferenceType[Wrappers]) -> None:
+    """Report touches of weights of a class before; copies and results are plain."""
     read, write = wrapper.__getattribute__, wrapper.__setattr__
 
     def touch() -> None:
@@ -127,13 +138,13 @@ def _have_touches_told(
 def _plain_result(
     cls: type[Tensor], func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
-    """What a function of torch's makes of weights: a state dict can be saved then."""
+    """Give what a function of torch's gives for plain weights, as a state dict needs."""
     with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
         return func(*args, **(kwargs or {}))
 
 
 def _deep_copy(weight: Tensor, memo: dict[int, Any]) -> Any:
-    """A plain copy of a wrapped weight; looking the method up has fetched its value."""
+    """Copy a wrapped weight as a plain one; looking this up has fetched its value."""
     wrapper = type(weight)
     make_plain([weight])
     try:
