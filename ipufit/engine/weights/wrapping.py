@@ -138,7 +138,7 @@ def _report_touches(wrapper: Any, reference: weakref.ReferenceType[Wrappers]) ->
 def _plain_result(
     cls: type[Tensor], func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
-    """Give what a function of torch's gives for plain weights, as a state dict needs."""
+    """Call a function of torch with plain weights, so that state dicts can be saved."""
     with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
         return func(*args, **(kwargs or {}))
 
