@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doing all of several things, though some of them fail."""
+"""Calls all of several actions, though some of them fail."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .errors import CheckpointError, CheckpointWarning, IpufitWarning
 
 
 def do_all(actions: Iterable[Callable[[], Any]], *, is_failing: bool = False) -> None:
-    """Do one after the other, whatever happens; then raise what failed first.
+    """Call all actions, whatever happens; then raise the first error.
 
     Args:
-        actions: What to do.
-        is_failing: Whether an earlier error is on its way already. It is the first
-            then, and what fails here is only warned of.
+        actions: Functions to call, one after the other.
+        is_failing: If True, an earlier error is about to be raised, so that errors of
+            actions become warnings.
 
     Raises:
-        BaseException: What the first action that failed has raised, unless
-            `is_failing`. A KeyboardInterrupt or a SystemExit goes before errors, and
-            is raised in any case.
+        BaseException: The error of the first action that failed, unless `is_failing`.
+            A KeyboardInterrupt or a SystemExit goes before errors, and is raised in
+            any case.
 
     Warns:
-        IpufitWarning: Of errors that are not raised; a CheckpointWarning if it is
-            about a checkpoint.
+        IpufitWarning: An error that is not raised; a CheckpointWarning if it is about a
+            checkpoint.
 
     Example:
         >>> done = []
@@ -38,7 +38,7 @@ def do_all(actions: Iterable[Callable[[], Any]], *, is_failing: bool = False) ->
     for action in actions:
         try:
             action()
-        except BaseException as failure:  # noqa: BLE001 - told of below
+        except BaseException as failure:  # noqa: BLE001 - reported below
             failures.append(failure)
     first = next((one for one in failures if not isinstance(one, Exception)), None)
     if first is None and failures and not is_failing:

@@ -24,14 +24,14 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise one error of ours for whatever the file system refuses.
+    """Turn errors of the file system into one of ours, with the path and with advice.
 
     Args:
-        what: What can't be done: "can't be written".
-        path: The file or folder that the error names.
+        what: Predicate of the message, such as "can't be written".
+        path: File or folder that the message names.
 
     Raises:
-        FileError: Instead of an OSError; it has the same `errno`.
+        FileError: In the place of an OSError, with the same `errno`.
 
     Example:
         >>> with file_errors("can't be read", "/dev/null/x"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a state looks like: declared once, and checked before any of it is used.
+"""Kinds of values in states from files, which are checked before any of them is used.
 
 A kind is a function of a value and its name. It returns what is wrong, or None.
 """
@@ -57,7 +57,7 @@ def array(value: Any, where: str) -> str | None:
 
 
 def optional(kind: Kind) -> Kind:
-    """Of a kind, or None."""
+    """A value of a kind, or None."""
     return lambda value, where: None if value is None else kind(value, where)
 
 
@@ -65,8 +65,8 @@ def list_of(kind: Kind, length: int | None = None) -> Kind:
     """A list of values of one kind.
 
     Args:
-        kind: The kind of each element.
-        length: How many; None for any number.
+        kind: Kind of each element.
+        length: Number of elements; None for any.
     """
 
     def check(value: Any, where: str) -> str | None:
@@ -94,8 +94,8 @@ def fields(kinds: Mapping[str, Kind], *, is_closed: bool = False) -> Kind:
     """A dict with these keys.
 
     Args:
-        kinds: The kind of each value, by its key.
-        is_closed: Whether there may be no others; otherwise they don't matter.
+        kinds: Kind of each value, by its key.
+        is_closed: If True, other keys are refused; else they don't matter.
 
     Example:
         >>> kind = fields({"epoch": count, "reason": optional(text)})
@@ -123,10 +123,10 @@ def fields(kinds: Mapping[str, Kind], *, is_closed: bool = False) -> Kind:
 
 
 def like(example: Any) -> Kind:
-    """Of the shape of an example: the same keys and lengths, and types alike.
+    """Values like an example: the same keys and lengths, and types alike.
 
-    Whole numbers and floats are alike. A list stands for a tuple, an empty one for any,
-    and None for numbers too.
+    Whole numbers and floats are alike. A list stands for a tuple, an empty list for any
+    list, and None for numbers too.
 
     Example:
         >>> like({"rates": (0.5, 1)})({"rates": [1, 0.25]}, "state")

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nested tuples, lists, dicts and objects of tensors: flatten, rebuild, map.
 
-Samples, inputs and outputs may nest; loaders and executors pass flat lists. What can
-be no tensor, None or a string, is no leaf but a part of the structure: a compiled
-model has it baked in, so it must not change.
+Samples, inputs and outputs may nest; loaders and executors pass flat lists. None and
+strings can be no tensors. They are no leaves but parts of the structure: a program has
+them baked in, so they must not change.
 
-Outputs may nest in objects, too: data classes, classes of attrs, `SimpleNamespace` and
-subclasses of dict come back as what they are. What samples nest in becomes tuples,
-lists and dicts.
+Outputs may nest in objects too: data classes, classes of attrs, `SimpleNamespace` and
+subclasses of dict are rebuilt as such. Those of samples become tuples, lists and dicts.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 CONSTANT = "constant"
-"""The kind of a structure that is a fixed value: its one key."""
+"""Kind of a structure that is a fixed value, which is its one key."""
 
 
 class ConstantChangedError(TypeError):
-    """A constant has another value than the one that was baked in."""
+    """A constant has another value than before."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Structure:
 
     @classmethod
     def of(cls, value: Any) -> Structure:
-        """How `value` nests: tuples, lists and mappings do, the rest are leaves.
+        """The structure of a value: tuples, lists and mappings nest, others are leaves.
 
         None and strings are constants of the structure. Mappings become dicts.
         """
@@ -55,7 +54,7 @@ class Structure:
 
     @classmethod
     def of_outputs(cls, value: Any) -> Structure:
-        """The same for what a module returns, which may nest in objects.
+        """The structure of the outputs of a module, which may nest in objects too.
 
         Example:
             >>> from collections import OrderedDict
@@ -94,16 +93,16 @@ class Structure:
 
     @property
     def num_leaves(self) -> int:
-        """How many leaves it holds."""
+        """Number of leaves."""
         if self.kind is None:
             return 1
         return sum(child.num_leaves for child in self.children)
 
     def paths(self, path: str = "") -> list[str]:
-        """What each leaf is called.
+        """The path of each leaf, as Python writes it.
 
         Args:
-            path: What the whole is called.
+            path: Name of the whole.
 
         Example:
             >>> Structure.of(({"a": 1}, 2)).paths("x")
@@ -127,12 +126,12 @@ class Structure:
         """The leaves of `value` in the order of this structure.
 
         Args:
-            value: Nested as this structure.
-            path: What messages call it.
+            value: A value of this structure.
+            path: Name of the value in messages.
 
         Raises:
             TypeError: `value` nests differently.
-            ConstantChangedError: A constant in it is another.
+            ConstantChangedError: A constant has another value.
         """
         if self.kind is None:
             return [value]
@@ -185,7 +184,7 @@ class Structure:
         return self.kind(elements)
 
     def _refilled(self, elements: Sequence[Any]) -> Any:
-        """An object like the template with other elements; none of its code runs."""
+        """Copy the template with other elements in it; none of its code runs."""
         new = self.kind.__new__(self.kind)
         own = dict(getattr(self.template, "__dict__", {}))
         if isinstance(new, defaultdict):
@@ -231,11 +230,12 @@ def parts_of(value: Any) -> dict[Any, Any]:
 
 
 def without(value: Any, name: Any) -> Any:
-    """A dict without an element, or an object whose attribute is None.
+    """Copy a dict without an element, or an object with None for an attribute.
 
     Args:
-        value: Dict or object; in a subclass of dict both may have the name.
-        name: Of the element, the attribute, or both.
+        value: Dict or object; a subclass of dict may have both an element and an
+            attribute of the name.
+        name: Name of the element or attribute.
 
     Example:
         >>> without(SimpleNamespace(a=1, b=2), "b"), without({"a": 1, "b": 2}, "b")
@@ -253,7 +253,7 @@ _LEAF = Structure(None)
 
 
 def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
-    """`value` with `function` applied to each leaf, as outputs nest; constants stay.
+    """Apply a function to each leaf of outputs; constants stay.
 
     Example:
         >>> tree_map(lambda x: x + 1, {"a": (1, 2)})

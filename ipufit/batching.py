@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from .errors import ConfigError
 
 DEFAULT_BATCH_SIZE = 32
-"""Keras's, for when nothing at all is said."""
+"""Keras's batch size, for when no factor is given."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Every factor of a call, decided once.
+    """The factors of a call, decided once.
 
     Attributes:
         micro_batch_size: Samples of one forward pass on one replica.
         gradient_accumulation: Micro-batches that a replica sees per update.
         replicas: Copies of the model on the devices of one process.
         processes: Processes that train together, each with such replicas.
-        device_iterations: Updates per call (without updates: passes).
+        device_iterations: Updates per call; in inference, forward passes.
 
     Example:
         >>> plan = BatchPlan(40, gradient_accumulation=10, device_iterations=10)
@@ -54,8 +54,8 @@ class BatchPlan:
     def samples_per_call(self) -> int:
         """Samples one call consumes in one process.
 
-        PopTorch calls it the combined batch size (PopTorch user guide, "Efficient
-        data batching").
+        PopTorch calls it the combined batch size (user guide, "Efficient data
+        batching").
         """
         return self.samples_per_update * self.device_iterations
 
@@ -91,20 +91,17 @@ def derive_plan(
     """Fill in the factors that were left open.
 
     Args:
-        batch_size: Samples per update; None to take the product of what is given.
+        batch_size: Samples per update; None to take the product of the factors given.
         micro_batch_size: None to derive it.
         gradient_accumulation: None to derive it: the smallest that is legal.
-        replicas: In one process.
-        processes: That train together.
+        replicas: Replicas in one process.
+        processes: Processes that train together.
         device_iterations: Updates per call.
         stages: Forward stages of the pipeline, which needs `2 * stages - 1`
             micro-batches per update in flight.
 
-    Returns:
-        The plan.
-
     Raises:
-        ConfigError: The factors don't fit together, or the pipeline.
+        ConfigError: The factors don't fit together, or not the pipeline.
 
     Example:
         >>> derive_plan(400, micro_batch_size=40, gradient_accumulation=None,
@@ -151,10 +148,10 @@ def derive_plan(
 
 
 def check_positive(name: str, value: object) -> None:
-    """Refuse what is not a positive whole number.
+    """Refuse values that are no positive whole numbers.
 
     Raises:
-        ConfigError: It isn't.
+        ConfigError: The value is something else.
 
     Example:
         >>> check_positive("replicas", 0)
@@ -172,22 +169,19 @@ def _divide(
     copies: int,
     least: int,
 ) -> tuple[int, int]:
-    """Micro-batch size and accumulation whose product with `copies` is the batch."""
-    if micro is not None and accumulation is not None:
-        if micro * accumulation * copies != batch_size:
-            raise _indivisible(batch_size, micro, accumulation, copies, least)
-        return micro, accumulation
+    """Micro-batch size and accumulation that multiply with `copies` up to the batch."""
+    per_copy = batch_size // copies
     if micro is not None:
-        if batch_size % (micro * copies):
-            raise _indivisible(batch_size, micro, accumulation, copies, least)
-        return micro, batch_size // (micro * copies)
-    if accumulation is None:
-        per_copy = batch_size // copies
-        legal = [g for g in range(least, per_copy + 1) if per_copy % g == 0]
-        accumulation = legal[0] if legal else least
-    if batch_size % (accumulation * copies):
+        found = micro, accumulation or per_copy // micro
+    elif accumulation is not None:
+        found = per_copy // accumulation, accumulation
+    else:
+        legal = (g for g in range(least, per_copy + 1) if per_copy % g == 0)
+        accumulation = next(legal, least)
+        found = per_copy // accumulation, accumulation
+    if found[0] * found[1] * copies != batch_size:
         raise _indivisible(batch_size, micro, accumulation, copies, least)
-    return batch_size // (accumulation * copies), accumulation
+    return found
 
 
 def _indivisible(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks that a module begins itself."""
+"""Blocks of a pipeline that a module begins itself."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ._poptorch import poptorch
 from .errors import UnknownNameError
 
 Begun = Tuple[Optional[str], Optional[int]]
-"""Name and IPU of a block, as they were given."""
+"""Name and IPU of a block, as they were given to PopTorch."""
 
 Blocks = List[Begun]
 
 
 @contextlib.contextmanager
 def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
-    """Note the blocks that a module starts, by `with Block(...)` or `Block.start`.
+    """List the blocks that a module starts, by `with Block(...)` or `Block.start`.
 
-    Those of `BeginBlock` aren't noted: they are never closed, so nothing has to enter
-    them again.
+    Those of `BeginBlock` aren't listed: they are never closed, so they needn't be
+    entered again.
 
     Args:
-        stages: Names of each stage; none if they aren't known.
+        stages: Names of each stage; empty if they aren't known.
 
     Yields:
         The blocks so far, in order.
 
     Raises:
-        UnknownNameError: A block that is started is in none of the stages.
+        UnknownNameError: A block that the module starts is in none of the stages.
 
     Example:
         >>> with started_blocks() as blocks, poptorch.Block("head", ipu_id=1):
@@ -43,14 +43,14 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
     start = poptorch.Block.start
     names = {name for stage in stages for name in stage}
 
-    def noted(user_id: str | None = None, ipu_id: int | None = None) -> None:
+    def listed(user_id: str | None = None, ipu_id: int | None = None) -> None:
         if names and user_id is not None and user_id not in names:
             kind = "block of the model (`pipeline` names others)"
             raise UnknownNameError(kind, user_id, names)
         blocks.append((user_id, ipu_id))
         start(user_id, ipu_id)
 
-    poptorch.Block.start = staticmethod(noted)  # type: ignore[method-assign,assignment]
+    poptorch.Block.start = staticmethod(listed)  # type: ignore[method-assign,assignment]
     try:
         yield blocks
     finally:
@@ -58,10 +58,7 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
 
 
 def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
-    """The blocks of `BeginBlock`, by the names of the submodules that begin them.
-
-    Args:
-        module: The user's.
+    """Find the blocks of `BeginBlock`, by the names of the submodules that begin them.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
@@ -71,7 +68,7 @@ def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
     """
     found: dict[str, Begun] = {}
     for name, child in module.named_modules():
-        probe = torch.nn.Module()  # PopTorch tells its hooks by removing them
+        probe = torch.nn.Module()  # PopTorch can remove its hooks, not list them
         probe._forward_pre_hooks.update(child._forward_pre_hooks)
         poptorch.removeBlocks(probe)
         for key, hook in child._forward_pre_hooks.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ipufit.log`: scalars that a module sends out of the traced step."""
+"""`ipufit.log`: scalars that a module sends out of the program."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _collectors: list[Scalars] = []
 def log(name: str, value: Tensor) -> None:
     """Report a scalar under `name` in logs, History and on the bar.
 
-    To be called in a module's `forward`, which Python runs once: the value is computed
-    in the traced program, for every micro-batch, and averaged over all samples. With
-    `val_` in front it is that of the validation. Outside of ipufit's runs the call
-    does nothing, so the module works anywhere.
+    Call it in a module's `forward`, which Python runs once: the value is computed in
+    the program, for every micro-batch, and averaged over all samples. The validation's
+    has `val_` in front of its name. Outside of ipufit's runs `log` does nothing, so the
+    module works anywhere.
 
     Args:
-        name: Its key in logs; not one that is taken.
+        name: Key in logs, which no other figure has.
         value: A tensor of one element, such as a mean over the samples. Its gradient
-            is left alone.
+            stays as it is.
 
     Raises:
-        ConfigError: It is no such tensor, or the name is taken.
+        ConfigError: The value is no such tensor, or the name is taken.
 
     Example:
         >>> class Net(torch.nn.Module):
@@ -69,7 +69,7 @@ def log(name: str, value: Tensor) -> None:
 
 @contextlib.contextmanager
 def collected() -> Iterator[Scalars]:
-    """Gather what is logged meanwhile.
+    """Collect the scalars that are logged meanwhile.
 
     Example:
         >>> with collected() as scalars:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`summary`: layers, shapes, parameters, and the stage and IPU of each."""
+"""`IPUModel.summary`: layers with their shapes, parameters, stages and IPUs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Layer:
     """A module without children, or with parameters of its own.
 
     Attributes:
-        name: Its path in the user's module.
-        kind: Its class.
-        shape: Of its output for one sample, with `N` for rows; "?" if unknown.
-        parameters: How many of its own it has.
-        trainable: How many of those are trained.
-        stage: The pipeline stage it belongs to, from 0; None without a pipeline.
-        ipu: The IPU of that stage in a replica.
+        name: Path in the user's module.
+        kind: Name of its class.
+        shape: Shape of its output for one sample, with `N` for rows; "?" if unknown.
+        parameters: Number of its own parameters' elements.
+        trainable: Number of those elements that are trained.
+        stage: Stage of the pipeline, from 0; None without a pipeline.
+        ipu: IPU of that stage in a replica.
     """
 
     name: str
@@ -48,18 +48,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """A model's layers.
+    """The layers of a model, and their totals.
 
     Attributes:
-        title: The module's class.
-        layers: In the order in which they are called if that is known, else in which
+        title: Class of the module.
+        layers: Layers in the order of their calls if inputs were given, else in which
             they were made.
-        total_parameters: Each counted once, however often it is used.
-        trainable_parameters: Those of them that are trained.
-        num_ipus: What the model takes: the IPUs of a replica times replicas. None if
-            that can't be told: no inputs were there to see which blocks `forward`
-            begins, and `pipeline` doesn't name the stages.
-        was_run: Whether there were inputs.
+        total_parameters: Number of elements; of shared parameters once.
+        trainable_parameters: Number of those elements that are trained.
+        num_ipus: IPUs of a replica times replicas; None if unknown, because without
+            inputs nobody sees which blocks `forward` begins, and `pipeline` doesn't
+            name the stages.
+        was_run: Whether inputs were given.
     """
 
     title: str
@@ -70,7 +70,7 @@ class Summary:
     was_run: bool
 
     def table(self) -> Table:
-        """What is shown."""
+        """The table that is shown."""
         from rich.table import Column, Table
 
         table = Table(Column("Layer", overflow="fold"), "Type", "Output shape")
@@ -86,10 +86,10 @@ class Summary:
         return table
 
     def print(self, console: Console | None = None) -> None:
-        """Show it: a table, or lines on a terminal that is too narrow for one.
+        """Print the table, or lines on a terminal that is too narrow for one.
 
         Args:
-            console: Where to; standard output by default.
+            console: Console of rich; standard output by default.
         """
         from rich.console import Console
         from rich.measure import Measurement
@@ -139,16 +139,13 @@ class Summary:
 def summarize(
     module: torch.nn.Module, config: IPUConfig, inputs: Any = None
 ) -> Summary:
-    """Look at a module's layers.
+    """Summarise a module's layers.
 
     Args:
-        module: The user's. It is run on the host, in eval mode and without gradients,
-            as a copy: nothing of it changes.
-        config: Says which stages there are.
+        module: The user's module. A copy is run on the host, in eval mode and without
+            gradients, so the module doesn't change.
+        config: Names the stages.
         inputs: One sample, as the module takes it; None to leave shapes open.
-
-    Returns:
-        The summary.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
@@ -201,9 +198,9 @@ def _count(parameters: Any) -> int:
 def _calls(
     module: torch.nn.Module, config: IPUConfig, inputs: Any
 ) -> tuple[dict[str, Begun | None], dict[str, str]]:
-    """Layers as their calls begin, with the block that each is in; and their shapes.
+    """Find the block of each layer, in the order of their calls, and their shapes.
 
-    Without inputs the layers are as they were made, and there are no shapes.
+    Without inputs the layers are in the order in which they were made, without shapes.
     """
     annotated = annotated_blocks(module)
     of_stages = {name: (name, None) for stage in config.stages for name in stage}
@@ -260,21 +257,21 @@ def _describe(output: Any) -> str:
 def _stages(
     called: dict[str, Begun | None], config: IPUConfig
 ) -> dict[str, tuple[int | None, int | None]]:
-    """Stage and IPU by layer, if any block begins at all.
+    """Find stage and IPU of each layer, if any block begins at all.
 
-    What runs before the first block is on IPU 0.
+    Layers before the first block are on IPU 0.
     """
     if not any(called.values()):
         return {}
     return {
-        name: (0, 0) if block is None else _place(block, config)
+        name: (0, 0) if block is None else _stage_and_ipu(block, config)
         for name, block in called.items()
         if name
     }
 
 
-def _place(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:
-    """Stage and IPU of a block; None for what a strategy of PopTorch doesn't tell."""
+def _stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:
+    """Stage and IPU of a block; None where only a strategy of PopTorch knows it."""
     name, ipu = block
     for index, names in enumerate(config.stages):
         if name in names:
@@ -289,12 +286,12 @@ def _place(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:
 def _num_ipus(
     called: dict[str, Begun | None], config: IPUConfig, *, was_run: bool
 ) -> int | None:
-    """IPUs of a replica, those below the highest too, times replicas."""
+    """IPUs of a replica times replicas; a replica has all IPUs up to its highest."""
     if not was_run and not config.stages:
         return None
     ipus: list[int] = [0, *config.stage_ipus]
     for block in called.values():
-        ipu = 0 if block is None else _place(block, config)[1]
+        ipu = 0 if block is None else _stage_and_ipu(block, config)[1]
         if ipu is None:
             return None
         ipus.append(ipu)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`IPUConfig`: how a model is laid out on IPUs, as one frozen value.
 
-Training and inference options are two results of it. Whoever wants more passes
-`poptorch.Options` of their own, which win.
+Options of PopTorch for training and for inference are made from it. You can pass
+`poptorch.Options` of your own for more, and they win.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class IPUConfig:
         available_memory_proportion: Share of each IPU's memory, 0 to 1, for the
             temporary data of convolutions and matrix products: one number, or one
             per IPU.
-        seed: Of the devices' random numbers and of shuffling.
+        seed: Seed of the devices' random numbers and of shuffling.
         num_workers: Processes that load map-style and iterable data; 0 for none.
         loader_mode: `"sync"` loads in this process, `"async"` in one beside it while
             the device computes, `"async_rebatched"` joins its workers' incomplete
             batches (`poptorch.DataLoaderMode`). Map-style data only.
         profile_dir: Write PopVision reports of training here.
-        training_options: Own options for training. They are cloned, and what they
-            say wins over this config.
-        inference_options: The same for `evaluate` and `predict`.
+        training_options: Your own options for training. They are cloned, and win over
+            this config.
+        inference_options: Your own options for `evaluate` and `predict`.
 
     Raises:
-        ConfigError: A value that is out of range.
+        ConfigError: A value is out of range.
 
     Example:
         >>> config = IPUConfig(micro_batch_size=40, device_iterations=10)
@@ -126,17 +126,14 @@ class IPUConfig:
     # Plans ------------------------------------------------------------------
 
     def training_plan(self, batch_size: int | None = None) -> BatchPlan:
-        """The factors of a training call.
+        """Derive the factors of a training call.
 
         Args:
             batch_size: Samples per weight update; None to take the product of the
                 factors given, or 32 if none is.
 
-        Returns:
-            The plan.
-
         Raises:
-            ConfigError: The factors don't multiply up to it.
+            ConfigError: The factors don't multiply up to `batch_size`.
 
         Example:
             >>> IPUConfig(replicas=4).training_plan(batch_size=32).micro_batch_size
@@ -160,16 +157,13 @@ class IPUConfig:
         )
 
     def inference_plan(self, batch_size: int) -> BatchPlan:
-        """The factors of a call that only looks.
+        """Derive the factors of an inference call, with iterations for all stages.
 
         Args:
-            batch_size: Samples of one pass over all replicas.
-
-        Returns:
-            The plan: no accumulation, and enough iterations for the stages.
+            batch_size: Samples of one forward pass on every replica.
 
         Raises:
-            ConfigError: The replicas don't divide it.
+            ConfigError: The replicas don't divide `batch_size`.
 
         Example:
             >>> IPUConfig(pipeline=("a", "b", "c")).inference_plan(8).device_iterations
@@ -191,7 +185,7 @@ class IPUConfig:
 
     @property
     def num_stages(self) -> int:
-        """Forward stages, as far as `pipeline` says."""
+        """Forward stages, as far as `pipeline` names them."""
         return len(self.stages) if self.stages else 1
 
     @property
@@ -209,13 +203,13 @@ class IPUConfig:
 
     @property
     def num_replicas(self) -> int:
-        """Replicas, of the own options if there are any."""
+        """Replicas; `training_options` win if there are any."""
         own = self.training_options
         return self.replicas if own is None else int(own.replication_factor)
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
-        """The names of each stage; empty without a pipeline or with a strategy.
+        """Names of each stage; empty without a pipeline or with a strategy.
 
         Example:
             >>> IPUConfig(pipeline=["a", ("b", "c")]).stages
@@ -226,7 +220,7 @@ class IPUConfig:
 
     @property
     def stage_ipus(self) -> tuple[int, ...]:
-        """The IPU of each stage in a replica, as far as `pipeline` says.
+        """IPU of each stage in a replica, as far as `pipeline` names stages.
 
         Example:
             >>> IPUConfig(pipeline=["a", ("b", "c")]).stage_ipus
@@ -237,15 +231,16 @@ class IPUConfig:
 
     @property
     def first_block(self) -> str | None:
-        """The block that what comes before the module joins, if names tell it.
+        """The block that operations before the module join, if `pipeline` names it.
 
-        Without it PopTorch has that on IPU 0, and refuses a first stage elsewhere.
+        Outside of it they would be on IPU 0, and PopTorch refuses a first stage on
+        another IPU then.
         """
         return self.stages[0][0] if self.stages else None
 
     @property
     def last_block(self) -> str | None:
-        """The block that the loss joins, if one has to be entered for it."""
+        """The block that the loss joins, if `loss_block` or `pipeline` names it."""
         if self.loss_block is not None:
             return self.loss_block
         return self.stages[-1][-1] if self.stages else None
@@ -254,9 +249,9 @@ class IPUConfig:
         return self.execution == "pipelined"
 
     def _ipu_changes(self) -> int:
-        """Forward stages as PopTorch counts them: from IPU 0 on, if that has none too.
+        """Forward stages as PopTorch counts them (`CompilerImpl.cpp`).
 
-        (PopTorch, `CompilerImpl.cpp`.)
+        They begin on IPU 0: a first stage elsewhere makes one more.
         """
         return self.num_stages + (self.stage_ipus[:1] not in ((), (0,)))
 
@@ -264,7 +259,7 @@ class IPUConfig:
         if self.stages:
             return self._ipu_changes() if self._is_pipelined() else 1
         if self.pipeline is not None and self.gradient_accumulation is not None:
-            # A strategy doesn't tell its stages, but training with G micro-batches
+            # The stages of a strategy are unknown, but training with G micro-batches
             # per update allows at most (G + 1) / 2 of them.
             return (self.gradient_accumulation + 1) // 2
         return 1
@@ -281,25 +276,26 @@ class IPUConfig:
         divides_early: bool = False,
         anchors: Mapping[str, str] | None = None,
     ) -> poptorch.Options:
-        """The options of the training model.
+        """Build the options of the training program.
 
         Args:
             plan: From `training_plan`.
-            sums_gradients: Add the gradients of an update instead of averaging them:
-                for losses that are sums themselves.
-            returns_outputs: The outputs of every micro-batch are needed, besides
-                figures.
-            scales_automatically: Turn automatic loss scaling on.
-            divides_early: Divide the gradients of an update while they are added up,
-                so that what is clipped is their mean.
-            anchors: Tensors that every call sends to the host: PopART's names by ours.
+            sums_gradients: If True, the gradients of an update are added and not
+                averaged: for losses that are sums themselves.
+            returns_outputs: If True, the outputs of every micro-batch come back
+                besides figures.
+            scales_automatically: If True, automatic loss scaling is on.
+            divides_early: If True, the gradients of an update are divided while they
+                are added up, so that their mean is clipped.
+            anchors: PopART's names of tensors that every call sends to the host, by
+                ours.
 
         Returns:
-            New options; figures come back under `OutputMode.Sum`, or `All` if outputs
+            New options. Figures come back under `OutputMode.Sum`, or `All` if outputs
             do too, unless the user's own options choose a mode.
 
         Raises:
-            ConfigError: The own options ask for sums of outputs.
+            ConfigError: The user's own options ask for sums of outputs.
         """
         options = self._own_or_derived(self.training_options, plan)
         if sums_gradients:
@@ -336,7 +332,10 @@ class IPUConfig:
         return options
 
     def build_inference_options(self, plan: BatchPlan) -> poptorch.Options:
-        """The options of the inference model: all outputs unless the user says else."""
+        """Build the options of the inference program, which returns all outputs.
+
+        The user's own options may choose another output mode.
+        """
         # The model's own blocks are a pipeline if there is a micro-batch for each.
         is_sharded = plan.device_iterations == 1
         options = self._own_or_derived(
@@ -388,6 +387,6 @@ class IPUConfig:
 
 
 def _num_processes(own: poptorch.Options | None) -> int:
-    """As PopTorch sees it: from the launcher's variables, or the user's options."""
+    """Number of processes, from the launcher's variables or the user's options."""
     options = poptorch.Options() if own is None else own
     return int(options.Distributed.numProcesses)
