@@ -29,6 +29,7 @@ from typing import IO, Any, Dict, Mapping, Union
 
 import torch
 
+from ipufit.emulator._executor import former_names
 from ipufit.emulator.errors import Error, createPoptorchError
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -147,7 +148,10 @@ class ExecutableFile:
             Error: The member is missing or broken.
         """
         return torch.load(
-            io.BytesIO(self._read(member)), map_location="cpu", weights_only=False
+            io.BytesIO(self._read(member)),
+            map_location="cpu",
+            pickle_module=former_names,
+            weights_only=False,
         )
 
     def invalid(self, reason: str) -> Error:
