@@ -85,7 +85,7 @@ class DeviceConnectionType(PopartEnum):
 
 
 class GradientTensorTrackingMethod(PopartEnum):
-    """Which gradients automatic loss scaling looks at."""
+    """Gradients that automatic loss scaling checks."""
 
     AllNonViewChangingGradientTensors = 0
     ConvAndMatmulGradients = 1
@@ -93,7 +93,7 @@ class GradientTensorTrackingMethod(PopartEnum):
 
 
 class Instrumentation(PopartEnum):
-    """Which part of a program hardware cycles are counted in."""
+    """Part of a program in which hardware cycles are counted."""
 
     Outer = 0
     Inner = 1
@@ -107,7 +107,7 @@ class MeanReductionStrategy(PopartEnum):
 
 
 class MergeVarUpdateType(PopartEnum):
-    """Which updates of weights are merged."""
+    """Updates of weights that are merged."""
 
     Off = 0
     All = 1
@@ -125,7 +125,7 @@ class PatternsLevel(PopartEnum):
 
 
 class RecomputationType(PopartEnum):
-    """Which activations are computed again in the backward pass."""
+    """Activations that the backward pass computes again."""
 
     NoRecompute = 0
     Standard = 1
@@ -150,7 +150,7 @@ class SubgraphCopyingStrategy(PopartEnum):
 
 
 class SyncPattern(PopartEnum):
-    """Which IPUs wait for each other."""
+    """IPUs that wait for each other."""
 
     Full = 0
     SinglePipeline = 1
@@ -158,7 +158,7 @@ class SyncPattern(PopartEnum):
 
 
 class SyntheticDataMode(PopartEnum):
-    """What a device computes on when nothing is sent to it."""
+    """Data of a device to which the host sends none."""
 
     Off = 0
     Zeros = 1

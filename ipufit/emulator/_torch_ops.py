@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import _OpNamespace
 
 from ipufit.emulator import ops
-from ipufit.emulator._ops import markers as _markers
+from ipufit.emulator._ops import markers
 from ipufit.emulator._ops.custom_ops import attributes_at
 from ipufit.emulator._options.stages import BlockPlacement
 from ipufit.emulator._tracing.trace_state import current_trace
@@ -60,6 +60,8 @@ fps = ops.fps
 nearest = ops.nearest
 nearest_batch_list = ops.nearest
 nop = ops.nop
+pop_name_scope = markers.pop_name_scope
+push_name_scope = markers.push_name_scope
 recomputation_checkpoint = ops.recomputationCheckpoint
 set_available_memory = ops.set_available_memory
 
@@ -105,16 +107,6 @@ def end_ipu_block() -> None:
     trace = current_trace()
     if trace is not None:
         trace.recording.end_block()
-
-
-def push_name_scope(name: str) -> None:
-    """Open a name scope, as entering a `with NameScope` does."""
-    _markers.push_name_scope(name)
-
-
-def pop_name_scope() -> None:
-    """Close the last name scope, as leaving a `with NameScope` does."""
-    _markers.pop_name_scope()
 
 
 def set_attribute(attribute: str, key: str, value: str) -> None:

@@ -157,7 +157,7 @@ class ReductionType(enum.IntEnum):
 
 
 class SyncPattern(enum.IntEnum):
-    """Which IPUs wait for each other around host transfers; numbers don't change.
+    """IPUs that wait for each other around host transfers; numbers don't change.
 
     - `Full`: all of them.
     - `SinglePipeline`: each on its own.

@@ -108,7 +108,7 @@ class DeviceOptions(OptionsState):
         """Choose whether to run without any transfer from or to the host.
 
         The device then draws its inputs itself. Outputs are zeros of the right shape;
-        in PopTorch they are whatever was in that memory.
+        in PopTorch their values are undefined.
 
         Example:
             >>> from ipufit.emulator import Options

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages, and how the blocks of a model being traced find theirs."""
+"""Stages, and the search for the stage of a block that a trace meets."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Stage:
         return self._blocks
 
     def ipu(self: _StageT, ipu: int) -> _StageT:
-        """Choose the IPU, whatever IPU the blocks name."""
+        """Choose the IPU; one that a block names has no effect then."""
         require_type("ipu", ipu, int)
         self._ipu = ipu
         return self
