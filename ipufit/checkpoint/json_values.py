@@ -124,17 +124,14 @@ def _encoded_dict(value: dict[Any, Any], where: str, depth: int) -> dict[str, An
             raise UnsupportedError(
                 f"{where} has a key that is a {type(key).__qualname__}: make it a str."
             )
-    if any(key.startswith("$") for key in value):
-        if depth + 1 >= MAX_DEPTH:
-            raise UnsupportedError(f"{where} is nested too deeply: flatten it.")
-        return {"$dict": _encoded_items(value, where, depth + 2)}
-    return _encoded_items(value, where, depth + 1)
-
-
-def _encoded_items(value: dict[str, Any], where: str, depth: int) -> dict[str, Any]:
-    return {
-        key: _encoded(item, f"{where}[{key!r}]", depth) for key, item in value.items()
+    is_wrapped = any(key.startswith("$") for key in value)
+    inside = depth + 1 + is_wrapped
+    if inside > MAX_DEPTH:
+        raise UnsupportedError(f"{where} is nested too deeply: flatten it.")
+    items = {
+        key: _encoded(item, f"{where}[{key!r}]", inside) for key, item in value.items()
     }
+    return {"$dict": items} if is_wrapped else items
 
 
 def _decoded(value: Any) -> Any:

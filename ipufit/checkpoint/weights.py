@@ -11,7 +11,7 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import torch
 from safetensors import SafetensorError  # type: ignore[attr-defined,unused-ignore]
@@ -83,8 +83,7 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
         ...     load_weights(f"{folder}/a.pt")["w"]
         tensor([1., 1.])
     """
-    is_torchs = Path(path).suffix in TORCH_SUFFIXES if _is_path(path) else False
-    target = Path(path) if is_torchs else _checked(path)
+    target = _checked(path, TORCH_SUFFIXES)
     with file_errors("can't be read", target):
         if not target.exists():
             raise MissingCheckpointError(
@@ -92,6 +91,7 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
             )
         with target.open("rb"):  # raises an OSError, which torch would put in words
             pass
+        is_torchs = target.suffix in TORCH_SUFFIXES
         return _state_dict(target) if is_torchs else _of_safetensors(target)
 
 
@@ -173,15 +173,12 @@ def _check_is_zip_of_torch(path: Path) -> None:
         )
 
 
-def _is_path(path: Any) -> bool:
-    return isinstance(path, (str, os.PathLike))
-
-
-def _checked(path: PathLike) -> Path:
-    if not _is_path(path):
+def _checked(path: PathLike, others: Sequence[str] = ()) -> Path:
+    """The path, which must end in `.safetensors` or one of the other suffixes."""
+    if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(f"{path!r} is no path: give a str or a pathlib.Path.")
     target = Path(path)
-    if target.suffix != SUFFIX:
+    if target.suffix not in (SUFFIX, *others):
         raise ConfigError(
             f"Weights are kept in safetensors files, and {str(path)!r} doesn't end in "
             f"{SUFFIX}: name it {str(target.with_suffix(SUFFIX))!r}."

@@ -30,42 +30,41 @@ def frame_values(frame: Any, where: str) -> Any:
     Raises:
         DataError: A column holds no numbers, or has missing values.
     """
-    _refuse_missing(frame, where)
+    names = getattr(frame, "columns", None)
+    columns = {None: frame} if names is None else {name: frame[name] for name in names}
+    for name, column in columns.items():
+        _refuse_missing(
+            column, where, "" if name is None else f" in its column {name!r}"
+        )
     array = frame.to_numpy()
     if array.dtype.kind in "biuf":
         return array
-    dtypes: Any = getattr(frame, "dtypes", None)
-    if hasattr(dtypes, "items"):
-        bad = [
-            str(name)
-            for name, _ in dtypes.items()
-            if frame[name].to_numpy().dtype.kind not in "biuf"
-        ]
-        if not bad:  # numbers and booleans together
-            return array.astype(np.float64)
+    if names is None:
+        raise DataError(
+            f"{where} is a series of {array.dtype}, which holds no numbers. Encode it "
+            "as numbers."
+        )
+    kinds = {
+        str(name): column.to_numpy().dtype.kind for name, column in columns.items()
+    }
+    bad = [name for name, kind in kinds.items() if kind not in "biuf"]
+    if bad:
         raise DataError(
             f"{where} has columns that hold no numbers: {', '.join(bad)}. Encode them "
             "as numbers, or leave them out."
         )
-    raise DataError(
-        f"{where} is a series of {array.dtype}, which holds no numbers. Encode it as "
-        "numbers."
-    )
+    return array.astype(np.float64)  # numbers and booleans together
 
 
-def _refuse_missing(frame: Any, where: str) -> None:
+def _refuse_missing(column: Any, where: str, of: str) -> None:
     """Refuse pandas' NA: an array has NaN for it, or becomes one of objects."""
-    columns = getattr(frame, "columns", None)
-    whole = {"": frame} if columns is None else {f" {n!r}": frame[n] for n in columns}
-    for name, column in whole.items():
-        # NumPy's other types have no NA: a missing number is NaN, which is a number.
-        may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
-        if not may_lack or not column.isna().any():
-            continue
-        if np.asarray(column.dropna().tolist()).dtype.kind in "biuf":
-            row = int(column.isna().to_numpy().argmax())
-            of = f" in its column{name}" if name else ""
-            raise missing_value(f"{where} has NA{of} in row {row}")
+    # NumPy's other types have no NA: a missing number is NaN, which is a number.
+    may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
+    if not may_lack or not column.isna().any():
+        return
+    if np.asarray(column.dropna().tolist()).dtype.kind in "biuf":
+        row = int(column.isna().to_numpy().argmax())
+        raise missing_value(f"{where} has NA{of} in row {row}")
 
 
 def column_names(y: Any) -> Columns | None:

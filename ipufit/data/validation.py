@@ -44,11 +44,11 @@ def fit_sources(
         >>> train.num_samples, validation.num_samples
         (2, 2)
     """
-    if validation_data is None:
-        if validation_split:
-            return split_validation(x, y, validation_split, sample_weight)
-        return as_source(x, y, sample_weight, num_workers=num_workers), None
+    if validation_data is None and validation_split:
+        return split_validation(x, y, validation_split, sample_weight)
     source = as_source(x, y, sample_weight, num_workers=num_workers)
+    if validation_data is None:
+        return source, None
     if validation_data is x and isinstance(source, StreamSource):
         # A loader may allow only one iterator at a time, with processes behind it.
         return source, source
