@@ -24,11 +24,11 @@ class WeightAverage:
     Averages are kept in float32 at least: small steps would get lost in float16.
 
     Args:
-        module: Whose parameters, trainable or not.
+        module: All its parameters are averaged, trainable or not.
         momentum: From 0 to below 1.
 
     Attributes:
-        num_updates: That it has taken in.
+        num_updates: Number of updates taken in so far.
 
     Raises:
         ConfigError: The momentum is out of range.
@@ -61,9 +61,6 @@ class WeightAverage:
         A call of several updates brings only its last weights to the host. Those
         between aren't seen: the average forgets as after all of them,
         `momentum ** num_updates`, and takes the last weights for the rest.
-
-        Args:
-            num_updates: That the call made.
         """
         share = 1.0 - self._momentum**num_updates
         for name, parameter in self._module.named_parameters():
@@ -76,13 +73,10 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Have the averages in the module, and the weights again afterwards.
+        """Put the averages into the module, and the weights back afterwards.
 
         Both ways the values are copied into the parameters. Before the first update
         there is nothing to swap.
-
-        Yields:
-            Nothing.
         """
         self.swap_in()
         try:
@@ -117,22 +111,15 @@ class WeightAverage:
         _copy(self._averages, dict(self._module.named_parameters()))
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on.
-
-        Returns:
-            `num_updates`, and `averages`: copies by the parameters' names.
-        """
+        """Give `num_updates`, and copies of the `averages` by parameter name."""
         averages = {name: value.clone() for name, value in self._averages.items()}
         return {"num_updates": self.num_updates, "averages": averages}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of other parameters.
-
-        Args:
-            state: From `state_dict`.
+        """Refuse a state of `state_dict` that is of other parameters.
 
         Raises:
-            ConfigError: It has other averages, or none after updates.
+            ConfigError: The state has other averages, or none after updates.
         """
         averages: Mapping[str, Tensor] = state["averages"]
         parameters = self._module.named_parameters() if state["num_updates"] else ()
@@ -146,13 +133,10 @@ class WeightAverage:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
-
-        Args:
-            state: From `state_dict` of an average of the same parameters.
+        """Go on from a state of `state_dict`.
 
         Raises:
-            ConfigError: It is of others.
+            ConfigError: The state is of other parameters.
         """
         self.check_state(state)
         averages: Mapping[str, Tensor] = state["averages"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the numbers that people give."""
+"""Checks of numbers that users give."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def check_number(
     below: float | None = None,
     most: float | None = None,
 ) -> None:
-    """Refuse what is no finite number in a range.
+    """Refuse a value that is no finite number in a range.
 
     Args:
-        where: Whose value it is, for the message.
-        name: The value's name.
-        value: The value.
-        least: It may be this or more.
-        above: It must be more than this.
-        below: It must be less than this.
-        most: It may be this or less.
+        where: What has the value, for the message.
+        name: The value's name, for the message.
+        value: Any object.
+        least: Smallest value allowed.
+        above: Bound that the value must exceed.
+        below: Bound that the value must stay below.
+        most: Largest value allowed.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The value is no such number.
 
     Example:
         >>> check_number("Optimizer('sgd')", "momentum", 2, least=0, below=1)
@@ -63,16 +63,16 @@ def check_number(
 
 
 def check_whole(where: str, name: str, value: Any, *, least: int) -> None:
-    """Refuse what is no whole number of at least so much.
+    """Refuse a value that is no whole number of at least `least`.
 
     Args:
-        where: Whose value it is, for the message.
-        name: The value's name.
-        value: The value.
-        least: The smallest one allowed.
+        where: What has the value, for the message.
+        name: The value's name, for the message.
+        value: Any object.
+        least: Smallest value allowed.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The value is no such number.
 
     Example:
         >>> check_whole("Schedule('step')", "cycles", 1.5, least=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters are spared the weight decay."""
+"""Parameters that are spared the weight decay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ipufit.errors import ConfigError
 
 KINDS = ("bias", "norm")
-"""Words of `no_decay` that are no patterns of names."""
+"""Entries of `no_decay` that aren't patterns of names."""
 
 _NORMS = (
     torch.nn.modules.batchnorm._NormBase,  # batch and instance norms
@@ -22,10 +22,10 @@ _NORMS = (
 
 
 def spared(module: torch.nn.Module, no_decay: Sequence[str]) -> set[str]:
-    """The names of the parameters without weight decay.
+    """Find the parameters without weight decay.
 
     Args:
-        module: Whose they are.
+        module: The module that has the parameters.
         no_decay: `"bias"`: those whose last name part is `bias`. `"norm"`: those of
             normalisation layers, which are torch's and classes whose name ends in
             `Norm`. Anything else: a pattern of names, as in `fnmatch`.
@@ -34,7 +34,7 @@ def spared(module: torch.nn.Module, no_decay: Sequence[str]) -> set[str]:
         Names as in `module.named_parameters()`.
 
     Raises:
-        ConfigError: A pattern that no parameter matches.
+        ConfigError: No parameter matches one of the patterns.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
@@ -64,17 +64,17 @@ def spared(module: torch.nn.Module, no_decay: Sequence[str]) -> set[str]:
 def parameter_groups(
     module: torch.nn.Module, no_decay: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The parameter groups of an optimiser: with weight decay and without.
+    """Make the parameter groups of an optimiser: with weight decay and without.
 
     Args:
-        module: Whose parameters.
+        module: The module that has the parameters.
         no_decay: As for `spared`.
 
     Returns:
         One group or two, none of them empty. The one without has `weight_decay` 0.
 
     Raises:
-        ConfigError: A pattern that no parameter matches.
+        ConfigError: No parameter matches one of the patterns.
 
     Example:
         >>> groups = parameter_groups(torch.nn.Linear(2, 1), ["bias"])

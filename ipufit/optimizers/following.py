@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are changed in the optimiser which PopTorch's was made from."""
+"""Copying changes from the user's optimiser into PopTorch's, made from it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Followed:
     """An optimiser of the user's, whose changes are copied into PopTorch's.
 
     Args:
-        source: The user's; it may be `optimizer` itself.
-        optimizer: Of `poptorch.optim`.
+        source: The user's optimiser; it may be `optimizer` itself.
+        optimizer: One of `poptorch.optim`.
 
     Example:
         >>> from ipufit import poptorch
@@ -38,24 +38,24 @@ class Followed:
     ) -> None:
         self.source = source
         self._optimizer = optimizer
-        self._seen = _values(optimizer)
+        self._copied = _values(optimizer)
 
     def forget(self) -> None:
-        """Take the values that the source has now for those that were copied."""
-        self._seen = _values(self.source)
+        """Copy nothing of what the source has now: only later changes count."""
+        self._copied = _values(self.source)
 
     def copy_changes(self, who: str) -> None:
         """Copy what has changed since the last time.
 
         Args:
-            who: Changes it, for messages.
+            who: What made the changes, for messages.
 
         Raises:
-            ConfigError: It is a constant of the compiled program.
+            ConfigError: A changed value is a constant of the compiled program.
         """
         values = _values(self.source)
         is_constant = self._optimizer.variable_attrs.isConstant  # type: ignore[attr-defined]
-        for group, old, new in zip(self._optimizer.param_groups, self._seen, values):
+        for group, old, new in zip(self._optimizer.param_groups, self._copied, values):
             for name in new:
                 if new[name] == old[name]:
                     continue
@@ -66,7 +66,7 @@ class Followed:
                         "it can change."
                     )
                 group[name] = new[name]
-        self._seen = values
+        self._copied = values
 
 
 def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

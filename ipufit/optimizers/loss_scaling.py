@@ -20,12 +20,12 @@ class LossScaleRamp:
 
     Args:
         initial: Scaling of the first updates.
-        factor: By which it grows; above 1.
-        every_updates: Updates between two steps.
-        maximum: It never exceeds this.
+        factor: Factor by which the scaling grows; above 1.
+        every_updates: Number of updates between two steps.
+        maximum: Largest scaling.
 
     Raises:
-        ConfigError: A value that is out of range.
+        ConfigError: A value is out of range.
 
     Example:
         >>> ramp = LossScaleRamp(128, factor=2, every_updates=1000, maximum=512)
@@ -51,10 +51,10 @@ class LossScaleRamp:
             )
 
     def value(self, update: int) -> float:
-        """The scaling of an update.
+        """Compute the scaling of an update.
 
         Args:
-            update: Its index, from 0.
+            update: The update's index, from 0.
 
         Returns:
             `min(maximum, initial * factor ** (update // every_updates))`.
@@ -64,7 +64,7 @@ class LossScaleRamp:
             4.0
         """
         steps = update // self.every_updates
-        # So many steps reach the maximum; a huge power would overflow.
+        # More steps stay at the maximum; their power would overflow.
         enough = math.ceil(math.log(self.maximum / self.initial, self.factor))
         if steps > enough:
             return float(self.maximum)

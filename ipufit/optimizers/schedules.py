@@ -40,24 +40,26 @@ class Schedule:
 
     Args:
         name: One of these.
-        warmup_updates: Length of the warm-up.
-        warmup_fraction: The same as a share of all updates.
+        warmup_updates: Length of the warm-up, in updates.
+        warmup_fraction: Length of the warm-up, as a share of all updates.
         initial: Factor that the warm-up begins with, 0 by default (1/25 for
             "one_cycle").
         total_updates: Where the schedule ends; updates are counted over all fits since
             `compile`. None for the updates of one fit: each begins anew.
-        final: Factor at the end, which it keeps; 0 by default (4e-6 for "one_cycle").
-        cycles: Of "cosine_restarts", 1 by default.
-        power: Of "polynomial", 1 by default.
-        gamma: Of "exponential", where it must be given, and "step", 0.1 by default.
-        every_updates: Of "exponential", 1 by default.
-        boundaries: Of "step": increasing update counts.
-        timescale: Of "inverse_sqrt": the length of the warm-up by default, which makes
-            it Noam's, or 10000 without one.
+        final: Factor at the end and from there on; 0 by default (4e-6 for "one_cycle").
+        cycles: Number of cycles of "cosine_restarts", 1 by default.
+        power: Exponent of "polynomial", 1 by default.
+        gamma: Factor of "exponential", where it must be given, and of "step", 0.1 by
+            default.
+        every_updates: Number of updates that "exponential" takes for one factor, 1 by
+            default.
+        boundaries: Update counts at which "step" steps, in increasing order.
+        timescale: Number of updates for "inverse_sqrt": the length of the warm-up by
+            default, which makes it Noam's, or 10000 without one.
 
     Raises:
         UnknownNameError: The name is unknown.
-        ConfigError: A value that is out of range, or that the schedule doesn't have.
+        ConfigError: A value is out of range, or the schedule doesn't have it.
 
     Example:
         >>> schedule = Schedule("linear", warmup_updates=2, total_updates=6)
@@ -109,17 +111,17 @@ class Schedule:
         return self.warmup_fraction is not None or self.name in _ENDING
 
     def factor(self, update: int, total: int | None = None) -> float:
-        """The factor on the learning rate of an update.
+        """Compute the factor on the learning rate of an update.
 
         Args:
-            update: Its index, from 0.
-            total: All updates; counts if `total_updates` is None.
+            update: The update's index, from 0.
+            total: Number of all updates; of use if `total_updates` is None.
 
         Returns:
             From 0 to 1.
 
         Raises:
-            ConfigError: The schedule needs to know all updates, and doesn't.
+            ConfigError: The schedule needs the number of all updates, which is unknown.
 
         Example:
             >>> Schedule("cosine", final=0.5).factor(50, total=100)
@@ -138,10 +140,10 @@ class Schedule:
         """Refuse a warm-up that leaves too little of the updates.
 
         Args:
-            total: All updates; counts if the schedule needs it.
+            total: Number of all updates; of use if the schedule needs it.
 
         Raises:
-            ConfigError: The warm-up takes as many, or passes a boundary.
+            ConfigError: The warm-up takes all updates, or passes a boundary.
 
         Example:
             >>> Schedule("linear", warmup_updates=10).check_fits(5)
@@ -162,13 +164,13 @@ class Schedule:
             )
 
     def warmup(self, total: int) -> int:
-        """The length of the warm-up.
+        """Compute the length of the warm-up.
 
         Args:
-            total: All updates.
+            total: Number of all updates.
 
         Returns:
-            Updates; a fraction is rounded up.
+            Number of updates; a fraction is rounded up.
 
         Example:
             >>> Schedule("constant", warmup_fraction=0.25).warmup(10)
@@ -245,7 +247,7 @@ class _Kind:
 def _warmed_up(
     rest: Callable[[Schedule, int, int], float],
 ) -> Callable[[Schedule, int, int], float]:
-    """A formula of the updates since the warm-up, and of how many there will be."""
+    """Put a warm-up before a formula of the updates after it, and of their number."""
 
     def factor(schedule: Schedule, update: int, total: int) -> float:
         warmup = schedule.warmup(total)
@@ -311,7 +313,7 @@ def _step(schedule: Schedule, update: int, total: int) -> float:
 
 
 def _one_cycle(schedule: Schedule, update: int, total: int) -> float:
-    """As torch has it: the first update has `initial`, the last one `final`."""
+    """Compute torch's one cycle: `initial` at the first update, `final` at the last."""
     initial = 1.0 / 25.0 if schedule.initial is None else schedule.initial
     final = 1.0 / 25.0 / 1e4 if schedule.final is None else schedule.final
     if schedule.warmup_updates is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`model.optimizer` with Keras's `learning_rate`, and without deaf attributes.
+"""`model.optimizer` with Keras's `learning_rate`; unknown attributes are refused.
 
 PopTorch's optimisers read their rates from the parameter groups, and take any attribute
 without a word: `optimizer.lr = 0` changed nothing.
@@ -21,7 +21,7 @@ from .checks import check_number
 
 
 class _Settable:
-    """What is added to the class of an optimizer."""
+    """The methods that are added to the class of an optimizer."""
 
     param_groups: list[dict[str, Any]]
     _schedule: str | None = None
@@ -30,10 +30,10 @@ class _Settable:
     def learning_rate(self) -> float:
         """The rate of the first parameter group; setting it sets that of all groups.
 
-        It counts from the next call on.
+        A rate counts from the next call on.
 
         Raises:
-            ConfigError: It is set to no number of 0 or more, or a schedule sets it.
+            ConfigError: The rate isn't a number of 0 or more, or a schedule sets it.
         """
         return float(self.param_groups[0]["lr"])
 
@@ -57,7 +57,7 @@ class _Settable:
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """What copies and pickles it: its class can't be imported by a name."""
+        """Tell `copy` and `pickle` to make the class anew: it can't be imported."""
         reduced: Any = super().__reduce_ex__(protocol)
         _, _, *rest = reduced
         return (_new, (_plain_class(type(self)),), *rest)
@@ -69,8 +69,8 @@ def make_settable(
     """Let `learning_rate` be set, and refuse attributes that nobody reads.
 
     Args:
-        optimizer: Of `poptorch.optim`; it stays the same object.
-        schedule: What sets its rates, in words; None for nothing.
+        optimizer: One of `poptorch.optim`; it stays the same object.
+        schedule: The schedule that sets its rates, in words; None for no schedule.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)

@@ -45,8 +45,8 @@ class Optimizer:
 
     Raises:
         UnknownNameError: The name or a setting is unknown; the nearest is suggested.
-        ConfigError: A value that is out of range.
-        UnsupportedError: What PopTorch can't do.
+        ConfigError: A value is out of range.
+        UnsupportedError: PopTorch has no such optimizer or setting.
 
     Example:
         >>> Optimizer("adamw", learning_rate=2e-4, weight_decay=0.05,
@@ -138,7 +138,7 @@ class Optimizer:
         """Make the optimizer for the parameters of a module.
 
         Args:
-            module: All its parameters are given to it.
+            module: All its parameters are given to the optimizer.
 
         Returns:
             An optimizer of `poptorch.optim`, with a second parameter group if
@@ -184,7 +184,7 @@ class Optimizer:
 
     @property
     def _max_grad_norm(self) -> float | None:
-        """PopTorch's SGD clips what is still multiplied by the loss scaling."""
+        """The norm that PopTorch gets: its SGD clips gradients of the scaled loss."""
         if self.global_clipnorm is None or self.name != "sgd":
             return self.global_clipnorm
         return self.global_clipnorm * (self.initial_loss_scaling or 1.0)
@@ -306,5 +306,5 @@ class Optimizer:
 
 
 def _plain(value: Any) -> Any:
-    """Lists as tuples: PopTorch takes betas as a pair only."""
+    """Make lists tuples: PopTorch takes betas as a pair only."""
     return tuple(value) if isinstance(value, list) else value

@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 Tensors = Sequence[Tensor]
 
 _REDUCTION = ("scale", "divisor", "ratio")
-"""What comes before the numbers of the optimiser."""
+"""The numbers in a row before those of the optimiser."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """An optimiser's update of the weights.
+    """An optimiser's update of the weights, of flat lists of tensors.
 
     Attributes:
-        groups: Weights that are updated together: what is asked of them are rules,
-            names and slots of the state, not tensors.
-        max_grad_norm: The largest norm of the gradients.
+        groups: The weights that are updated together. Only their rules, names and slots
+            of the state count, not their tensors.
+        max_grad_norm: Largest global norm; infinite without clipping.
     """
 
     groups: tuple[WeightGroup, ...]
     max_grad_norm: float
 
     def is_of(self, groups: Sequence[WeightGroup]) -> bool:
-        """Whether it is the update of these too."""
+        """Say whether other groups need the same function."""
         shapes = [_shape(group) for group in groups]
         return [_shape(group) for group in self.groups] == shapes
 
     @property
     def num_values(self) -> int:
-        """How many numbers it takes."""
+        """The length of a row of `table`."""
         counts = (len(group.all_numbers(1.0)) for group in self.groups)
         return len(_REDUCTION) + sum(counts)
 
@@ -59,13 +59,13 @@ class Update:
         reduction: GradientReduction,
         updates: int,
     ) -> Tensor:
-        """The numbers of some updates: a row for each.
+        """Compute the numbers of the next updates: a row for each.
 
         Args:
             optimizer: The device's.
-            groups: Its own, of which `is_of` is true.
-            reduction: Of the gradients.
-            updates: How many will follow.
+            groups: Groups of which `is_of` is true.
+            reduction: How gradients are reduced over the micro-batches.
+            updates: Number of updates.
         """
         first = [reduction.scale, float(reduction.divisor), optimizer.gradient_ratio]
         rows = []
@@ -83,10 +83,10 @@ class Update:
         """Update weights and states in place.
 
         Args:
-            weights: Of all groups, one after the other.
-            states: What `states(groups)` gives.
+            weights: The weights of all groups, one after the other.
+            states: Their state, in the order of `states`.
             values: A row of the table.
-            gradients: The sums over the micro-batches; for each weight one.
+            gradients: For each weight, the sum over the micro-batches.
         """
         numbers = iter(values.unbind(0))
         _, divisor, ratio = (next(numbers) for _ in _REDUCTION)
@@ -110,7 +110,7 @@ class Update:
 
 
 def states(groups: Sequence[WeightGroup]) -> list[Tensor]:
-    """The state tensors of groups, weight by weight."""
+    """Give the state tensors of groups, weight by weight."""
     return [
         group.state[slot][index]
         for group in groups

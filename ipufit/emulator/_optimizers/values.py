@@ -55,12 +55,11 @@ class OptimizerSettings:
     """One reading of an optimiser object.
 
     Attributes:
-        kind: Which of the device's optimisers.
         scaling: The loss scaling and whether it is compiled in.
-        defaults: For the parameters that are in no group.
-        groups: For the parameters of each group.
+        defaults: Values for the parameters that are in no group.
+        groups: Values for the parameters of each group.
         max_grad_norm: Largest global norm, infinite if there is no clipping.
-        use_tf_variant: TensorFlow's RMSprop.
+        use_tf_variant: Whether RMSprop is TensorFlow's.
         accum_type: Type of accumulated gradients.
         velocity_accum_type: Type of SGD's velocity.
         first_order_momentum_accum_type: Type of Adam's, LAMB's and RMSprop's means.
@@ -80,7 +79,7 @@ class OptimizerSettings:
 
     @property
     def loss_scaling(self) -> float:
-        """What the loss is multiplied by before the backward pass."""
+        """The factor of the loss before the backward pass."""
         return self.scaling.value
 
     @property
@@ -94,7 +93,7 @@ class OptimizerSettings:
         return self.accum_type == torch.float16 and not is_combined
 
     def variables(self, group_index: int | None) -> GroupVariables:
-        """The hyper-parameters of a group, or the defaults for None."""
+        """Give the hyper-parameters of a group, or the defaults for None."""
         return self.defaults if group_index is None else self.groups[group_index]
 
 

@@ -93,7 +93,7 @@ class DeviceOptimizer:
 
     @property
     def loss_scale_factor(self) -> float:
-        """What the next loss is multiplied by besides the settings' loss scaling."""
+        """The factor of the next loss, besides the settings' loss scaling."""
         return 1.0 if self._automatic is None else self._automatic.factor
 
     @torch.no_grad()
@@ -145,12 +145,12 @@ class DeviceOptimizer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The weights that it may update."""
+        """Names of the weights that may be updated."""
         return tuple(self._trained)
 
     @property
     def gradient_ratio(self) -> float:
-        """What gradients are multiplied by, to fit the optimiser's loss scaling."""
+        """The factor of gradients that leaves only the optimiser's loss scaling."""
         return 1.0 / self.loss_scale_factor
 
     @property
@@ -195,7 +195,7 @@ class DeviceOptimizer:
         return {"ipu_state": state, "ipu_param": values}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that the device's optimiser consists of, by PopART's names.
+        """Give all tensors of the device's optimiser, by PopART's names.
 
         Constants are among them. State tensors are the device's own.
 
@@ -293,7 +293,7 @@ class DeviceOptimizer:
         return group
 
     def _as_scaled_on_device(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Gradients as they would be with the loss scaling of the device alone."""
+        """Take the factor of automatic loss scaling out."""
         ratio = self.gradient_ratio
         if ratio == 1.0:
             return gradients

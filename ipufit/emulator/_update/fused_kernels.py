@@ -25,11 +25,10 @@ class FusedUpdate:
     """An update of a group of weights by one call of a kernel.
 
     Attributes:
-        kernel: What is called.
-        state: The lists of tensors that it takes after weights and gradients.
-        numbers: What it takes by name.
-        takes_gradients: Whether it takes gradients, instead of what a rule makes of
-            them first.
+        state: Lists of tensors that the kernel takes after weights and gradients.
+        numbers: Keyword arguments of the kernel.
+        takes_gradients: Whether the kernel takes gradients, instead of what the rule
+            makes of them first.
     """
 
     kernel: Kernel
@@ -43,7 +42,7 @@ class FusedUpdate:
 
 
 def adamw() -> Kernel | None:
-    """Fused AdamW, `(weights, gradients, m, v, [], steps, ...)`, or None.
+    """Give fused AdamW, `(weights, gradients, m, v, [], steps, ...)`, or None.
 
     Example:
         >>> kernel = adamw()
@@ -54,7 +53,7 @@ def adamw() -> Kernel | None:
 
 
 def sgd() -> Kernel | None:
-    """Fused SGD, `(weights, gradients, velocities, ...)`, or None.
+    """Give fused SGD, `(weights, gradients, velocities, ...)`, or None.
 
     Example:
         >>> kernel = sgd()
@@ -99,7 +98,7 @@ def _try_sgd(kernel: Kernel) -> None:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements of a tensor fill its memory, in whatever order.
+    """Say whether the elements of a tensor fill its memory, in whatever order.
 
     Example:
         >>> is_dense(torch.zeros(2, 3).t()), is_dense(torch.zeros(1).expand(3))
@@ -113,11 +112,11 @@ def is_dense(tensor: Tensor) -> bool:
 def same_layout(
     tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]
 ) -> list[Tensor]:
-    """Copies, laid out as asked, of those tensors that aren't.
+    """Copy those tensors that aren't laid out as asked.
 
     Args:
-        tensors: Such as gradients.
-        strides: Those that each is to have: of a dense tensor of its shape.
+        tensors: Tensors such as gradients.
+        strides: The strides that each shall have: those of a dense tensor.
 
     Example:
         >>> gradient = torch.ones(1).expand(2, 3)

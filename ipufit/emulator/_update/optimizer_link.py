@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's optimiser object and its counterpart on the device, kept in step."""
+"""The link between the host's optimiser object and the device's optimiser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 class OptimizerLink:
-    """The optimiser of a training executor: what it says, and its device counterpart.
+    """The optimiser of a training executor: the host's object and the device's.
 
     The state of PopTorch's optimisers survives detach and attach through the host.
     That of torch's optimisers does not: their device state begins anew, as PopTorch
@@ -31,8 +31,8 @@ class OptimizerLink:
 
     Args:
         optimizer: The host's object.
-        options: Of the executor: whether the device adapts the loss scaling, and
-            whether to keep quiet about attributes that it doesn't know.
+        options: The executor's. They say whether the device adapts the loss scaling,
+            and whether to keep quiet about unknown attributes.
 
     Raises:
         AssertionError: The optimizer is of a type that PopTorch doesn't take.
@@ -63,15 +63,15 @@ class OptimizerLink:
         """Find the group of each weight: compiling settles it.
 
         Raises:
-            KeyError: One of its parameters is not among `host_weights`.
+            KeyError: A parameter of the optimizer is not among `host_weights`.
         """
         self._indices = group_indices(self.optimizer, host_weights)
 
     def tensor_names(self, trained: list[str], host: dict[str, Tensor]) -> list[str]:
-        """What the tensors of the device's optimiser are called.
+        """Name the tensors of the device's optimiser.
 
         Args:
-            trained: Names of the weights that it updates.
+            trained: Names of the weights that are updated.
             host: All weights by name.
         """
         without_data = {
@@ -82,10 +82,10 @@ class OptimizerLink:
     def made_for(
         self, weights: dict[str, Tensor], host: dict[str, Tensor]
     ) -> DeviceOptimizer:
-        """An optimiser like the device's, in its first state.
+        """Make an optimiser like the device's, in its first state.
 
         Args:
-            weights: What it updates.
+            weights: The weights that it updates, by name.
             host: All weights by name.
         """
         return self._make(weights, group_indices(self.optimizer, host))
@@ -101,7 +101,7 @@ class OptimizerLink:
         trained: dict[str, Tensor],
         groups: Mapping[str, ReplicaGroups],
     ) -> None:
-        """Build the device's optimiser, with the state that an earlier one had."""
+        """Make the device's optimiser, with the state that an earlier one had."""
         self._grouped = GroupedState(groups)
         indices = self._grouped.group_index(self._indices)
         self._device = self._make(trained, indices)
@@ -110,22 +110,22 @@ class OptimizerLink:
             self._load(self._kept_state)
 
     def detach(self) -> None:
-        """The device's optimiser is gone; what can be kept of it is."""
+        """Drop the device's optimiser, and keep its state if PopTorch can."""
         if isinstance(self.optimizer, PoptorchOptimizer):
             self._kept_state = self._joined_state()
         self._device = None
 
     def forget(self) -> None:
-        """The next device begins anew: the executable is gone."""
+        """Drop the state that was kept: the executable is gone."""
         self._kept_state, self._written_values = None, {}
 
     def weights_were_uploaded(self) -> None:
-        """PopTorch uploads every variable with the weights, stale states included."""
+        """Reset the state as PopTorch does, which uploads stale states with weights."""
         if not isinstance(self.optimizer, PoptorchOptimizer):
             self.device_optimizer.reset_state()
 
     def read_state(self) -> dict[str, StateTensors]:
-        """The state on the device: `ipu_state` and `ipu_param`.
+        """Read `ipu_state` and `ipu_param` from the device.
 
         Hyper-parameters that were written are read back, though the device has others:
         both stay in the host's memory (PopTorch, `poptorch.cpp`).
@@ -137,13 +137,13 @@ class OptimizerLink:
         return {**state, "ipu_param": {**values, **written}}
 
     def write_state(self, state: Mapping[str, StateTensors]) -> None:
-        """Send what `read_state` gave; hyper-parameters stay as they are."""
+        """Send a state of `read_state`; hyper-parameters stay as they are."""
         logger.info("Writing optimiser state tensors from host to IPU memory.")
         self._load(state)
         self._written_values = dict(state["ipu_param"] or {})
 
     def set(self, optimizer: torch.optim.Optimizer, *, is_compiled: bool) -> None:
-        """Take the values of `optimizer`, perhaps another object.
+        """Take the values of an optimiser, perhaps of another object.
 
         Raises:
             Error: A constant, the type or the clip norm changed after compilation.

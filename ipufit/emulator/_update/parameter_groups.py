@@ -15,7 +15,7 @@ def group_indices(
     """Find the optimiser's group of each of a model's tensors.
 
     Args:
-        optimizer: The host's optimiser.
+        optimizer: The host's object.
         named_tensors: The model's parameters and buffers.
 
     Returns:

@@ -18,12 +18,12 @@ class TrainedWeight:
     """A weight, its rule, its hyper-parameters and its optimiser state.
 
     Args:
-        name: The weight's.
+        name: The weight's name.
         weight: The device's tensor.
         group_index: Number of its parameter group; None for a weight in no group, which
             trains with the optimiser's defaults.
-        rule: How it is updated.
-        settings: The optimiser's, from which hyper-parameters are derived.
+        rule: The rule that updates it.
+        settings: The settings that hyper-parameters are derived from.
     """
 
     def __init__(

@@ -23,20 +23,20 @@ class WeightGroup:
     """Weights with the same rule, hyper-parameters and number of updates.
 
     Args:
-        rule: How they are updated.
-        names: Their names.
+        rule: The rule that updates them.
+        names: Names of the weights.
         weights: The device's tensors.
-        state: Their state tensors, by slot.
+        state: For each slot of the state, a tensor for each weight.
         numbers: The hyper-parameters, as `rule` names them, and `lossScaling`.
         step: Number of updates so far.
 
     Attributes:
         step: Number of updates so far. The state tensors `Step` learn it from `settle`.
-        strides: Of the weights.
+        strides: The strides of each weight.
         suits_kernels: Whether all tensors are float32 and laid out alike.
         counter: The number of the update that runs, as fused kernels take it.
-        fused: What does the same as `rule`, in one pass over the memory; None for
-            nothing.
+        fused: A kernel that does the same as `rule`, in one pass over the memory; None
+            if there is none.
     """
 
     def __init__(
