@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import pickle
-import signal
 import tempfile
 import weakref
-from multiprocessing import reduction
-from multiprocessing.connection import Connection
 from typing import Any, Iterator
 
 import torch
@@ -27,26 +23,13 @@ from ipufit.emulator._loading.accessor_worker import (
     Failed,
     Ready,
     Release,
-    Reply,
-    Request,
     Restart,
     Started,
-    Stop,
     WorkerSetup,
-    run_worker,
 )
-from ipufit.emulator._loading.ring_buffer import RingBuffer
+from ipufit.emulator._loading.worker_process import WorkerProcess
 from ipufit.emulator.enums import SharingStrategy
 from ipufit.emulator.errors import createPoptorchError
-
-_START_METHODS = {
-    SharingStrategy.Fork: "fork",
-    SharingStrategy.ForkServer: "forkserver",
-    SharingStrategy.SharedMemory: "spawn",
-    SharingStrategy.FileSystem: "spawn",
-}
-_LIVENESS_PERIOD_SECONDS = 1.0
-_PATIENCE_SECONDS = 10.0
 
 
 class AsynchronousDataAccessor:
@@ -114,7 +97,7 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        self._process: Any = None
+        self._worker: WorkerProcess | None = None
         _check_loader(dataset, rebatched_size)
         require(
             rebatched_size is None or rebatched_size > 1,
@@ -124,7 +107,6 @@ class AsynchronousDataAccessor:
         self._dataset = dataset
         self._rebatched_size = rebatched_size
         self._num_slots = buffer_size
-        self._owner = os.getpid()
         self._generation = 0
         self._num_held = 0
         self._has_begun = False
@@ -143,43 +125,16 @@ class AsynchronousDataAccessor:
             rng_state=torch.get_rng_state().numpy().tobytes(),
             parsers=pickled_parsers(),
         )
-        self._start(setup, sharing_strategy)
-
-    # The process --------------------------------------------------------------
-
-    def _start(self, setup: WorkerSetup, strategy: SharingStrategy) -> None:
-        with contextlib.ExitStack() as stack:
-            if strategy == SharingStrategy.FileSystem:
-                directory = stack.enter_context(tempfile.TemporaryDirectory())
-                path = os.path.join(directory, "dataset.pickle")
-                with open(path, "wb") as file:
-                    pickle.dump(setup.dataset, file, protocol=4)
-                setup = setup._replace(dataset=None, dataset_path=path)
-            self._connection, self._process = _start_process(setup, strategy)
+        with _dataset_in_file(setup, sharing_strategy) as final_setup:
+            self._worker = WorkerProcess(final_setup, sharing_strategy)
             _terminate_at_exit(self)
             try:
-                self._attach(self._receive())
+                start, ring = self._worker.receive_start()
             except BaseException:
                 self.terminate()
                 raise
-
-    def _attach(self, reply: Reply) -> None:
-        """Map the slots that the process made for the first element."""
-        if not isinstance(reply, Started):
-            raise createPoptorchError(
-                "AsynchronousDataAccessor worker thread failed to start: its process "
-                "could not read the first element of the dataset. "
-                f"{self._cause()} If it could not even start: scripts "
-                "need an `if __name__ == '__main__'` guard, and datasets must be "
-                "importable from there unless they are forked."
-            )
-        file_descriptor = reduction.recv_handle(self._connection)
-        try:
-            ring = RingBuffer(file_descriptor, reply.specs, self._num_slots)
-        finally:
-            os.close(file_descriptor)
+        self._structure = start.structure
         self._slots = ring.slots
-        self._structure = reply.structure
 
     def terminate(self) -> None:
         """End the background process; does nothing the second time.
@@ -193,46 +148,14 @@ class AsynchronousDataAccessor:
             >>> accessor = AsynchronousDataAccessor([torch.ones(1)])
             >>> accessor.terminate()
         """
-        # A forked process inherits this object, but not the task to end the process.
-        if self._process is None or self._owner != os.getpid():
+        if self._worker is None or self._worker.is_inherited:
             return
-        process, self._process = self._process, None
-        self._send(Stop())
-        self._connection.close()
+        worker, self._worker = self._worker, None
         self._slots = []  # the memory stays for as long as there are elements
-        _end_process(process)
+        worker.end()
 
     def __del__(self) -> None:
         self.terminate()
-
-    def _send(self, request: Request) -> None:
-        with contextlib.suppress(ConnectionError):  # noticed when receiving
-            self._connection.send(request)
-
-    def _receive(self) -> Reply:
-        """Wait for the next reply of the process; `Failed` if it has ended."""
-        try:
-            while not self._connection.poll(_LIVENESS_PERIOD_SECONDS):
-                # Its children can keep the pipe open after its death.
-                if not self._process.is_alive() and not self._connection.poll(0):
-                    break
-            else:
-                reply: Reply = self._connection.recv()
-                return reply
-        except (EOFError, ConnectionError):
-            pass
-        return Failed()
-
-    def _cause(self) -> str:
-        """Point to the process's own message: only it knows the cause.
-
-        PopTorch does the same (`python/_dataloader.py`).
-        """
-        self._process.join(_LIVENESS_PERIOD_SECONDS)  # it prints, then ends
-        return (
-            "Look above for what it printed to its stderr (exit code "
-            f"{self._process.exitcode})."
-        )
 
     # Iteration ----------------------------------------------------------------
 
@@ -244,61 +167,62 @@ class AsynchronousDataAccessor:
         return num_rows // self._rebatched_size
 
     def __iter__(self) -> Iterator[Any]:
-        self._check_running()
+        worker = self._running_worker()
         is_first = not self._has_begun
         self._has_begun = True
         if is_first:
-            self._send(Begin())
+            worker.send(Begin())
         elif self._is_idle or (self._has_consumed and not self._is_at_end):
             self._generation += 1
-            self._send(Restart(self._generation))
+            worker.send(Restart(self._generation))
         self._has_consumed = self._is_at_end = self._is_idle = False
         return self
 
     def __next__(self) -> Any:
-        self._check_running()
+        worker = self._running_worker()
         if not self._has_begun:
             iter(self)
         if self._is_at_end:
             raise StopIteration
         if self._num_slots == 1:  # nothing can be read ahead while it's held
-            self._release(self._num_held)
-        reply = self._next_of_generation()
+            self._release(worker, self._num_held)
+        reply = self._next_of_generation(worker)
         if isinstance(reply, EpochEnd):
             self._is_at_end = True
             self._is_idle = reply.is_idle
             raise StopIteration
-        self._release(self._num_held)
+        self._release(worker, self._num_held)
         self._num_held = 1
         self._has_consumed = True
         return self._structure.rebuild(self._views(reply))
 
-    def _check_running(self) -> None:
-        require(
-            self._process is not None,
-            "This AsynchronousDataAccessor was terminated: make a new one.",
-        )
+    def _running_worker(self) -> WorkerProcess:
+        if self._worker is None:
+            raise AssertionError(
+                "This AsynchronousDataAccessor was terminated: make a new one."
+            )
+        return self._worker
 
-    def _next_of_generation(self) -> Ready | EpochEnd:
+    def _next_of_generation(self, worker: WorkerProcess) -> Ready | EpochEnd:
         """Wait for the next reply, and skip those from before a restart."""
         while True:
-            reply = Failed() if self._has_failed else self._receive()
+            reply = Failed() if self._has_failed else worker.receive()
             if isinstance(reply, Failed):
                 self._has_failed = True
                 raise AssertionError(
                     "An error occurred in the data fetcher, the process that reads the "
-                    f"dataset. {self._cause()}"
+                    f"dataset. {worker.cause()}"
                 )
             if isinstance(reply, Started):
                 raise AssertionError("The data fetcher started twice.")
             if reply.generation == self._generation:
                 return reply
             if isinstance(reply, Ready):
-                self._release(self._num_held + 1)
+                self._release(worker, self._num_held + 1)
 
-    def _release(self, count: int) -> None:
+    def _release(self, worker: WorkerProcess, count: int) -> None:
         for _ in range(count):
-            self._send(Release())
+            worker.send(Release())
         self._num_held = 0
 
     def _views(self, ready: Ready) -> list[Tensor]:
@@ -327,36 +251,19 @@ def _terminate_all() -> None:
         accessor.terminate()
 
 
-def _start_process(
+@contextlib.contextmanager
+def _dataset_in_file(
     setup: WorkerSetup, strategy: SharingStrategy
-) -> tuple[Connection, Any]:
-    context: Any = multiprocessing.get_context(_START_METHODS[strategy])
-    ours, theirs = context.Pipe()
-    inherited = ours if strategy == SharingStrategy.Fork else None
-    process = context.Process(target=run_worker, args=(theirs, inherited, setup))
-    try:
-        process.start()
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    return ours, process
-
-
-def _end_process(process: Any) -> None:
-    """Wait for a process that was asked to end; then interrupt and kill it."""
-    process.join(_PATIENCE_SECONDS)
-    if process.is_alive():
-        os.kill(process.pid, signal.SIGINT)
-        process.join(_PATIENCE_SECONDS)
-    if process.is_alive():
-        process.terminate()
-        process.join(_PATIENCE_SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    process.close()
+) -> Iterator[WorkerSetup]:
+    """Keep the dataset in a file while the process starts, if the strategy says so."""
+    if strategy != SharingStrategy.FileSystem:
+        yield setup
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "dataset.pickle")
+        with open(path, "wb") as file:
+            pickle.dump(setup.dataset, file, protocol=4)
+        yield setup._replace(dataset=None, dataset_path=path)
 
 
 def _check_loader(dataset: Any, rebatched_size: int | None) -> None:

@@ -132,7 +132,7 @@ def run_worker(
         _Stopped, KeyboardInterrupt
     ):
         try:
-            _Worker(link, setup).run()
+            _start(link, setup).run()
         except _Stopped:
             raise
         except Exception:
@@ -181,64 +181,79 @@ class _Link:
         return request
 
 
+def _start(link: _Link, setup: WorkerSetup) -> _Worker:
+    """Read the first element, and make a ring of slots like it."""
+    register_pickled_parsers(setup.parsers)
+    state = torch.frombuffer(bytearray(setup.rng_state), dtype=torch.uint8)
+    torch.set_rng_state(state)
+    dataset = setup.dataset
+    if setup.dataset_path is not None:
+        with open(setup.dataset_path, "rb") as file:
+            dataset = pickle.load(file)
+    elements = iter(dataset)
+    first = next(elements, _NOTHING)
+    if first is _NOTHING:
+        raise createPoptorchError("The dataset is empty.")
+    structure = ElementStructure.of(first)
+    specs = _slot_specs(structure.tensors(first), setup.rebatched_size)
+    file_descriptor = shared_file(specs, setup.num_slots)
+    try:
+        ring = RingBuffer(file_descriptor, specs, setup.num_slots)
+        link.send(Started(structure, specs))
+        link.send_file(file_descriptor)
+    finally:
+        os.close(file_descriptor)
+    elements = itertools.chain([first], elements)
+    return _Worker(link, setup, dataset, elements, structure, ring)
+
+
+def _slot_specs(tensors: list[Tensor], rebatched_size: int | None) -> list[TensorSpec]:
+    if rebatched_size is None:
+        return [TensorSpec(tuple(t.shape), t.dtype) for t in tensors]
+    _common_rows(tensors, rebatched_size)
+    return [TensorSpec((rebatched_size, *t.shape[1:]), t.dtype) for t in tensors]
+
+
 class _Worker:
     """Reads the dataset, epoch after epoch, into the free slots of the ring."""
 
-    def __init__(self, link: _Link, setup: WorkerSetup) -> None:
-        register_pickled_parsers(setup.parsers)
-        state = torch.frombuffer(bytearray(setup.rng_state), dtype=torch.uint8)
-        torch.set_rng_state(state)
+    def __init__(
+        self,
+        link: _Link,
+        setup: WorkerSetup,
+        dataset: Any,
+        elements: Iterator[Any],
+        structure: ElementStructure,
+        ring: RingBuffer,
+    ) -> None:
         self._link = link
         self._setup = setup
-        self._dataset = setup.dataset
-        if setup.dataset_path is not None:
-            with open(setup.dataset_path, "rb") as file:
-                self._dataset = pickle.load(file)
+        self._dataset = dataset
+        self._elements = elements  # of the epoch
+        self._structure = structure
+        self._slots = ring.slots
         self._num_free = setup.num_slots
         self._slot = 0
         self._generation = 0
         self._is_held = not setup.early_preload
+        self._has_delivered = False
 
     def run(self) -> None:
         """Read until `_Stopped`, or an exception of the dataset."""
-        elements = self._start()
         while True:
             with contextlib.suppress(_Restarted):
-                self._run_epoch(elements)
-            del elements  # its processes end before the dataset starts others
-            elements = iter(self._dataset)
+                self._run_epoch()
+            # The iterator's own processes end before the dataset starts others.
+            self._elements = iter(())
+            self._elements = iter(self._dataset)
 
-    def _start(self) -> Iterator[Any]:
-        """Read the first element and make a ring of slots like it."""
-        elements = iter(self._dataset)
-        first = next(elements, _NOTHING)
-        if first is _NOTHING:
-            raise createPoptorchError("The dataset is empty.")
-        self._structure = ElementStructure.of(first)
-        specs = self._slot_specs(self._structure.tensors(first))
-        file_descriptor = shared_file(specs, self._setup.num_slots)
-        try:
-            self._ring = RingBuffer(file_descriptor, specs, self._setup.num_slots)
-            self._link.send(Started(self._structure, specs))
-            self._link.send_file(file_descriptor)
-        finally:
-            os.close(file_descriptor)
-        return itertools.chain([first], elements)
-
-    def _slot_specs(self, tensors: list[Tensor]) -> list[TensorSpec]:
-        size = self._setup.rebatched_size
-        if size is None:
-            return [TensorSpec(tuple(t.shape), t.dtype) for t in tensors]
-        _common_rows(tensors, size)
-        return [TensorSpec((size, *t.shape[1:]), t.dtype) for t in tensors]
-
-    def _run_epoch(self, elements: Iterable[Any]) -> None:
+    def _run_epoch(self) -> None:
         fill = (
             self._fill if self._setup.rebatched_size is None else self._fill_rebatched
         )
         self._has_delivered = False
         self._wait_for_slot()
-        fill(elements)
+        fill(self._elements)
         # An epoch without data isn't repeated unasked: that would never pause.
         is_idle = not (self._setup.load_indefinitely and self._has_delivered)
         self._link.send(EpochEnd(self._generation, is_idle))
@@ -249,7 +264,7 @@ class _Worker:
         """Fill each slot with one element."""
         for element in elements:
             sources = self._structure.tensors(element)
-            for target, source in zip(self._ring.slots[self._slot], sources):
+            for target, source in zip(self._slots[self._slot], sources):
                 target.copy_(source)
             self._deliver(None)
             self._wait_for_slot()
@@ -264,7 +279,7 @@ class _Worker:
             num_taken = 0
             while num_taken < num_rows:
                 count = min(num_rows - num_taken, size - num_filled)
-                for target, source in zip(self._ring.slots[self._slot], sources):
+                for target, source in zip(self._slots[self._slot], sources):
                     rows = source.narrow(0, num_taken, count)
                     target.narrow(0, num_filled, count).copy_(rows)
                 num_taken += count

@@ -152,8 +152,8 @@ def refuse_unsupported_operators(
         raise createPoptorchError(
             f"Unsupported ops found in compiled model: [{names}]. They come from "
             f"{sources}. Not all operations of torch run on an IPU (PopTorch user "
-            'guide, "IPU supported operations"): compose them of those that do, or let the '
-            "host compute them before or after the model. This is the emulator's "
+            'guide, "IPU supported operations"): compose them of those that do, or let '
+            "the host compute them before or after the model. This is the emulator's "
             f"strict mode: without {STRICT_VARIABLE} it computes them all."
         )
 

@@ -46,10 +46,9 @@ _HANDLED = """
     upsample_nearest3d upsample_trilinear3d var var_mean view where zeros
     zeros_like
 """
-"""Operators that PopTorch lowers: `registerHandler` in
-`poptorch/source/popart_canonicalization` of graphcore/poptorch at c2a8b177, which covers
-the list of its user guide ("IPU supported operations"). `as_strided` is left out, as its
-handler only raises."""
+"""Operators that PopTorch lowers: `registerHandler` in graphcore/poptorch at c2a8b177,
+`poptorch/source/popart_canonicalization`, which covers the list of its user guide ("IPU
+supported operations"). `as_strided` is left out, as its handler only raises."""
 
 _INTERCEPTED = """
     _weight_norm_interface alias empty empty_strided select_scatter

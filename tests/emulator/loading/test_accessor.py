@@ -77,8 +77,8 @@ def drain(accessor, num_expected):
     It waits long for those that are expected, and a little for more.
     """
     num_ready = 0
-    while accessor._connection.poll(60 if num_ready < num_expected else 0.5):
-        accessor._connection.recv()
+    while accessor._worker.connection.poll(60 if num_ready < num_expected else 0.5):
+        accessor._worker.connection.recv()
         num_ready += 1
     return num_ready
 
@@ -477,7 +477,7 @@ def test_terminating_ends_the_process_and_leaves_nothing(start, monkeypatch, tmp
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
     accessor = start(steps(*range(5)))
     next(accessor)
-    pid = accessor._process.pid
+    pid = accessor._worker.process.pid
     accessor.terminate()
     accessor.terminate()
     assert not is_running(pid)
@@ -491,7 +491,7 @@ def test_terminating_ends_the_process_and_leaves_nothing(start, monkeypatch, tmp
 
 def test_the_process_ends_with_the_last_reference(start):
     accessor = AsynchronousDataAccessor(steps(1), sharing_strategy=SharingStrategy.Fork)
-    pid = accessor._process.pid
+    pid = accessor._worker.process.pid
     assert is_running(pid)
     del accessor
     assert not is_running(pid)
@@ -527,7 +527,7 @@ def test_a_process_that_does_not_react_is_made_to(
     while not stuck.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     exit_codes, waits = [], iter(patience)
-    process = accessor._process
+    process = accessor._worker.process
     join, close = process.join, process.close
     monkeypatch.setattr(process, "join", lambda _: join(next(waits)))
     monkeypatch.setattr(
@@ -545,7 +545,7 @@ if __name__ == "__main__":
     accessor = AsynchronousDataAccessor(
         [torch.ones(1)], sharing_strategy=SharingStrategy.Fork
     )
-    print(accessor._process.pid, flush=True)
+    print(accessor._worker.process.pid, flush=True)
     {ending}
 """
 

@@ -471,7 +471,7 @@ def test_the_process_ends_with_the_loader():
     loader = DataLoader(
         Options(), Indices(3), mode=DataLoaderMode.Async, async_options=FORK
     )
-    pid = loader._accessor._process.pid
+    pid = loader._accessor._worker.process.pid
     gc.disable()  # so that a cycle would not be found
     try:
         del loader
