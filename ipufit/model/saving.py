@@ -32,9 +32,9 @@ def save(self: Model, path: PathLike) -> None:
     """Write a checkpoint: a directory of safetensors and JSON.
 
     The directory is written beside `path` and renamed: a whole checkpoint is there at
-    any time, the old one or the new. In several processes of torch.distributed all have
-    to call `save`, and `save_weights`: the first one writes, the others wait and hear of
-    a failure.
+    any time, the old one or the new. In several processes of torch.distributed all of
+    them call `save`, as `save_weights`: the first one writes, the others wait and hear
+    of a failure.
 
     Args:
         path: A directory, which is made; a checkpoint there is replaced.
