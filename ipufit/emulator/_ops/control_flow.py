@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipufit.emulator._tracing.bodies import Body, record_body
-from ipufit.emulator._tracing.trace_state import TraceState, current_trace, is_tracing
+from ipufit.emulator._tracing.trace_state import Trace, current_trace, is_tracing
 from ipufit.emulator.errors import createPoptorchError
 
 _Branch = Tuple[Body, List[Tensor], List[Tensor]]
@@ -142,9 +142,7 @@ def run_branch(condition: Tensor, then: _Branch, other: _Branch) -> list[Tensor]
     return _copies(body.run(_copies(inputs), captured))
 
 
-def _branch(
-    trace: TraceState, body: Callable[..., Any], inputs: list[Tensor]
-) -> _Branch:
+def _branch(trace: Trace, body: Callable[..., Any], inputs: list[Tensor]) -> _Branch:
     trace.require_device("cond", inputs)
     copies = _copies(inputs)
     with trace.inside("cond"):

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ipufit.emulator._tracing.trace_state import active_state, current_trace
+from ipufit.emulator._tracing.trace_state import current_trace, enclosing_trace
 from ipufit.emulator.errors import createPoptorchError
 
 
@@ -54,8 +54,8 @@ class CPU:
             Error: In a trace: it is for training, a tensor isn't on the device, or
                 the layer calls another one on the host.
         """
-        state = active_state()
-        if state is not None and "CPU" in state.open:
+        enclosing = enclosing_trace()
+        if enclosing is not None and "CPU" in enclosing.open:
             raise createPoptorchError(
                 "Trying to enter CPU from another CPU op! CPU ops must not overlap. "
                 f"The inner one is {self._ID!r}."
@@ -130,7 +130,7 @@ class CPU:
 
 def call_on_host(layer: Callable[..., Any], *inputs: Tensor) -> Any:
     """Run `CPU` for the device, on the host."""
-    if active_state() is not None:
+    if enclosing_trace() is not None:
         inputs = tuple(torch.zeros_like(tensor) for tensor in inputs)
     return _listed(layer(*inputs))
 

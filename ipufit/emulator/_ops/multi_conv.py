@@ -9,7 +9,7 @@ import torch
 
 from ipufit.emulator._ground.checks import require
 from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.trace_state import TraceState, current_trace
+from ipufit.emulator._tracing.trace_state import Trace, current_trace
 from ipufit.emulator.enums import MultiConvPlanType
 from ipufit.emulator.errors import createPoptorchError
 
@@ -31,7 +31,7 @@ class MultiConv:
     """
 
     def __init__(self) -> None:
-        self._trace: TraceState | None = None
+        self._trace: Trace | None = None
         self._first_node = 0
 
     def availableMemoryProportions(self: _MultiConvT, value: Any) -> _MultiConvT:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipufit.emulator._tracing.trace_state import (
-    TraceState,
+    Trace,
     current_trace,
     require_tensor,
 )
@@ -132,7 +132,7 @@ def find_nearest(
     return torch.argmin(distance.masked_fill(is_other, math.inf), dim=1)
 
 
-def _device(name: str) -> TraceState:
+def _device(name: str) -> Trace:
     trace = current_trace()
     if trace is None:
         raise NotImplementedError(

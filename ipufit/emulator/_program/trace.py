@@ -44,7 +44,7 @@ from ipufit.emulator._tracing.liveness import (
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import refuse_tied_buffers, untraceable
 from ipufit.emulator._tracing.tensor_devices import FACTORIES, RANDOM_FACTORIES
-from ipufit.emulator._tracing.trace_state import active_trace
+from ipufit.emulator._tracing.trace_state import tracing
 from ipufit.emulator._tracing.tracer import Tracer
 from ipufit.emulator._tracing.visibility import EscapeGuard, visible_indexing
 from ipufit.emulator._tracing.weights import (
@@ -167,7 +167,7 @@ def _record(
         ), visible_indexing(), _unvalidated_distributions():
             recording = Recording(weights, arguments.tensors())
             tracer = StrictTracer(recording) if is_strict() else Tracer(recording)
-            with active_trace(recording, is_training=is_training), tracing_blocks(
+            with tracing(recording, is_training=is_training), tracing_blocks(
                 strategy, recording.begin_block, recording.end_block
             ), post_compile_hooks(), (
                 recording.scopes.of_modules(module)

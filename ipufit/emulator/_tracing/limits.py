@@ -60,11 +60,8 @@ def refuse_unsupported(operation: Operation) -> None:
 
 def _refuse_class_weights(operation: Operation) -> None:
     if operation.arguments("input target weight").get("weight") is not None:
-        aten = (
-            "cross_entropy_loss"
-            if operation.name.startswith("cross")
-            else "nll_loss_nd"
-        )
+        is_entropy = operation.name.startswith("cross")
+        aten = "cross_entropy_loss" if is_entropy else "nll_loss_nd"
         raise createPoptorchError(
             f'Parameter "weight" is unsupported for aten::{aten}: weigh the classes '
             "yourself, with reduction='none' and `weight[target]`."

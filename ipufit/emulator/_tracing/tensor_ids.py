@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ipufit.emulator._tracing.trace_state import active_state, require_tensor
+from ipufit.emulator._tracing.trace_state import enclosing_trace, require_tensor
 from ipufit.emulator.errors import createPoptorchError
 
 
@@ -36,11 +36,11 @@ def getIpuTensorId(x: Tensor) -> int:
         0 1
     """
     require_tensor(x, "getIpuTensorId takes a tensor.")
-    state = active_state()
-    if state is None or not state.recording.is_on_device(x):
+    trace = enclosing_trace()
+    if trace is None or not trace.recording.is_on_device(x):
         raise createPoptorchError(
             "Only tensors on the IPU have an id: the weights and inputs of a model and "
             "what `forward` computes from them, while it is traced."
         )
-    numbers = [id(tensor) for tensor in state.recording.tensors()]
+    numbers = [id(tensor) for tensor in trace.recording.tensors()]
     return numbers.index(id(x))

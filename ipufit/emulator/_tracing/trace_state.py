@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # at run time only models that are compiled need it
 
 
 @dataclass
-class TraceState:
-    """A trace under way.
+class Trace:
+    """A trace under way: its recording, and the constructs that are open.
 
     Attributes:
         recording: The operations recorded so far.
@@ -81,7 +81,7 @@ class TraceState:
             self.open.pop()
 
 
-_active: TraceState | None = None
+_active: Trace | None = None
 
 
 def is_tracing() -> bool:
@@ -94,17 +94,17 @@ def is_tracing() -> bool:
     return _active is not None
 
 
-def active_state() -> TraceState | None:
-    """The trace under way, also while a recorded operation runs.
+def enclosing_trace() -> Trace | None:
+    """The trace that the caller is in, also while a recorded operation runs.
 
     Example:
-        >>> active_state() is None
+        >>> enclosing_trace() is None
         True
     """
     return _active
 
 
-def current_trace() -> TraceState | None:
+def current_trace() -> Trace | None:
     """The trace that would record an operation made here.
 
     Returns:
@@ -121,11 +121,11 @@ def current_trace() -> TraceState | None:
 
 
 @contextlib.contextmanager
-def active_trace(recording: Recording, *, is_training: bool) -> Iterator[TraceState]:
+def tracing(recording: Recording, *, is_training: bool) -> Iterator[Trace]:
     """Make a trace the current one for a while."""
     global _active
     before = _active
-    _active = TraceState(recording, is_training)
+    _active = Trace(recording, is_training)
     try:
         yield _active
     finally:

@@ -10,13 +10,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing.trace_state import active_state, current_trace, is_tracing
+from ipufit.emulator._tracing.trace_state import (
+    current_trace,
+    enclosing_trace,
+    is_tracing,
+)
 from tests.emulator._models import Function, X
 
 
 def test_outside_a_trace_there_is_none():
     assert not is_tracing()
-    assert active_state() is None
+    assert enclosing_trace() is None
     assert current_trace() is None
 
 
@@ -28,7 +32,7 @@ def test_a_trace_is_current_but_not_within_a_call_that_it_records():
         return x
 
     def forward(_, x):
-        seen.append((is_tracing(), current_trace() is active_state()))
+        seen.append((is_tracing(), current_trace() is enclosing_trace()))
         return poptorch.CPU(on_host, "host")(x)
 
     poptorch.inferenceModel(Function(forward))(X)
@@ -76,7 +80,7 @@ def test_the_state_says_whether_it_is_for_training(is_training):
     seen = []
 
     def forward(self, x):
-        seen.append(active_state().is_training)
+        seen.append(enclosing_trace().is_training)
         return poptorch.identity_loss(x * self.weight, "sum")
 
     module = Function(forward, weight=torch.nn.Parameter(torch.ones(1)))
@@ -96,9 +100,9 @@ def test_an_error_ends_the_trace():
 
 def test_constructs_close_after_errors():
     def forward(_, x):
-        state = active_state()
-        with pytest.raises(KeyError), state.inside("for_loop"):
+        trace = enclosing_trace()
+        with pytest.raises(KeyError), trace.inside("for_loop"):
             raise KeyError
-        return x + len(state.open)
+        return x + len(trace.open)
 
     assert torch.equal(poptorch.inferenceModel(Function(forward))(X), X)
