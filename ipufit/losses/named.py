@@ -123,53 +123,37 @@ def _opposite_direction(outputs: Tensor, targets: Tensor) -> Tensor:
     return opposite
 
 
-_binary_cross_entropy = _per_element(F.binary_cross_entropy_with_logits)
-_kl_divergence = _reduced(kl_divergence)
-_mae = _per_element(F.l1_loss)
-_mape = _reduced(absolute_percentage_error)
-_mse = _per_element(F.mse_loss)
-_msle = _reduced(squared_logarithmic_error)
-_smooth_l1 = _per_element(F.smooth_l1_loss)
-
-_NAMED: dict[str, ReducedLoss] = {
-    "bce": _binary_cross_entropy,
-    "binary_cross_entropy": _binary_cross_entropy,
-    "binary_crossentropy": _binary_cross_entropy,
+_LOSSES: dict[str, ReducedLoss] = {
+    "bce binary_cross_entropy binary_crossentropy": _per_element(
+        F.binary_cross_entropy_with_logits
+    ),
     "categorical_crossentropy": _categorical,
     "cosine_similarity": _reduced(_opposite_direction),
     "cross_entropy": _cross_entropy,
     "hinge": _reduced(hinge),
-    "huber": _smooth_l1,
-    "kl_div": _kl_divergence,
-    "kl_divergence": _kl_divergence,
-    "l1": _mae,
+    "huber smooth_l1": _per_element(F.smooth_l1_loss),
+    "kl_div kl_divergence": _reduced(kl_divergence),
+    "l1 mae mean_absolute_error": _per_element(F.l1_loss),
     "log_cosh": _reduced(log_cosh_error),
-    "mae": _mae,
-    "mape": _mape,
-    "mean_absolute_error": _mae,
-    "mean_absolute_percentage_error": _mape,
-    "mean_squared_error": _mse,
-    "mean_squared_logarithmic_error": _msle,
-    "mse": _mse,
-    "msle": _msle,
-    "nll": _nll,
-    "nll_loss": _nll,
+    "mape mean_absolute_percentage_error": _reduced(absolute_percentage_error),
+    "mean_squared_error mse": _per_element(F.mse_loss),
+    "mean_squared_logarithmic_error msle": _reduced(squared_logarithmic_error),
+    "nll nll_loss": _nll,
     "poisson": _per_element(F.poisson_nll_loss),
-    "smooth_l1": _smooth_l1,
     "sparse_categorical_crossentropy": _sparse,
     "squared_hinge": _reduced(squared_hinge),
 }
-"""The losses by the names that an error lists."""
+"""The losses by their names, which an error lists."""
 
-_ALIASES: dict[str, ReducedLoss] = {
-    "bce_with_logits": _binary_cross_entropy,
-    "binary_cross_entropy_with_logits": _binary_cross_entropy,
-    "ce": _cross_entropy,
-    "kld": _kl_divergence,
-    "kullback_leibler_divergence": _kl_divergence,
-    "poisson_nll": _NAMED["poisson"],
+_ALIASES = {
+    "bcewithlogits": "bce",
+    "binarycrossentropywithlogits": "bce",
+    "ce": "crossentropy",
+    "kld": "kldiv",
+    "kullbackleiblerdivergence": "kldiv",
+    "poissonnll": "poisson",
 }
-"""Other names in Keras, torch and the metrics."""
+"""Keys of other names in Keras, torch and the metrics, to those of names above."""
 
 CTC_FUNCTION = (
     "a function of the outputs [N, T, C], log-probabilities, and of a pair of targets "
@@ -209,7 +193,7 @@ def _key(name: str) -> str:
     return key[: -len("loss")] if key.endswith("loss") else key
 
 
-_BY_KEY = {_key(name): loss for name, loss in {**_NAMED, **_ALIASES}.items()}
+_BY_KEY = {_key(n): loss for names, loss in _LOSSES.items() for n in names.split()}
 
 
 @functools.lru_cache(maxsize=None)
@@ -228,14 +212,14 @@ def named_loss(name: str) -> Loss:
     if squashed in _MEAN_OTHERWISE:
         raise ConfigError(f"loss={name!r}: {_MEAN_OTHERWISE[squashed]}")
     key = _key(name)
-    function = _BY_KEY.get(key)
+    function = _BY_KEY.get(_ALIASES.get(key, key))
     if function is None:
         if name.endswith("Loss") and hasattr(torch.nn, name):
             raise ConfigError(
                 f"loss={name!r} is a class of torch without a name here: pass "
                 f"torch.nn.{name}() itself."
             )
-        raise UnknownNameError("loss", name, tuple(_NAMED))
+        raise UnknownNameError("loss", name, sorted(" ".join(_LOSSES).split()))
 
     def reduced(reduction: str) -> LossFunction:
         return lambda outputs, targets: function(outputs, targets, reduction)

@@ -35,69 +35,53 @@ MetricLike = Union[str, Metric, StreamedMetric, Callable[[Any, Any], Tensor]]
 """A name, a metric, an object of torchmetrics, or `function(outputs, targets)`."""
 
 _METRICS: dict[str, Callable[..., Any]] = {
-    "acc": classification.Accuracy,
-    "accuracy": classification.Accuracy,
+    "acc accuracy": classification.Accuracy,
     "auc": ranking.AUC,
     "average_precision": ranking.AveragePrecision,
     "balanced_accuracy": confusion.BalancedAccuracy,
-    "bce": probabilistic.BinaryCrossentropy,
+    "bce binary_crossentropy": probabilistic.BinaryCrossentropy,
     "binary_accuracy": classification.BinaryAccuracy,
-    "binary_crossentropy": probabilistic.BinaryCrossentropy,
     "categorical_accuracy": classification.CategoricalAccuracy,
     "categorical_crossentropy": probabilistic.CategoricalCrossentropy,
     "categorical_hinge": hinge.CategoricalHinge,
-    "ce": probabilistic.CrossEntropy,
+    "ce crossentropy": probabilistic.CrossEntropy,
     "cosine_similarity": errors.CosineSimilarity,
-    "crossentropy": probabilistic.CrossEntropy,
     "exact_auc": ranking.ExactAUC,
     "explained_variance": correlation.ExplainedVariance,
-    "f1": confusion.F1Score,
-    "f1_score": confusion.F1Score,
+    "f1 f1_score": confusion.F1Score,
     "false_negatives": confusion.FalseNegatives,
     "false_positives": confusion.FalsePositives,
     "fbeta_score": confusion.FBetaScore,
     "hinge": hinge.hinge,
-    "huber": errors.huber_error,
+    "huber smooth_l1": errors.huber_error,
     "iou": confusion.IoU,
-    "kl_div": probabilistic.KLDivergence,
-    "kl_divergence": probabilistic.KLDivergence,
-    "l1": errors.absolute_error,
+    "kl_div kl_divergence": probabilistic.KLDivergence,
+    "l1 mae mean_absolute_error": errors.absolute_error,
     "log_cosh": errors.log_cosh_error,
-    "mae": errors.absolute_error,
-    "mape": errors.absolute_percentage_error,
-    "mean_absolute_error": errors.absolute_error,
-    "mean_absolute_percentage_error": errors.absolute_percentage_error,
+    "mape mean_absolute_percentage_error": errors.absolute_percentage_error,
     "mean_iou": confusion.MeanIoU,
-    "mean_squared_error": errors.squared_error,
-    "mean_squared_logarithmic_error": errors.squared_logarithmic_error,
-    "mse": errors.squared_error,
-    "msle": errors.squared_logarithmic_error,
-    "nll": probabilistic.NegativeLogLikelihood,
-    "nll_loss": probabilistic.NegativeLogLikelihood,
-    "pearson": correlation.PearsonCorrelation,
-    "pearson_correlation": correlation.PearsonCorrelation,
+    "mean_squared_error mse": errors.squared_error,
+    "mean_squared_logarithmic_error msle": errors.squared_logarithmic_error,
+    "nll nll_loss": probabilistic.NegativeLogLikelihood,
+    "pearson pearson_correlation": correlation.PearsonCorrelation,
     "perplexity": probabilistic.Perplexity,
     "poisson": probabilistic.Poisson,
     "pr_auc": functools.partial(ranking.AUC, curve="PR"),
     "precision": confusion.Precision,
-    "r2": correlation.R2Score,
-    "r2_score": correlation.R2Score,
+    "r2 r2_score": correlation.R2Score,
     "recall": confusion.Recall,
-    "rmse": errors.RootMeanSquaredError,
-    "root_mean_squared_error": errors.RootMeanSquaredError,
-    "smooth_l1": errors.huber_error,
+    "rmse root_mean_squared_error": errors.RootMeanSquaredError,
     "sparse_categorical_accuracy": classification.SparseCategoricalAccuracy,
     "sparse_categorical_crossentropy": probabilistic.SparseCategoricalCrossentropy,
     "sparse_top_k_categorical_accuracy": classification.SparseTopKCategoricalAccuracy,
-    "spearman": correlation.SpearmanCorrelation,
-    "spearman_correlation": correlation.SpearmanCorrelation,
+    "spearman spearman_correlation": correlation.SpearmanCorrelation,
     "specificity": confusion.Specificity,
     "squared_hinge": hinge.squared_hinge,
     "top_k_categorical_accuracy": classification.TopKCategoricalAccuracy,
     "true_negatives": confusion.TrueNegatives,
     "true_positives": confusion.TruePositives,
 }
-"""Name to class; or to a function of outputs and targets, whose mean is an error."""
+"""Names to a class; or to a function of outputs and targets, whose mean is an error."""
 
 
 def _key(name: str) -> str:
@@ -105,7 +89,7 @@ def _key(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-_BY_KEY = {_key(name): metric for name, metric in _METRICS.items()}
+_BY_KEY = {_key(n): metric for names, metric in _METRICS.items() for n in names.split()}
 _TOP_K = re.compile(r"top_?(\d+)_?accuracy", re.IGNORECASE)
 
 
@@ -118,7 +102,7 @@ def metric_names() -> list[str]:
         >>> "f1_score" in metric_names()
         True
     """
-    return [*_METRICS, "top_5_accuracy"]
+    return [*sorted(" ".join(_METRICS).split()), "top_5_accuracy"]
 
 
 def resolve_metric(item: Any) -> AnyMetric:
