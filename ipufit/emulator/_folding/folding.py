@@ -100,6 +100,10 @@ class Folding:
         return self._sizes[count]
 
     def _decide(self, count: int, arguments: Sequence[Tensor]) -> tuple[int, ...]:
+        # One backward pass would add the gradients of micro-batches in float16.
+        if any(t.dtype == torch.float16 and t.requires_grad for t in arguments):
+            self.is_on = False
+            return ()
         if self._split is None:
             try:
                 self._split = Split(self._program, arguments)

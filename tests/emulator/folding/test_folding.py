@@ -364,6 +364,29 @@ def test_float16_weights_are_trained_in_a_loop():
         executor.destroy()
 
 
+class PartlyHalfModel(HalfModel):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(C, C)
+
+    def forward(self, x):
+        return super().forward(torch.tanh(self.first(x)).half())
+
+
+def test_float16_weights_get_the_gradient_of_each_micro_batch_once():
+    def weights(fold):
+        with switched(fold):
+            module = PartlyHalfModel()
+            sgd = optim.SGD(module.parameters(), lr=0.5)
+            options = make_options(1, 3, 1, OutputMode.All)
+            executor = poptorch.trainingModel(module, options, sgd)
+            executor(torch.linspace(-1, 1, 6 * C).reshape(6, C))
+            executor.destroy()
+            return module.state_dict()
+
+    torch.testing.assert_close(weights("1"), weights("0"), rtol=0, atol=0)
+
+
 class Printing(nn.Module):
     def __init__(self):
         super().__init__()
