@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from .progress import in_lines
+from .figure_text import in_lines
 
 _WIDTH = 20
 _LEAST_WIDTH = 4

@@ -14,14 +14,8 @@ from rich.console import Console
 
 from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
 from ipufit.callbacks import make_progress, progress
-from ipufit.callbacks.progress import (
-    BarProgress,
-    LineProgress,
-    ProgressDisplay,
-    format_duration,
-    format_logs,
-    in_lines,
-)
+from ipufit.callbacks.figure_text import format_duration, format_logs, in_lines
+from ipufit.callbacks.progress import BarProgress, LineProgress, ProgressDisplay
 from ipufit.state import RunState
 from tests.reference import AtEpochEnd
 
