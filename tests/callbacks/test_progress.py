@@ -374,8 +374,8 @@ DATA = torch.randn(8, 2), torch.randn(8, 1)
 def test_a_fit_with_lines_prints_them_to_standard_output(capsys):
     model = make_model()
     model.fit(*DATA, batch_size=4, epochs=2, validation_split=0.5, verbose=2)
-    model.evaluate(*DATA, verbose=2)
-    model.predict(DATA[0], verbose=2)
+    model.evaluate(*DATA, batch_size=4, verbose=2)
+    model.predict(DATA[0], batch_size=4, verbose=2)
     out, err = capsys.readouterr()
     lines = [re.sub(r"[\d.]+s", "_s", line) for line in out.splitlines()]
     assert [line.split(" - ")[0] for line in lines] == [
