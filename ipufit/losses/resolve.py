@@ -72,7 +72,9 @@ def _refuse_unsupported(loss: Any) -> None:
             f"{type(loss).__name__}(weight=...) can't run on an IPU: PopTorch has no "
             "class weights in losses. Leave it out and use fit(class_weight=...)."
         )
-    trained = [n for n, p in _parameters(loss) if p.requires_grad]
+    is_module = isinstance(loss, torch.nn.Module)
+    parameters = loss.named_parameters() if is_module else ()
+    trained = [name for name, parameter in parameters if parameter.requires_grad]
     if trained:
         raise ConfigError(
             f"The loss {type(loss).__name__} has parameters that would be trained "
@@ -80,11 +82,6 @@ def _refuse_unsupported(loss: Any) -> None:
             "requires_grad_(False), or make the loss a part of the module, which then "
             "returns it."
         )
-
-
-def _parameters(loss: Any) -> list[tuple[str, torch.nn.Parameter]]:
-    is_module = isinstance(loss, torch.nn.Module)
-    return list(loss.named_parameters()) if is_module else []
 
 
 def _is_torchs(loss: Any) -> bool:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,15 +123,12 @@ class ClassScore(ConfusionMetric):
         self._average = average
         self._class_id = class_id
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum true and false positives, false and true negatives: `[4 * C]`."""
-        sums = super().sums(outputs, targets, weights)
-        if self._class_id is not None and self._class_id >= sums.numel() // 4:
+    def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
+        if self._class_id is not None and self._class_id >= num_classes:
             raise DataError(
                 f"{type(self).__name__}(class_id={self._class_id}) got outputs of "
-                f"shape {tuple(outputs.shape)}: of {sums.numel() // 4} classes."
+                f"shape {tuple(shape)}: of {num_classes} classes."
             )
-        return sums
 
     def _figure(self, counts: Counts) -> float:
         if self._class_id is not None:
@@ -332,16 +328,13 @@ class MeanIoU(ConfusionMetric):
             raise ConfigError(f"num_classes={num_classes!r}: use a number from 2.")
         self._num_classes = num_classes
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum true and false positives, false and true negatives: `[4 * C]`."""
-        sums = super().sums(outputs, targets, weights)
-        found = max(2, sums.numel() // 4)
+    def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
+        found = max(2, num_classes)
         if self._num_classes not in (None, found):
             raise DataError(
                 f"MeanIoU(num_classes={self._num_classes}) got outputs of shape "
-                f"{tuple(outputs.shape)}, which are scores of {found} classes."
+                f"{tuple(shape)}, which are scores of {found} classes."
             )
-        return sums
 
     def _figure(self, counts: Counts) -> float:
         counts = both_classes(counts)

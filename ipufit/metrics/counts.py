@@ -57,6 +57,7 @@ class ConfusionMetric(Metric):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Sum true and false positives, false and true negatives: `[4 * C]`."""
         predicted, true, counts = self._marked(outputs, targets, weights)
+        self._check_classes(predicted.shape[-1], outputs.shape)
         rejected, false = predicted.logical_not(), true.logical_not()
         pairs = (
             (predicted, true),
@@ -81,6 +82,9 @@ class ConfusionMetric(Metric):
         best = one_hot(scores.argmax(dim=-1), num_classes)
         spread = counts.unsqueeze(-1).expand(best.shape)
         return best, one_hot(labels, num_classes), spread
+
+    def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
+        """Refuse outputs of a shape that doesn't fit the settings."""
 
     def result(self, sums: Tensor) -> float:
         """Compute the figure of the counts; NaN of nothing."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Callable
 
 from torch import Tensor
@@ -16,30 +17,28 @@ from ipufit.emulator._tracing.refusals import host_tensor_among
 from ipufit.emulator.errors import createPoptorchError
 
 
+@dataclass(frozen=True, eq=False)
 class Body:
     """A function that the device runs as often as a loop or a branch asks for it.
 
-    Args:
+    Attributes:
         program: Takes the inputs, then the tensors from around the function.
         captured: Those tensors from around it, in order, as they are in the trace.
         example: Tensors that the function returned while it was traced.
     """
 
-    def __init__(
-        self, program: GraphModule, captured: list[Tensor], example: list[Tensor]
-    ) -> None:
-        self._program = program
-        self.captured = captured
-        self.example = example
+    program: GraphModule
+    captured: list[Tensor]
+    example: list[Tensor]
 
     @property
     def graph(self) -> Graph:
         """The operations of the function."""
-        return self._program.graph
+        return self.program.graph
 
     def run(self, inputs: list[Tensor], captured: list[Tensor]) -> list[Tensor]:
         """Run it; this may change `inputs` but no tensor of `captured`."""
-        outputs: list[Tensor] = self._program.forward(*inputs, *captured)
+        outputs: list[Tensor] = self.program.forward(*inputs, *captured)
         return outputs
 
 
