@@ -15,7 +15,7 @@ from ipufit.emulator._tracing.trace_state import current_trace
 from ipufit.emulator.errors import Error, createPoptorchError
 
 ATTR_PREFIX = "attr:"
-"""Before the address of an attribute dict, where PopTorch hands one on."""
+"""Prefix of the address of an attribute dict in a string that PopTorch passes on."""
 
 attributes_lists: list[dict[str, Any]] = []
 """The attributes of all calls of `custom_op`, kept for good."""

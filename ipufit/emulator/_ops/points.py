@@ -184,7 +184,7 @@ def _check_batches(
         if isinstance(batch, list) and batch != sorted(batch):
             raise createPoptorchError(f"A batch of nearest must be sorted: {batch}.")
     if isinstance(batch_x, Tensor) or isinstance(batch_y, Tensor):
-        return  # values exist on the device only
+        return  # their values aren't known while tracing
     one, other = set(batch_x or [0]), set(batch_y or [0])
     if one != other:
         raise createPoptorchError(

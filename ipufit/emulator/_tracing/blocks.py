@@ -144,7 +144,7 @@ class _BeginBlockHook:
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         tracer = Block._stages_manager
         if tracer is not None:
-            # The first automatic id is kept for ever.
+            # As in PopTorch, the hook keeps its first automatic id for later traces.
             self._user_id = self._user_id or tracer.manager.next_auto_id()
             tracer.begin(self._user_id, self._ipu_id)
 

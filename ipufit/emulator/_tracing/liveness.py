@@ -173,7 +173,7 @@ def erase_dead(
     for node in reversed(graph.nodes):
         if node in wanted or effects_of(node).writes & memory:
             keep(node)
-    for node in graph.nodes:  # the results of one operator live together
+    for node in graph.nodes:  # an operator has all its results or none
         if node.target is operator.getitem and node.args[0] in live:
             live.add(node)
     for node in reversed(graph.nodes):

@@ -59,7 +59,7 @@ class DynamicShapeError(Error, DynamicOutputShapeException):
     PopTorch 3.4 lets torch's own exception through, so it is that one too.
     """
 
-    __hash__ = Error.__hash__  # torch's is a dataclass, and they have none
+    __hash__ = Error.__hash__  # torch's is a dataclass, which has no hash
 
 
 def refuse_value_reader(operation: Operation) -> None:

@@ -20,15 +20,15 @@ from ipufit.emulator._tracing.operation import NodesById, Operation
 from ipufit.emulator._tracing.refusals import value_needed
 
 _SCHEMAS = {"interpolate": "__interpolate"}
-"""Functions with another name than their schemas."""
+"""Functions whose schemas have another name."""
 
 _READ_BY_TORCH = frozenset({"narrow", "tensor_split"})
-"""Functions with forms for tensors, which torch reads itself."""
+"""Functions that take tensors in such places, which torch reads itself."""
 
 _FACTORIES = frozenset(
     {"empty", "eye", "full", "ones", "rand", "randint", "randn", "randperm", "zeros"}
 )
-"""Functions of sizes alone."""
+"""Functions whose arguments are sizes, without a tensor."""
 
 _INT = "int"
 _LIST = "List[int]"
@@ -118,7 +118,7 @@ def _forms(name: str, place: int | str, *, is_method: bool) -> frozenset[str]:
         by_name = {argument.name: _form(argument) for argument in schema.arguments}
         positional = [_form(a) for a in schema.arguments if not a.kwarg_only]
         if positional[:1] != [_TENSOR] and name not in _FACTORIES:
-            continue  # for strings and lists of TorchScript
+            continue  # a form for strings and lists of TorchScript
         if isinstance(place, str):
             found.add(by_name.get(place, ""))
         elif place and is_method and positional[1:] == [_LIST]:

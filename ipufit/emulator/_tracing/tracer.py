@@ -47,20 +47,20 @@ _REWRITES: tuple[Callable[[Operation, NodesById], Operation], ...] = (
     with_constant_bounds,
     with_moving_slices,
 )
-"""Bring every call into the form that is run, in this order."""
+"""Change an operation into the form that runs and is recorded, in this order."""
 
 _ANSWERS: dict[str, Callable[[Operation], Any]] = {
     "__repr__": text_without_values,
     "equal": tensors_are_equal,
 }
-"""Functions that get an answer without the device."""
+"""Functions that are answered while tracing, without an operation of the program."""
 
 _REFUSALS: tuple[Callable[[Operation], None], ...] = (
     refuse_value_reader,
     refuse_dynamic_shape,
     refuse_unsupported,
 )
-"""Raise if an operation on the device's tensors doesn't compile, in this order."""
+"""Refuse operations on the device's tensors that don't compile, in this order."""
 
 _MOVES = frozenset({"to", "type_as"})
 _RETURN_NOTHING = frozenset({"__setitem__", "__set__"})
@@ -94,7 +94,7 @@ class Tracer(TorchFunctionMode):
         on_device = [t for t in touched if self.recording.is_on_device(t)]
         is_creating = creates_on_device(operation)
         if not on_device and not is_creating:
-            return operation.run()  # on the host, once
+            return operation.run()  # the host's, which no program repeats
         if on_device:
             if operation.name in _ANSWERS:
                 return _ANSWERS[operation.name](operation)
@@ -121,7 +121,7 @@ class Tracer(TorchFunctionMode):
         )
         host = [t for t in touched if not self.recording.is_on_device(t)]
         if any(result is tensor for tensor in host):
-            result = result.clone()  # moved to the device it seems to be on already
+            result = result.clone()  # as if moved: both are in the host's memory
         effects = watch.effects(result)
         is_kept = has_tensors(result) or operation.name in _RETURN_NOTHING
         if is_kept or effects.writes:

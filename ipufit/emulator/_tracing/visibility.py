@@ -22,9 +22,9 @@ _INDEXING_ESCAPES = torch.__version__.startswith("2.0.")
 
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 _AS_SEQUENCE = 13
-"""Where `tp_as_sequence` is in CPython's `PyTypeObject`, in pointers."""
+"""Position of `tp_as_sequence` in CPython's `PyTypeObject`, in pointers."""
 _INDEXING = {"__getitem__": 3, "__setitem__": 5}
-"""Where `PySequenceMethods` keeps what stands for these methods."""
+"""Position of these methods in `PySequenceMethods`."""
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def visible_indexing() -> Iterator[None]:
         @functools.wraps(original)
         def access(self: Tensor, *index: Any) -> Any:
             if has_torch_function((self,)):
-                # Modes that call it in turn are shown it one after the other.
+                # `access`, not the original, so that every mode on the stack sees it.
                 return handle_torch_function(access, (self,), self, *index)
             return original(self, *index)
 
@@ -52,7 +52,7 @@ def visible_indexing() -> Iterator[None]:
         yield
     finally:
         for name in _INDEXING:
-            delattr(Tensor, name)  # the inherited one is back
+            delattr(Tensor, name)  # which brings the inherited one back
         for slot, value in zip(slots, before):
             slot.value = value
 

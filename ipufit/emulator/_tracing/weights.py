@@ -23,7 +23,7 @@ _BATCH_NORMS = (
 )
 
 Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
-"""Module, its path, `_parameters` or `_buffers`, and what it has there by name."""
+"""Module, its path, `_parameters` or `_buffers`, and the tensors there by name."""
 
 
 def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
