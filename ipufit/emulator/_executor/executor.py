@@ -28,28 +28,17 @@ from ipufit.emulator._options.options import Options
 from ipufit.emulator.enums import ConnectionType
 from ipufit.emulator.errors import createPoptorchError
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
 
 
-def _of_part(name: str, method: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
-    """Make a method of the executor that calls the method of one of its parts."""
+def _of_part(name: str, method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Make a method of the executor that calls, and documents, one of a part."""
 
     @functools.wraps(method)
-    def call(executor: PoplarExecutor) -> _Result:
-        return method(getattr(executor, name))
+    def call(executor: PoplarExecutor, *args: Any, **kwargs: Any) -> _Result:
+        return method(getattr(executor, name), *args, **kwargs)
 
     return call
-
-
-def _documented_by(method_of_part: Callable[..., Any]) -> Callable[[_Method], _Method]:
-    """Give a method of the executor the docstring of the method that it calls."""
-
-    def document(method: _Method) -> _Method:
-        method.__doc__ = method_of_part.__doc__
-        return method
-
-    return document
 
 
 class PoplarExecutor:
@@ -230,14 +219,11 @@ class PoplarExecutor:
 
     isCompiled = _of_part("_state", ModelState.isCompiled)
     isAttachedToDevice = _of_part("_state", ModelState.isAttachedToDevice)
-
-    @_documented_by(Lifecycle.compile)
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        self._lifecycle.compile(*args, **kwargs)
-
+    compile = _of_part("_lifecycle", Lifecycle.compile)
     attachToDevice = _of_part("_lifecycle", Lifecycle.attachToDevice)
     detachFromDevice = _of_part("_lifecycle", Lifecycle.detachFromDevice)
     destroy = _of_part("_lifecycle", Lifecycle.destroy)
+
     # Weights, optimiser, random state -----------------------------------------
 
     copyWeightsToHost = _of_part("_to_host", WeightsToHost.copyWeightsToHost)
@@ -248,14 +234,30 @@ class PoplarExecutor:
     copyNamedBuffersToDevice = _of_part(
         "_to_device", WeightsToDevice.copyNamedBuffersToDevice
     )
+    load_state_dict = _of_part("_to_device", WeightsToDevice.load_state_dict)
 
-    @_documented_by(WeightsToDevice.load_state_dict)
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
-        return self._to_device.load_state_dict(state_dict, strict)
-
-    @_documented_by(OptimizerSync.setOptimizer)
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer.setOptimizer(optimizer, self._optimizer_state_dict)
+        """Send the values of `optimizer`; its state stays on the device.
+
+        Call it after every change to a learning rate or another value. A new
+        optimizer object without loaded state keeps the state that the device has.
+
+        Args:
+            optimizer: Of the type that the model was compiled with.
+
+        Raises:
+            Error: A constant, the type or the clip norm changed after compilation.
+            AttributeError: It is an inference model.
+
+        Example:
+            >>> from ipufit.emulator import optim, trainingModel
+            >>> module = torch.nn.Linear(2, 1)
+            >>> sgd = optim.SGD(module.parameters(), lr=0.1)
+            >>> training = trainingModel(module, optimizer=sgd)
+            >>> sgd.param_groups[0]["lr"] = 0.01
+            >>> training.setOptimizer(sgd)
+        """
+        self._optimizer.set(optimizer, self._optimizer_state_dict)
 
     def _optimizer_state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -298,11 +300,7 @@ class PoplarExecutor:
     # Tensors and times of the last call ---------------------------------------
 
     getTensorNames = _of_part("_observation", Observation.getTensorNames)
-
-    @_documented_by(Observation.getAnchoredTensor)
-    def getAnchoredTensor(self, short_name: str) -> Tensor:
-        return self._observation.getAnchoredTensor(short_name)
-
+    getAnchoredTensor = _of_part("_observation", Observation.getAnchoredTensor)
     compilationTime = _of_part("_measurements", Measurements.compilationTime)
     cycleCount = _of_part("_measurements", Measurements.cycleCount)
     getPerfCounters = _of_part("_measurements", Measurements.getPerfCounters)
@@ -313,14 +311,7 @@ class PoplarExecutor:
 
     # Files --------------------------------------------------------------------
 
-    @_documented_by(Saving.save)
-    def save(
-        self,
-        filename: PathLike,
-        export_model: bool = True,
-        save_rng_state: bool = True,
-    ) -> None:
-        self._saving.save(filename, export_model, save_rng_state)
+    save = _of_part("_saving", Saving.save)
 
     def compileAndExport(
         self, filename: PathLike, *args: Any, export_model: bool = True, **kwargs: Any
@@ -353,9 +344,7 @@ class PoplarExecutor:
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
-    @_documented_by(Saving.loadExecutable)
-    def loadExecutable(self, filename: PathLike) -> None:
-        self._saving.loadExecutable(filename)
+    loadExecutable = _of_part("_saving", Saving.loadExecutable)
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:

@@ -44,30 +44,10 @@ class OptimizerSync:
         )
         self._use_running_mean_if_needed()
 
-    def setOptimizer(
+    def set(
         self, optimizer: torch.optim.Optimizer, read_state_dict: ReadStateDict
     ) -> None:
-        """Send the values of `optimizer`; its state stays on the device.
-
-        Call it after every change to a learning rate or another value. A new
-        optimizer object without loaded state keeps the state that the device has.
-
-        Args:
-            optimizer: Of the type that the model was compiled with.
-            read_state_dict: Replaces the optimiser's `state_dict`.
-
-        Raises:
-            Error: A constant, the type or the clip norm changed after compilation.
-            AttributeError: It is an inference model.
-
-        Example:
-            >>> from ipufit.emulator import optim, trainingModel
-            >>> module = torch.nn.Linear(2, 1)
-            >>> sgd = optim.SGD(module.parameters(), lr=0.1)
-            >>> training = trainingModel(module, optimizer=sgd)
-            >>> sgd.param_groups[0]["lr"] = 0.01
-            >>> training.setOptimizer(sgd)
-        """
+        """Send the values of an optimiser, and have it read this device from now on."""
         link = self.link
         if link is None:
             raise AttributeError("An inference model has no optimizer to set.")
