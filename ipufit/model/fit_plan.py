@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a `fit`: everything it does, checked before any of it is done."""
+"""The plan of a `fit`, checked before any of it is done, and the run of the plan."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 from ipufit import checkpoint as files
+from ipufit.callbacks import History, ProgressDisplay
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import Epochs, TrainingBatches
-from ipufit.engine import Evaluation, Training, describe_coverage
-from ipufit.resume import described
+from ipufit.engine import Evaluation, Training, describe_coverage, train
+from ipufit.resume import Snapshot, described, epochs_to_go
+from ipufit.state import RunState
+
+from .parts import Model
+from .run_frame import under_way
 
 
 @dataclass(frozen=True)
@@ -82,3 +88,67 @@ class FitPlan:
             "calls": self.calls.num_calls,
             "dropped_samples": self.batches.num_dropped or 0,
         }
+
+
+def run(model: Model, plan: FitPlan) -> History:
+    """Train as planned.
+
+    Args:
+        model: The model, whose weights are trained.
+        plan: What to do.
+
+    Returns:
+        The history of the run.
+    """
+    training, checkpoint, history = plan.training, plan.checkpoint, History()
+    state = RunState(coverage=plan.coverage, params=plan.all_params)
+    frame = under_way(model, state, plan.callbacks, plan.params["verbose"], history)
+    model._runs.batch_loop = None
+    with frame as (hooks, display):
+        model._data.source = plan.batches.source
+        validated = None if plan.validation is None else plan.validation.batches.source
+        snapshot = Snapshot(
+            training, plan.batches, hooks, state, validated, plan.in_words
+        )
+        if checkpoint is not None:
+            snapshot.check(checkpoint)
+        updates_per_call = training.plan.device_iterations
+        training.optimization.begin_fit(plan.total_updates, updates_per_call)
+        if checkpoint is not None:
+            snapshot.trained.put_back(checkpoint)
+        with _data_open(model, plan):
+            _prepare(plan, state, display)
+            model.history, model._runs.snapshot = history, snapshot
+            train(
+                training,
+                epochs_to_go(plan.epochs, snapshot, checkpoint, display),
+                plan.calls,
+                plan.validation,
+                hooks,
+                state,
+                display,
+            )
+    return history
+
+
+@contextlib.contextmanager
+def _data_open(model: Model, plan: FitPlan) -> Iterator[None]:
+    """Close the data in the end, and remember how often they were gone through."""
+    try:
+        yield
+    finally:
+        number, calls = plan.batches.position
+        model._data.num_passes = number + (calls > 0)
+        model._runs.snapshot = None
+        plan.batches.close()
+        if plan.validation is not None:
+            plan.validation.batches.close()
+
+
+def _prepare(plan: FitPlan, state: RunState, display: ProgressDisplay) -> None:
+    """Have the programs compiled; the one that trains is attached in the end."""
+    if plan.validation is not None:
+        plan.validation.prepare(display)
+        state.directions.update(plan.validation.figures.directions)
+    plan.training.prepare(plan.batches, display)
+    state.directions.update(plan.training.figures.directions)

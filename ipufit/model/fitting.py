@@ -33,8 +33,7 @@ from .evaluating import (
     rows_of_steps,
     warn_of_coverage,
 )
-from .fit_plan import FitPlan
-from .fit_run import run
+from .fit_plan import FitPlan, run
 from .parts import Model, settings_of
 from .training import training_of
 

@@ -10,6 +10,7 @@ import torch
 from ipufit import checkpoint as files
 from ipufit.engine import check_shapes
 from ipufit.errors import DataError
+from ipufit.resume import names_that_differ
 from ipufit.types import PathLike
 
 from .parts import Model
@@ -105,13 +106,7 @@ def load_weights(self: Model, path: PathLike) -> None:
     """
     check_shapes(self.module)
     given, state = files.load_weights(path), self.module.state_dict()
-    odd = [
-        name
-        for name in sorted({*given, *state})
-        if name not in given
-        or name not in state
-        or given[name].shape != state[name].shape
-    ]
+    odd = names_that_differ(state, given, "shape")
     if odd:
         raise DataError(
             f"{str(path)!r} has the weights of another module: {', '.join(odd)} "

@@ -6,7 +6,12 @@ from __future__ import annotations
 from .finding import find_checkpoint
 from .settings import compiled_settings, described
 from .snapshot import Snapshot, check_has_run, check_same_run, epochs_to_go, position_of
-from .trained import TrainedState, check_weights, groups_of_module
+from .trained import (
+    TrainedState,
+    check_weights,
+    groups_of_module,
+    names_that_differ,
+)
 
 __all__ = [
     "Snapshot",
@@ -19,5 +24,6 @@ __all__ = [
     "epochs_to_go",
     "find_checkpoint",
     "groups_of_module",
+    "names_that_differ",
     "position_of",
 ]

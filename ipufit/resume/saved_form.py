@@ -27,18 +27,17 @@ from ipufit._kinds import (
 )
 from ipufit.errors import DamagedCheckpointError
 
+COUNTERS = "epoch", "calls", "updates", "samples"
+"""The numbers that a run counts."""
+
 TENSOR = "$tensor"
 """The key that stands for an array in a callback's state."""
 
+_GROUPS = list_of(dict_of(anything))
+
 TRAINED_STATE = fields(
     {
-        "optimizer": fields(
-            {
-                "class": text,
-                "groups": list_of(dict_of(anything)),
-                "loss_scaling": number,
-            }
-        ),
+        "optimizer": fields({"class": text, "groups": _GROUPS, "loss_scaling": number}),
         "updates": fields({"num_updates": count, "rates": dict_of(anything)}),
         "average": optional(fields({"num_updates": count})),
         "tensors": dict_of(dict_of(text)),
@@ -64,16 +63,11 @@ def _figures(value: Any, where: str) -> str | None:
     return list_of(number, length)(value["sums"], f"{where}.sums")
 
 
+_COUNTS = dict.fromkeys(COUNTERS, count)
 _RUN = fields(
     {
         "run": fields(
-            {
-                "epoch": count,
-                "calls": count,
-                "updates": count,
-                "samples": count,
-                "stop_reason": optional(text),
-            }
+            {**dict.fromkeys(COUNTERS, count), "stop_reason": optional(text)}
         ),
         "data": fields(
             {

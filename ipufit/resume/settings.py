@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ipufit.config import IPUConfig
 from ipufit.engine import Objective
-from ipufit.errors import ConfigError
 from ipufit.optimizers import Optimization
 
 _DEPTH = 4
@@ -154,17 +153,3 @@ def _attributes(value: Any, depth: int) -> str:
         for name, one in sorted(attributes.items())
         if not name.startswith("_")
     )
-
-
-def refuse(differences: list[str]) -> None:
-    """Refuse to go on with another run's state.
-
-    Raises:
-        ConfigError: There are differences.
-    """
-    if differences:
-        raise ConfigError(
-            f"The run can't be resumed exactly: {'; '.join(differences)}. Use the "
-            "settings and data that it began with; or, to train on from what was "
-            "learnt, model.load(path) and fit() without resume."
-        )

@@ -26,8 +26,8 @@ from ipufit.state import RunState
 
 from .callback_states import callbacks_of, without_arrays
 from .random_states import RandomStates
-from .saved_form import check_form, in_words, of_run
-from .settings import check_settings, refuse
+from .saved_form import COUNTERS, check_form, in_words, of_run
+from .settings import check_settings
 from .trained import Tensors, TrainedState, check_weights, set_groups
 
 _LOSSES = "losses"
@@ -81,10 +81,8 @@ class Snapshot:
         state = {
             **trained.state,
             "run": {
+                **{name: getattr(run, name) for name in COUNTERS},
                 "epoch": run.epoch + run.is_epoch_done,
-                "calls": run.calls,
-                "updates": run.updates,
-                "samples": run.samples,
                 "stop_reason": run.stop_reason,
             },
             "data": {
@@ -147,7 +145,7 @@ class Snapshot:
             for name, tensor in checkpoint.tensors.get(_LOSSES, {}).items():
                 self._tensors_of_losses()[name].copy_(tensor)
         # Callbacks may look at the counters when they load their states.
-        for name in ("epoch", "calls", "updates", "samples", "stop_reason"):
+        for name in (*COUNTERS, "stop_reason"):
             setattr(run, name, state["run"][name])
         self.hooks.load_state_dict(callbacks_of(checkpoint))
         # on_train_begin may have set other rates than the run had.
@@ -197,7 +195,13 @@ def check_same_run(
     before = checkpoint.state["data"]["num_samples"]
     if before != num_samples:
         odd.append(f"samples were {before} and are {num_samples}")
-    refuse([*odd, *check_settings(checkpoint.state.get("settings", {}), settings)])
+    odd += check_settings(checkpoint.state.get("settings", {}), settings)
+    if odd:
+        raise ConfigError(
+            f"The run can't be resumed exactly: {'; '.join(odd)}. Use the settings and "
+            "data that it began with; or, to train on from what was learnt, "
+            "model.load(path) and fit() without resume."
+        )
 
 
 def position_of(checkpoint: files.Checkpoint) -> Position:
