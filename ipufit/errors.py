@@ -65,9 +65,9 @@ class UnknownNameError(IpufitError, ValueError):
     """A name that stands for nothing.
 
     Args:
-        kind: What was looked for, as in "optimizer".
-        name: What was asked for.
-        known: The names there are.
+        kind: Kind of thing that the name is for, such as "optimizer".
+        name: The name that nobody knows.
+        known: Names of all things of that kind.
 
     Example:
         >>> print(UnknownNameError("loss", "msee", ["mae", "mse"]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`IPUConfig`: how a model is laid out on IPUs, as one frozen value."""
+"""`IPUConfig`: the layout of a model on IPUs, as one frozen value."""
 
 from __future__ import annotations
 

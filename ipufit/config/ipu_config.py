@@ -25,7 +25,7 @@ MOST_IPUS = 64
 
 @dataclass(frozen=True)
 class IPUConfig:
-    """How a model runs on IPUs; the same on the emulator.
+    """The layout of a model on IPUs, or on the emulator.
 
     Args:
         micro_batch_size: Samples of one forward pass on one replica; derived from

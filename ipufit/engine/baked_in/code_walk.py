@@ -27,8 +27,14 @@ from torch import Tensor
 from ipufit.engine.weights.counters import is_counted
 from ipufit.engine.weights.wrapping import unfetched
 
+from .attributes import (
+    computed_names,
+    is_read_by_library,
+    overridable_names,
+    public_names,
+)
 from .code_names import names_read
-from .origins import HOLDERS, is_library, is_machinery
+from .origins import is_library, is_machinery
 from .records import (
     PLAIN,
     Contents,
@@ -120,7 +126,7 @@ class CodeWalk:
             self._visit(path, root, 0)
             is_own = is_machinery(type(root).__module__) and hasattr(root, "__dict__")
             if is_own and not isinstance(root, torch.nn.Module):  # such as a metric
-                for name in _public(root):
+                for name in public_names(root):
                     self._item(vars(root), name, f"{path}.{name}", 1)
 
     # Steps ------------------------------------------------------------------
@@ -320,38 +326,18 @@ class CodeWalk:
         self._class(cls.__name__, cls, depth)
         own = vars(value) if hasattr(value, "__dict__") else {}
         read = {name for name in own if name in self.names}
-        if self.is_open or any(map(_has_values, cls.__mro__)):
-            read.update(_public(value))
+        if self.is_open or any(map(is_read_by_library, cls.__mro__)):
+            read.update(public_names(value))
         for name in sorted(read - set(torchs)):
             self._item(own, name, f"{path}.{name}", depth)
-        self._missing_attributes(value, own)
-        for name in self._other_attributes(value, own):
-            self._attribute(value, name, f"{path}.{name}", depth)
-
-    def _missing_attributes(self, value: Any, own: dict[str, Any]) -> None:
-        """Note attributes of the class that an object may come to hide by its own."""
-        hidden = {
-            name
-            for base in type(value).__mro__
-            if hasattr(value, "__dict__") and not is_library(base.__module__)
-            for name in self.names.intersection(vars(base))
-        }
-        if isinstance(value, torch.nn.Module):
-            hidden.add("forward")
-        for name in hidden.difference(own):
+        for name in overridable_names(value, self.names) - own.keys():
             self.items.append(Reference(own, name, MISSING))
-
-    def _other_attributes(self, value: Any, own: dict[str, Any]) -> Iterable[str]:
-        """Names of attributes that are no items of the object's `__dict__`."""
-        cls = type(value)
         for base in cls.__mro__:
             for name in getattr(base, "__slots__", ()):
                 if name in self.names or self.is_open:
-                    yield name
-        if hasattr(cls, "__getattr__") and not isinstance(value, torch.nn.Module):
-            for name in sorted(self.names - own.keys()):
-                if not hasattr(cls, name) and _is_kept(value, name):
-                    yield name
+                    self._attribute(value, name, f"{path}.{name}", depth)
+        for name in computed_names(value, self.names - own.keys()):
+            self._attribute(value, name, f"{path}.{name}", depth)
 
 
 _STEPS: tuple[tuple[Any, Any], ...] = (
@@ -382,26 +368,3 @@ def _moves(buffer: Tensor) -> bool:
     """Whether a buffer's values change by themselves; others are compiled in."""
     is_float: bool = unfetched(buffer, "dtype").is_floating_point
     return is_float or is_counted(buffer)
-
-
-def _is_kept(owner: Any, name: str) -> bool:
-    """Whether `__getattr__` gives an object that is kept, and makes no new one."""
-    try:
-        return getattr(owner, name) is getattr(owner, name)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return False
-
-
-def _public(value: Any) -> list[str]:
-    names: Iterable[str] = getattr(value, "__dict__", ())
-    return [name for name in names if not name.startswith("_")]
-
-
-def _has_values(base: type) -> bool:
-    """Whether a library's code may read attributes; the walk doesn't read that code."""
-    if base in (object, torch.nn.Module):
-        return False
-    if issubclass(base, torch.nn.Module):
-        return is_library(base.__module__)
-    origin = base.__module__
-    return is_library(origin) and not is_machinery(origin) and origin not in HOLDERS

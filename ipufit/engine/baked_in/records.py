@@ -112,7 +112,7 @@ def checksum_of(value: Any) -> int:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor has changed in place; a wrapped one isn't fetched for this.
+    """Number of changes of a tensor in place, without fetching a wrapped one.
 
     Example:
         >>> tensor = torch.zeros(2)
@@ -124,7 +124,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def scalar_dtype(buffer: Any) -> torch.dtype | None:
-    """The dtype of a 0-d buffer, which isn't fetched for this; None for all else.
+    """The dtype of a 0-d buffer, without fetching a wrapped one; None for all else.
 
     Example:
         >>> scalar_dtype(torch.tensor(0.5)), scalar_dtype(torch.ones(2))

@@ -30,8 +30,8 @@ class References:
     """References, and the objects that they led to.
 
     Args:
-        items: Those by the keys of mappings; `MISSING` where there is no such key.
-        attributes: Those by the attributes of objects.
+        items: References by keys of mappings, to `MISSING` where there is no such key.
+        attributes: References by attributes of objects.
         contents: Containers that count as a whole, and the objects in them.
 
     Example:

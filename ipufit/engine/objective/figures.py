@@ -257,7 +257,7 @@ class Figures:
 
     @property
     def directions(self) -> dict[str, str]:
-        """Which way each figure is better, for those that have one."""
+        """`"max"` or `"min"` for each figure of which more or less is better."""
         found = {e.name: e.direction for e in self._entries}
         for measure in self.objective.measures:
             if isinstance(measure.metric, StreamedMetric):

@@ -28,7 +28,7 @@ class DivisionObserver(Observer):
     """Refuses to divide whole numbers (PopTorch's `AtenHandlers` truncate).
 
     Args:
-        divider: What the message says of the code that divides.
+        divider: Subject of the message: the code that divides.
 
     Example:
         >>> import torch
@@ -58,7 +58,7 @@ def divisions_refused(divider: str) -> ContextManager[Any]:
     """Refuse to divide whole numbers in a program; on the host torch divides exactly.
 
     Args:
-        divider: What the message says of the code that divides.
+        divider: Subject of the message: the code that divides.
     """
     if poptorch.isRunningOnIpu():
         return Observing(DivisionObserver(divider))

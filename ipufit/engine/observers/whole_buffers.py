@@ -122,7 +122,7 @@ class BufferObserver(Observer):
             )
 
     def increments(self) -> dict[str, int]:
-        """What a micro-batch adds to each buffer that is only counted up."""
+        """The number that a micro-batch adds to each buffer that is only counted up."""
         return {name: number for name, number in self._added.items() if number}
 
     def warn(self, *, is_counted: bool) -> None:

@@ -51,7 +51,7 @@ class Findings(NamedTuple):
         packing: Nesting of the outputs that the program returns.
         entries: Figures in the vector that a training program returns.
         probabilities: Outputs that are probabilities (`probability_outputs`).
-        increments: What a micro-batch adds to each buffer that `forward` only counts
+        increments: Number that a micro-batch adds to each buffer that is only counted
             up.
     """
 

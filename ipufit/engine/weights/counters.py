@@ -32,7 +32,7 @@ class Counters:
 
     Args:
         module: Module that has the buffers.
-        increments: What each micro-batch adds, by the buffers' names.
+        increments: Number that each micro-batch adds, by the buffers' names.
         micro_batches: Micro-batches that one replica sees in a call.
 
     Example:
