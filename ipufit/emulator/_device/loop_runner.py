@@ -88,7 +88,7 @@ def make_updates(call: Call, training: Training, run: RunMicroBatches) -> None:
 def _update_after_each(call: Call, training: Training) -> None:
     """Run a training call whose updates are of one micro-batch each.
 
-    It does what `make_updates` does, in three quarters of the time around the program.
+    It does what `make_updates` does. Calls of small networks take a tenth less time.
     """
     run, weights, inputs = call.program.run, call.weights, call.inputs
     optimizer, reduction = training.optimizer, training.reduction

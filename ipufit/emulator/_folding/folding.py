@@ -12,6 +12,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ipufit.emulator._device.obstacles import obstacle
 from ipufit.emulator._device.runner import Call
 from ipufit.emulator._folding.fold import Fold
 from ipufit.emulator._folding.split import Split
@@ -19,17 +20,8 @@ from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import fold_bytes, folds
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.replica_groups import ReplicaGroups
-from ipufit.emulator._ops.control_flow import run_branch, run_loop
-from ipufit.emulator._ops.custom_ops import run_custom_op
-from ipufit.emulator._ops.floating_point import stops_at_exceptions
-from ipufit.emulator._ops.host_calls import call_on_host
-from ipufit.emulator._ops.tensor_log import print_tensor
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.program import Program
-from ipufit.emulator._tracing.half import original
-
-_SEEN_OUTSIDE = (call_on_host, print_tensor, run_branch, run_custom_op, run_loop)
-"""Operations that must run as often as a device runs them, in the same order."""
 
 ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
 """The exceptions that torch raises for tensors that don't fit."""
@@ -45,24 +37,16 @@ def can_fold(
 ) -> bool:
     """Whether several micro-batches of a program may run at once.
 
-    They may not if there is one only, if `IPUFIT_EMULATOR_FOLD` is 0, if replicas have
-    weights of their own or share rows, if rounding is random, if every value is
-    checked, or if the program does anything that is seen outside. `groups` are the
-    weights that differ between groups of replicas.
+    They may not if there is one only, if `IPUFIT_EMULATOR_FOLD` is 0, if replicas share
+    rows, or if there is an `obstacle`. `groups` are the weights that differ between
+    groups of replicas.
     """
-    is_random = bool(options._Popart.options.get("enableStochasticRounding"))
     return (
-        not (groups or is_random or stops_at_exceptions(options))
-        and folds() is not False
+        folds() is not False
         and layout.steps * layout.replicas > 1
         and layout.input_groups == layout.replicas
         and program.num_inputs > 0
-        and not program.written_inputs
-        and not any(
-            original(node.target) is operation
-            for node in program.graph.graph.nodes
-            for operation in _SEEN_OUTSIDE
-        )
+        and obstacle(program, options, groups) is None
     )
 
 

@@ -9,6 +9,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
+from ipufit.emulator._device.obstacles import obstacle
 from ipufit.emulator._device.runner import Call, Results, Runner, Training
 from ipufit.emulator._folding.fold_runner import FoldRunner
 from ipufit.emulator._ground.logging import logger
@@ -31,24 +32,10 @@ from ipufit.emulator._machine_code.traced import (
     TrainingFunctions,
 )
 from ipufit.emulator._machine_code.update import Update, states
-from ipufit.emulator._ops.control_flow import run_branch, run_loop
-from ipufit.emulator._ops.custom_ops import run_custom_op
-from ipufit.emulator._ops.floating_point import stops_at_exceptions
-from ipufit.emulator._ops.host_calls import call_on_host
-from ipufit.emulator._ops.tensor_log import print_tensor
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.anchors import Anchors
 from ipufit.emulator._program.program import Program
-from ipufit.emulator._tracing.half import original
 from ipufit.emulator._update.loss_scale import AutomaticLossScale
-
-_EAGER_OPERATIONS = {
-    run_custom_op: "it runs what stands in for a custom operation",
-    call_on_host: "it calls the host (poptorch.CPU)",
-    print_tensor: "it prints a tensor (poptorch.ipu_print_tensor)",
-    run_branch: "it branches (poptorch.cond)",
-    run_loop: "it loops (poptorch.for_loop)",
-}
 
 
 def suits_machine_code(
@@ -63,33 +50,19 @@ def suits_machine_code(
         Error: There is nothing to translate with on this machine.
     """
     require_compiler()
-    reason = _obstacle_in_options(options, anchors, groups) or _obstacle(program)
+    reason = _obstacle_in_options(options, anchors)
+    reason = reason or obstacle(program, options, groups)
     if reason is not None:
         _runs_eagerly(reason)
     return reason is None
 
 
-def _obstacle_in_options(
-    options: Options, anchors: Anchors, groups: Mapping[str, ReplicaGroups]
-) -> str | None:
-    if groups:
-        return "replicas have weights of their own"
+def _obstacle_in_options(options: Options, anchors: Anchors) -> str | None:
     if anchors.gradients or anchors.after_updates:
         return "gradients or tensors of the optimizer are anchored"
     if AutomaticLossScale.from_options(options) is not None:
         return "the loss scaling is automatic"
-    if options._Popart.options.get("enableStochasticRounding"):
-        return "rounding is stochastic"
-    if stops_at_exceptions(options):
-        return "it is to stop at floating-point exceptions"
     return None
-
-
-def _obstacle(program: Program) -> str | None:
-    if program.written_inputs:
-        return "it writes to its inputs"
-    operations = (original(node.target) for node in program.graph.graph.nodes)
-    return next(filter(None, map(_EAGER_OPERATIONS.get, operations)), None)
 
 
 def translate(
