@@ -27,7 +27,7 @@ class OptimizerLink:
 
     The state of PopTorch's optimisers survives detach and attach through the host.
     That of torch's optimisers does not: their device state begins anew, as PopTorch
-    has nowhere to keep it. When it moves is decided in `_optimizer_sync`.
+    has nowhere to keep it. The executor decides when the state moves.
 
     Args:
         optimizer: The host's object.
