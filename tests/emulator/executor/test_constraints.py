@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiling refuses: stages, IPUs, output modes, buffers, processes."""
+"""Compiling refuses stages, IPUs, output modes, buffers and processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What executors say about time."""
+"""Times, cycles and latencies of an executor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an executor is made of, and what it says of itself."""
+"""The options, output mode and state of an executor."""
 
 from __future__ import annotations
 

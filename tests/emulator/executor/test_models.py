@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrapped: the module itself, a shallow copy, an executor's module."""
+"""`trainingModel` and `inferenceModel`, of modules and of executors."""
 
 from __future__ import annotations
 

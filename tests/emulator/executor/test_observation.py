@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an executor answers about its tensors."""
+"""Names and anchored values of the tensors in a program."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user's module is like while a training executor holds it.
+"""The user's module while a training executor holds it.
 
 Random sequences of such steps were compared with PopTorch 3.4's own Python front end;
 what is expected here was seen there (`python/_impl.py`, `python/_poplar_executor.py`).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts learn about the machine."""
+"""Functions by which scripts ask for hardware."""
 
 from __future__ import annotations
 

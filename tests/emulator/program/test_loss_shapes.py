@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed from losses that have the shape [1] on the device."""
+"""Computations from losses that have the shape [1] on the device."""
 
 from __future__ import annotations
 

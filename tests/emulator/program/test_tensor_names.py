@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tensors of programs are called."""
+"""Names of the tensors in a program."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace leaves behind: the program, and the module as it was."""
+"""A trace makes a program, and leaves the module as it was."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When weights move between the host and the device: what copies what."""
+"""Weights are copied to the host and to the device when they should be."""
 
 from __future__ import annotations
 
