@@ -62,12 +62,12 @@ class Callback:
 
     @property
     def state_name(self) -> str:
-        """Name in checkpoints: the class, and what else tells callbacks apart."""
+        """Name in checkpoints: the class, and more if callbacks of it can differ."""
         return type(self).__name__
 
     @property
     def params(self) -> dict[str, Any]:
-        """Keras's: `verbose`, `epochs`, `steps`."""
+        """Keras's parameters of the run: `verbose`, `epochs`, `steps`."""
         return self.run.params
 
     def set_model(self, model: Any) -> None:
@@ -196,7 +196,7 @@ class Callback:
 
 
 def _of_each(hook: str) -> Callable[..., None]:
-    """A hook of a list of callbacks, which calls that of each."""
+    """Make a hook that calls the hook of each callback in a list."""
 
     def call(self: CallbackList, *arguments: Any) -> None:
         for callback in self.callbacks:

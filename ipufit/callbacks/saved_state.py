@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of callbacks: copying them, and refusing those of others."""
+"""Copies of the states of callbacks, and checks that a state fits its callback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends a run early, wrapped around what the loop goes over.
+"""Early ends of a run, wrapped around the epochs and calls of the loop.
 
 A callback asks for the end (`run.stop`), the user presses Ctrl-C, or the process is
 evicted: a scheduler sends SIGTERM, and the run is saved to go on in another process.
@@ -31,13 +31,13 @@ class EvictedError(Exception):
 def ended_in_order(
     training: Training, hooks: CallbackList, run: RunState
 ) -> Iterator[None]:
-    """End the loop inside in order if it is interrupted.
+    """End the loop in this context in order, if it is interrupted.
 
     On Ctrl-C `on_train_end` hears the figures of the last complete epoch and the IPUs
     are free; then the interrupt goes on. On an eviction the loop ends, and no more.
 
     Args:
-        training: What the loop runs.
+        training: The training of the loop, whose IPUs are freed.
         hooks: Callbacks of the run.
         run: State of the run.
     """
@@ -54,7 +54,7 @@ def ended_in_order(
 
 
 def until_stopped(items: Iterable[T], run: RunState) -> Iterator[T]:
-    """Give calls or epochs until somebody ends the run; between them, save.
+    """Give calls or epochs until the run is to stop, and save between them if asked.
 
     Args:
         items: The calls of an epoch, or epochs.
@@ -85,7 +85,7 @@ def until_stopped(items: Iterable[T], run: RunState) -> Iterator[T]:
 def undone_if_evicted(
     run: RunState, generators: Sequence[torch.Generator]
 ) -> Iterator[None]:
-    """Take random numbers back that a validation drew, if it is evicted meanwhile.
+    """Restore the random states from before a validation, if it is evicted meanwhile.
 
     The process that goes on validates anew.
 

@@ -41,7 +41,7 @@ class WaitingRows:
 
     @property
     def is_full(self) -> bool:
-        """Whether they should be counted now."""
+        """Whether the rows should be counted now."""
         return self._num_rows * self._row_bytes >= _MOST_BYTES
 
     def add(self, outputs: Any, labels: Labels, num_rows: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compile`, and what changes the settings it has made."""
+"""`compile`, and two methods that change its averages and figures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compile(
             in a dict or an object, as the result of `poptorch.identity_loss`, or as
             a scalar that is all there is or that a tuple begins or ends with, as in
             `(output, loss)`. What it computes it from must be among the inputs.
-        loss_weights: What each output's loss counts in the total; 1 by default.
+        loss_weights: Factor of each output's loss in the total; 1 by default.
         metrics: Names such as "accuracy" or "AUC", `ipufit.Metric` objects, ones
             of torchmetrics, or functions of outputs and targets with one value
             per sample. Sample weights don't count in them.
@@ -116,7 +116,7 @@ def _with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig
 
 
 def swap_weights(self: Model, *, is_average: bool) -> None:
-    """Have the running average of the weights in their place, or the weights again.
+    """Put the running average in the place of the weights, or the weights back.
 
     Training on would average the averages: have the weights back before.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `fit`, `evaluate` and `predict` have in common: plans, checks, figures."""
+"""Plans, checks and figures that `fit`, `evaluate` and `predict` share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evaluation_of(
         batch_size: Samples of one pass over all replicas.
         max_rows: Samples to evaluate, from the beginning; None for all.
         name: The argument that gave the data, for messages.
-        purpose: What the targets are for, for messages.
+        purpose: The use of the targets, for messages.
 
     Raises:
         NotCompiledError: `compile` wasn't called.
@@ -109,18 +109,32 @@ def default_batch_size(config: IPUConfig, micro_batch_size: int | None = None) -
     return micro * replicas
 
 
-def rows_of_steps(
-    steps: int | None, rows_per_step: int, name: str = "steps"
-) -> int | None:
-    """Samples in so many steps; None for all.
+def rows_to_evaluate(
+    config: IPUConfig,
+    source: Source,
+    batch_size: int | None,
+    steps: int | None,
+    training: BatchPlan | None = None,
+) -> tuple[int, int | None]:
+    """Samples of one pass over all replicas, and of all `steps`.
+
+    Args:
+        config: The layout.
+        source: The data; steps are batches of its loader, if it has one.
+        batch_size: Samples of a pass, and of a step; None for the default.
+        steps: Number of steps; None for all samples.
+        training: Plan of the training that is validated; None outside `fit`.
 
     Raises:
         ConfigError: `steps` is no positive whole number.
     """
+    micro = None if training is None else training.micro_batch_size
+    size = default_batch_size(config, micro) if batch_size is None else batch_size
     if steps is None:
-        return None
-    check_positive(name, steps)
-    return steps * rows_per_step
+        return size, None
+    check_positive("steps" if training is None else "validation_steps", steps)
+    own = size if training is None else training.batch_size
+    return size, steps * (batch_size or source.batch_size or own)
 
 
 def in_one_process(plan: BatchPlan) -> BatchPlan:

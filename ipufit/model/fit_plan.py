@@ -55,7 +55,7 @@ class FitPlan:
 
     @property
     def total_updates(self) -> int | None:
-        """Weight updates of the whole run; None if nobody knows."""
+        """Weight updates of the whole run; None if the length of data is unknown."""
         updates = self.updates_per_epoch
         return None if updates is None else updates * len(self.epochs)
 
@@ -91,15 +91,7 @@ class FitPlan:
 
 
 def run(model: Model, plan: FitPlan) -> History:
-    """Train as planned.
-
-    Args:
-        model: The model, whose weights are trained.
-        plan: What to do.
-
-    Returns:
-        The history of the run.
-    """
+    """Train as planned, and return the history of the run."""
     training, checkpoint, history = plan.training, plan.checkpoint, History()
     state = RunState(coverage=plan.coverage, params=plan.all_params)
     frame = under_way(model, state, plan.callbacks, plan.params["verbose"], history)
@@ -133,7 +125,7 @@ def run(model: Model, plan: FitPlan) -> History:
 
 @contextlib.contextmanager
 def _data_open(model: Model, plan: FitPlan) -> Iterator[None]:
-    """Close the data in the end, and remember how often they were gone through."""
+    """Close the data in the end, and count the passes over them."""
     try:
         yield
     finally:
@@ -146,7 +138,7 @@ def _data_open(model: Model, plan: FitPlan) -> Iterator[None]:
 
 
 def _prepare(plan: FitPlan, state: RunState, display: ProgressDisplay) -> None:
-    """Have the programs compiled; the one that trains is attached in the end."""
+    """Have the programs built; that of the training is attached when both are."""
     if plan.validation is not None:
         plan.validation.prepare(display)
         state.directions.update(plan.validation.figures.directions)

@@ -17,7 +17,7 @@ from ipufit.data import (
     column_names,
     fit_sources,
 )
-from ipufit.engine import Evaluation, Training
+from ipufit.engine import Evaluation
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -27,12 +27,7 @@ from ipufit.errors import (
 from ipufit.resume import check_same_run, find_checkpoint
 from ipufit.types import PathLike, Verbose
 
-from .evaluating import (
-    default_batch_size,
-    evaluation_of,
-    rows_of_steps,
-    warn_of_coverage,
-)
+from .evaluating import evaluation_of, rows_to_evaluate, warn_of_coverage
 from .fit_plan import FitPlan, run
 from .parts import Model, settings_of
 from .training import training_of
@@ -146,10 +141,10 @@ def fit(
     calls = Epochs(batches, training.plan, steps_per_epoch, len(epochs_to_come), done)
     validation = None
     if validation_source is not None:
-        if validation_steps is None:
-            _check_repeatable(validation_source, sum(epochs_to_come.values()))
+        asked = validation_batch_size, validation_steps
+        times = sum(epochs_to_come.values())
         validation = _validation_of(
-            self, validation_source, validation_batch_size, validation_steps, training
+            self, validation_source, *asked, training.plan, times
         )
     plan = FitPlan(
         training=training,
@@ -189,34 +184,23 @@ def _validation_of(
     source: Source,
     batch_size: int | None,
     steps: int | None,
-    training: Training,
+    training: BatchPlan,
+    num_validations: int,
 ) -> Evaluation:
-    """The validation of a fit, with batches of the training's size by default."""
-    default = default_batch_size(model.config, training.plan.micro_batch_size)
-    rows_per_step = batch_size or source.batch_size or training.plan.batch_size
-    return evaluation_of(
-        model,
-        source,
-        default if batch_size is None else batch_size,
-        rows_of_steps(steps, rows_per_step, "validation_steps"),
-        "validation_data",
-        "validate",
-    )
-
-
-def _check_repeatable(validation: Source, num_validations: int) -> None:
-    """Refuse a generator that would have to be gone through several times.
+    """The validation of a fit; a generator without `steps` can be gone through once.
 
     Raises:
-        DataError: It can't be gone through that often.
+        DataError: It would have to be gone through several times.
     """
-    is_one_shot = isinstance(validation, StreamSource) and validation.is_one_shot
-    if is_one_shot and num_validations > 1:
+    is_one_shot = isinstance(source, StreamSource) and source.is_one_shot
+    if steps is None and is_one_shot and num_validations > 1:
         raise DataError(
             f"`validation_data` is a generator, which can be gone through once, and "
             f"there are {num_validations} validations. Pass a loader or a dataset, "
             "which can be begun anew."
         )
+    size, max_rows = rows_to_evaluate(model.config, source, batch_size, steps, training)
+    return evaluation_of(model, source, size, max_rows, "validation_data", "validate")
 
 
 def _warn_of_tail(batches: TrainingBatches, plan: BatchPlan) -> None:

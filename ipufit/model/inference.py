@@ -14,12 +14,11 @@ from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
 
 from .evaluating import (
-    default_batch_size,
     evaluation_of,
     figures_of,
     inference_batches,
     inference_plan,
-    rows_of_steps,
+    rows_to_evaluate,
     warn_of_coverage,
 )
 from .parts import Model, settings_of
@@ -62,7 +61,7 @@ def evaluate(
     settings_of(self)
     source = as_source(x, y, sample_weight, num_workers=self.config.num_workers)
     self._data.target_columns = column_names(y) or ()
-    size, max_rows = _rows_to_look_at(self, source, batch_size, steps)
+    size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
     test = evaluation_of(self, source, size, max_rows)
     run = RunState(params=_params(verbose, test.batches))
     run.coverage = warn_of_coverage(test.options, test.plan, "evaluate")
@@ -119,7 +118,7 @@ def predict(
         inputs_only=True,
         left_out=(*self._data.target_columns, *(columns or ())),
     )
-    size, max_rows = _rows_to_look_at(self, source, batch_size, steps)
+    size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
     parts = outputs_of_calls(self, source, size, max_rows, callbacks, verbose)
     return parts if stream else joined(parts)
 
@@ -132,7 +131,7 @@ def outputs_of_calls(
     callbacks: CallbackLike = None,
     verbose: Verbose = 0,
 ) -> Iterator[Any]:
-    """Have a run of predictions, which is checked now and lasts until it is taken.
+    """Check a run of predictions, and give its outputs as they are asked for.
 
     Args:
         model: The model.
@@ -176,14 +175,6 @@ def outputs_of_calls(
                 batches.close()
 
     return run_to_the_end()
-
-
-def _rows_to_look_at(
-    model: Model, source: Source, batch_size: int | None, steps: int | None
-) -> tuple[int, int | None]:
-    """The samples of a pass, and of all `steps`: batches of the loader or of a pass."""
-    size = default_batch_size(model.config) if batch_size is None else batch_size
-    return size, rows_of_steps(steps, batch_size or source.batch_size or size)
 
 
 def _params(verbose: Verbose, batches: InferenceBatches) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ipufit.state import RunState
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """How to train and what to report, as `compile` was asked.
+    """The settings that `compile` has made of its arguments.
 
     Attributes:
         objective: Losses and metrics.
@@ -63,7 +63,7 @@ class Runs:
 
 @dataclass
 class PastData:
-    """What a model remembers of the data that it was given.
+    """Facts that a model keeps about the data it was given.
 
     Attributes:
         source: Data of the last run, whose inputs `summary()` shows; None before any.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of a run: callbacks around it, and everything as it was found after it."""
+"""The frame of a run: callbacks around it, and IPUs and weights given back after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def under_way(
     verbose: Verbose,
     history: History | None = None,
 ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
-    """Have a run under way: hooks in Keras's order, and the weights back at its end.
+    """Begin a run with hooks in Keras's order, and bring the weights back at its end.
 
     After an error the IPUs are free too: nobody may come back to free them.
 
@@ -32,7 +32,7 @@ def under_way(
         run: State of the run.
         callbacks: The user's; a display among them shows instead of ours, as in Keras.
         verbose: As for `fit`.
-        history: Of a `fit`, whose hooks come after those of the user.
+        history: History of a `fit`, whose hooks come after those of the user.
 
     Yields:
         All callbacks, and the display among them.

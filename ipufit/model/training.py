@@ -37,8 +37,8 @@ def training_of(
         shuffle: As for `fit`.
         drop_last: As for `fit`.
         class_weight: As for `fit`.
-        checkpoint: Of the run to go on with, whose order of samples goes on; None for
-            a new run.
+        checkpoint: Checkpoint of the run to go on with, in its order of samples; None
+            for a new run.
         watched: Names of parameters whose gradients come back.
 
     Raises:

@@ -25,7 +25,7 @@ def find_checkpoint(
         resume: A checkpoint or a directory of them; `"auto"` for the whole one of the
             callbacks that is furthest in the run; None for that of a callback which
             resumes by itself.
-        callbacks: Those of `fit`.
+        callbacks: Callbacks of the `fit`.
 
     Returns:
         None if there is no checkpoint to go on from.

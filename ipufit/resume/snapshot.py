@@ -55,7 +55,7 @@ class Snapshot:
 
     @property
     def trained(self) -> TrainedState:
-        """The part that is the model's."""
+        """The part of the state that belongs to the model."""
         training = self.training
         return TrainedState(training.executors, training.optimization, training.average)
 
@@ -64,7 +64,7 @@ class Snapshot:
         return RandomStates(self.training.executors, self.batches, self.validation)
 
     def take(self) -> files.Checkpoint:
-        """The state now, between two calls.
+        """Take a checkpoint of the state between two calls.
 
         Returns:
             A checkpoint; its tensors are copies.
@@ -181,7 +181,7 @@ def check_same_run(
 
     Args:
         checkpoint: From `Snapshot.take`.
-        training: Of the run that is to go on.
+        training: Training of the run that is to go on.
         num_samples: Number of samples in the data; None if unknown.
         settings: Further settings of the run, in words.
 
@@ -223,8 +223,8 @@ def epochs_to_go(
 
     Args:
         epochs: Epochs of the whole run, and whether each is validated.
-        snapshot: Of the run that goes on.
-        checkpoint: Of the interrupted run; None for a new run.
+        snapshot: Holds the state of the run that goes on.
+        checkpoint: Checkpoint of the interrupted run; None for a new run.
         display: Shows the epoch under way.
     """
     run = snapshot.run
