@@ -20,9 +20,10 @@ from ipufit.engine.baked_in.values import (
     roots_of,
 )
 from ipufit.engine.objective.objective import Objective
+from ipufit.engine.traced.heads import InferenceHead, TrainingHead
 from ipufit.engine.traced.refusals import refuse_tied_buffers, require_trained_weights
 from ipufit.engine.traced.stages import stage_blocks
-from ipufit.engine.traced.step import InferenceStep, Step, TrainingStep
+from ipufit.engine.traced.step import Step
 from ipufit.engine.weights.counters import Counters
 from ipufit.engine.weights.fingerprint import fingerprint
 from ipufit.engine.weights.host_values import HostValue, host_tensors, host_values_of
@@ -82,7 +83,8 @@ class Builder:
             MovedOnDeviceError: The trace has shown that buffers move.
         """
         values = host_values_of([self.module, *objective.modules], self.moved)
-        step = TrainingStep(self.module, self.config, structure, values, objective)
+        head = TrainingHead(objective, structure)
+        step = Step(self.module, self.config, structure, values, head)
         give_states(optimizer, step)
         require_trained_weights(step)
         # A state brings the values of its time to the device.
@@ -138,9 +140,8 @@ class Builder:
             MovedOnDeviceError: The trace has shown that buffers move.
         """
         values = host_values_of([self.module], self.moved)
-        step = InferenceStep(
-            self.module, self.config, structure, values, owns_loss=owns_loss
-        )
+        head = InferenceHead(owns_loss=owns_loss)
+        step = Step(self.module, self.config, structure, values, head)
         roots = roots_of(self.module)
 
         def trace(given: list[Tensor]) -> poptorch.PoplarExecutor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.engine.baked_in.values import BakedInValues
-from ipufit.engine.traced.step import Findings, Step
+from ipufit.engine.traced.heads import Findings
+from ipufit.engine.traced.step import Step
 from ipufit.engine.weights.counters import Counters
 from ipufit.engine.weights.fingerprint import Fingerprint
 from ipufit.engine.weights.host_values import host_tensors
