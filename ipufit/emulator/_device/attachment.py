@@ -55,7 +55,7 @@ class Attachment:
         anchors: The tensors of the program that are anchored.
         options: The executor's options.
         host: The weights on the host by name; uploaded from, and downloaded to.
-        groups: Those weights, by name, that differ between groups of replicas.
+        groups: The weights, by name, that differ between groups of replicas.
         runner: Runs the program.
         rng: The device's random state.
         link: The host's optimiser and the device's; None for inference.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the gradients of the micro-batches of an update become one."""
+"""Compute gradients, and reduce those of the micro-batches of an update to one."""
 
 from __future__ import annotations
 

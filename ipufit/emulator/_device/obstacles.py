@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a program in the loop over its micro-batches."""
+"""Reasons why a program must run its micro-batches one after the other."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Training:
-    """What a training call needs besides: it makes updates of losses.
+    """Everything a training call needs besides: the optimiser and the reduction.
 
     Attributes:
         watch: Sees the gradients of each micro-batch and what each update leaves;

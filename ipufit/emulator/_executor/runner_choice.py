@@ -42,13 +42,13 @@ def choose_runner(
     and a warning says why: folded if that is allowed and pays, else in a loop.
 
     Args:
-        program: What runs.
+        program: The program of one micro-batch.
         tensors: The inputs of a call.
         layout: The factors of a call.
         options: The executor's options.
         anchors: The tensors of the program that are anchored.
         host: The weights by name.
-        groups: Those of them that differ between groups of replicas.
+        groups: The weights that differ between groups of replicas.
         link: The optimiser; None for inference.
 
     Raises:

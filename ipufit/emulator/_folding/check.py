@@ -12,7 +12,7 @@ RELATIVE = 1e-4
 """The largest difference of elements, as a share of their tensor's largest element."""
 
 SHARE_OF_LARGEST = 1e-6
-"""What is allowed besides, as a share of the largest element of all tensors.
+"""The difference allowed besides, as a share of the largest element of all tensors.
 
 Gradients that are 0 but for rounding, such as those of the keys' biases in attention,
 have no size of their own.

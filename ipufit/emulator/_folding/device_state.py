@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What running micro-batches changes on a device, to go back and to compare."""
+"""Copies of a device's state around micro-batches, to go back and to compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ipufit.emulator._folding.check import difference
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A copy of what running micro-batches changes.
+    """A copy of everything that running micro-batches changes.
 
     Attributes:
         rng: torch's random state.

@@ -18,7 +18,7 @@ from ipufit.emulator._tracing.operands import tensors_in
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """What one node of a program did when it ran.
+    """A record of one node of a program that ran.
 
     Attributes:
         value: Its result.

@@ -23,7 +23,7 @@ class NotFolded(Exception):
 
 @dataclass(frozen=True)
 class Packing:
-    """How the values of several micro-batches are packed into one tensor.
+    """The way in which several micro-batches' values are packed into one tensor.
 
     Attributes:
         kind: `"shared"`: all have the same value, which is there once; `"joined"`:
@@ -139,7 +139,7 @@ class FoldedGraph:
         """Stack the values along a new dimension 0.
 
         Args:
-            value: Of any packing.
+            value: A value of any packing.
             rank: Add dimensions of size 1 in front of those of one value, up to this
                 many.
         """

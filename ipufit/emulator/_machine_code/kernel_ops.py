@@ -53,7 +53,7 @@ Table = Dict[Any, Callable[..., Any]]
 
 @functools.lru_cache(maxsize=None)
 def kernel_table() -> Table:
-    """What to replace in the graph of a differentiated function, and with what.
+    """List the operators to replace in a differentiated function, and by what.
 
     It also makes the operators known to torch: machine code that calls them needs that
     before it is loaded.

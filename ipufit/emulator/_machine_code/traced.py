@@ -26,7 +26,7 @@ Tensors = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Observed:
-    """What a program does that its graph doesn't say.
+    """Behaviour of a program that its graph doesn't show, seen when it ran once.
 
     Attributes:
         reached: The indices of the weights that get gradients.

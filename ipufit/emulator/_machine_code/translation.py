@@ -121,13 +121,13 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the micro-batches of an inference call, or of an update, are to be run.
+    """A plan to run the micro-batches of an inference call, or of an update.
 
     Attributes:
         call: A call like those that will be run.
-        observed: What the program does.
+        observed: Behaviour of the program that its graph doesn't show.
         sizes: The number of micro-batches in each fold; nothing if they run one by one.
-        num_micro_batches: Those of an update, or of an inference call.
+        num_micro_batches: The number of them in an update, or an inference call.
         weights: The weights, without a history of their own.
         folded: Has the folds of these sizes.
         folder: Where machine code is kept.
