@@ -108,7 +108,8 @@ def test_on_batch(
     """
     settings_of(self)
     source = as_batch(x, y, sample_weight)
-    test = evaluation_of(self, source, _size_in_one_call(self.config, source))
+    size, rows = default_batch_size(self.config), source.rows_of_first
+    test = evaluation_of(self, source, size, rows_in_one_call=rows)
     test.prepare(make_progress(0))
     test.run(CallbackList(None), RunState())
     return figures_of(test.figures, return_dict)
@@ -127,8 +128,8 @@ def predict_on_batch(self: Model, x: Any) -> Any:
         DataError: Data that can't be used.
     """
     source = as_batch(x, left_out=self._data.target_columns)
-    size = _size_in_one_call(self.config, source)
-    return joined(outputs_of_calls(self, source, size))
+    size, rows = default_batch_size(self.config), source.rows_of_first
+    return joined(outputs_of_calls(self, source, size, rows_in_one_call=rows))
 
 
 def _begin_loop(model: Model, updates_per_call: int) -> None:
@@ -149,10 +150,3 @@ def _samples_per_update(config: IPUConfig, source: StreamSource) -> int:
             "updates of a call (device_iterations): pass a multiple of it."
         )
     return size
-
-
-def _size_in_one_call(config: IPUConfig, source: StreamSource) -> int:
-    """Samples of a pass, such that one call takes the batch."""
-    plan = config.inference_plan(default_batch_size(config))
-    micro_batch_size = -(-source.rows_of_first // plan.micro_batches_per_call)
-    return default_batch_size(config, micro_batch_size)

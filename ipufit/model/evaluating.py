@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
@@ -29,6 +30,7 @@ def evaluation_of(
     max_rows: int | None = None,
     name: str = "x",
     purpose: str = "evaluate",
+    rows_in_one_call: int | None = None,
 ) -> Evaluation:
     """An evaluation of a compiled model on data.
 
@@ -39,6 +41,7 @@ def evaluation_of(
         max_rows: Samples to evaluate, from the beginning; None for all.
         name: The argument that gave the data, for messages.
         purpose: The use of the targets, for messages.
+        rows_in_one_call: As for `inference_plan`.
 
     Raises:
         NotCompiledError: `compile` wasn't called.
@@ -48,7 +51,7 @@ def evaluation_of(
     settings = settings_of(model)
     require_targets(source, settings.objective, name, purpose)
     give_shapes(model.module, source)
-    plan, options = inference_plan(model.config, batch_size)
+    plan, options = inference_plan(model.config, batch_size, rows_in_one_call)
     if options.output_mode == poptorch.OutputMode.Sum.value:
         raise ConfigError(
             "inference_options ask for OutputMode.Sum, which adds outputs of "
@@ -60,15 +63,24 @@ def evaluation_of(
 
 
 def inference_plan(
-    config: IPUConfig, batch_size: int
+    config: IPUConfig, batch_size: int, rows_in_one_call: int | None = None
 ) -> tuple[BatchPlan, poptorch.Options]:
     """The factors of a call that evaluates or predicts, and PopTorch's options.
+
+    Args:
+        config: The layout.
+        batch_size: Samples of one pass over all replicas.
+        rows_in_one_call: Samples that one call takes, if the config leaves the
+            micro-batch open; None to go by the batch size.
 
     Raises:
         ConfigError: The replicas don't divide the batch size.
         UnsupportedError: Several processes are configured.
     """
     plan = in_one_process(config.inference_plan(batch_size))
+    if rows_in_one_call is not None and config.micro_batch_size is None:
+        micro_batch_size = -(-rows_in_one_call // plan.micro_batches_per_call)
+        plan = replace(plan, micro_batch_size=micro_batch_size)
     return plan, config.build_inference_options(plan)
 
 

@@ -130,6 +130,7 @@ def outputs_of_calls(
     max_rows: int | None = None,
     callbacks: CallbackLike = None,
     verbose: Verbose = 0,
+    rows_in_one_call: int | None = None,
 ) -> Iterator[Any]:
     """Check a run of predictions, and give its outputs as they are asked for.
 
@@ -140,6 +141,7 @@ def outputs_of_calls(
         max_rows: Samples to predict, from the beginning; None for all.
         callbacks: As for `fit`.
         verbose: As for `fit`.
+        rows_in_one_call: As for `inference_plan`.
 
     Returns:
         The outputs of one call after the other, nested as the module returns them.
@@ -148,7 +150,7 @@ def outputs_of_calls(
         ConfigError: The own inference options don't return every row.
     """
     give_shapes(model.module, source)
-    plan, options = inference_plan(model.config, batch_size)
+    plan, options = inference_plan(model.config, batch_size, rows_in_one_call)
     if options.output_mode != poptorch.OutputMode.All.value:
         raise ConfigError(
             "predict() needs every row, and inference_options ask for OutputMode."
