@@ -16,6 +16,7 @@ import pytest
 PACKAGE = "ipufit"
 SEAM = "ipufit._poptorch"
 EMULATOR = "ipufit.emulator"
+ENGINE = "ipufit.engine"
 ROOT = Path(__file__).parent.parent
 
 # Package -> the floor of each module or package right under it, "" being its own
@@ -49,6 +50,21 @@ FLOORS = {
         "emulator": 0,
         "errors": -1,  # the ground under floor 0: `_env` and `_tree` raise our errors
         "types": -1,
+    },
+    ENGINE: {
+        "": 12,
+        "loop": 11,
+        "interruption": 10,
+        "evaluation": 9,
+        "training": 9,
+        "waiting": 8,
+        "coverage": 7,
+        "programs": 6,
+        "traced": 5,
+        "baked_in": 4,
+        "objective": 3,
+        "observers": 2,
+        "weights": 1,
     },
     EMULATOR: {
         "__main__": 18,
