@@ -128,9 +128,10 @@ def test_the_emulator_alone_does_not_mind_a_broken_poptorch(python):
 def test_models_train_through_the_one_installed_module(python):
     code = """
 import sys, torch, poptorch, ipufit
-from ipufit import IPUModel, config
-from ipufit.model import base as model
-from ipufit.optimizers import spec as optimizers
+from ipufit import IPUModel
+from ipufit.config import ipu_config as config
+from ipufit.model import evaluating as model
+from ipufit.optimizers import kinds as optimizers
 assert ipufit.poptorch is poptorch is sys.modules["poptorch"]
 for module in (config, model, optimizers):
     assert module.poptorch is poptorch, module
