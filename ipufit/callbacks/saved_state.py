@@ -96,7 +96,7 @@ def check_callbacks(saved: Sequence[str], present: Sequence[str]) -> None:
         present: Such keys of the callbacks of the run.
 
     Raises:
-        ConfigError: They differ.
+        ConfigError: A callback was added, removed, or moved to another position.
 
     Example:
         >>> check_callbacks(["0:EarlyStopping", "1:History"], ["0:History"])

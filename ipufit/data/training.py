@@ -134,7 +134,7 @@ class TrainingBatches:
 
         Args:
             now: Random states that the interrupted run had saved.
-            replay: What `replay()` returned in the interrupted run.
+            replay: The result of `replay()` in the interrupted run.
         """
         if isinstance(self.source, StreamSource):
             self.source.go_on(replay, is_due=not self.position.calls)

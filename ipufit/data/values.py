@@ -123,7 +123,7 @@ def missing_value(what: str) -> DataError:
     """The error that tells of a missing value.
 
     Args:
-        what: What has the value, and where, as the beginning of a sentence.
+        what: The holder of the value, and where it is, to begin a sentence.
     """
     return DataError(
         f"{what}, a missing value, which no tensor can hold. Fill it, as with pandas' "

@@ -21,7 +21,7 @@ class Error(Exception):
     It derives from `Exception` directly: `except RuntimeError` doesn't see it.
 
     Args:
-        message: What went wrong.
+        message: The problem.
         type: Layer that raised it: `poptorch_py_error`, `poptorch_cpp_error`,
             `popart_exception`, ...
         location: Stack of functions in that layer; empty if unknown.
@@ -51,7 +51,7 @@ class RecoverableError(Error):
     """A device error after which the run can be started again.
 
     Args:
-        message: What went wrong.
+        message: The problem.
         type: Layer that raised it.
         location: Stack of functions in that layer; empty if unknown.
         recovery_action: `IPU_RESET`, `LINK_RESET`, `PARTITION_RESET` or

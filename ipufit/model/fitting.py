@@ -117,7 +117,7 @@ def fit(
         CheckpointError: The checkpoint of `resume` can't be read, is damaged
             (`DamagedCheckpointError`), or isn't there (`MissingCheckpointError`).
         UnsupportedError: Weights or padding for a loss without values per sample.
-        Error: What PopTorch refuses (`ipufit.poptorch.Error`).
+        Error: PopTorch refuses something (`ipufit.poptorch.Error`).
     """
     settings = settings_of(self)
     epochs_to_come = _epochs(initial_epoch, epochs, validation_freq)

@@ -23,7 +23,7 @@ def check_number(
     """Refuse a value that is no finite number in a range.
 
     Args:
-        where: What has the value, for the message.
+        where: The holder of the value, for the message.
         name: The value's name, for the message.
         value: Any object.
         least: Smallest value allowed.
@@ -66,7 +66,7 @@ def check_whole(where: str, name: str, value: Any, *, least: int) -> None:
     """Refuse a value that is no whole number of at least `least`.
 
     Args:
-        where: What has the value, for the message.
+        where: The holder of the value, for the message.
         name: The value's name, for the message.
         value: Any object.
         least: Smallest value allowed.

@@ -48,7 +48,7 @@ class Followed:
         """Copy what has changed since the last time.
 
         Args:
-            who: What made the changes, for messages.
+            who: The one who made the changes, for messages.
 
         Raises:
             ConfigError: A changed value is a constant of the compiled program.

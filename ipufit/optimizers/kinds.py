@@ -17,7 +17,7 @@ class Kind:
     """An optimiser of PopTorch.
 
     Attributes:
-        class_name: Of its class in `poptorch.optim`.
+        class_name: Name of its class in `poptorch.optim`.
         torch_class: Torch's optimiser of the same settings, if there is one.
         learning_rate: The rate if none is given.
         has_decay: Whether it has weight decay by default.
@@ -88,4 +88,4 @@ OTHER_WORDS: dict[str, str | None] = {
     "rho": "alpha",
     "use_ema": "ema_momentum",
 }
-"""What Keras, torch or PopTorch say, and our word; None if there is no such thing."""
+"""Words of Keras, torch or PopTorch, and ours; None if there is no such thing."""

@@ -57,7 +57,7 @@ class Optimization:
 
     @property
     def program_key(self) -> tuple[object, ...]:
-        """What a program has compiled in: another key needs another program."""
+        """The settings that a program has compiled in; others need another program."""
         # What a device has adapted the loss scaling to can't be taken back.
         adapted = self.optimizer if self.automatic_loss_scaling else None
         return program_key(self.optimizer), adapted, self.needs_running_mean
@@ -69,7 +69,7 @@ class Optimization:
 
     @property
     def schedule(self) -> str:
-        """What sets the learning rates, in words."""
+        """The source of the learning rates, in words."""
         return self._rates.describe()
 
     @property

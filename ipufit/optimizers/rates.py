@@ -245,7 +245,7 @@ def make_rates(
         lr_schedule: A name, a `Schedule`, a scheduler of torch that is bound to
             `given`, a function that makes one of an optimiser, or None.
         optimizer: One of `poptorch.optim`.
-        given: What the user passed: `optimizer`, or what it was made from.
+        given: The `optimizer` of the user, or its name or class.
 
     Raises:
         UnknownNameError: There is no schedule of that name.

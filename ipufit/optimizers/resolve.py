@@ -148,7 +148,7 @@ def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
     """Give what a program has compiled in of an optimiser: all but variable values.
 
     Args:
-        optimizer: Of `poptorch.optim`.
+        optimizer: An optimiser of `poptorch.optim`.
 
     Returns:
         Its class and plain attributes, and for each group and the defaults the values

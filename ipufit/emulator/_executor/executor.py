@@ -243,7 +243,7 @@ class PoplarExecutor:
         optimizer object without loaded state keeps the state that the device has.
 
         Args:
-            optimizer: Of the type that the model was compiled with.
+            optimizer: An optimiser of the type that the model was compiled with.
 
         Raises:
             Error: A constant, the type or the clip norm changed after compilation.

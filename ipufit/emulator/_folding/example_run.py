@@ -21,7 +21,7 @@ class NodeRecord:
     """A record of one node of a program that ran.
 
     Attributes:
-        value: Its result.
+        value: Result of the node.
         touched: The memory of its arguments and results.
         written: The memory of arguments that it changed.
         passed_on: The memory of arguments that results have too: they are views.
@@ -48,7 +48,7 @@ def run_example(
 
     Args:
         graph: The graph of a program.
-        arguments: Its inputs.
+        arguments: The weights and inputs of the program, in order.
         is_grad_enabled: Whether it starts with gradients recorded.
 
     Returns:

@@ -12,7 +12,7 @@ def require(condition: object, message: str) -> None:
 
     Args:
         condition: Anything with a truth value.
-        message: What went wrong and what to do about it.
+        message: The problem, and how to solve it.
 
     Raises:
         AssertionError: If `condition` is false.

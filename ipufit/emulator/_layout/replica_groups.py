@@ -38,7 +38,7 @@ class Grouping(NamedTuple):
         """Give the grouping itself, if its arguments have the right types.
 
         Raises:
-            AssertionError: They have others.
+            AssertionError: An argument has another type.
         """
         require(
             isinstance(self.comm_group_type, CommGroupType),

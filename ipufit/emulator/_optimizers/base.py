@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all PopTorch optimisers share: constants, device state, construction.
+"""The base of PopTorch's optimisers: constants, device state, construction.
 
 PopTorch's optimisers are torch's with more attributes. They run on the host as torch's
 do; for a training executor they are only a record of values to read.
@@ -274,7 +274,7 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             arguments: Group variables given to the constructor, None where not given.
             loss_scaling: The constructor's argument.
-            attributes: Those of `ATTRIBUTES` that the optimiser has; None for the
+            attributes: Names of `ATTRIBUTES` that the optimiser has; None for the
                 default.
 
         Raises:

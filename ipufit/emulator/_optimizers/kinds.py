@@ -25,9 +25,9 @@ class OptimizerKind(Enum):
     """One of the optimisers that the device has.
 
     Attributes:
-        family: What PopTorch calls it.
-        mode: What tells it from others of its family; both decide the program.
-        variables: What is read of each parameter group.
+        family: Name of its family in PopTorch.
+        mode: Its name within the family; both decide the program.
+        variables: Names of the values that are read of each parameter group.
         clips: Whether it can clip gradients by their global norm.
         weight_decay: The default of torch's optimiser.
     """

@@ -94,7 +94,7 @@ class OptimizerReader:
             optimizer: One of PopTorch's or an accepted one of torch's.
 
         Returns:
-            Its values now.
+            The values that it has now.
 
         Raises:
             AssertionError: If the device has no such optimiser, or an attribute is

@@ -74,7 +74,7 @@ def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors
 
     Args:
         program: As it was traced; its graph is changed.
-        options: Of the executor; `Options.anchorTensor` filled them.
+        options: The options of the executor, which `Options.anchorTensor` has filled.
         names: Names of all tensors, those outside the graph included.
 
     Raises:

@@ -23,7 +23,7 @@ class Body:
 
     Attributes:
         program: Takes the inputs, then the tensors from around the function.
-        captured: Those tensors from around it, in order, as they are in the trace.
+        captured: Tensors from around it, in order, as they are in the trace.
         example: Tensors that the function returned while it was traced.
     """
 

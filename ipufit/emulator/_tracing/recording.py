@@ -132,7 +132,7 @@ class Recording:
 
         Args:
             operation: Tensors of the host among its arguments become constants.
-            effects: Its effects on memory.
+            effects: Memory that the operation reads and changes.
             result: Its result; the tensors in it are on the device from now on.
         """
         self._record_grad_mode()

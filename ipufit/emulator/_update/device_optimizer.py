@@ -43,7 +43,7 @@ class DeviceOptimizer:
     the model was compiled with; the values may change.
 
     Args:
-        settings: What was read off the host's optimiser.
+        settings: Values of the host's optimiser.
         parameters: The device's weights by name; they are updated in place.
         group_index: For each name the number of its group, None (or nothing) for
             weights in no group, which train with the optimiser's defaults.
@@ -135,7 +135,7 @@ class DeviceOptimizer:
         That is by rule, parameter group, values and number of updates.
 
         Args:
-            names: Of those that have gradients, in the order of the parameters.
+            names: Names of weights with gradients, in the order of the parameters.
         """
         if names != self._grouped_names:
             self._forget_groups()

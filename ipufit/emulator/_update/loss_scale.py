@@ -69,8 +69,8 @@ class AutomaticLossScale:
         """Count an update and change the factor if it is time.
 
         Args:
-            gradients: Those of float16 weights, still scaled. Without any the factor
-                stays: nothing says whether it is too high.
+            gradients: Gradients of float16 weights, still scaled. Without any the
+                factor stays: nothing says whether it is too high.
             loss_scaling: The optimiser's.
         """
         self._updates += 1

@@ -83,7 +83,7 @@ class UpdateRule(ABC):
         """Turn gradients into what gradient clipping applies to.
 
         Args:
-            given: What to compute with, and on.
+            given: Weights, state and values to compute with.
             gradients: In float32, of the loss times the loss scaling.
         """
 

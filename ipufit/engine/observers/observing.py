@@ -46,7 +46,7 @@ class Observing(TorchFunctionMode):
     """Shows each operation to observers, in their order.
 
     Args:
-        *observers: Those that look at all operations.
+        *observers: Observers that look at all operations.
 
     Example:
         >>> import torch

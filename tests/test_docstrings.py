@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docstrings name their subject: none is a riddle, at first sight at least."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "ipufit"
+FILES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+SECTION = re.compile(
+    r"^(?:Args|Attributes|Raises|Returns|Yields):\n((?:    .*\n?|\n)+)", re.M
+)
+ENTRY = re.compile(r"^    (\S.*(?:\n     +\S.*)*)", re.M)
+# Beginnings without a subject: "What isn't left of a whole", "Those it had.".
+RIDDLE = re.compile(
+    r"What |Those |That of |Theirs\b|As many\.|Of |They (are|were|have)\b"
+)
+
+
+def beginnings(docstring):
+    """The first line, and the text of each entry of a section."""
+    yield docstring.partition("\n")[0]
+    for section in SECTION.findall(docstring):
+        for entry in ENTRY.findall(section):
+            yield " ".join(entry.split()).partition(": ")[2]
+
+
+def riddles(source):
+    return [
+        text
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, DOCUMENTED)
+        for text in beginnings(ast.get_docstring(node) or "")
+        if RIDDLE.match(text)
+    ]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_docstring_begins_with_its_subject(file):
+    assert riddles((PACKAGE / file).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("What isn't left of a whole.", ["What isn't left of a whole."]),
+        ("Go.\n\n    Args:\n        now: Those it had.\n    ", ["Those it had."]),
+        ("Go.\n\n    Returns:\n        x: As many.\n    ", ["As many."]),
+        ("Compute what is left.\n\n    Args:\n        now: Random states.\n    ", []),
+    ],
+)
+def test_riddles_are_found(docstring, expected):
+    assert riddles(f'def f():\n    """{docstring}"""') == expected
