@@ -39,6 +39,9 @@ hypothesis.settings.register_profile(
     "everyday", deadline=None, derandomize=True, print_blob=True, max_examples=25
 )
 hypothesis.settings.register_profile(
+    "quick", deadline=None, derandomize=True, print_blob=True, max_examples=10
+)
+hypothesis.settings.register_profile(
     "thorough", deadline=None, derandomize=False, print_blob=True, max_examples=100
 )
 hypothesis.settings.load_profile("everyday")
@@ -60,14 +63,22 @@ def pytest_configure(config):
         "not_in_mode(mode, ..., reason): skip the test in these modes of the "
         "emulator (tests/modes.py); if none is named, in all",
     )
-    has_seed = config.getoption("hypothesis_seed") is not None
-    if has_seed and not config.getoption("hypothesis_profile"):
-        # The everyday one would ignore the seed.
+    config.addinivalue_line(
+        "markers", "thorough: a costly test, for the thorough profile only"
+    )
+    if is_thorough(config):  # with a seed alone, too: other profiles ignore it
         hypothesis.settings.load_profile("thorough")
     try:
         modes.enter(config.getoption("emulator_mode"))
     except ValueError as error:
         raise pytest.UsageError(f"--emulator-mode: {error}") from error
+
+
+def is_thorough(config):
+    """Whether all examples and all costly tests are asked for."""
+    profile = config.getoption("hypothesis_profile")
+    has_seed = config.getoption("hypothesis_seed") is not None
+    return profile == "thorough" or (not profile and has_seed)
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -76,6 +87,8 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_runtest_setup(item):
+    if item.get_closest_marker("thorough") and not is_thorough(item.config):
+        pytest.skip("costly: the thorough profile has it")
     active = set(item.config.getoption("emulator_mode"))
     for marker in item.iter_markers("not_in_mode"):
         if active.intersection(marker.args or active):

@@ -31,6 +31,11 @@ def spread(cases):
     return [*cases[:-1:step], *cases[-1:]]
 
 
+def spread_if_quick(cases):
+    """All cases, but in the quick profile a spread of them."""
+    return spread(cases) if settings().max_examples < 25 else cases
+
+
 Pair = namedtuple("Pair", ["left", "right"])
 
 leaves = st.integers(min_value=-1000, max_value=1000)

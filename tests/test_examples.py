@@ -55,6 +55,7 @@ def test_an_example_prints_what_it_promises(script):
     assert float(match.group(1)) >= least
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "switches",
     [

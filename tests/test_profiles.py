@@ -8,33 +8,41 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import is_thorough
 from tests.strategies import examples, spread
 
 
 @pytest.fixture
-def is_thorough(request):
-    option = request.config.getoption
-    profile = option("hypothesis_profile")
-    return profile == "thorough" or (not profile and option("hypothesis_seed"))
+def share(request):
+    """Examples of a hundred that the profile asks for."""
+    if is_thorough(request.config):
+        return 100
+    is_quick = request.config.getoption("hypothesis_profile") == "quick"
+    return 10 if is_quick else 25
 
 
-def test_examples_are_drawn_anew_only_on_request(is_thorough):
-    assert settings().derandomize is not bool(is_thorough)
+def test_examples_are_drawn_anew_only_on_request(share):
+    assert settings().max_examples == share
+    assert settings().derandomize is (share < 100)
     assert settings().print_blob
-    assert settings().max_examples == (100 if is_thorough else 25)
     assert settings().deadline is None
 
 
-def test_costly_properties_get_their_share_of_examples(is_thorough):
-    assert examples(60) == (60 if is_thorough else 15)
-    assert examples(3) == (3 if is_thorough else 1)
+def test_costly_properties_get_their_share_of_examples(share):
+    assert examples(60) == {100: 60, 25: 15, 10: 6}[share]
+    assert examples(3) == (3 if share == 100 else 1)
 
 
-def test_costly_cases_are_spread_evenly(is_thorough):
+def test_costly_cases_are_spread_evenly(share):
     cases = list(range(10))
-    assert spread(cases) == (cases if is_thorough else [0, 4, 8, 9])
+    assert spread(cases) == {100: cases, 25: [0, 4, 8, 9], 10: [0, 9]}[share]
     assert spread(cases[:1]) == [0]
     assert spread([]) == []
+
+
+@pytest.mark.thorough
+def test_costly_tests_are_for_the_thorough_profile(share):
+    assert share == 100
 
 
 @given(st.integers())

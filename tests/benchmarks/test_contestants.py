@@ -22,6 +22,10 @@ SMALL = {
     "transformer": {"train_samples": 320, "test_samples": 64},
     "resnet18": {"train_samples": 16, "test_samples": 8},  # batch norm: two modes
 }
+WORKLOADS = [
+    pytest.param(name, marks=[pytest.mark.thorough] if name == "resnet18" else [])
+    for name in SMALL
+]
 OWN = ["ipufit", "ipufit-d1", "ipufit-bar", "bare", "folded"]
 PEERS = [
     name
@@ -62,7 +66,7 @@ def measure_plain(workload, known):
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("workload", list(SMALL))
+@pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.filterwarnings("ignore:.*not installed:UserWarning")
 def test_those_without_peers_do_the_plain_loop_s_work(
     small, plain_results, workload, name

@@ -52,6 +52,7 @@ def test_a_process_gets_its_environment_and_answers(tmp_path, monkeypatch, echo)
     assert lines == ["title", "title"]
 
 
+@pytest.mark.thorough
 def test_no_measured_import_compiles_source(tmp_path, monkeypatch):
     package = tmp_path / "ipufit"
     package.mkdir()
@@ -130,6 +131,7 @@ def test_a_terminal_says_what_was_written_to_it():
     assert said() == "bar"
 
 
+@pytest.mark.thorough
 def test_peers_measures_in_processes_and_prints_ratios(tmp_path, capsys):
     journal = tmp_path / "journal"
     switches = ["--workloads", "W2", "--contestants", "ipufit", "--repeats", "1"]

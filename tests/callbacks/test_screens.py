@@ -12,6 +12,11 @@ import pytest
 
 from tests.golden.screens import make
 
+SCREENS = [
+    pytest.param(name, marks=[pytest.mark.thorough] if "100" in name else [])
+    for name in make.SCREENS
+    if name != "notebook.txt"
+]
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d")
 
 
@@ -19,7 +24,7 @@ def golden(name):
     return (make.HERE / name).read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", [n for n in make.SCREENS if n != "notebook.txt"])
+@pytest.mark.parametrize("name", SCREENS)
 def test_a_screen_is_as_it_was(name):
     assert make.SCREENS[name]() == golden(name)
 
@@ -35,6 +40,7 @@ def test_where_rich_sees_a_notebook_there_are_lines():
     assert make.as_in_notebook() == golden("notebook.txt")
 
 
+@pytest.mark.thorough
 def test_without_colours_a_screen_is_the_same():
     plain = make.sent_to_terminal(40, NO_COLOR="1")
     assert not COLOUR.search(plain)

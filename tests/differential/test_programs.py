@@ -15,6 +15,7 @@ import zlib
 import pytest
 
 from ipufit import IpufitError, IpufitWarning, poptorch
+from tests.strategies import spread_if_quick
 
 from . import (
     attributes,
@@ -107,7 +108,9 @@ def test_a_change_changes_numbers_in_torch(case):
         assert_same(changed, steady)
 
 
-@pytest.mark.parametrize("case", [in_modes(case) for case in CASES], ids=str)
+@pytest.mark.parametrize(
+    "case", spread_if_quick([in_modes(case) for case in CASES]), ids=str
+)
 def test_a_program_is_right_or_refused(case):
     if case.outcome == REFUSED:
         with pytest.raises((IpufitError, poptorch.Error)):

@@ -43,6 +43,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.thorough
 def test_a_whole_update(tmp_path, monkeypatch):
     def options():
         return poptorch.Options().enableExecutableCaching(str(tmp_path))

@@ -98,6 +98,7 @@ def test_the_name_says_what_code_depends_on(monkeypatch):
     assert len({before, *others}) == 1 + len(others)
 
 
+@pytest.mark.thorough
 def test_what_was_unpacked_goes_at_the_end(tmp_path, monkeypatch):
     unpacked = tmp_path / "unpacked"
     unpacked.mkdir()
