@@ -39,6 +39,8 @@ EVERYDAY = {
     "modes": Check("modes", (0,) if IS_OLD else (0, 1)),
 }
 KERAS = {"keras": Check("keras", (0, 1))}
+# Dropped from `LONG` where there is no Python 3.8.
+ALL_FLOOR = {"all of floor": Check("all-floor", (0,))}
 FLOOR = {"types": Check("floor", (0,)), "floor": Check("floor", (1,))}
 NO_FLOOR = {"types": Check("types", (0,))}
 LONG = {
@@ -99,7 +101,7 @@ def main(arguments: list[str]) -> int:
     is_long = "--long" in arguments
     has_floor = bool(os.environ.get("IPUFIT_PYTHON38"))
     has_keras = sys.version_info >= (3, 11)
-    checks = LONG
+    checks = {**LONG, **(ALL_FLOOR if has_floor else {})}
     if not is_long:
         last = FLOOR if has_floor else NO_FLOOR
         checks = {**EVERYDAY, **(KERAS if has_keras else {}), **last}

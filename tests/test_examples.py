@@ -71,6 +71,7 @@ def test_the_tutorials_switches_work(switches, tmp_path):
     assert re.search(r"^test accuracy: \d+\.\d\d%$", done.stdout.splitlines()[-1])
 
 
+@pytest.mark.thorough
 def test_too_little_accumulation_for_four_stages_is_explained():
     done = run("mnist_pipeline.py", "--data", "digits", "--gradient-accumulation", "5")
     assert done.returncode != 0

@@ -65,6 +65,7 @@ def test_not_in_any():
 """
 
 
+@pytest.mark.thorough
 def test_a_run_in_two_modes(tmp_path):
     more = [] if modes.is_old() else ["--emulator-mode", "compiled"]
     file = tmp_path / "test_some.py"

@@ -22,8 +22,9 @@ SMALL = {
     "transformer": {"train_samples": 320, "test_samples": 64},
     "resnet18": {"train_samples": 16, "test_samples": 8},  # batch norm: two modes
 }
+NETWORKS = {"lstm", "transformer", "resnet18"}
 WORKLOADS = [
-    pytest.param(name, marks=[pytest.mark.thorough] if name == "resnet18" else [])
+    pytest.param(name, marks=[pytest.mark.thorough] if name in NETWORKS else [])
     for name in SMALL
 ]
 OWN = ["ipufit", "ipufit-d1", "ipufit-bar", "bare", "folded"]

@@ -12,8 +12,9 @@ import pytest
 
 from tests.golden.screens import make
 
+COSTLY = {"dumb-40.txt", "terminal-100.txt"}
 SCREENS = [
-    pytest.param(name, marks=[pytest.mark.thorough] if "100" in name else [])
+    pytest.param(name, marks=[pytest.mark.thorough] if name in COSTLY else [])
     for name in make.SCREENS
     if name != "notebook.txt"
 ]

@@ -39,6 +39,7 @@ def translated(folder, function=scaled_sum, **kwargs):
     )
 
 
+@pytest.mark.thorough
 def test_one_is_kept_loaded_and_made_anew_if_broken(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, logger="poptorch::python")
     folder, kept = tmp_path / "made" / "here", tmp_path / "kept.pt2"
