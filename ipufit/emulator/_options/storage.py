@@ -76,8 +76,11 @@ class OptionsDict(Freezable):
     _values: dict[str, Any]
 
     def __init__(self, **values: Any) -> None:
-        self.__dict__.setdefault("_values", {}).update(values)
-        self.__dict__["_is_frozen"] = False
+        assigned = self.__dict__
+        public = [name for name in assigned if name[0] != "_"]
+        assigned["_values"] = {name: assigned.pop(name) for name in public}
+        assigned["_values"].update(values)
+        assigned["_is_frozen"] = False
 
     def set(self, **kwargs: Any) -> None:
         """Change existing options, one after the other.
@@ -204,12 +207,10 @@ class OptionsDict(Freezable):
             raise AttributeError(f"Invalid attribute {name}.")
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name == "__class__":  # popdist swaps the class of `Distributed`
+            if "_is_frozen" not in self.__dict__:  # a subclass's `__init__`
+                self.__dict__[name] = value
+            elif name == "__class__":  # popdist swaps the class of `Distributed`
                 object.__setattr__(self, name, value)
-            elif "_is_frozen" not in self.__dict__:  # a subclass's `__init__`
-                is_private = name.startswith("_")
-                values = self.__dict__.setdefault("_values", {})
-                (self.__dict__ if is_private else values)[name] = value
             elif not name.startswith("_"):
                 self.set(**{name: value})
             elif name in self.__dict__:
