@@ -243,7 +243,10 @@ class ExecutionOptions(OptionsState):
             42
         """
         require_type("random_seed", random_seed, int)
-        torch.manual_seed(random_seed)
+        if torch.cuda.is_available() or torch.backends.mps.is_available():
+            torch.manual_seed(random_seed)
+        else:  # It asks for each kind of device, longer than a small call takes.
+            torch.default_generator.manual_seed(random_seed)
         return self._store(random_seed=random_seed)
 
     def relaxOptimizerAttributesChecks(
