@@ -65,7 +65,6 @@ def list_of(kind: Kind, length: int | None = None) -> Kind:
     """A list of values of one kind.
 
     Args:
-        kind: Kind of each element.
         length: Number of elements; None for any.
     """
 

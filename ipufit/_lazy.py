@@ -16,7 +16,6 @@ def imported_at_first_use(
     The package also imports them `if TYPE_CHECKING`, for type checkers.
 
     Args:
-        package: Name of the package.
         homes: Modules of the package, and the names that each has.
 
     Returns:

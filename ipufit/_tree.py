@@ -102,7 +102,7 @@ class Structure:
         """The path of each leaf, as Python writes it.
 
         Args:
-            path: Name of the whole.
+            path: Name to begin the paths with, such as `outputs` in `outputs[0]`.
 
         Example:
             >>> Structure.of(({"a": 1}, 2)).paths("x")

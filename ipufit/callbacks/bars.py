@@ -52,7 +52,6 @@ def figures_bar(
     """Make a bar, not started yet, that fits on one line with its numbers.
 
     Args:
-        console: Console to draw on.
         clock: Returns the time in seconds, from any origin.
         title: Text in front of the bar, such as "Epoch 1/3".
         total: Number of calls to come; None if unknown.

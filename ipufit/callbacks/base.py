@@ -141,9 +141,6 @@ class Callback:
         """Names of parameters whose gradients `model.gradients()` gives; none here.
 
         Called before the training program is built, which has to send them.
-
-        Args:
-            module: The user's module.
         """
         return ()
 

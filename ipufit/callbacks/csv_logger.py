@@ -32,7 +32,7 @@ class CSVLogger(Callback):
 
     Args:
         filename: Path of the file; missing folders are made.
-        separator: A single character.
+        separator: Character between the values of a row.
         append: If True, keep the rows and columns of an existing file. If False, they
             are deleted when the first row is written.
 

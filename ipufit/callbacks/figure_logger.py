@@ -87,7 +87,6 @@ class RunLogger(FigureLogger):
     `fit` continues it.
 
     Args:
-        update_freq: See `FigureLogger`.
         arguments: Arguments for the service's function that begins a run.
 
     Attributes:

@@ -19,12 +19,12 @@ class LambdaCallback(Callback):
     `(batch, logs)` or `(logs)`. It may change `logs`.
 
     Args:
-        on_epoch_begin: Function `(epoch, logs)`.
-        on_epoch_end: Function `(epoch, logs)`.
-        on_train_begin: Function `(logs)`.
-        on_train_end: Function `(logs)`.
-        on_train_batch_begin: Function `(batch, logs)`.
-        on_train_batch_end: Function `(batch, logs)`.
+        on_epoch_begin: Called with `(epoch, logs)` before an epoch.
+        on_epoch_end: Called with `(epoch, logs)` after an epoch.
+        on_train_begin: Called with `(logs)` before the first epoch.
+        on_train_end: Called with `(logs)` after the last epoch.
+        on_train_batch_begin: Called with `(batch, logs)` before a call.
+        on_train_batch_end: Called with `(batch, logs)` after a call.
         **hooks: Functions for other hooks, such as `on_test_end`.
 
     Raises:

@@ -81,7 +81,6 @@ class Model(Protocol):
     """The attributes of an `IPUModel`.
 
     Attributes:
-        module: The user's module.
         config: The layout, with `compile`'s `steps_per_execution`.
         history: History of the last `fit`.
     """

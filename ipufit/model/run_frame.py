@@ -28,7 +28,6 @@ def under_way(
     After an error the IPUs are free too: nobody may come back to free them.
 
     Args:
-        model: The model that runs.
         run: State of the run.
         callbacks: The user's; a display among them shows instead of ours, as in Keras.
         verbose: As for `fit`.

@@ -38,7 +38,6 @@ class Snapshot:
     """Everything that holds a part of the state of a run.
 
     Attributes:
-        training: Program, optimiser and figures.
         batches: The data, and the position in it.
         hooks: The callbacks.
         run: Counters of the run.

@@ -172,7 +172,6 @@ class _Rewriting:
 
     Attributes:
         chosen: The convolutions to run in channels_last, by name.
-        graph: The new program.
         region: Nodes that may be in channels_last, each with the first node whose
             memory it has.
         views: Nodes that may be views of a tensor that went back.

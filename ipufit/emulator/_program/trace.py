@@ -67,7 +67,6 @@ def trace(
     """Run `module` once on the arguments of one micro-batch and record it.
 
     Args:
-        module: The user's module.
         arguments: Arguments with the rows of one micro-batch.
         strategy: Gives each block an IPU, a stage and a phase.
         is_training: Whether the program will be differentiated.

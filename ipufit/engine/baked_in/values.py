@@ -25,7 +25,6 @@ def roots_of(module: torch.nn.Module, objective: Objective | None = None) -> Roo
     """Collect the modules and functions that a program traces.
 
     Args:
-        module: The user's module.
         objective: Losses and metrics of a training program. Streamed metrics aren't
             traced.
 

@@ -51,7 +51,6 @@ class Builder:
     """Builds programs of a module, and leaves the module as it was.
 
     Attributes:
-        module: The user's module.
         config: Has its stages and precision.
         moved: 0-d buffers that `forward` changes, as far as traces have shown.
     """

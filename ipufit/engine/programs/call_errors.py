@@ -24,7 +24,6 @@ def refuse_index(
 
     Args:
         error: Error that the call raised.
-        module: The user's module.
         batch: Tensors of the call.
 
     Raises:

@@ -55,7 +55,6 @@ class Executors:
     another size, or another evaluation in between, build nothing again.
 
     Args:
-        module: The user's module.
         config: Its stages, replicas and precision.
     """
 

@@ -21,7 +21,6 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
     gradients, so torch draws the first weights and nothing else.
 
     Args:
-        module: The user's module.
         source: Source of samples; its first one is taken.
 
     Raises:

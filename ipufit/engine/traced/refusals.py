@@ -66,7 +66,6 @@ def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
     computes what `BatchNorm` does.
 
     Args:
-        module: The user's module.
         plan: Factors of a call; one replica alone may have such layers.
 
     Raises:

@@ -21,7 +21,6 @@ def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) 
     submodules or blocks, not both.
 
     Args:
-        module: The user's module.
         stages: Names of each stage.
 
     Raises:
@@ -102,7 +101,6 @@ def stage_blocks(
     program is traced, so the user's module stays as it was.
 
     Args:
-        module: The user's module.
         stages: Names of each stage.
 
     Raises:

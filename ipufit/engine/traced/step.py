@@ -35,7 +35,6 @@ class Step(torch.nn.Module):
     """One micro-batch of the user's module, as PopTorch traces it.
 
     Args:
-        module: The user's module.
         config: Has its stages and precision.
         structure: Nesting of a batch. A dict of inputs becomes keyword arguments of the
             module, a tuple or list positional ones.

@@ -68,9 +68,6 @@ def trained_modes(module: torch.nn.Module) -> list[bool]:
 class TrainedParts:
     """The parts of a module that a program trains, and their modes.
 
-    Args:
-        module: The user's module.
-
     Example:
         >>> module = torch.nn.Linear(2, 1)
         >>> parts = TrainedParts(module)
