@@ -4,6 +4,8 @@
 | Variable | Values | Effect |
 |---|---|---|
 | `IPUFIT_BACKEND` | `auto`, `poptorch`, `emulator` | which PopTorch runs the models |
+| `IPUFIT_REPLICAS` | a number | replicas of all processes, as `ipufit launch` sets it |
+| `IPUFIT_PROCESS_TIMEOUT` | seconds, 600 | how long a process waits for others |
 | `POPTORCH_WAIT_FOR_IPU` | PopTorch's own | no attempt to hold two programs at once |
 
 `ipufit.emulator` stands alone and reads its own (`IPUFIT_EMULATOR_IPUS`).
@@ -16,6 +18,8 @@ import os
 from .errors import ConfigError
 
 BACKENDS = ("auto", "poptorch", "emulator")
+REPLICAS = "IPUFIT_REPLICAS"
+PROCESS_TIMEOUT = "IPUFIT_PROCESS_TIMEOUT"
 
 
 def backend() -> str:
@@ -48,3 +52,43 @@ def waits_for_ipus() -> bool:
         False
     """
     return os.environ.get("POPTORCH_WAIT_FOR_IPU", "0") not in ("", "0")
+
+
+def total_replicas() -> int | None:
+    """The replicas of all processes that a launcher asked for; None if it didn't.
+
+    Raises:
+        ConfigError: `IPUFIT_REPLICAS` is no whole number of 1 or more.
+
+    Example:
+        >>> total_replicas() is None
+        True
+    """
+    text = os.environ.get(REPLICAS, "")
+    if not text:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"{REPLICAS}={text!r} is not a whole number of 1 or more.")
+    return int(text)
+
+
+def process_timeout() -> float:
+    """Seconds that a process waits for others before it gives up.
+
+    Raises:
+        ConfigError: `IPUFIT_PROCESS_TIMEOUT` is no positive number.
+
+    Example:
+        >>> process_timeout()
+        600.0
+    """
+    text = os.environ.get(PROCESS_TIMEOUT, "") or "600"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError(
+            f"{PROCESS_TIMEOUT}={text!r} is no positive number of seconds."
+        )
+    return seconds

@@ -8,8 +8,10 @@ broken raises its own error: nobody who asked for IPUs is emulated silently.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _env
 
@@ -39,4 +41,20 @@ else:
                 "IPUFIT_BACKEND=poptorch to insist on IPUs."
             )
 
-__all__ = ["poptorch"]
+
+@functools.lru_cache(maxsize=None)
+def popdist() -> Any:
+    """PopDist, initialised: that of the SDK beside PopTorch, or the emulated one.
+
+    It is imported for processes that PopRun has started, and not before.
+    """
+    if poptorch.__name__ == "poptorch":
+        importlib.import_module("popdist.poptorch")  # no attribute before
+        module = importlib.import_module("popdist")
+    else:
+        module = importlib.import_module("ipufit.emulator._popdist")
+    module.init()
+    return module
+
+
+__all__ = ["popdist", "poptorch"]

@@ -10,6 +10,7 @@
     ├── DataError        (ValueError)    data that can't be fed as it is
     ├── UnknownNameError (ValueError)    a name nobody knows, with a suggestion
     ├── NotCompiledError (ValueError)    `fit` before `compile`
+    ├── ProcessError     (RuntimeError)  another process has ended, or doesn't come
     └── UnsupportedError (TypeError)     something PopTorch or ipufit can't do
 
     IpufitWarning (UserWarning)
@@ -84,6 +85,10 @@ class UnknownNameError(IpufitError, ValueError):
 
 class NotCompiledError(IpufitError, ValueError):
     """The model was used before `compile`."""
+
+
+class ProcessError(IpufitError, RuntimeError):
+    """Another process of the run has ended, or doesn't come in time."""
 
 
 class UnsupportedError(IpufitError, TypeError):

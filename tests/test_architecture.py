@@ -33,6 +33,7 @@ FLOORS = {
         "summary": 3,
         "blocks": 2,
         "config": 2,
+        "distributed": 1.5,
         "losses": 3,  # some are means of what metrics compute
         "metrics": 2,
         "optimizers": 2,
@@ -106,7 +107,7 @@ THIRD_PARTY = {"numpy", "poptorch", "rich", "safetensors", "torch"}
 
 
 # Looked for where a user may have it, and done without.
-OPTIONAL = {"poptorch_geometric"}
+OPTIONAL = {"popdist", "poptorch_geometric"}
 # Modules that import by names which are computed -> what these are.
 COMPUTED_IMPORTS = {
     "ipufit": "public names, when they are first used",

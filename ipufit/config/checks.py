@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import check_positive
 from ipufit.errors import ConfigError
+
+MOST_IPUS = 64
+"""IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
 
 _CHOICES = {
     "precision": ("float32", "float16"),
@@ -42,6 +45,58 @@ def check_fields(values: Mapping[str, Any]) -> None:
         is_valid, fault = _KINDS.get(name, (_is_anything, ""))
         if not is_valid(value):
             raise ConfigError(f"{name}={value!r} is {fault}.")
+
+
+def check_process(process_id: int | None, num_processes: int | None) -> None:
+    """Refuse one field without the other, and a number that is too large.
+
+    Raises:
+        ConfigError: The fields don't fit together.
+
+    Example:
+        >>> check_process(0, None)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: process_id=0 and num_processes=None: give both, or...
+    """
+    if (process_id is None) != (num_processes is None):
+        raise ConfigError(
+            f"process_id={process_id} and num_processes={num_processes}: give both, or "
+            "neither to go by the launcher's variables."
+        )
+    if process_id is None or num_processes is None:
+        return
+    if process_id < 0 or process_id >= num_processes:
+        raise ConfigError(
+            f"process_id={process_id} of num_processes={num_processes}: processes "
+            f"count from 0 to {num_processes - 1}."
+        )
+
+
+def check_num_ipus(replicas: int, stage_ipus: Sequence[int]) -> None:
+    """Refuse more IPUs than one process can have, as far as is known now.
+
+    Args:
+        replicas: Replicas of one process.
+        stage_ipus: IPU of each stage in a replica; empty if unknown.
+
+    Raises:
+        ConfigError: The replicas need more IPUs than that.
+
+    Example:
+        >>> check_num_ipus(64, (0, 1))
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: replicas=64 with 2 IPUs each, its stages, need 128...
+    """
+    per_replica = len(set(stage_ipus)) or 1
+    total = replicas * per_replica
+    if total > MOST_IPUS:
+        each = f" with {per_replica} IPUs each, its stages" if stage_ipus else ""
+        raise ConfigError(
+            f"replicas={replicas}{each}, need {total} IPUs, and a process has "
+            f"{MOST_IPUS} at most. Use {MOST_IPUS // per_replica} replicas or fewer, "
+            "or fewer stages; gradient_accumulation makes batches larger without more "
+            "IPUs."
+        )
 
 
 def memory_proportions(given: Any, num_stages: int) -> dict[str, float]:
@@ -93,8 +148,9 @@ _COUNTS = {  # whether None is fine too
     "micro_batch_size": True,
     "gradient_accumulation": True,
     "inference_iterations": True,
-    "replicas": False,
+    "replicas": True,
     "device_iterations": False,
+    "num_processes": True,
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_workers": (
@@ -108,6 +164,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "loss_block": (_none_or(str), "not a block's name"),
     "profile_dir": (_none_or(str, os.PathLike), "not a path"),
     "seed": (lambda value: value is None or _is_whole(value), "not a whole number"),
+    "process_id": (
+        lambda value: value is None or _is_whole(value),
+        "not a whole number",
+    ),
     "training_options": (_none_or(poptorch.Options), "not a poptorch.Options"),
     "inference_options": (_none_or(poptorch.Options), "not a poptorch.Options"),
 }

@@ -14,13 +14,17 @@ import torch
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan, derive_plan
+from ipufit.distributed import ProcessInfo
 from ipufit.errors import ConfigError
 
-from .checks import check_fields, memory_proportions
+from .checks import (
+    check_fields,
+    check_num_ipus,
+    check_process,
+    memory_proportions,
+)
 from .pipeline import check_pipeline, has_stages, stage_ipu, stage_names, strategy_of
-
-MOST_IPUS = 64
-"""IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
+from .processes import new_options, process_for, replicas_for, set_process
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class IPUConfig:
         micro_batch_size: Samples of one forward pass on one replica; derived from
             `batch_size` if left open.
         gradient_accumulation: Micro-batches per weight update; derived likewise.
-        replicas: Copies of the model, each with samples of its own.
+        replicas: Copies of the model in each process, each with samples of its own; by
+            default the launcher's (`ipufit launch --replicas`, PopRun), or else 1.
         device_iterations: Weight updates per call: Keras's `steps_per_execution`.
         inference_iterations: Forward passes per call of `evaluate`, `predict` and
             validation: `device_iterations` by default. More of them make fewer, larger
@@ -51,7 +56,11 @@ class IPUConfig:
         available_memory_proportion: Share of each IPU's memory, 0 to 1, for the
             temporary data of convolutions and matrix products: one number, or one
             per IPU.
-        seed: Seed of the devices' random numbers and of shuffling.
+        seed: Seed of the devices' random numbers and of shuffling. Several processes
+            without one shuffle by a seed that process 0 draws.
+        process_id: Number of this process, from 0, where no launcher that ipufit
+            knows has set it; with `num_processes`.
+        num_processes: Number of processes that train together.
         num_workers: Processes that load map-style and iterable data; 0 for none.
         loader_mode: `"sync"` loads in this process, `"async"` in one beside it while
             the device computes, `"async_rebatched"` joins its workers' incomplete
@@ -72,7 +81,7 @@ class IPUConfig:
 
     micro_batch_size: int | None = None
     gradient_accumulation: int | None = None
-    replicas: int = 1
+    replicas: int | None = None
     device_iterations: int = 1
     inference_iterations: int | None = None
     pipeline: Any = None
@@ -82,6 +91,8 @@ class IPUConfig:
     offload_optimizer: bool = False
     available_memory_proportion: float | Sequence[float] | None = None
     seed: int | None = None
+    process_id: int | None = None
+    num_processes: int | None = None
     num_workers: int = 0
     loader_mode: str = "sync"
     profile_dir: str | None = None
@@ -90,6 +101,7 @@ class IPUConfig:
 
     def __post_init__(self) -> None:
         check_fields(vars(self))
+        check_process(self.process_id, self.num_processes)
         check_pipeline(self.pipeline)
         self._check_num_ipus()
         memory_proportions(self.available_memory_proportion, self.num_stages)
@@ -112,16 +124,7 @@ class IPUConfig:
         has_own = self.training_options is not None
         if has_own and self.inference_options is not None:
             return  # replicas and stages are theirs
-        per_replica = len(set(self.stage_ipus)) or 1
-        total = self.replicas * per_replica
-        if total > MOST_IPUS:
-            each = f" with {per_replica} IPUs each, its stages" if self.stages else ""
-            raise ConfigError(
-                f"replicas={self.replicas}{each}, need {total} IPUs, and a process has "
-                f"{MOST_IPUS} at most. Use {MOST_IPUS // per_replica} replicas or "
-                "fewer, or fewer stages; gradient_accumulation makes batches larger "
-                "without more IPUs."
-            )
+        check_num_ipus(self._own_replicas, self.stage_ipus)
 
     # Plans ------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class IPUConfig:
                 else own.Training.gradient_accumulation
             ),
             replicas=self.num_replicas,
-            processes=_num_processes(own),
+            processes=self.process.count,
             device_iterations=(
                 self.device_iterations if own is None else own.device_iterations
             ),
@@ -161,9 +164,6 @@ class IPUConfig:
 
         Args:
             batch_size: Samples of one forward pass on every replica.
-
-        Raises:
-            ConfigError: The replicas don't divide `batch_size`.
 
         Example:
             >>> IPUConfig(pipeline=("a", "b", "c")).inference_plan(8).device_iterations
@@ -178,8 +178,8 @@ class IPUConfig:
             batch_size,
             micro_batch_size=None,
             gradient_accumulation=1,
-            replicas=self.replicas if own is None else own.replication_factor,
-            processes=_num_processes(own),
+            replicas=self.num_inference_replicas,
+            processes=self.process.count,
             device_iterations=iterations if own is None else own.device_iterations,
         )
 
@@ -203,9 +203,29 @@ class IPUConfig:
 
     @property
     def num_replicas(self) -> int:
-        """Replicas; `training_options` win if there are any."""
+        """Replicas of this process; `training_options` win if there are any."""
         own = self.training_options
-        return self.replicas if own is None else int(own.replication_factor)
+        return self._own_replicas if own is None else int(own.replication_factor)
+
+    @property
+    def num_inference_replicas(self) -> int:
+        """Replicas of this process in `evaluate` and `predict`."""
+        own = self.inference_options
+        return self._own_replicas if own is None else int(own.replication_factor)
+
+    @property
+    def _own_replicas(self) -> int:
+        """Replicas without own options."""
+        return replicas_for(self.replicas, self.process)
+
+    @property
+    def process(self) -> ProcessInfo:
+        """This process, and how many there are.
+
+        It is `process_id` of `num_processes`; else that of the own `training_options`,
+        if they name several; else the launcher's.
+        """
+        return process_for(self.process_id, self.num_processes, self.training_options)
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
@@ -337,10 +357,8 @@ class IPUConfig:
         The user's own options may choose another output mode.
         """
         # The model's own blocks are a pipeline if there is a micro-batch for each.
-        is_sharded = plan.device_iterations == 1
-        options = self._own_or_derived(
-            self.inference_options, plan, is_sharded=is_sharded
-        )
+        is_short = plan.device_iterations == 1
+        options = self._own_or_derived(self.inference_options, plan, is_short=is_short)
         if options.defaultOutputMode():
             options.outputMode(poptorch.OutputMode.All)
         return options
@@ -350,21 +368,24 @@ class IPUConfig:
         own: poptorch.Options | None,
         plan: BatchPlan,
         *,
-        is_sharded: bool = False,
+        is_short: bool = False,
     ) -> poptorch.Options:
+        process = self.process
         if own is not None:
             options = own.clone()
+            set_process(options, process)
             options.autoRoundNumIPUs(True)  # a device has a power of two of them
             return options
-        options = poptorch.Options()
+        options = new_options(process, plan.replicas)
         options.deviceIterations(plan.device_iterations)
-        options.replicationFactor(plan.replicas)
         options.autoRoundNumIPUs(True)
         options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
         options.showCompilationProgressBar(False)  # we show the phase ourselves
         # Schedulers of torch add attributes to the optimiser; each would be a warning.
         options.relaxOptimizerAttributesChecks(True)
-        strategy = self._strategy(is_sharded=is_sharded)
+        strategy = strategy_of(
+            self.pipeline, is_pipelined=self._is_pipelined(), is_short=is_short
+        )
         if strategy is not None:
             options.setExecutionStrategy(strategy)
         proportions = memory_proportions(
@@ -376,17 +397,3 @@ class IPUConfig:
             with torch.random.fork_rng(devices=[]):  # randomSeed reseeds torch
                 options.randomSeed(self.seed)
         return options
-
-    def _strategy(self, *, is_sharded: bool) -> Any:
-        if self.pipeline is None:
-            is_sharded = is_sharded or not self._is_pipelined()
-            return poptorch.ShardedExecution() if is_sharded else None
-        if not has_stages(self.pipeline):
-            return self.pipeline
-        return strategy_of(self.pipeline, is_pipelined=self._is_pipelined())
-
-
-def _num_processes(own: poptorch.Options | None) -> int:
-    """Number of processes, from the launcher's variables or the user's options."""
-    options = poptorch.Options() if own is None else own
-    return int(options.Distributed.numProcesses)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Any
 
 from ipufit._poptorch import poptorch
 from ipufit.errors import ConfigError
@@ -72,20 +72,27 @@ def stage_ipu(stage: Any, index: int) -> int:
     return index if own is None else int(own)
 
 
-def strategy_of(stages: Iterable[Any], *, is_pipelined: bool) -> Any:
-    """The strategy of PopTorch that runs stages, each on the IPU of its number.
+def strategy_of(pipeline: Any, *, is_pipelined: bool, is_short: bool = False) -> Any:
+    """The strategy of PopTorch that runs a pipeline; None for PopTorch's default.
 
     Args:
-        stages: Names, sequences of names, or stages of PopTorch, which may ask for
-            other IPUs.
+        pipeline: Names, sequences of names, or stages of PopTorch, each on the IPU of
+            its number unless it asks for another; a ready strategy; or None.
         is_pipelined: Whether all stages are busy at once.
+        is_short: Whether a call has too few micro-batches to pipeline the blocks of a
+            model without a pipeline.
     """
+    if pipeline is None:
+        is_default = is_pipelined and not is_short
+        return None if is_default else poptorch.ShardedExecution()
+    if not has_stages(pipeline):
+        return pipeline
     kind = poptorch.PipelinedExecution if is_pipelined else poptorch.ShardedExecution
     return kind(
         *(
             stage
             if isinstance(stage, poptorch.Stage)
             else poptorch.Stage(*stage_names(stage)).ipu(index)
-            for index, stage in enumerate(stages)
+            for index, stage in enumerate(pipeline)
         )
     )

@@ -115,10 +115,9 @@ def default_batch_size(config: IPUConfig, micro_batch_size: int | None = None) -
         >>> default_batch_size(IPUConfig(replicas=2, micro_batch_size=4))
         8
     """
-    own = config.inference_options
-    replicas = config.replicas if own is None else own.replication_factor
+    copies = config.num_inference_replicas * config.process.count
     micro = config.micro_batch_size or micro_batch_size or DEFAULT_BATCH_SIZE
-    return micro * replicas
+    return micro * copies
 
 
 def rows_to_evaluate(

@@ -24,7 +24,6 @@ def training_options(**settings):
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"gradient_accumulation": -3}, "gradient_accumulation=-3"),
         ({"replicas": True}, "replicas=True"),
-        ({"replicas": None}, "replicas=None"),  # nothing derives it
         ({"device_iterations": None}, "device_iterations=None"),
         ({"device_iterations": 2.5}, r"device_iterations=2\.5"),
         ({"precision": "bf16"}, "precision='bf16' is none of 'float32', 'float16'"),

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges of values between processes; free where there is only one."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, Sequence, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from ipufit.errors import ProcessError
+
+from .environment import ALONE, ProcessInfo
+from .group import group_of
+
+T = TypeVar("T")
+
+_FIRST = 0
+
+
+class Processes:
+    """The processes of a run, as one of them sees them.
+
+    Every process must call the same methods in the same order. Without others each
+    method returns at once, and no process group is made.
+
+    Args:
+        info: This process.
+
+    Raises:
+        ProcessError: From every method, if another process has ended or doesn't come.
+
+    Example:
+        >>> alone = Processes()
+        >>> alone.summed(torch.tensor([1.0, 2.0])), alone.gathered("a")
+        (tensor([1., 2.]), ['a'])
+    """
+
+    def __init__(self, info: ProcessInfo = ALONE) -> None:
+        self.info = info
+
+    @property
+    def index(self) -> int:
+        """Number of this process, from 0."""
+        return self.info.index
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        return self.info.count
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is process 0, which shows and writes for all."""
+        return self.info.is_first
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more than one."""
+        return self.info.count > 1
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes of tensors of one shape and dtype."""
+        if not self.are_several:
+            return tensor
+        total: Tensor = tensor.detach().clone()
+        with self._exchange("a sum") as group:
+            distributed.all_reduce(total, group=group)
+        return total
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give tensors the values of process 0, in one message for each dtype."""
+        if not self.are_several:
+            return
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+        with self._exchange("tensors of process 0") as group:
+            for same in by_dtype.values():
+                flat: Any = torch.cat([tensor.reshape(-1) for tensor in same])
+                distributed.broadcast(flat, _FIRST, group=group)
+                parts = flat.split([tensor.numel() for tensor in same])
+                if self.is_first:
+                    continue
+                for tensor, part in zip(same, parts):
+                    tensor.copy_(part.reshape(tensor.shape))
+
+    def first(self, value: T) -> T:
+        """The value that process 0 gives; those of other processes are ignored.
+
+        Args:
+            value: Anything that can be pickled.
+        """
+        if not self.are_several:
+            return value
+        values = [value]
+        with self._exchange("a value of process 0") as group:
+            distributed.broadcast_object_list(values, _FIRST, group=group)
+        return values[0]
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all processes, in their order.
+
+        Args:
+            value: Anything that can be pickled.
+        """
+        if not self.are_several:
+            return [value]
+        values: list[Any] = [None] * self.count
+        with self._exchange("values of all processes") as group:
+            distributed.all_gather_object(values, value, group=group)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until every process has come here."""
+        self.summed(torch.zeros(1))
+
+    @contextlib.contextmanager
+    def _exchange(self, what: str) -> Iterator[Any]:
+        group = group_of(self.info)
+        try:
+            yield group
+        except RuntimeError as error:
+            raise ProcessError(
+                f"Process {self.index} of {self.count} waited for {what}, and another "
+                "process has ended, or didn't come in time. If one has failed, its own "
+                "error is the first of the output. All processes must call the same "
+                "methods of a model (no `if` on the number of the process around "
+                "fit, evaluate or predict); IPUFIT_PROCESS_TIMEOUT sets how many "
+                f"seconds they wait. ({_first_line(error)})"
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
