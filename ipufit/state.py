@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from ._failures import do_all
+from .distributed import Processes
 from .types import Logs
 
 EVICTED = "SIGTERM"
@@ -32,7 +33,9 @@ class RunState:
         is_finite: Whether the loss was finite so far.
         stop_evaluating: Set it to end the evaluation under way after this call.
         stop_predicting: Set it to end the prediction under way after this call.
-        is_evicted: Whether the process was told to end (SIGTERM).
+        is_evicted: Whether the run was told to end (SIGTERM), in all its processes.
+        was_told_to_end: Whether this process was; the others may not know yet.
+        processes: The processes that the run has.
 
     Example:
         >>> run = RunState()
@@ -55,6 +58,9 @@ class RunState:
     stop_evaluating: bool = False
     stop_predicting: bool = False
     is_evicted: bool = False
+    was_told_to_end: bool = False
+    processes: Processes = field(default_factory=Processes)
+    _is_ending: bool = field(default=False, repr=False)
     _on_eviction: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
@@ -76,6 +82,15 @@ class RunState:
         """Ask the run to end in order; the first reason is kept."""
         if self.stop_reason is None:
             self.stop_reason = reason
+
+    def end(self, reason: str) -> None:
+        """End after the call under way: all processes have agreed on it."""
+        self.stop_reason, self._is_ending = reason, True
+
+    def tell_to_end(self) -> None:
+        """Note that this process was told to end; one without others ends its run."""
+        self.was_told_to_end = True
+        self.is_evicted = self.is_evicted or not self.processes.are_several
 
     def after_hooks(self, action: Callable[[], None]) -> None:
         """Have an action done once all callbacks have heard of the event under way.
@@ -103,11 +118,16 @@ class RunState:
 
     def heed_eviction(self) -> None:
         """Save and stop, if the process was told to end; called by the loop."""
-        if self.is_evicted and not self.is_stopping:
+        if self.is_evicted and not self.is_ending:
             do_all(self._on_eviction)
-            self.stop(EVICTED)
+            self.end(EVICTED)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run ends after the call under way."""
+        """Whether this process wants the run to end after the call under way."""
         return self.stop_reason is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the run ends after the call under way, in all its processes."""
+        return self._is_ending if self.processes.are_several else self.is_stopping

@@ -58,6 +58,7 @@ FLOORS = {
         "interruption": 10,
         "evaluation": 9,
         "training": 9,
+        "agreement": 8,
         "waiting": 8,
         "coverage": 7,
         "programs": 6,

@@ -811,7 +811,7 @@ BAD_SETTINGS = {
     "loader_mode": ("fast", None, 3),
     "micro_batch_size": (0, "8"),
     "gradient_accumulation": (0, 1.0),
-    "replicas": (0, 1.5, None),
+    "replicas": (0, 1.5),
     "device_iterations": (0, "4"),
     "precision": ("float8", None),
     "execution": ("quick",),
@@ -1122,10 +1122,3 @@ def test_samples_that_do_not_fill_a_call_are_counted():
     assert history.dropped_samples == 5
     assert len(caught) == 1
     assert caught[0].filename == __file__
-
-
-def test_several_processes_are_refused_so_far():
-    options = poptorch.Options()
-    options.Distributed.configureProcessId(0, 2)
-    model = compiled(IPUConfig(training_options=options))
-    refuse(model, UnsupportedError, "2 processes", lambda m: m.fit(X, Y))

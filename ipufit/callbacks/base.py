@@ -37,6 +37,10 @@ class Callback:
             display.
         is_display: Whether this callback only shows calls to people, who needn't see
             every one.
+        writes_for_all: Whether it shows or writes for all processes of a run, so that
+            only process 0 calls its hooks.
+        reads_batch_logs: False if its hooks of calls don't read their `logs`, which
+            needn't be computed for it then.
 
     Example:
         >>> class StopWhenGood(Callback):
@@ -52,6 +56,8 @@ class Callback:
     saved_kinds: ClassVar[Mapping[str, Kind]] = {}
     is_saved: ClassVar[bool] = True
     is_display: ClassVar[bool] = False
+    writes_for_all: ClassVar[bool] = False
+    reads_batch_logs: bool = True
     model: Any = None
     run: RunState = RunState()
 
@@ -196,7 +202,7 @@ def _of_each(hook: str) -> Callable[..., None]:
     """Make a hook that calls the hook of each callback in a list."""
 
     def call(self: CallbackList, *arguments: Any) -> None:
-        for callback in self.callbacks:
+        for callback in self._called:
             getattr(callback, hook)(*arguments)
 
     call.__name__ = hook
@@ -216,6 +222,7 @@ class CallbackList(Callback):
 
     def __init__(self, callbacks: CallbackLike) -> None:
         self.callbacks: list[Callback] = list(_flatten(callbacks))
+        self._called = self.callbacks
 
     def set_model(self, model: Any) -> None:
         """Give each callback the model."""
@@ -225,16 +232,24 @@ class CallbackList(Callback):
     def set_run(self, run: RunState) -> None:
         """Give each callback the state of the run, and its parameters."""
         self.run = run
+        is_first = run.processes.is_first
+        self._called = [
+            callback
+            for callback in self.callbacks
+            if is_first or not callback.writes_for_all
+        ]
         for callback in self.callbacks:
             callback.set_run(run)
             callback.set_params(run.params)
 
     def are_displays_due(self) -> bool:
         """Whether a display shows figures after the call under way."""
-        return any(c.is_due for c in self.callbacks if c.is_display)
+        return any(c.is_due for c in self._called if c.is_display)
 
     def hears(self, *hooks: str) -> bool:
-        """Whether a callback, displays aside, overrides one of these hooks.
+        """Whether a callback overrides one of these hooks, and reads its logs.
+
+        Displays don't count: they say when they are due.
 
         Example:
             >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
@@ -246,8 +261,8 @@ class CallbackList(Callback):
         return any(
             name in vars(callback)
             or getattr(type(callback), name) is not getattr(Callback, name)
-            for callback in self.callbacks
-            if not callback.is_display
+            for callback in self._called
+            if not callback.is_display and callback.reads_batch_logs
             for name in hooks
         )
 
@@ -271,7 +286,7 @@ class CallbackList(Callback):
         After an interrupt, which is raised again, their failures are warnings.
         """
         do_all(
-            [partial(callback.on_train_end, logs) for callback in self.callbacks],
+            [partial(callback.on_train_end, logs) for callback in self._called],
             is_failing=self.run.stop_reason == "interrupted",
         )
 
@@ -294,7 +309,7 @@ class CallbackList(Callback):
                 what fails here is warned of.
         """
         shared = set() if around is None else {id(c) for c in around.callbacks}
-        own = [callback for callback in self.callbacks if id(callback) not in shared]
+        own = [callback for callback in self._called if id(callback) not in shared]
         try:
             do_all([callback.close for callback in own], is_failing=is_failing)
         finally:
@@ -304,7 +319,7 @@ class CallbackList(Callback):
 
     def close(self) -> None:
         """Close each callback in order, even if one of them fails."""
-        do_all([callback.close for callback in self.callbacks])
+        do_all([callback.close for callback in self._called])
 
     def state_dict(self) -> dict[str, Any]:
         """States of the callbacks, by position and `state_name`.

@@ -45,6 +45,7 @@ class CSVLogger(Callback):
         >>> logger = CSVLogger("log.csv", separator=";", append=True)
     """
 
+    writes_for_all = True
     saved_attributes = ("columns", "begin")
     saved_kinds: ClassVar[Mapping[str, Kind]] = {
         "columns": optional(list_of(text)),

@@ -27,6 +27,7 @@ class FigureLogger(Callback, abc.ABC):
         ConfigError: If `update_freq` has another value.
     """
 
+    writes_for_all = True
     saved_attributes: ClassVar[tuple[str, ...]] = ("updates",)
     saved_kinds: ClassVar[Mapping[str, Kind]] = {"updates": count}
 
@@ -41,6 +42,7 @@ class FigureLogger(Callback, abc.ABC):
         self.update_freq = update_freq
         self.updates = 0
         self._every = every if isinstance(every, int) else None
+        self.reads_batch_logs = self._every is not None
         self._first_update = 0
 
     @abc.abstractmethod

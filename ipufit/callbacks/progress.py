@@ -34,7 +34,7 @@ class ProgressDisplay(Callback):
     """
 
     is_saved = False
-    is_display = True
+    is_display = writes_for_all = True
 
     def __init__(
         self, console: Console | None = None, clock: Clock = time.perf_counter

@@ -25,6 +25,8 @@ class Throughput(Callback):
     - `latency_ms`: mean milliseconds from a call's data being ready to its figures
       being ready.
 
+    With several processes samples are those of all, and times those of process 0.
+
     Args:
         clock: Returns the time in seconds, from any origin.
 
@@ -46,6 +48,7 @@ class Throughput(Callback):
         {'samples_per_second': 200.0, 'latency_ms': 2000.0}
     """
 
+    reads_batch_logs = False
     saved_attributes = ("epoch_seconds", "epoch_samples", "latencies_ms", "calls")
     saved_kinds: ClassVar[Mapping[str, Kind]] = {
         "epoch_seconds": number,
@@ -94,8 +97,9 @@ class Throughput(Callback):
         """Put the figures into the logs."""
         if self.calls.get(TRAINING):
             rate = self.epoch_samples / max(self.epoch_seconds, 1e-9)
-            logs["samples_per_second"] = rate
-            logs["latency_ms"] = self.latencies_ms[TRAINING]
+            measured = rate, self.latencies_ms[TRAINING]
+            rate, latency = self.run.processes.first(measured)
+            logs["samples_per_second"], logs["latency_ms"] = rate, latency
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
         """Begin a new mean over calls."""

@@ -8,6 +8,7 @@ MPI, SLURM) need `MASTER_ADDR` and `MASTER_PORT` only in the cases that `address
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 from datetime import timedelta
@@ -76,6 +77,13 @@ def _make(info: ProcessInfo) -> None:
     distributed.init_process_group(
         "gloo", rank=info.index, world_size=info.count, timeout=timeout, **where
     )
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """End our group: threads of gloo must not outlive the interpreter."""
+    if has_group():
+        distributed.destroy_process_group()
 
 
 def address(info: ProcessInfo, environment: Mapping[str, str]) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from ipufit.scalars import Scalars
 from ipufit.state import RunState
 from ipufit.types import Logs
 
+from .agreement import Agreement
 from .coverage import check_rows, cut, returned_rows
 from .objective.dtypes import widened_all
 from .objective.figures import Figures, vector_of
@@ -95,7 +96,7 @@ class Evaluation:
         self._singles_left = 0
         run.stop_evaluating = False
         hooks.on_test_begin({})
-        is_heard = hooks.hears("on_test_batch_end")
+        agreement = Agreement(run.processes, hooks, run, "on_test_batch_end")
         may_wait = self.figures.objective.is_additive and self._rows is None
         for number, call in enumerate(self.batches):
             if not call.num_real:  # there for the scalars of single rows only
@@ -104,20 +105,23 @@ class Evaluation:
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
             # The first call counts at once: unfit targets fail, and figures get names.
-            self._add_call(call, may_wait=may_wait and number > 0 and not is_heard)
+            self._add_call(
+                call, may_wait=may_wait and number > 0 and not agreement.is_heard
+            )
             last = first + self.batches.num_passes(call.num_real) - 1
-            is_wanted = is_heard or hooks.are_displays_due()
-            hooks.on_test_batch_end(last, self._running() if is_wanted else {})
+            logs = agreement.running(self.figures, self._waiting_vector)
+            hooks.on_test_batch_end(last, logs)
+            agreement.settle()
             if run.stop_evaluating or run.is_evicted:
                 break
         self._count_waiting()
+        self.figures.gather()
         hooks.on_test_end(self.figures.logs())
         return self.figures.logs()
 
-    def _running(self) -> Logs:
-        """The figures so far. Rows go on waiting, lest figures depend on the clock."""
-        more = self._vector(*self._waiting.all()) if self._waiting else None
-        return self.figures.running(more)
+    def _waiting_vector(self) -> Tensor | None:
+        """The vector of rows that wait, and go on waiting whoever looks at figures."""
+        return self._vector(*self._waiting.all()) if self._waiting else None
 
     def _count_waiting(self) -> None:
         if self._waiting:

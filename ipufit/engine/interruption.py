@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from typing import Any, Iterable, Iterator, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Sequence, TypeVar
 
 import torch
 
@@ -53,12 +53,15 @@ def ended_in_order(
         raise
 
 
-def until_stopped(items: Iterable[T], run: RunState) -> Iterator[T]:
+def until_stopped(
+    items: Iterable[T], run: RunState, settle: Callable[[], None] = lambda: None
+) -> Iterator[T]:
     """Give calls or epochs until the run is to stop, and save between them if asked.
 
     Args:
         items: The calls of an epoch, or epochs.
         run: State of the run.
+        settle: Has what one process wants count for all.
 
     Raises:
         EvictedError: The process was told to end, and the run was saved.
@@ -74,10 +77,11 @@ def until_stopped(items: Iterable[T], run: RunState) -> Iterator[T]:
     for item in items:
         yield item
         run.act()
+        settle()
         run.heed_eviction()
         if run.stop_reason == EVICTED:
             raise EvictedError
-        if run.is_stopping:
+        if run.is_ending:
             return
 
 
@@ -111,7 +115,7 @@ def heard_eviction(run: RunState) -> Iterator[None]:
     Python hears signals in the main thread alone: in others nothing is done.
 
     Args:
-        run: State of the run, whose `is_evicted` is set.
+        run: State of the run, which is told.
 
     Example:
         >>> import os
@@ -128,7 +132,7 @@ def heard_eviction(run: RunState) -> Iterator[None]:
         return
 
     def hear(_number: int, _frame: Any) -> None:
-        run.is_evicted = True
+        run.tell_to_end()
 
     before = signal.signal(signal.SIGTERM, hear)
     try:

@@ -17,6 +17,7 @@ from ipufit.errors import (
 )
 from ipufit.state import RunState
 
+from .agreement import Agreement
 from .coverage import check_rows, cut
 from .evaluation import Evaluation
 from .interruption import ended_in_order, undone_if_evicted, until_stopped
@@ -56,23 +57,24 @@ def train(
     """
     updates = training.plan.device_iterations
     hooks.on_train_begin({})
+    heard = "on_train_batch_end", "on_batch_end"
     with ended_in_order(training, hooks, run):
-        for epoch, is_validated in until_stopped(epochs, run):
+        agreement = Agreement(run.processes, hooks, run, *heard)
+        for epoch, is_validated in until_stopped(epochs, run, agreement.settle_now):
             if not run.calls:  # else it was begun before the run was interrupted
                 run.begin_epoch(epoch)
                 training.figures.reset()
                 hooks.on_epoch_begin(epoch, {})
-            is_heard = hooks.hears("on_train_batch_end", "on_batch_end")
-            for call in until_stopped(calls, run):
+            for call in until_stopped(calls, run, agreement.settle):
                 first = run.calls * updates
                 hooks.on_train_batch_begin(first, {})
                 training.run(call)
                 run.count_call(updates, call.num_real)
                 _warn_if_not_finite(training.figures.loss, run, first)
-                is_wanted = is_heard or hooks.are_displays_due()
-                logs = training.figures.running() if is_wanted else {}
+                logs = agreement.running(training.figures)
                 hooks.on_train_batch_end(first + updates - 1, logs)
             _check_length(calls, training, run)
+            training.figures.gather()
             figures = training.figures.logs()
             if validation is not None and is_validated:
                 with undone_if_evicted(run, calls.generators):
@@ -84,6 +86,8 @@ def train(
             hooks.on_epoch_end(epoch, dict(figures))
             run.end_epoch(figures)
     training.finish()
+    if run.processes.are_several:
+        training.executors.share_buffers()
     hooks.on_train_end(dict(run.logs))
 
 
@@ -105,6 +109,7 @@ def predictions(
         Tensors, nested as the module returns them, one row per sample.
     """
     run.stop_predicting = False
+    agreement = Agreement(run.processes, hooks, run, "on_predict_batch_end")
     program = executors.inference_program
     hooks.on_predict_begin({})
     for number, (batch, num_real) in enumerate(batches):
@@ -125,6 +130,7 @@ def predictions(
         last = first + batches.num_passes(num_real) - 1
         hooks.on_predict_batch_end(last, {"outputs": outputs})
         yield outputs
+        agreement.settle()
         if run.stop_predicting:
             break
     hooks.on_predict_end({})

@@ -78,6 +78,7 @@ def train_on_batch(
     training.figures.reset()
     for call in batches:
         training.run(call)
+    training.figures.gather()
     self._data.source = source
     return figures_of(training.figures, return_dict)
 
@@ -111,7 +112,7 @@ def test_on_batch(
     size, rows = default_batch_size(self.config), source.rows_of_first
     test = evaluation_of(self, source, size, rows_in_one_call=rows)
     test.prepare(make_progress(0))
-    test.run(CallbackList(None), RunState())
+    test.run(CallbackList(None), RunState(processes=self.processes))
     return figures_of(test.figures, return_dict)
 
 

@@ -83,8 +83,8 @@ def compile(
     self._settings = CompileSettings(
         objective=objective,
         optimization=optimization,
-        training_figures=Figures(objective.fresh()),
-        test_figures=Figures(objective.fresh()),
+        training_figures=Figures(objective.fresh(), self.processes),
+        test_figures=Figures(objective.fresh(), self.processes),
         average=None if momentum is None else WeightAverage(self.module, momentum),
         in_words=compiled_settings(objective, optimization),
         arguments={

@@ -75,9 +75,8 @@ def inference_plan(
 
     Raises:
         ConfigError: The replicas don't divide the batch size.
-        UnsupportedError: Several processes are configured.
     """
-    plan = in_one_process(config.inference_plan(batch_size))
+    plan = config.inference_plan(batch_size)
     if rows_in_one_call is not None and config.micro_batch_size is None:
         micro_batch_size = -(-rows_in_one_call // plan.micro_batches_per_call)
         plan = replace(plan, micro_batch_size=micro_batch_size)
@@ -146,21 +145,6 @@ def rows_to_evaluate(
     check_positive("steps" if training is None else "validation_steps", steps)
     own = size if training is None else training.batch_size
     return size, steps * (batch_size or source.batch_size or own)
-
-
-def in_one_process(plan: BatchPlan) -> BatchPlan:
-    """Refuse a plan of several processes.
-
-    Raises:
-        UnsupportedError: The plan has more than one.
-    """
-    if plan.processes > 1:
-        raise UnsupportedError(
-            f"{plan.processes} processes are configured (PopRun, mpirun or "
-            "Distributed.configureProcessId), but ipufit trains in one process so "
-            "far. Use replicas on one host instead."
-        )
-    return plan
 
 
 def loading_of(config: IPUConfig) -> Loading:

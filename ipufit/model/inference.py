@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Sequence
 
+from torch import Tensor
+
 from ipufit._poptorch import poptorch
+from ipufit._tree import tree_map
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import InferenceBatches, Source, as_source, column_names
 from ipufit.engine import give_shapes, joined, predictions
@@ -85,6 +88,7 @@ def predict(
     *,
     y: str | Sequence[str] | None = None,
     stream: bool = False,
+    gather: bool = True,
 ) -> Any:
     """The module's outputs, one row per sample, in order.
 
@@ -98,6 +102,8 @@ def predict(
         y: The names of other columns to leave alone, if `x` has columns.
         stream: Give an iterator over the outputs of each call, in constant
             memory, instead of all at once.
+        gather: With several processes, give each of them all outputs; False for the
+            rows that it has computed itself: of each call its share, in order.
 
     Returns:
         Tensors, nested as the module returns them.
@@ -120,7 +126,13 @@ def predict(
     )
     size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
     parts = outputs_of_calls(self, source, size, max_rows, callbacks, verbose)
-    return parts if stream else joined(parts)
+    processes = self.processes
+    if not (gather and processes.are_several):
+        return parts if stream else joined(parts)
+    if stream:
+        return (joined(processes.gathered(_plain(part))) for part in parts)
+    of_processes = processes.gathered([_plain(part) for part in parts])
+    return joined(part for of_one_call in zip(*of_processes) for part in of_one_call)
 
 
 def outputs_of_calls(
@@ -177,6 +189,11 @@ def outputs_of_calls(
                 batches.close()
 
     return run_to_the_end()
+
+
+def _plain(outputs: Any) -> Any:
+    """Outputs that can be pickled: PopTorch's own tensors refuse."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
 
 
 def _params(verbose: Verbose, batches: InferenceBatches) -> dict[str, Any]:

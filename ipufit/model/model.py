@@ -13,6 +13,7 @@ import torch
 
 from ipufit.callbacks import History
 from ipufit.config import IPUConfig
+from ipufit.distributed import Processes, configure
 from ipufit.engine import Executors
 from ipufit.errors import ConfigError
 from ipufit.optimizers import WeightAverage
@@ -80,7 +81,11 @@ class IPUModel:
         self.module = module
         self.config = self._given_config = config or IPUConfig()
         self.history: History | None = None
-        self._executors = Executors(module, self.config)
+        process = self.config.process
+        if self.config.process_id is not None:
+            configure(process)  # for datasets that ask
+        self.processes = Processes(process)
+        self._executors = Executors(module, self.config, self.processes)
         self._settings: CompileSettings | None = None
         self._runs = Runs()
         self._data = PastData()

@@ -11,6 +11,7 @@ import torch
 from ipufit.callbacks import CallbackList, History
 from ipufit.config import IPUConfig
 from ipufit.data import Source
+from ipufit.distributed import Processes
 from ipufit.engine import Executors, Figures, Objective
 from ipufit.errors import NotCompiledError
 from ipufit.optimizers import Optimization, WeightAverage
@@ -82,11 +83,13 @@ class Model(Protocol):
 
     Attributes:
         config: The layout, with `compile`'s `steps_per_execution`.
+        processes: The processes that run the model together.
         history: History of the last `fit`.
     """
 
     module: torch.nn.Module
     config: IPUConfig
+    processes: Processes
     history: History | None
     _given_config: IPUConfig
     _executors: Executors

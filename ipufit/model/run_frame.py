@@ -37,7 +37,8 @@ def under_way(
         All callbacks, and the display among them.
     """
     given = CallbackList(callbacks).callbacks
-    own_display = make_progress(verbose)
+    run.processes = model.processes
+    own_display = make_progress(verbose if run.processes.is_first else 0)
     displays = [one for one in given if isinstance(one, ProgressDisplay)]
     last = [] if displays else [own_display]
     hooks = CallbackList([given, [] if history is None else history, last])
@@ -50,7 +51,8 @@ def under_way(
         runs.fit = run
     is_failing = False
     try:
-        yield hooks, (displays or last)[0]
+        is_shown = displays and run.processes.is_first
+        yield hooks, displays[0] if is_shown else own_display
     except GeneratorExit:  # somebody doesn't want the rest of a stream
         raise
     except BaseException:

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from functools import partial
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
 from ipufit._tree import tree_map
 from ipufit.data import Labels
+from ipufit.distributed import Processes
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
 from ipufit.metrics import StreamedMetric, detached, flat, in_float32
@@ -92,6 +94,35 @@ def vector_of(
     return torch.cat([in_float32(detached(s)) for s in (count, *sums)]), tuple(entries)
 
 
+class Sums(NamedTuple):
+    """The sums of figures so far, of one process or of all.
+
+    Attributes:
+        vector: The sum of all vectors, float64; None without any.
+        extra: Total and number of rows of each figure that no vector holds, by name.
+    """
+
+    vector: Tensor | None
+    extra: Mapping[str, Sequence[float]]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sums]) -> Sums:
+        """Add up the sums of all processes.
+
+        Example:
+            >>> one = Sums(torch.ones(2), {"loss": (3.0, 1.0)})
+            >>> Sums.joined([one, Sums(None, {"loss": (1.0, 1.0)})])
+            Sums(vector=tensor([1., 1.]), extra={'loss': [4.0, 2.0]})
+        """
+        vectors = [part.vector for part in parts if part.vector is not None]
+        extra: dict[str, list[float]] = {}
+        for part in parts:
+            for name, pair in part.extra.items():
+                before = extra.setdefault(name, [0.0, 0.0])
+                extra[name] = [one + other for one, other in zip(before, pair)]
+        return cls(torch.stack(vectors).sum(dim=0) if vectors else None, extra)
+
+
 class Figures:
     """Loss, metrics and logged scalars over the samples of an epoch or evaluation.
 
@@ -100,12 +131,20 @@ class Figures:
     sums are float64, on the host. What the vector holds is known once a program was
     traced; streamed metrics are kept beside it.
 
+    With several processes, each has its own sums until `gather`, and keeps the outputs
+    for streamed metrics until then.
+
     Args:
         objective: Losses and metrics.
+        processes: The processes whose samples the figures cover.
     """
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(
+        self, objective: Objective, processes: Processes | None = None
+    ) -> None:
         self.objective = objective
+        self._processes = processes or Processes()
+        self._unstreamed: list[tuple[Any, Labels]] = []
         self._entries: tuple[Entry, ...] = ()
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
@@ -166,6 +205,7 @@ class Figures:
         """Forget all that was added."""
         self._sums = None
         self._extra = {}
+        self._unstreamed = []
         for measure in self.objective.measures:
             if isinstance(measure.metric, StreamedMetric):
                 measure.metric.reset()
@@ -193,9 +233,13 @@ class Figures:
         if not self.objective.is_streamed:
             return
         outputs, labels = tree_map(_copied, (outputs, tuple(labels)))
-        for name, measure, part, weights in self.objective.measured(
-            outputs, Labels(*labels)
-        ):
+        if self._processes.are_several:
+            self._unstreamed.append((outputs, Labels(*labels)))
+        else:
+            self._update_streams(outputs, Labels(*labels))
+
+    def _update_streams(self, outputs: Any, labels: Labels) -> None:
+        for name, measure, part, weights in self.objective.measured(outputs, labels):
             if isinstance(measure.metric, StreamedMetric):
                 measure.metric.update(part.output, part.target, weights)
                 self._streams[name] = measure.metric
@@ -207,10 +251,23 @@ class Figures:
         """
         return dict(sorted(self.in_order().items()))
 
-    def running(self, more: Tensor | None = None) -> Logs:
-        """The figures so far, for hooks of a call: all but streamed metrics.
+    def gather(self) -> None:
+        """Have the figures cover the samples of all processes, which all call this."""
+        if not self._processes.are_several:
+            return
+        own = self.sums(), self._unstreamed
+        everyone = self._processes.gathered(own)
+        sums = Sums.joined([sums for sums, _ in everyone])
+        self._sums, self._unstreamed = sums.vector, []
+        self._extra = {name: list(pair) for name, pair in sums.extra.items()}
+        # Call after call, as a single process would have had them.
+        for of_one_call in itertools.zip_longest(*(rows for _, rows in everyone)):
+            for rows in of_one_call:
+                if rows is not None:
+                    self._update_streams(*rows)
 
-        A streamed metric may go through all samples to give a value.
+    def sums(self, more: Tensor | None = None) -> Sums:
+        """The sums of this process so far.
 
         Args:
             more: A vector that counts here, though it isn't added yet.
@@ -219,12 +276,19 @@ class Figures:
         if more is not None:
             wide = more.detach().to(torch.float64)
             sums = wide if sums is None else sums + wide
+        return Sums(sums, self._extra)
+
+    def running(self, sums: Sums) -> Logs:
+        """The figures so far, for hooks of a call: all but streamed metrics.
+
+        A streamed metric may go through all samples to give a value.
+        """
         return dict(sorted(self._summed(sums).items()))
 
     def in_order(self) -> Logs:
         """The figures in the order of `compile()`: losses, metrics, logged scalars."""
         streamed = {name: metric.result() for name, metric in self._streams.items()}
-        values = {**self._summed(self._sums), **streamed}
+        values = {**self._summed(self.sums()), **streamed}
         order = ("loss", *(entry.name for entry in self._entries), *values)
         return {name: values[name] for name in order if name in values}
 
@@ -233,24 +297,24 @@ class Figures:
         """The loss so far, read from the device once; NaN if nothing was counted."""
         entry = self._entries[0] if self._entries else None
         if self._sums is None or entry is None or entry.name != "loss":
-            return self._summed(self._sums).get("loss", math.nan)
+            return self._summed(self.sums()).get("loss", math.nan)
         return float(entry.result(self._sums[1 : 1 + entry.size]))  # type: ignore[misc]
 
-    def _summed(self, sums: Tensor | None) -> Logs:
+    def _summed(self, sums: Sums) -> Logs:
         values: Logs = {}
-        if sums is not None:
-            count, at = float(sums[0]), 1
+        if sums.vector is not None:
+            count, at = float(sums.vector[0]), 1
             for entry in self._entries:
                 if not entry.size:
                     continue
-                own = sums[at : at + entry.size]
+                own = sums.vector[at : at + entry.size]
                 at += entry.size
                 values[entry.name] = (
                     _quotient(float(own[0]), count)
                     if entry.result is None
                     else entry.result(own)
                 )
-        extra = {name: _quotient(*pair) for name, pair in self._extra.items()}
+        extra = {name: _quotient(*pair) for name, pair in sums.extra.items()}
         if "loss" in extra:
             values = {"loss": extra.pop("loss"), **values}
         return {**values, **extra}

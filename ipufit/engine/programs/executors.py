@@ -19,6 +19,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, TrainingBatches
+from ipufit.distributed import Processes
 from ipufit.engine.baked_in.values import changes_accepted
 from ipufit.engine.objective.figures import Entry
 from ipufit.engine.objective.objective import Objective
@@ -37,6 +38,7 @@ from ipufit.scalars import Scalars
 from ipufit.types import Batch
 
 from .building import Builder, Compile
+from .common_weights import CommonWeights
 from .host_weights import HostWeights
 from .ipus import IPUs
 from .optimizer_link import bind_optimizer, send_changes
@@ -56,10 +58,14 @@ class Executors:
 
     Args:
         config: Its stages, replicas and precision.
+        processes: The processes that run the module together.
     """
 
-    def __init__(self, module: torch.nn.Module, config: IPUConfig) -> None:
+    def __init__(
+        self, module: torch.nn.Module, config: IPUConfig, processes: Processes
+    ) -> None:
         check_stage_names(module, config.stages)
+        self._common = CommonWeights(module, processes)
         self._builder = Builder(module, config)
         self._trainings: KeptPrograms[TrainingProgram] = KeptPrograms()
         self._inferences: KeptPrograms[Program] = KeptPrograms()
@@ -113,6 +119,7 @@ class Executors:
             sorted(anchors),
         )
         self._take_over()
+        self._common.begin_alike(self.fetch_weights, objective.modules)
         if self._training is not None and self._training.baked_in.changed():
             self._leave_training()
         program = self._trainings.get(key)
@@ -166,7 +173,8 @@ class Executors:
             display: Shows that PopTorch compiles.
             owns_loss: Whether the module returns its own loss.
         """
-        self.fetch_weights()
+        self._common.begin_alike(self.fetch_weights)
+        self.share_buffers()
         example = batches.example()
         key = (_signature(plan, example), batches.structure.inputs, owns_loss)
         program = self._inferences.get(key)
@@ -301,6 +309,11 @@ class Executors:
         The host may change it there: the next call compares.
         """
         self._on_host.bring_for_good(self._training)
+
+    def share_buffers(self) -> None:
+        """Bring what training has learnt, with the buffers of process 0."""
+        self.fetch_weights()
+        self._common.share_buffers()
 
     def weights_shown(self) -> ContextManager[None]:
         """Have what training has learnt in the user's module, to be read only."""

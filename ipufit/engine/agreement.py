@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes agree: on figures to show, and on the end of a run.
+
+Whatever depends on a clock, a signal or a callback of one process must count for all at
+the same call. Processes exchange that after calls that all of them know: each one if a
+callback listens to calls, else as many apart as process 0 makes in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+from ipufit.callbacks import CallbackList
+from ipufit.distributed import Processes
+from ipufit.engine.objective.figures import Figures, Sums
+from ipufit.state import RunState
+from ipufit.types import Logs
+
+_SECONDS_BETWEEN = 0.1
+
+
+class Agreement:
+    """The calls of an epoch, evaluation or prediction after which processes agree.
+
+    A process without others agrees with itself, at no cost.
+
+    Args:
+        processes: The processes of the run.
+        hooks: Callbacks of the run.
+        run: State of the run.
+        hook: Names of the hook that hears calls.
+        clock: Returns the time in seconds; that of process 0 counts.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        hooks: CallbackList,
+        run: RunState,
+        *hook: str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._processes = processes
+        self._hooks = hooks
+        self._run = run
+        self._clock = clock
+        self._last = clock()
+        self._calls = 0
+        self._next = self._interval = 1  # calls are counted from 1
+        self.is_heard = hooks.hears(*hook)
+        if processes.are_several:
+            # All must exchange at the same calls, so one listener counts for all.
+            self.is_heard = any(processes.gathered(self.is_heard))
+
+    @property
+    def _is_due(self) -> bool:
+        return self.is_heard or self._calls + 1 >= self._next
+
+    def running(
+        self, figures: Figures, more: Callable[[], Tensor | None] = lambda: None
+    ) -> Logs:
+        """The figures so far, over all processes; empty if nobody wants them now.
+
+        Args:
+            figures: Figures of the samples of this process.
+            more: Gives a vector that counts here, though it isn't added yet.
+        """
+        if not self._processes.are_several:
+            is_wanted = self.is_heard or self._hooks.are_displays_due()
+            return figures.running(figures.sums(more())) if is_wanted else {}
+        if not self._is_due:
+            return {}
+        everyone = self._processes.gathered(figures.sums(more()))
+        return figures.running(Sums.joined(everyone))
+
+    def settle(self) -> None:
+        """Have a request of any process to end something count for all, if it is due.
+
+        Called after each call.
+        """
+        if self._processes.are_several:
+            if self._is_due:
+                self.settle_now()
+                self._next = self._calls + 1 + self._interval
+            self._calls += 1
+
+    def settle_now(self) -> None:
+        """Have a request of any process to end something count for all."""
+        run, processes = self._run, self._processes
+        if not processes.are_several:
+            return
+        wishes = [
+            run.is_stopping and not run.is_ending,
+            run.was_told_to_end and not run.is_evicted,
+            run.stop_evaluating,
+            run.stop_predicting,
+            self._next_interval() if processes.is_first else 0,
+        ]
+        wanted = processes.summed(torch.tensor(wishes, dtype=torch.int64)).tolist()
+        stops, evictions, evaluating, predicting, self._interval = wanted
+        if stops:
+            reasons = processes.gathered(run.stop_reason)
+            run.end(next(reason for reason in reasons if reason is not None))
+        run.is_evicted = run.is_evicted or bool(evictions)
+        run.stop_evaluating, run.stop_predicting = bool(evaluating), bool(predicting)
+
+    def _next_interval(self) -> int:
+        """Calls until processes agree next, so that it is a tenth of a second."""
+        now = self._clock()
+        seconds, self._last = now - self._last, now
+        pace = self._interval * _SECONDS_BETWEEN / max(seconds, 1e-9)
+        return max(1, min(int(pace), 2 * self._interval))
