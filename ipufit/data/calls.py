@@ -12,27 +12,38 @@ import torch
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
+from ipufit.distributed import Processes
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
 from .datasets import ArrayDataset
 from .error_report import ErrorReport, ReportedRows
 from .gathering import GatheredCalls
+from .host_random import HostRandomState
 from .orders import InOrder, Order
 from .rebatching import collate
 from .seeded import SeededRows
 
 
 class Call(NamedTuple):
-    """The data of one call.
+    """The data of one call, and how much of it is samples.
 
     Attributes:
-        batch: The tensors of a `SampleStructure`, in order.
+        batch: The tensors of a `SampleStructure`, in order: the rows of this process.
         num_real: Number of rows that are samples; they come before the padding.
+        num_real_of_all: Number of samples of all processes in this call. It is 0 in
+            calls for single rows only.
+        num_real_of_each: Number of samples of each process in this call, in their
+            order. Inference only; empty in training.
+        num_singles: Number of rows that come once more, each in a micro-batch of its
+            own; these come before the padding.
     """
 
     batch: Batch
     num_real: int
+    num_real_of_all: int
+    num_real_of_each: tuple[int, ...] = ()
+    num_singles: int = 0
 
 
 class Loading(NamedTuple):
@@ -51,19 +62,22 @@ class Loading(NamedTuple):
         """Whether other processes load the samples."""
         return self.num_workers > 0 or self.mode != "sync"
 
-    def seeds(self, dataset: Any) -> bool:
+    def seeds(self, dataset: Any, processes: Processes) -> bool:
         """Whether each sample is loaded with random numbers of its own.
 
-        That is so in other processes, unless the samples are in memory already.
+        That is so where other processes load, and where several train: a sample is the
+        same whichever of them has it. Samples in memory draw nothing.
 
         Args:
             dataset: Map-style dataset; None for a stream.
+            processes: Processes that divide the samples.
         """
         is_drawing = dataset is not None and not isinstance(dataset, ArrayDataset)
-        return is_drawing and self.is_elsewhere
+        return is_drawing and (self.is_elsewhere or processes.are_several)
 
 
 PLAIN = Loading()
+ALONE = Processes()
 
 _MODES = {
     "sync": poptorch.DataLoaderMode.Sync,
@@ -81,14 +95,15 @@ class CallLoader:
         plan: The factors of a call.
         options: Options of the model.
         loading: Which processes load, and how.
-        seed: Seed of the random numbers of samples that other processes load.
+        seed: Seed of which each sample gets random numbers of its own; None to have
+            all draw from the generators of this process.
     """
 
     dataset: Any
     plan: BatchPlan
     options: poptorch.Options
     loading: Loading
-    seed: int
+    seed: int | None
     _loader: Any = field(default=None, init=False)
     _report: ErrorReport = field(default_factory=ErrorReport, init=False)
 
@@ -112,10 +127,20 @@ class CallLoader:
 
     def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
         with self._loading_errors():
-            batch = next(iterator, None)
+            batch = self._next(iterator)
             while batch is not None:  # `for` calls iter(), and PopTorch's begins anew
                 yield list(batch)
-                batch = next(iterator, None)
+                batch = self._next(iterator)
+
+    def _next(self, iterator: Iterator[Any]) -> Any:
+        """The next batch; None at the end."""
+        if self.seed is None or self.loading.is_elsewhere:
+            return next(iterator, None)
+        before = HostRandomState()  # samples that are loaded here seed its generators
+        try:
+            return next(iterator, None)
+        finally:
+            before.put_back()
 
     def close(self) -> None:
         """End the processes that load; the next pass starts others."""
@@ -145,7 +170,7 @@ class CallLoader:
         dataset, plan, loading = self.dataset, self.plan, self.loading
         if isinstance(dataset, ArrayDataset) and not loading.is_elsewhere:
             return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
-        if loading.seeds(dataset):
+        if self.seed is not None:
             dataset = SeededRows(dataset, self.seed)
         collating: Any = collate
         if loading.mode != "sync":
@@ -163,6 +188,7 @@ class CallLoader:
             batch_size=plan.micro_batch_size,
             num_workers=loading.num_workers,
             drop_last=True,
+            auto_distributed_partitioning=False,  # the order is divided already
             mode=_MODES[mode],
             collate_fn=collating,
             sampler=order,

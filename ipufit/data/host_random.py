@@ -46,6 +46,7 @@ class HostRandomState:
         self._python = random.getstate()
         self._numpy: Any = np.random.get_state()
         self._torch = torch.get_rng_state()
+        self._owners = generators
         self._generators = [one.get_state() for one in generators]
 
     def has_changed(self) -> bool:
@@ -58,6 +59,14 @@ class HostRandomState:
             and np.array_equal(now[1], keys)
             and torch.equal(torch.get_rng_state(), self._torch)
         )
+
+    def put_back(self) -> None:
+        """Set the random states of this process to these."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        for one, state in zip(self._owners, self._generators):
+            one.set_state(state)
 
     def tensors(self) -> RandomState:
         """The states as tensors."""

@@ -7,10 +7,12 @@ from typing import Iterator
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
+from ipufit.distributed import Processes
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
-from .calls import PLAIN, Call, CallLoader, Loading
+from .calls import ALONE, PLAIN, Call, CallLoader, Loading
+from .division import Division
 from .orders import InOrder
 from .rebatching import first_rows, pad, rebatched
 from .source import Block, Source, StreamSource
@@ -25,6 +27,7 @@ class InferenceBatches:
         max_rows: Number of samples after which to stop; None for all samples.
         loading: How map-style data is loaded.
         seed: Seed of samples that other processes load: the same in every pass.
+        processes: Processes that divide the samples.
 
     Attributes:
         structure: How the tensors of a batch nest.
@@ -42,30 +45,34 @@ class InferenceBatches:
         max_rows: int | None = None,
         loading: Loading = PLAIN,
         seed: int | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.source = source
         self.structure = source.structure
         self.has_singles = False
         self._plan = plan
         self._rows = plan.samples_per_call
+        self._division = Division.of_inference(processes, plan)
         self._max_rows = max_rows
-        self._loader = CallLoader(source.dataset, plan, options, loading, seed or 0)
+        own = (seed or 0) if loading.seeds(source.dataset, processes) else None
+        self._loader = CallLoader(source.dataset, plan, options, loading, own)
         self._ongoing: Iterator[Block] | None = None
 
     @property
     def num_samples(self) -> int | None:
-        """Number of samples to go through; None if unknown."""
+        """Number of samples of all processes to go through; None if unknown."""
         count, most = self.source.num_samples, self._max_rows
         return count if count is None or most is None else min(count, most)
 
     @property
     def num_calls(self) -> int | None:
-        """Number of calls; None if unknown."""
+        """Number of calls, the same in all processes; None if unknown."""
         count = self.num_samples
         if count is None:
             return None
         single_rows = self._num_singles(count) * self._plan.micro_batch_size
-        return -(-count // self._rows) - (-single_rows // self._rows)
+        rows = self._division.rows_of_all
+        return -(-count // rows) - (-single_rows // rows)
 
     def _num_singles(self, count: int) -> int:
         """Number of samples that come once more, each in its own micro-batch."""
@@ -77,8 +84,13 @@ class InferenceBatches:
         return self._plan.device_iterations
 
     def num_passes(self, num_rows: int) -> int:
-        """Forward passes over all replicas that `num_rows` rows of a call take."""
-        return -(-num_rows // self._plan.samples_per_update)
+        """Forward passes over all replicas that samples take.
+
+        Args:
+            num_rows: Number of samples of all processes. The first one has as many of
+                them in each call as any.
+        """
+        return -(-self._division.num_own(num_rows, 0) // self._plan.samples_per_update)
 
     def close(self) -> None:
         """End the processes that load samples; the next pass starts others."""
@@ -97,17 +109,30 @@ class InferenceBatches:
             yield from self._streamed(self.source)
             return
         count = self.num_samples or 0
-        done = 0
-        for batch in self._loader.batches(lambda: self._order(count)):
-            self.source.check(batch, done.__add__)
-            num_real = min(count - done, self._rows)
-            done += num_real
-            yield Call(batch, num_real)
+        division, size = self._division, self._plan.micro_batch_size
+        rows = division.rows_of_all
+        single_rows = self._num_singles(count) * size
+        # Samples first, then single rows, in calls of their own.
+        for batch, done in zip(
+            self._loader.batches(lambda: self._order(count)),
+            range(0, self._whole(count) + self._whole(single_rows), rows),
+        ):
+            self.source.check(batch, (done + division.index * self._rows).__add__)
+            num_all = min(max(count - done, 0), rows)
+            left = single_rows - (done - self._whole(count))
+            num_singles = 0 if num_all else division.num_own(min(left, rows)) // size
+            each = division.num_of_each(num_all)
+            yield Call(batch, each[division.index], num_all, each, num_singles)
+
+    def _whole(self, num_rows: int) -> int:
+        """Rows of whole calls that hold `num_rows`."""
+        return num_rows + -num_rows % self._division.rows_of_all
 
     def _order(self, count: int) -> InOrder:
-        size = self._plan.micro_batch_size
+        size, division = self._plan.micro_batch_size, self._division
         singles = range(count - self._num_singles(count), count)
-        return InOrder(count, self._rows, [row for row in singles for _ in range(size)])
+        further = [row for row in singles for _ in range(size)]
+        return InOrder(count, division.rows_of_all, further, division)
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
         batch: Batch = []
@@ -115,7 +140,7 @@ class InferenceBatches:
         for batch, num_real in rebatched(self._blocks(source), self._rows):
             source.check(batch, done.__add__)
             done += num_real
-            yield Call(pad(batch, self._rows), num_real)
+            yield Call(pad(batch, self._rows), num_real, num_real, (num_real,))
         if not done:
             raise DataError(
                 "There are no more samples: a generator can be gone through once. "
@@ -125,8 +150,8 @@ class InferenceBatches:
         if num_singles:
             size = self._plan.micro_batch_size
             block = [t[-num_singles:].repeat_interleave(size, dim=0) for t in batch]
-            for singles, _ in rebatched([block], self._rows):
-                yield Call(pad(singles, self._rows), 0)
+            for singles, num_rows in rebatched([block], self._rows):
+                yield Call(pad(singles, self._rows), 0, 0, (0,), num_rows // size)
 
     def _blocks(self, source: StreamSource) -> Iterator[Block]:
         """The blocks to go through: the first ones; of a generator the next ones."""

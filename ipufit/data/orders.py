@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from .division import Division
 from .seeded import mixed
 
 
@@ -18,7 +19,7 @@ class Position(NamedTuple):
 
     Attributes:
         number: Number of the pass, from 0; each pass has an order of its own.
-        calls: Calls of that pass that were given out.
+        calls: Calls of that pass that were given out, as each process counts them.
     """
 
     number: int = 0
@@ -40,9 +41,11 @@ class Order(Sampler[int]):
         length: Number of indices in a pass.
         seed: Seed of the orders; None keeps the samples' own order.
         start: Position at which the next pass begins.
-        rows_per_call: Samples of one call, in which `start` counts.
+        rows_per_call: Samples of one call of all processes, in which `start` counts.
         tells_pass: Whether to give keys of `SeededRows`, which contain the number of
             the pass, instead of indices.
+        division: The indices of one of several processes are given out, and `length`
+            is a multiple of their call; None to give out all.
     """
 
     count: int
@@ -51,15 +54,16 @@ class Order(Sampler[int]):
     start: Position = BEGINNING
     rows_per_call: int = 1
     tells_pass: bool = False
+    division: Division | None = None
 
     def __len__(self) -> int:
-        return self.length
+        return self.length // (1 if self.division is None else self.division.count)
 
     def __iter__(self) -> Iterator[int]:
         yield from self.indices().tolist()
 
     def indices(self) -> Tensor:
-        """The indices of the next pass, `[length]`; fewer if it begins midway."""
+        """The indices of the next pass; fewer if it begins midway."""
         number, calls = self.start
         self.start = Position(number + 1)
         order: Any
@@ -72,7 +76,10 @@ class Order(Sampler[int]):
             order = torch.cat((order, order[-1:].expand(self.length - self.count)))
         if self.tells_pass:
             order = order + number * self.count
-        rest: Tensor = order[calls * self.rows_per_call :]
+        first = calls * self.rows_per_call
+        if self.division is not None:
+            return self.division.own(order[first : self.length])
+        rest: Tensor = order[first:]
         return rest
 
 
@@ -81,21 +88,33 @@ class InOrder(Sampler[int]):
 
     Args:
         count: Number of samples.
-        rows: Samples of one call.
+        rows: Samples of one call of all processes.
         further: Indices that follow in calls of their own.
+        division: The indices of one of several processes are given out; None to give
+            out all.
     """
 
-    def __init__(self, count: int, rows: int, further: list[int]) -> None:
+    def __init__(
+        self,
+        count: int,
+        rows: int,
+        further: list[int],
+        division: Division | None = None,
+    ) -> None:
         self._count = count
+        self._division = division
         padding = [count - 1] * (-count % rows)
         self._rest = padding + further + further[-1:] * (-len(further) % rows)
 
     def __len__(self) -> int:
-        return self._count + len(self._rest)
+        length = self._count + len(self._rest)
+        return length // (1 if self._division is None else self._division.count)
 
     def __iter__(self) -> Iterator[int]:
         yield from self.indices().tolist()
 
     def indices(self) -> Tensor:
         """All indices."""
-        return torch.cat((torch.arange(self._count), torch.tensor(self._rest).long()))
+        rest = torch.tensor(self._rest).long()
+        order = torch.cat((torch.arange(self._count), rest))
+        return order if self._division is None else self._division.own(order)

@@ -16,26 +16,40 @@ from .datasets import StackedRows
 from .source import Block
 
 
-def shares(num_real: int, rows: int, rows_per_update: int) -> Tensor:
+def shares(
+    num_real: int,
+    rows: int,
+    rows_per_update: int,
+    num_of_all: Tensor | None = None,
+    num_processes: int = 1,
+) -> Tensor:
     """How much each row of a call counts in the loss of its update.
 
     Args:
         num_real: Number of real rows; they come before the padding.
         rows: Number of rows of the call.
         rows_per_update: Number of rows of one update; divides `rows`.
+        num_of_all: Number of real rows of all processes in each update; None if there
+            is one process.
+        num_processes: Number of processes, which have as many rows each.
 
     Returns:
-        `[rows]`, float32: 0 for padding. The real rows of an update add up to
-        `rows_per_update`, so that the mean over all rows is the mean over real rows.
+        `[rows]`, float32: 0 for padding. The real rows of an update add up to the
+        number of its rows, over all processes, so that the mean over all rows is the
+        mean over real rows.
 
     Example:
         >>> shares(3, rows=6, rows_per_update=2)
         tensor([1., 1., 2., 0., 0., 0.])
+        >>> shares(1, 2, 2, num_of_all=torch.tensor([3]), num_processes=2)
+        tensor([1.3333, 0.0000])
     """
     is_real = torch.arange(rows).lt(num_real).to(torch.float32)
     per_update = is_real.reshape(-1, rows_per_update)
-    counts = per_update.sum(dim=1, keepdim=True).clamp(min=1)
-    return torch.flatten(per_update * (rows_per_update / counts))
+    if num_of_all is None:
+        num_of_all = per_update.sum(dim=1)
+    counts = num_of_all.unsqueeze(1).clamp(min=1)
+    return torch.flatten(per_update * (rows_per_update * num_processes / counts))
 
 
 def pad(batch: Sequence[Tensor], rows: int) -> Batch:

@@ -14,11 +14,13 @@ import torch
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
+from ipufit.distributed import Processes
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
-from .calls import PLAIN, Call, CallLoader, Loading
+from .calls import ALONE, PLAIN, Call, CallLoader, Loading
 from .class_weights import ClassWeights
+from .division import Division
 from .host_random import RandomState, random_state, set_random_state
 from .orders import BEGINNING, Order, Position
 from .passes import Pass, Replay
@@ -41,6 +43,8 @@ class TrainingBatches:
         loading: How map-style data is loaded.
         start: Position at which to begin. Samples before it are not loaded, except
             from a stream, whose batches are drawn and dropped.
+        processes: Processes that divide each update. All of them take the order of
+            process 0.
 
     Raises:
         DataError: There are not enough samples for one call, or `class_weight` can't
@@ -52,7 +56,8 @@ class TrainingBatches:
         seed: Seed of the orders.
         is_seeded: Whether each sample has random numbers of its own.
         num_calls: Number of calls of a pass; None while unknown.
-        num_dropped: Number of samples that a pass leaves out; None while unknown.
+        num_dropped: Number of samples of all processes that a pass leaves out; None
+            while unknown.
         num_empty_updates: Number of updates of the last call that have only padding.
     """
 
@@ -68,6 +73,7 @@ class TrainingBatches:
         class_weight: Any = None,
         loading: Loading = PLAIN,
         start: Position = BEGINNING,
+        processes: Processes = ALONE,
     ) -> None:
         self.source = source
         self.structure = source.structure
@@ -76,17 +82,20 @@ class TrainingBatches:
             self._class_weights = ClassWeights(class_weight, source.structure)
             self.structure = self._class_weights.structure
         self._rows = plan.samples_per_call
-        self._per_update = plan.samples_per_update
+        self._processes = processes
+        self._division = Division.of_training(processes, plan)
+        rows_of_all = self._division.rows_of_all
         is_padding = drop_last in ("pad", False)
         count = source.num_samples
-        if count is not None and count < self._rows and not is_padding:
+        if count is not None and count < rows_of_all and not is_padding:
+            each = f" in each of {processes.count} processes"
             raise DataError(
                 f"`x` has {count} samples, but one training call takes "
-                f"{plan.describe()}. Lower one of these, pass more data, or pad with "
-                "fit(drop_last='pad')."
+                f"{plan.describe()}{each if processes.are_several else ''}. Lower one "
+                "of these, pass more data, or pad with fit(drop_last='pad')."
             )
         # A loader of the user's may give fewer samples than it says.
-        may_be_short = isinstance(source, StreamSource) or (count or 0) % self._rows
+        may_be_short = isinstance(source, StreamSource) or (count or 0) % rows_of_all
         self._is_padding = is_padding and bool(may_be_short)
         if self._is_padding:
             self.structure = self.structure.padded()
@@ -95,23 +104,27 @@ class TrainingBatches:
         self.num_empty_updates = 0
         if count is not None:
             self._count(count)
-        self.is_seeded = loading.seeds(source.dataset)
-        if (shuffle or self.is_seeded) and seed is None:
-            # Drawn here and not in a process that loads: those are copies of this one.
-            seed = int(torch.empty((), dtype=torch.int64).random_())
+        self.is_seeded = loading.seeds(source.dataset, processes)
+        if shuffle or self.is_seeded:
+            if seed is None:
+                # Drawn here and not in a process that loads: those copy this one.
+                seed = int(torch.empty((), dtype=torch.int64).random_())
+            seed = processes.first(seed)
         self.seed = seed or 0
         self._shuffle = shuffle
-        self._loader = CallLoader(source.dataset, plan, options, loading, self.seed)
+        own = self.seed if self.is_seeded else None
+        self._loader = CallLoader(source.dataset, plan, options, loading, own)
         self.position = start
         self._pass: Pass | None = None
         self._is_exhausted = self._is_going_on = False
 
     def _count(self, num_samples: int) -> None:
         """Set the number of calls of a pass, and what its last call lacks."""
-        self.num_calls, left = divmod(num_samples, self._rows)
+        rows, num_updates = self._division.rows_of_all, self._division.num_updates
+        self.num_calls, left = divmod(num_samples, rows)
         if left and self._is_padding:
             self.num_calls += 1
-            self.num_empty_updates = (self._rows - left) // self._per_update
+            self.num_empty_updates = (rows - left) // (rows // num_updates)
         else:
             self.num_dropped, self.num_empty_updates = left, 0
 
@@ -149,7 +162,8 @@ class TrainingBatches:
 
     def example(self) -> Batch:
         """A batch that looks like that of a call."""
-        return self._completed(self.source.example(self._rows), self._rows)
+        whole = self._division.rows_of_all
+        return self._completed(self.source.example(self._rows), self._rows, whole)
 
     def begin_next_pass(self) -> None:
         """Move to the beginning of the next pass if all of this one was given out."""
@@ -172,13 +186,17 @@ class TrainingBatches:
             batches = self._indexed()
         if now is not None:
             set_random_state(now, self.source.generators)
-        for batch, num_real in batches:
-            num_samples += num_real
-            if num_real == self._rows or self._is_padding:
+        division = self._division
+        for batch, num_all in batches:
+            num_samples += num_all
+            if num_all == division.rows_of_all or self._is_padding:
                 self.source.check(batch, self._sample_of)
                 self.position = self.position._replace(calls=self.position.calls + 1)
+                num_real = division.num_own(num_all)
                 padded = pad(batch, self._rows)
-                yield Call(self._completed(padded, num_real), num_real)
+                yield Call(
+                    self._completed(padded, num_real, num_all), num_real, num_all
+                )
         if isinstance(self.source, StreamSource):
             self._count(num_samples)
         self._is_exhausted = True
@@ -190,25 +208,29 @@ class TrainingBatches:
         return rebatched(blocks, self._rows)
 
     def _indexed(self) -> Iterator[tuple[Batch, int]]:
-        """Batches from the position on, and their numbers of real rows."""
+        """Batches from the position on, and the samples of all processes in each."""
         done = self.position.calls
         if done and done == self.num_calls:
             return iter(())  # PopTorch's asynchronous loader refuses to load nothing
         batches = self._loader.batches(lambda: self._order(tells_pass=self.is_seeded))
-        num_left = range(
-            (self.source.num_samples or 0) - done * self._rows, 0, -self._rows
-        )
-        return (
-            (batch, min(left, self._rows)) for batch, left in zip(batches, num_left)
-        )
+        rows = self._division.rows_of_all
+        num_left = range((self.source.num_samples or 0) - done * rows, 0, -rows)
+        return ((batch, min(left, rows)) for batch, left in zip(batches, num_left))
 
     def _order(self, *, tells_pass: bool = False) -> Order:
         """The order of samples that are taken by index, from the position on."""
         count = self.source.num_samples or 0
-        length = (self.num_calls or 0) * self._rows if self._is_padding else count
-        seed = self.seed if self._shuffle else None
+        rows = self._division.rows_of_all
+        is_divided = self._processes.are_several
+        is_whole = self._is_padding or is_divided
         return Order(
-            count, length, seed, self.position, self._rows, tells_pass=tells_pass
+            count,
+            (self.num_calls or 0) * rows if is_whole else count,
+            self.seed if self._shuffle else None,
+            self.position,
+            rows,
+            tells_pass=tells_pass,
+            division=self._division if is_divided else None,
         )
 
     def _sample_of(self, row: int) -> int:
@@ -217,10 +239,19 @@ class TrainingBatches:
             return self.position.calls * self._rows + row
         return int(self._order().indices()[row])
 
-    def _completed(self, batch: Batch, num_real: int) -> Batch:
-        """The batch with class weights and shares of rows appended to it."""
+    def _completed(self, batch: Batch, num_real: int, num_all: int) -> Batch:
+        """The batch with class weights and shares of rows appended to it.
+
+        Args:
+            num_real: Number of its real rows.
+            num_all: Number of real rows of all processes in the call.
+        """
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
         if self._is_padding:
-            batch.append(shares(num_real, self._rows, self._per_update))
+            division = self._division
+            in_updates = division.num_in_updates(num_all)
+            batch.append(
+                shares(num_real, self._rows, division.block, in_updates, division.count)
+            )
         return batch

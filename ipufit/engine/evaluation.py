@@ -129,7 +129,7 @@ class Evaluation:
             self._waiting.clear()
 
     def _add_call(self, call: Call, *, may_wait: bool) -> None:
-        batch, num_real = call
+        batch, num_real = call.batch, call.num_real
         structure = self.batches.structure
         outputs, scalars = self._executors.infer(batch[: structure.num_inputs])
         labels = structure.labels(batch)

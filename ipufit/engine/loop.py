@@ -112,7 +112,8 @@ def predictions(
     agreement = Agreement(run.processes, hooks, run, "on_predict_batch_end")
     program = executors.inference_program
     hooks.on_predict_begin({})
-    for number, (batch, num_real) in enumerate(batches):
+    for number, call in enumerate(batches):
+        batch, num_real = call.batch, call.num_real
         if executors.inference_program is not program:
             raise ConfigError(
                 "Something else was evaluated or predicted between two parts of "

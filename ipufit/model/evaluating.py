@@ -10,6 +10,7 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, Loading, Source
+from ipufit.distributed import Processes
 from ipufit.engine import (
     Evaluation,
     Figures,
@@ -98,6 +99,7 @@ def inference_batches(
         max_rows=max_rows,
         loading=loading_of(config),
         seed=config.seed,
+        processes=Processes(config.process),
     )
 
 

@@ -104,7 +104,7 @@ def test_inference_covers_every_sample_once_and_pads_the_last_call(plan, count, 
     )
     batches = InferenceBatches(source, plan, options_for(plan))
     seen = []
-    for index, (batch, num_real) in enumerate(batches):
+    for index, (batch, num_real, *_) in enumerate(batches):
         assert len(batch[0]) == plan.samples_per_call
         assert num_real == plan.samples_per_call or index == batches.num_calls - 1
         seen += batch[0][:num_real].tolist()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a call belong to which process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ipufit.batching import BatchPlan
+from ipufit.distributed import Processes
+
+
+@dataclass(frozen=True)
+class Division:
+    """Rows that all processes share, in blocks that go to one after the other.
+
+    Training divides every update, so that an update has the same samples whatever the
+    number of processes: blocks have the rows of one update. Inference divides calls.
+
+    Attributes:
+        index: Number of this process, from 0.
+        count: Number of processes.
+        block: Rows of a block.
+        rows: Rows of a call of one process; a multiple of `block`.
+
+    Example:
+        >>> division = Division(index=1, count=2, block=2, rows=4)
+        >>> division.own(torch.arange(8))
+        tensor([2, 3, 6, 7])
+        >>> division.num_own(7), division.num_of_each(7)
+        (3, (4, 3))
+    """
+
+    index: int
+    count: int
+    block: int
+    rows: int
+
+    @classmethod
+    def of_training(cls, processes: Processes, plan: BatchPlan) -> Division:
+        """The division of training calls."""
+        rows = plan.samples_per_call
+        return cls(processes.index, processes.count, plan.samples_per_update, rows)
+
+    @classmethod
+    def of_inference(cls, processes: Processes, plan: BatchPlan) -> Division:
+        """The division of calls that evaluate or predict."""
+        rows = plan.samples_per_call
+        return cls(processes.index, processes.count, rows, rows)
+
+    @property
+    def rows_of_all(self) -> int:
+        """Rows of a call of all processes."""
+        return self.rows * self.count
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of a call, or of whatever the blocks have the rows."""
+        return self.rows // self.block
+
+    def own(self, rows: Tensor) -> Tensor:
+        """The rows of this process.
+
+        Args:
+            rows: `[rows, ...]`; a multiple of the blocks of all processes.
+        """
+        if self.count == 1:
+            return rows
+        blocks = rows.reshape(-1, self.count, self.block, *rows.shape[1:])
+        return torch.flatten(blocks[:, self.index], 0, 1)
+
+    def num_own(self, num_rows: int, index: int | None = None) -> int:
+        """How many of the first rows belong to a process.
+
+        They are the first ones of that process, too.
+
+        Args:
+            num_rows: Number of rows of all processes.
+            index: Number of the process; None for this one.
+        """
+        if index is None:
+            index = self.index
+        whole, rest = divmod(num_rows, self.block * self.count)
+        return whole * self.block + min(max(rest - index * self.block, 0), self.block)
+
+    def num_of_each(self, num_rows: int) -> tuple[int, ...]:
+        """How many of the first rows belong to each process, in their order."""
+        return tuple(self.num_own(num_rows, index) for index in range(self.count))
+
+    def num_in_blocks(self, num_own: int) -> Tensor:
+        """How many of the first rows of this process are in each block of a call."""
+        first = torch.arange(0, self.rows, self.block)
+        in_blocks: Tensor = (num_own - first).clamp(0, self.block)
+        return in_blocks
+
+    def num_in_updates(self, num_rows: int) -> Tensor:
+        """How many of the first rows of all processes are in each update of a call."""
+        each = self.block * self.count
+        first = torch.arange(0, self.rows_of_all, each)
+        in_updates: Tensor = (num_rows - first).clamp(0, each)
+        return in_updates

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Map-style data that several processes divide: the samples of each update, once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit import BatchPlan, DataError, IPUConfig
+from ipufit.data import (
+    InferenceBatches,
+    Loading,
+    Position,
+    TrainingBatches,
+    as_source,
+)
+from ipufit.data.division import Division
+from tests import reference
+from tests.data._together import together
+from tests.strategies import plans
+
+COUNTS = st.integers(1, 4)
+
+
+def options_for(plan):
+    config = IPUConfig(
+        micro_batch_size=plan.micro_batch_size,
+        gradient_accumulation=plan.gradient_accumulation,
+        replicas=plan.replicas,
+        device_iterations=plan.device_iterations,
+    )
+    return config.build_training_options(replace(plan, processes=1))
+
+
+class Counted(torch.utils.data.Dataset):
+    """Numbers, and which of them were read."""
+
+    def __init__(self, count):
+        self.count, self.read = count, set()
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.read.add(index)
+        return torch.tensor(index), torch.tensor(-index)
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.tensor(index), torch.rand(())
+
+
+def training(plan, data, processes, **settings):
+    return TrainingBatches(
+        as_source(*data) if isinstance(data, tuple) else as_source(data),
+        plan,
+        options_for(plan),
+        processes=processes,
+        **{"shuffle": False, **settings},
+    )
+
+
+def by_update(results, plan):
+    """The real rows of each update: of every call and process, in their order."""
+    updates = []
+    for calls in zip(*results):
+        for number in range(plan.device_iterations):
+            at = number * plan.samples_per_update
+            rows = slice(at, at + plan.samples_per_update)
+            updates.append([c.batch[0][: c.num_real][rows].tolist() for c in calls])
+    return updates
+
+
+def joined(lists):
+    return [number for numbers in lists for number in numbers]
+
+
+@given(COUNTS, plans(), st.integers(0, 40))
+def test_blocks_of_all_processes_are_all_rows(count, plan, num_rows):
+    divisions = [
+        Division(i, count, plan.samples_per_update, plan.samples_per_call)
+        for i in range(count)
+    ]
+    one = divisions[0]
+    rows = torch.arange(one.rows_of_all * 2)
+    own = [division.own(rows) for division in divisions]
+    assert torch.equal(torch.cat(own).sort().values, rows)
+    num_rows = min(num_rows, one.rows_of_all)
+    for division, mine in zip(divisions, own):
+        num_own = division.num_own(num_rows)
+        assert mine.lt(num_rows).nonzero().flatten().tolist() == list(range(num_own))
+        in_blocks = mine[: one.rows].reshape(-1, one.block).lt(num_rows).sum(dim=1)
+        assert torch.equal(division.num_in_blocks(num_own), in_blocks)
+    in_updates = rows[: one.rows_of_all].reshape(one.num_updates, -1).lt(num_rows)
+    assert torch.equal(one.num_in_updates(num_rows), in_updates.sum(dim=1))
+    assert sum(one.num_of_each(num_rows)) == num_rows
+
+
+@given(
+    st.data(),
+    COUNTS,
+    plans(2),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([True, "pad"]),
+)
+def test_an_update_has_the_same_samples_in_any_number_of_processes(
+    data, count, plan, shuffle, fast, drop_last
+):
+    per_call = plan.samples_per_call * count
+    extra = data.draw(st.integers(0, per_call - 1))
+    num_samples = data.draw(st.integers(1, 2)) * per_call + extra
+    numbers = torch.arange(num_samples)
+    given = (numbers,) if fast else reference.Recorded(numbers, -numbers)
+    settings = {"shuffle": shuffle, "drop_last": drop_last, "seed": 5}
+
+    def two_passes(processes):
+        batches = training(plan, given, processes, **settings)
+        calls = [list(batches) for _ in range(2)]
+        figures = batches.num_calls, batches.num_dropped, batches.num_empty_updates
+        return calls, figures, batches.position
+
+    alone_plan = replace(plan, replicas=plan.replicas * count)
+    [(whole, *figures)] = together(1, lambda p: _of(alone_plan, given, p, settings))
+    results = together(count, two_passes)
+    for calls_of_each, alone in zip(zip(*[r[0] for r in results]), whole):
+        updates = by_update(calls_of_each, plan)
+        expected = by_update([alone], alone_plan)
+        assert [joined(parts) for parts in updates] == [one for [one] in expected]
+        for calls, one in zip(zip(*calls_of_each), alone):
+            assert sum(call.num_real for call in calls) == one.num_real
+            assert {call.num_real_of_all for call in calls} == {one.num_real}
+            if drop_last == "pad" and extra:
+                shape = plan.device_iterations, -1
+                own = [call.batch[-1].reshape(shape) for call in calls]
+                torch.testing.assert_close(
+                    torch.cat(own, dim=1), one.batch[-1].reshape(shape)
+                )
+    assert [r[1:] for r in results] == [tuple(figures)] * count
+
+
+def _of(plan, given, processes, settings):
+    batches = training(plan, given, processes, **settings)
+    calls = [list(batches) for _ in range(2)]
+    figures = batches.num_calls, batches.num_dropped, batches.num_empty_updates
+    return calls, figures, batches.position
+
+
+@given(COUNTS, COUNTS, st.integers(0, 3), st.booleans())
+def test_a_run_goes_on_in_another_number_of_processes(before, after, done, pad):
+    plan = {n: BatchPlan(12 // n, device_iterations=2) for n in range(1, 5)}
+    numbers = torch.arange(80)
+
+    def rest(count, start):
+        settings = {"shuffle": True, "seed": 3, "start": start}
+        drop_last = "pad" if pad else True
+        results = together(
+            count,
+            lambda processes: list(
+                training(
+                    plan[count], (numbers,), processes, drop_last=drop_last, **settings
+                )
+            ),
+        )
+        return [joined(parts) for parts in by_update(results, plan[count])]
+
+    whole = rest(before, Position(1, 0))
+    assert rest(after, Position(1, done)) == whole[2 * done :]
+
+
+def test_a_dataset_is_read_where_its_samples_are_used():
+    plan = BatchPlan(2, device_iterations=3)
+    datasets = {}
+
+    def use(processes):
+        dataset = datasets[processes.index] = Counted(48)
+        batches = training(plan, dataset, processes, shuffle=True, seed=1)
+        dataset.read.clear()
+        used = {number for call in batches for number in call.batch[0].tolist()}
+        assert dataset.read == used
+        return used
+
+    used = together(4, use)
+    assert all(len(some) == 12 for some in used)
+    assert set().union(*used) == set(range(48))
+
+
+def test_a_seed_that_is_not_given_is_drawn_by_process_0():
+    plan = BatchPlan(4)
+
+    def orders(processes):
+        batches = training(plan, (torch.arange(16),), processes, shuffle=True)
+        return batches.seed
+
+    alone = together(1, orders)
+    assert together(2, orders) == alone * 2
+
+
+@pytest.mark.parametrize("loading", [Loading(), Loading(num_workers=1)])
+def test_random_transforms_are_the_same_in_any_number_of_processes(loading):
+    def pairs(processes):
+        plan = BatchPlan(12 // processes.count)
+        batches = training(plan, Noisy(), processes, seed=2, loading=loading)
+        iterator = iter(batches)
+        calls = [next(iterator)]
+        state = torch.get_rng_state()
+        calls += iterator
+        batches.close()
+        assert torch.equal(torch.get_rng_state(), state)
+        return [pair for call in calls for pair in zip(*map(list, call.batch))]
+
+    def known(results):
+        return {
+            int(number): float(noise) for pairs in results for number, noise in pairs
+        }
+
+    of_three = known(together(3, pairs))
+    assert of_three == known(together(2, pairs))
+    assert len(of_three) == len(set(of_three.values())) == 24
+
+
+def test_too_few_samples_for_a_call_of_all_processes_are_refused():
+    with pytest.raises(DataError, match="in each of 2 processes"):
+        together(2, lambda p: training(BatchPlan(4), (torch.arange(7),), p))
+
+
+# Inference -------------------------------------------------------------------
+
+
+def inference(plan, data, processes, **settings):
+    return InferenceBatches(
+        as_source(data), plan, options_for(plan), processes=processes, **settings
+    )
+
+
+@given(
+    COUNTS,
+    plans(2),
+    st.integers(1, 60),
+    st.booleans(),
+    st.none() | st.integers(1, 60),
+    st.booleans(),
+)
+def test_every_sample_is_inferred_once_and_outputs_can_be_put_in_order(
+    count, plan, num_samples, fast, most, has_singles
+):
+    numbers = torch.arange(num_samples)
+    data = numbers if fast else reference.Recorded(numbers, -numbers)
+    plan = replace(plan, gradient_accumulation=1)
+
+    def calls(processes):
+        batches = inference(plan, data, processes, max_rows=most)
+        batches.has_singles = has_singles
+        calls = list(batches)
+        assert len(calls) == batches.num_calls
+        assert batches.num_samples == min(num_samples, most or num_samples)
+        return calls
+
+    results = together(count, calls)
+    in_order, singles = [], []
+    for of_each in zip(*results):
+        [num_real_of_each] = {call.num_real_of_each for call in of_each}
+        assert [call.num_real for call in of_each] == list(num_real_of_each)
+        assert {call.num_real_of_all for call in of_each} == {sum(num_real_of_each)}
+        for call in of_each:
+            in_order += call.batch[0][: call.num_real].tolist()
+            own = call.batch[0].reshape(-1, plan.micro_batch_size)[: call.num_singles]
+            assert all(len(set(row.tolist())) == 1 for row in own)
+            singles += own[:, 0].tolist()
+    expected = list(range(min(num_samples, most or num_samples)))
+    assert in_order == expected
+    num_singles = len(expected) % plan.micro_batch_size if has_singles else 0
+    assert singles == expected[len(expected) - num_singles :]
+
+
+def test_steps_count_the_passes_of_all_processes():
+    plan = BatchPlan(2, device_iterations=3)
+    [batches, _] = together(2, lambda p: inference(plan, torch.arange(20), p))
+    assert [batches.num_passes(n) for n in (1, 2, 3, 6, 8, 12, 13)] == [
+        1,
+        1,
+        2,
+        3,
+        3,
+        3,
+        4,
+    ]
