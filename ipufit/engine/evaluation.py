@@ -52,7 +52,6 @@ class Evaluation:
         self.figures = figures
         self._rows = returned_rows(options, plan)
         self._waiting = WaitingRows()
-        self._singles_left = 0
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Have the program attached, with the newest weights."""
@@ -93,13 +92,12 @@ class Evaluation:
         """
         self.figures.reset()
         self._waiting.clear()
-        self._singles_left = 0
         run.stop_evaluating = False
         hooks.on_test_begin({})
         agreement = Agreement(run.processes, hooks, run, "on_test_batch_end")
         may_wait = self.figures.objective.is_additive and self._rows is None
         for number, call in enumerate(self.batches):
-            if not call.num_real:  # there for the scalars of single rows only
+            if not call.num_real_of_all:  # there for the scalars of single rows only
                 self._add_singles(call)
                 continue
             first = number * self.batches.passes_per_call
@@ -108,7 +106,7 @@ class Evaluation:
             self._add_call(
                 call, may_wait=may_wait and number > 0 and not agreement.is_heard
             )
-            last = first + self.batches.num_passes(call.num_real) - 1
+            last = first + self.batches.num_passes(call.num_real_of_all) - 1
             logs = agreement.running(self.figures, self._waiting_vector)
             hooks.on_test_batch_end(last, logs)
             agreement.settle()
@@ -138,6 +136,7 @@ class Evaluation:
         check_rows(outputs, num_rows)
         if scalars:
             self._add_scalars(scalars, num_real)
+        whole = outputs, labels
         if rows is not None:
             whole = outputs, Labels(*cut(tuple(labels), rows))
             is_real = rows.lt(num_real)
@@ -148,13 +147,14 @@ class Evaluation:
             real = slice(num_real)
             outputs, labels = cut(outputs, real), Labels(*cut(tuple(labels), real))
         if may_wait:
-            self._waiting.add(outputs, labels, num_real)
+            if num_real:
+                self._waiting.add(outputs, labels, num_real)
             if self._waiting.is_full:
                 self._count_waiting()
         elif num_real:
             self.figures.add(self._vector(outputs, labels, num_real))
             self.figures.stream(*widened_all(outputs, labels))
-        elif rows is not None:  # no real row came back yet: NaN under the right names
+        else:  # no real row came back yet: NaN under the right names
             self.figures.add(torch.zeros_like(self._vector(*whole, num_rows)))
 
     def _vector(self, outputs: Any, labels: Labels, num_rows: int) -> Tensor:
@@ -174,9 +174,8 @@ class Evaluation:
         micro-batch of its own, of that row alone.
         """
         size = self.plan.micro_batch_size
-        whole, self._singles_left = divmod(num_real, size)
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
-        for index in range(whole):
+        for index in range(num_real // size):
             self.figures.add_means(_at(values, index), size)
 
     def _add_singles(self, call: Call) -> None:
@@ -184,10 +183,8 @@ class Evaluation:
         batch = call.batch[: self.batches.structure.num_inputs]
         _, scalars = self._executors.infer(batch)
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
-        count = self.plan.samples_per_call // self.plan.micro_batch_size
-        for index in range(min(count, self._singles_left)):
+        for index in range(call.num_singles):
             self.figures.add_means(_at(values, index), 1)
-        self._singles_left -= min(count, self._singles_left)
 
 
 def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:

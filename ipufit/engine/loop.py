@@ -69,7 +69,7 @@ def train(
                 first = run.calls * updates
                 hooks.on_train_batch_begin(first, {})
                 training.run(call)
-                run.count_call(updates, call.num_real)
+                run.count_call(updates, call.num_real_of_all)
                 _warn_if_not_finite(training.figures.loss, run, first)
                 logs = agreement.running(training.figures)
                 hooks.on_train_batch_end(first + updates - 1, logs)
@@ -128,7 +128,7 @@ def predictions(
             check_rows(outputs, num_rows)
         if num_real < num_rows:
             outputs = cut(outputs, slice(num_real))
-        last = first + batches.num_passes(num_real) - 1
+        last = first + batches.num_passes(call.num_real_of_all) - 1
         hooks.on_predict_batch_end(last, {"outputs": outputs})
         yield outputs
         agreement.settle()

@@ -10,7 +10,6 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, Loading, Source
-from ipufit.distributed import Processes
 from ipufit.engine import (
     Evaluation,
     Figures,
@@ -59,7 +58,7 @@ def evaluation_of(
             "different samples: nothing can be evaluated from that. Use "
             "OutputMode.All, or leave the mode at its default."
         )
-    batches = inference_batches(model.config, source, plan, options, max_rows)
+    batches = inference_batches(model, source, plan, options, max_rows)
     return Evaluation(model._executors, batches, plan, options, settings.test_figures)
 
 
@@ -85,7 +84,7 @@ def inference_plan(
 
 
 def inference_batches(
-    config: IPUConfig,
+    model: Model,
     source: Source,
     plan: BatchPlan,
     options: poptorch.Options,
@@ -97,9 +96,9 @@ def inference_batches(
         plan,
         options,
         max_rows=max_rows,
-        loading=loading_of(config),
-        seed=config.seed,
-        processes=Processes(config.process),
+        loading=loading_of(model.config),
+        seed=model.config.seed,
+        processes=model.processes,
     )
 
 

@@ -169,7 +169,7 @@ def outputs_of_calls(
             f"{poptorch.OutputMode(options.output_mode).name}. Use OutputMode.All, "
             "or leave the mode at its default."
         )
-    batches = inference_batches(model.config, source, plan, options, max_rows)
+    batches = inference_batches(model, source, plan, options, max_rows)
 
     def run_to_the_end() -> Iterator[Any]:
         settings = model._settings

@@ -7,7 +7,6 @@ from typing import Any, Mapping, Sequence
 
 from ipufit import checkpoint as files
 from ipufit.data import Position, Source, TrainingBatches
-from ipufit.distributed import Processes
 from ipufit.engine import Objective, Training, WatchedGradients, give_shapes
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.optimizers import check_covers
@@ -87,7 +86,7 @@ def training_of(
         class_weight=class_weight,
         loading=loading_of(config),
         start=start,
-        processes=Processes(config.process),
+        processes=model.processes,
     )
     training = Training(
         model._executors,
