@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 # `__init__`. A module imports its own package and lower floors only.
 FLOORS = {
     PACKAGE: {
+        "__main__": 8,
         "": 7,
         "model": 6,
         "resume": 5.5,
@@ -34,6 +35,7 @@ FLOORS = {
         "blocks": 2,
         "config": 2,
         "distributed": 1.5,
+        "launch": 2,
         "losses": 3,  # some are means of what metrics compute
         "metrics": 2,
         "optimizers": 2,

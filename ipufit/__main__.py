@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `ipufit`, also `python -m ipufit`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Callable, Sequence
+
+from ipufit import launch
+from ipufit._version import __version__
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "launch": (launch.main, "run a script in several processes"),
+}
+"""Name of a command -> the function that takes its arguments, and what it does."""
+
+
+def main() -> None:
+    """Run the command that the command line names."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in COMMANDS:
+        run, _ = COMMANDS[name]
+        run(arguments)
+        return
+    lines = [f"  {name}  {text}" for name, (_, text) in COMMANDS.items()]
+    parser = argparse.ArgumentParser(
+        prog="ipufit",
+        usage="%(prog)s [-h] [--version] COMMAND ...",
+        epilog="\n".join(
+            ["commands:", *lines, "", "`ipufit COMMAND --help` says more."]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
+    parser.parse_args([name])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ipufit launch` starts processes, and is their launcher from then on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 240  # far more than a loaded machine needs
+
+SUMMING = """
+import os, sys
+import torch
+from torch import distributed
+
+distributed.init_process_group("gloo")
+total = torch.tensor([float(os.environ["RANK"]) + 1])
+distributed.all_reduce(total)
+print("total", total.item(), os.environ["IPUFIT_REPLICAS"], sys.argv[1:])
+print(f"threads {os.environ['OMP_NUM_THREADS']}", file=sys.stderr)
+distributed.destroy_process_group()
+"""
+
+FAILING = """
+import os, time
+
+if os.environ["RANK"] == "1":
+    raise ValueError("the second process fails")
+time.sleep(240)
+"""
+
+# Each process says that it is there, and which signal ended it.
+WAITING = """
+import os, pathlib, signal, sys, time
+
+def end(number, frame):
+    pathlib.Path(f"ended-{os.environ['RANK']}").write_text(str(number))
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+pathlib.Path(f"there-{os.environ['RANK']}").touch()
+time.sleep(240)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A function that starts a script by `ipufit launch` in 2 processes."""
+    started = []
+
+    def start(script, *arguments, options=()):
+        (tmp_path / "train.py").write_text(script, encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+        environment.pop("OMP_NUM_THREADS", None)
+        command = [sys.executable, "-m", "ipufit", "launch", "--processes", "2"]
+        command += ["--launcher", "torchrun", *options, "train.py", *arguments]
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()  # torchrun ends its processes
+            process.communicate(timeout=SECONDS)
+
+
+def wait_for(paths):
+    deadline = time.monotonic() + SECONDS
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_two_processes_sum_and_print_once(start):
+    process = start(SUMMING, "a b", "--", "--replicas", options=["--replicas", "4"])
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    assert out == "total 3.0 4 ['a b', '--', '--replicas']\n"
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert err.count(f"threads {threads}\n") == 2
+    assert err.startswith("ipufit: IPUFIT_REPLICAS=4 OMP_NUM_THREADS=")
+    assert "Setting OMP_NUM_THREADS" not in err
+
+
+def test_a_failure_ends_all_and_is_shown_first(start):
+    process = start(FAILING)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert out == ""
+    assert err.index("the second process fails") < err.index("ChildFailedError")
+    assert err.count("Traceback") == 2  # the process's, then torchrun's
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_signal_reaches_all_processes(number, start, tmp_path):
+    process = start(WAITING)
+    wait_for([tmp_path / "there-0", tmp_path / "there-1"])
+    process.send_signal(number)
+    process.communicate(timeout=SECONDS)
+    assert process.returncode != 0
+    for index in range(2):
+        assert (tmp_path / f"ended-{index}").read_text() == str(int(number))
+
+
+def test_a_launcher_that_is_missing_is_said(tmp_path):
+    (tmp_path / "train.py").touch()
+    command = [sys.executable, "-m", "ipufit", "launch", "--processes", "2"]
+    done = subprocess.run(
+        [*command, "--launcher", "poprun", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "poprun isn't on PATH: the enable.sh of the Poplar SDK" in done.stderr
+
+
+def test_poprun_takes_the_place_of_the_command(tmp_path):
+    """A stand-in for poprun shows what it gets, and its exit code is the command's."""
+    (tmp_path / "train.py").touch()
+    poprun = tmp_path / "poprun"
+    poprun.write_text('#!/bin/sh\necho "$$ $@"\nexit 7\n', encoding="utf-8")
+    poprun.chmod(0o755)
+    command = [sys.executable, "-m", "ipufit", "launch", "--processes", "2"]
+    process = subprocess.Popen(
+        [*command, "--launcher", "poprun", "--options=-vv", "train.py", "a"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 7
+    assert out == (
+        f"{process.pid} --num-instances=2 --num-replicas=2 "
+        f"--only-output-from-instance=0 -vv {sys.executable} -u train.py a\n"
+    )
+    assert "--all-output shows them" in err
