@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests import modes
+from tests import modes, processes
 
 SEED = 20230601
 GRACE_SECONDS = 30.0
@@ -127,3 +127,9 @@ def _no_stragglers():
 
 def _running_besides(known):
     return {*threading.enumerate(), *multiprocessing.active_children()} - known
+
+
+@pytest.fixture(scope="session")
+def pool(request):
+    """Processes that run functions together: see `tests/processes.py`."""
+    yield from processes.make_pool(request.config.getoption("emulator_mode"))
