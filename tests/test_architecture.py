@@ -98,6 +98,7 @@ FLOORS = {
         "_tracing": 4,
         "_optimizers": 3,
         "_options": 2,
+        "_processes": 2,
         "_ground": 1,
         "enums": 0,
         "errors": 0,

@@ -27,6 +27,8 @@ from ipufit.emulator._layout.synthetic_data import (
 )
 from ipufit.emulator._optimizers.values import OptimizerSettings
 from ipufit.emulator._options.options import Options
+from ipufit.emulator._processes.gradient_sums import GradientSums
+from ipufit.emulator._processes.processes import Processes
 from ipufit.emulator._program.anchors import Anchors
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._tracing.half import rounding
@@ -59,6 +61,7 @@ class Attachment:
         runner: Runs the program.
         rng: The device's random state.
         link: The host's optimiser and the device's; None for inference.
+        processes: The processes that train the model; None if it is this one alone.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Attachment:
         runner: Runner,
         rng: DeviceRng,
         link: OptimizerLink | None,
+        processes: Processes | None = None,
     ) -> None:
         self._program = program
         self._anchors = anchors
@@ -81,6 +85,7 @@ class Attachment:
         self._runner = runner
         self._rng = rng
         self._link = link
+        self._sums = None if processes is None else GradientSums(processes)
         self._reduction: GradientReduction | None = None
         self._reduction_settings: OptimizerSettings | None = None
         self._layout = Layout.from_options(options)
@@ -183,7 +188,7 @@ class Attachment:
         if self._reduction is None or settings is not self._reduction_settings:
             self._reduction_settings = settings
             self._reduction = GradientReduction.from_options(
-                self._options, self._layout, settings, self._weights
+                self._options, self._layout, settings, self._weights, self._sums
             )
         self._reduction.forget()
         return self._reduction

@@ -14,6 +14,7 @@ from ipufit.emulator._ops.floating_point import (
     refuse_bad_gradients,
     stops_at_exceptions,
 )
+from ipufit.emulator._processes.gradient_sums import GradientSums
 from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
 
 if TYPE_CHECKING:
@@ -27,20 +28,22 @@ class GradientReduction:
 
     Args:
         trained: The device's weights that get gradients.
-        divisor: G * R for a mean, 1 for a sum.
+        divisor: P * G * R for a mean over P processes, 1 for a sum.
         is_running: Divide each gradient before it is added (`Running`) instead of
             their sum afterwards (`Post`).
         loss_scaling: The loss is multiplied by it; the optimiser divides it out.
         groups: For each element of a grouped weight the number of groups. The running
             mean of a group divides by G and the size of the group (PopART,
-            `optimizerdecompose.cpp`); a mean of the `Post` kind always by G * R.
+            `optimizerdecompose.cpp`); a mean of the `Post` kind by all of `divisor`.
         accum_type: The type in which float16 gradients are added up.
         is_checked: Whether a gradient that isn't finite stops the model.
+        sums: Adds gradients up over processes; None if there is one.
 
     Attributes:
         share: Divides the gradients of a micro-batch where they are made.
         scale: Multiplies the losses.
         divisor: Divides the sums of gradients.
+        sums: Adds gradients up over processes; None if there is one.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class GradientReduction:
         groups: Mapping[str, int],
         accum_type: torch.dtype = torch.float32,
         is_checked: bool = False,
+        sums: GradientSums | None = None,
     ) -> None:
         self._trained = trained
         self._halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
@@ -61,6 +65,7 @@ class GradientReduction:
         self.divisor = 1 if is_running else divisor
         self.share = divisor if is_running else 1
         self.scale = loss_scaling / self.share
+        self.sums = sums
         self._factors = groups if is_running else {}
 
     @classmethod
@@ -70,20 +75,23 @@ class GradientReduction:
         layout: Layout,
         settings: OptimizerSettings,
         weights: DeviceWeights,
+        sums: GradientSums | None = None,
     ) -> GradientReduction:
         """Read the reduction off the options and the settings of the optimiser."""
         training = options.Training
         kind = training.accumulation_and_replication_reduction_type
         strategy = training.meanAccumulationAndReplicationReductionStrategy
         is_mean = kind == ReductionType.Mean
+        replicas = layout.replicas * options.Distributed.numProcesses
         return cls(
             weights.trained,
-            divisor=layout.gradient_accumulation * layout.replicas if is_mean else 1,
+            divisor=layout.gradient_accumulation * replicas if is_mean else 1,
             is_running=is_mean and strategy == MeanReductionStrategy.Running,
             loss_scaling=settings.loss_scaling,
             groups=weights.groups_of_elements,
             accum_type=settings.accum_type,
             is_checked=stops_at_exceptions(options),
+            sums=sums,
         )
 
     def forget(self) -> None:
@@ -124,6 +132,8 @@ class GradientReduction:
         for name, tensor in self._trained.items():
             gradients[name] = self._accumulated.pop(name, tensor.grad)
             tensor.grad = None
+        if self.sums is not None:
+            self.sums.add_up(gradients)
         for name, factor in self._factors.items():
             gradient = gradients[name]
             if gradient is not None:

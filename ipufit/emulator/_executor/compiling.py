@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ipufit.emulator._executor.constraints import (
+    check_groupings,
     check_program,
     check_updatable_buffers,
 )
@@ -47,6 +48,7 @@ def compile_model(
         example = micro_batch(arguments, layout.input_blocks, layout.describe())
         kept = example.with_tensors(tensor.clone() for tensor in example.tensors())
     with unwrapped(model):
+        check_groupings(state.grouped_parameters.by_name(model), options)
         groups = state.grouped_parameters.resolve(model, layout.replicas)
         with one_element_each(model, groups):
             program = trace(

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Mapping
+
 import torch
 
 from ipufit.emulator._layout.layout import Layout
+from ipufit.emulator._layout.replica_groups import Grouping
 from ipufit.emulator._layout.target import Target
 from ipufit.emulator._ops.overlap import check_overlap
 from ipufit.emulator._options.options import Options
@@ -16,7 +19,7 @@ from ipufit.emulator._options.strategies import (
 )
 from ipufit.emulator._program.placement import check_stages
 from ipufit.emulator._program.program import Program
-from ipufit.emulator.enums import OutputMode
+from ipufit.emulator.enums import CommGroupType, OutputMode
 from ipufit.emulator.errors import createPoptorchError
 
 
@@ -47,17 +50,10 @@ def check_program(
     """Check a traced program against its options, and choose its target.
 
     Raises:
-        Error: Several processes train, too many IPUs or stages, blocks in the
-            wrong place or order, an output mode that the program can't have, or
-            buffers that replicas would have to broadcast.
+        Error: Too many IPUs or stages, blocks in the wrong place or order, an output
+            mode that the program can't have, or buffers that replicas would have to
+            broadcast.
     """
-    if is_training and options.Distributed.numProcesses > 1:
-        raise createPoptorchError(
-            "The emulator reduces no gradients over processes, and Options.Distributed "
-            f"says there are {options.Distributed.numProcesses}: it runs one process "
-            "so far. Train with Options.Distributed.disable(), or more replicas "
-            "(Options.replicationFactor) in this process."
-        )
     check_overlap(program.graph.graph, options, has_loss=program.has_loss)
     _check_placement(program, options._execution_strategy)
     target = Target.of(options, program.num_ipus * layout.replicas)
@@ -74,6 +70,34 @@ def check_program(
             f"Changed in place: {', '.join(sorted(program.unsynchronised_weights))}."
         )
     return target
+
+
+def check_groupings(groupings: Mapping[str, Grouping], options: Options) -> None:
+    """Refuse groups of replicas that aren't groups of one process's replicas.
+
+    Groups are of the replicas of all processes. The emulator knows those of this one.
+
+    Raises:
+        Error: There are several processes, and the groups of a weight, or those of the
+            inputs, are neither all replicas nor certainly inside a process.
+    """
+    count = options.Distributed.numProcesses
+    if count == 1:
+        return
+    grouped = [
+        f"replicaGrouping of {name} ({kind.comm_group_type})"
+        for name, kind in groupings.items()
+        if kind.comm_group_type is not CommGroupType.All
+    ]
+    is_apart = options.input_cgt != CommGroupType.Consecutive
+    if options.input_group_size > 1 and is_apart:
+        grouped.append("Options.inputReplicaGrouping that isn't Consecutive")
+    if grouped:
+        raise createPoptorchError(
+            f"Of {count} processes the emulator can't put all replicas into groups: "
+            f"{', '.join(grouped)}. Use more replicas in one process "
+            "(Options.replicationFactor), or CommGroupType.All for weights."
+        )
 
 
 def updatable_buffers(options: Options) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ipufit.emulator._device.attachment import Attachment
 from ipufit.emulator._executor.compiling import compile_model
+from ipufit.emulator._executor.joining import Joining
 from ipufit.emulator._executor.model_state import ModelState
 from ipufit.emulator._executor.optimizer_sync import OptimizerSync
 from ipufit.emulator._executor.random_state import RandomState
@@ -37,6 +38,7 @@ class Lifecycle:
         self._to_host = to_host
         self._optimizer = optimizer
         self._random = random
+        self._joining = Joining(state.options, is_training=state.is_training)
 
     # Compile ------------------------------------------------------------------
 
@@ -114,6 +116,7 @@ class Lifecycle:
         if self._state.isAttachedToDevice():
             raise createPoptorchError("Device is already attached")
         with self._to_host.looked_up():
+            processes = self._joining.join(executable)
             self._state.attachment = Attachment(
                 Lease(self, target.num_ipus, target.first_ipu),
                 executable.program,
@@ -124,6 +127,7 @@ class Lifecycle:
                 executable.runner,
                 self._random.start(),
                 self._optimizer.link,
+                processes,
             )
         try:
             self._optimizer.start()

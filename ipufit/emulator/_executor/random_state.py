@@ -24,6 +24,8 @@ class RandomState:
         self._device: DeviceRng | None = None
         self._host_state: list[int] | None = None
         self.is_stale = False
+        distributed = options.Distributed
+        self._process = distributed.processId if distributed.numProcesses > 1 else 0
         if options.exists("random_seed"):
             self._host_state = [options.random_seed]
 
@@ -47,7 +49,7 @@ class RandomState:
 
     def start(self) -> DeviceRng:
         """Give a device that is being attached its random state."""
-        self._device = DeviceRng(torch.initial_seed())
+        self._device = DeviceRng(torch.initial_seed(), self._process)
         if self._host_state is not None:
             self._device.restore(self._host_state)
         return self._device

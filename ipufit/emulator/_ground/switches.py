@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from ipufit.emulator.errors import createPoptorchError
@@ -14,6 +15,9 @@ _TRAINING_FOLD_MIB, _INFERENCE_FOLD_MIB = 16, 8  # larger folds leave the caches
 CHANNELS_LAST_VARIABLE = "IPUFIT_EMULATOR_CHANNELS_LAST"
 COMPILE_VARIABLE = "IPUFIT_EMULATOR_COMPILE"
 COMPILE_MODES = ("eager", "compiled")
+TIMEOUT_VARIABLE = "IPUFIT_PROCESS_TIMEOUT"
+REPLICAS_VARIABLE = "IPUFIT_REPLICAS"
+_TIMEOUT_SECONDS = 600.0
 
 
 def _read(variable: str) -> str:
@@ -136,3 +140,28 @@ def uses_channels_last() -> bool:
         True
     """
     return is_on(CHANNELS_LAST_VARIABLE, default=True)
+
+
+def process_timeout() -> float:
+    """Seconds for which a process waits for the other processes of a run.
+
+    `IPUFIT_PROCESS_TIMEOUT` sets them; the default is 600.
+
+    Raises:
+        Error: If the variable holds no number above 0.
+
+    Example:
+        >>> process_timeout()
+        600.0
+    """
+    text = _read(TIMEOUT_VARIABLE) or str(_TIMEOUT_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 < seconds < math.inf:
+        raise createPoptorchError(
+            f"{TIMEOUT_VARIABLE}={text!r} is no number of seconds above 0: set it to "
+            "one, or unset it."
+        )
+    return seconds

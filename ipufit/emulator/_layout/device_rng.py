@@ -8,6 +8,7 @@ only.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Sequence
 
 import numpy as np
@@ -22,6 +23,11 @@ _NUM_WORDS = torch.Generator().get_state().numel() // 4
 class DeviceRng:
     """The random state of a device: torch's generator, apart from the host's.
 
+    Args:
+        seed: The seed of all processes of a run.
+        process: The index of this process. Each draws other numbers from one seed,
+            process 0 those of the seed itself.
+
     Example:
         >>> rng = DeviceRng(seed=1)
         >>> with rng:
@@ -31,9 +37,10 @@ class DeviceRng:
         True
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, process: int = 0) -> None:
         self._seed = seed
-        self._state = torch.Generator().manual_seed(seed).get_state()
+        self._process = process
+        self._state = self._seeded(seed).get_state()
         self._host_state: Tensor | None = None
 
     def __enter__(self) -> None:
@@ -44,6 +51,12 @@ class DeviceRng:
         if self._host_state is not None:
             self._state = torch.random.get_rng_state()
             torch.random.set_rng_state(self._host_state)
+
+    def _seeded(self, seed: int) -> torch.Generator:
+        if self._process:
+            text = f"{seed} {self._process}".encode()
+            seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+        return torch.Generator().manual_seed(seed)
 
     def save(self) -> list[int]:
         """Describe the state: the seed, then the generator's in 32-bit words."""
@@ -69,7 +82,7 @@ class DeviceRng:
         """
         seed, *words = check_rng_state(state)
         logger.debug("Setting random seed to %d", seed)
-        generator = torch.Generator().manual_seed(seed)
+        generator = self._seeded(seed)
         if words:
             logger.debug("Setting RNG state")
             generator.set_state(

@@ -484,13 +484,6 @@ def test_replicas_of_one_input_group_stay_equal_by_themselves():
 # Processes --------------------------------------------------------------------
 
 
-def test_training_in_several_processes_is_refused():
-    options = make_options()
-    options.Distributed.configureProcessId(0, 2)
-    with pytest.raises(poptorch.Error, match="one process so far"):
-        compile_training(Blocks([]), options)
-
-
 def test_inference_in_several_processes_runs():
     options = make_options()
     options.Distributed.configureProcessId(1, 2)

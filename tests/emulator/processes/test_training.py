@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes train as one does on the same samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ipufit.emulator as poptorch
+from tests.strategies import examples
+
+FEATURES = 3
+
+
+class Squares(nn.Module):
+    """A network with a frozen weight, one that no loss reaches, and a shared scale."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 4)
+        self.last = nn.Linear(4, 2)
+        self.unused = nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.first.bias.requires_grad_(False)
+        if dtype == torch.float16:
+            self.last.half()
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x)).to(self.last.weight.dtype)
+        outputs = self.last(hidden).float() * self.scale
+        return outputs, poptorch.identity_loss((outputs**2).mean(), reduction="mean")
+
+
+OPTIMIZERS = {
+    "sgd": lambda m: poptorch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "scaled sgd": lambda m: poptorch.optim.SGD(
+        m.parameters(), lr=0.1, loss_scaling=8.0, use_combined_accum=True
+    ),
+    "adam": lambda m: poptorch.optim.Adam(m.parameters(), lr=0.05, loss_scaling=4.0),
+    "clipped": lambda m: poptorch.optim.AdamW(
+        m.parameters(), lr=0.05, max_grad_norm=0.1
+    ),
+    "half": lambda m: poptorch.optim.SGD(
+        m.parameters(), lr=0.1, momentum=0.9, accum_type=torch.float16
+    ),
+}
+
+
+def options_of(case, process=0, count=1):
+    options = poptorch.Options()
+    options.deviceIterations(case["iterations"])
+    options.replicationFactor(case["replicas"] // count)
+    options.Training.gradientAccumulation(case["accumulation"])
+    options.Training.accumulationAndReplicationReductionType(case["reduction"])
+    options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+        case["strategy"]
+    )
+    options.outputMode(poptorch.OutputMode.All)
+    options.Distributed.configureProcessId(process, count)
+    return options
+
+
+def rows_of(x, case, process, count):
+    """The rows of one process: each replica's are those of the same global replica."""
+    layout = x.view(
+        case["iterations"], case["accumulation"], case["replicas"], -1, FEATURES
+    )
+    local = case["replicas"] // count
+    own = layout[:, :, process * local : (process + 1) * local]
+    return own.reshape(-1, FEATURES)
+
+
+def train(case, count=1):
+    """Weights and outputs of this process after a few calls."""
+    process = torch.distributed.get_rank() if count > 1 else 0
+    torch.manual_seed(case["seed"])
+    model = Squares(case["dtype"])
+    size = case["iterations"] * case["accumulation"] * case["replicas"] * 2
+    data = torch.randn(2, size, FEATURES)
+    optimizer = OPTIMIZERS[case["optimizer"]](model)
+    executor = poptorch.trainingModel(
+        model, options_of(case, process, count), optimizer
+    )
+    calls = [executor(rows_of(x, case, process, count)) for x in data]
+    state = optimizer.state_dict()["ipu_state"]
+    executor.destroy()
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    return {**weights, **state}, [outputs.detach() for outputs, _ in calls]
+
+
+def folded(case, count=1):
+    from ipufit.emulator._ground.switches import folds
+
+    assert folds() is case["folds"]
+    return train(case, count)
+
+
+CASES = st.fixed_dictionaries(
+    {
+        "iterations": st.integers(1, 2),
+        "accumulation": st.integers(1, 3),
+        "replicas": st.sampled_from([2, 4]),
+        "reduction": st.sampled_from(list(poptorch.ReductionType)[:2]),
+        "strategy": st.sampled_from(list(poptorch.MeanReductionStrategy)),
+        "dtype": st.sampled_from([torch.float32, torch.float16]),
+        "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+        "folds": st.booleans(),
+        "seed": st.integers(0, 9),
+    }
+)
+
+
+@settings(max_examples=examples(60))
+@given(case=CASES)
+def test_processes_train_as_one_process_does(pool, case):
+    environment = {"IPUFIT_EMULATOR_FOLD": str(int(case["folds"]))}
+    several = pool.run(folded, case, 2, environment=environment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPUFIT_EMULATOR_FOLD", environment["IPUFIT_EMULATOR_FOLD"])
+        weights, outputs = folded(case)
+    tolerance = 2e-2 if case["dtype"] == torch.float16 else 1e-5
+    for process, (others, parts) in enumerate(several):
+        assert others.keys() == weights.keys()
+        for name, value in others.items():
+            # The same bits in all processes.
+            assert torch.equal(value, several[0][0][name]), name
+            torch.testing.assert_close(
+                value, weights[name], rtol=tolerance, atol=tolerance
+            )
+        for part, whole in zip(parts, outputs):
+            own = whole.view(
+                case["iterations"], case["accumulation"], case["replicas"], -1, 2
+            ).chunk(2, dim=2)[process]
+            torch.testing.assert_close(
+                part, own.reshape(-1, 2), rtol=tolerance, atol=tolerance
+            )
