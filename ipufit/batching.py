@@ -71,10 +71,11 @@ class BatchPlan:
             >>> print(BatchPlan(4, 5, replicas=2).describe())
             40 = micro-batch 4 * gradient accumulation 5 * replicas 2 * device...
         """
+        each = f" in each of {self.processes} processes" if self.processes > 1 else ""
         return (
             f"{self.samples_per_call} = micro-batch {self.micro_batch_size} * gradient "
             f"accumulation {self.gradient_accumulation} * replicas {self.replicas} * "
-            f"device iterations {self.device_iterations}"
+            f"device iterations {self.device_iterations}{each}"
         )
 
 

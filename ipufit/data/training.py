@@ -88,11 +88,10 @@ class TrainingBatches:
         is_padding = drop_last in ("pad", False)
         count = source.num_samples
         if count is not None and count < rows_of_all and not is_padding:
-            each = f" in each of {processes.count} processes"
             raise DataError(
                 f"`x` has {count} samples, but one training call takes "
-                f"{plan.describe()}{each if processes.are_several else ''}. Lower one "
-                "of these, pass more data, or pad with fit(drop_last='pad')."
+                f"{plan.describe()}. Lower one of these, pass more data, or pad with "
+                "fit(drop_last='pad')."
             )
         # A loader of the user's may give fewer samples than it says.
         may_be_short = isinstance(source, StreamSource) or (count or 0) % rows_of_all

@@ -63,11 +63,11 @@ def group_of(info: ProcessInfo) -> Any:
 
 
 def _make(info: ProcessInfo) -> None:
-    host, port = address(info, os.environ)
     timeout = timedelta(seconds=_env.process_timeout())
-    if info.launcher == "torchrun":  # its agent may hold the store
-        where: dict[str, Any] = {"init_method": "env://"}
-    else:
+    # torchrun's agent holds the store, whatever else has set variables.
+    where: dict[str, Any] = {"init_method": "env://"}
+    if not distributed.is_torchelastic_launched():
+        host, port = address(info, os.environ)
         is_first = info.index == 0
         where = {
             "store": TCPStore(

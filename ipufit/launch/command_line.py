@@ -66,19 +66,9 @@ def main(arguments: Sequence[str]) -> None:
         return
     if not (request.is_module or os.path.exists(program[0])):
         parser.error(f"there is no script {program[0]!r}")
-    for line in (remark, *_remarks(launcher, request), str(command)):
+    for line in (remark, str(command)):
         _say(line)
     _become(command)
-
-
-def _remarks(launcher: str, request: LaunchRequest) -> list[str]:
-    """Tell what a user would otherwise look for in vain."""
-    if launcher != "poprun" or request.shows_all:
-        return []
-    return [
-        "poprun shows the output of process 0 only, without the errors of others: "
-        "--all-output shows them"
-    ]
 
 
 def _become(command: Command) -> None:
@@ -159,8 +149,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="shows_all",
         action="store_true",
         help="show what all processes write; otherwise torchrun shows the standard "
-        "output of one process on each host, and the errors of all, and poprun shows "
-        "process 0",
+        "output of one process on each host, and the errors of all (poprun shows both "
+        "of all, because its option for less hides errors)",
     )
     parser.add_argument(
         "--dry-run",

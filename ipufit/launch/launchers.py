@@ -84,9 +84,8 @@ def poprun_command(request: LaunchRequest) -> Command:
 
     Example:
         >>> request = LaunchRequest(("train.py",), processes=4, options=("-vv",))
-        >>> poprun_command(request).arguments[:5]  # doctest: +NORMALIZE_WHITESPACE
-        ('poprun', '--num-instances=4', '--num-replicas=4',
-        '--only-output-from-instance=0', '-vv')
+        >>> poprun_command(request).arguments[:4]
+        ('poprun', '--num-instances=4', '--num-replicas=4', '-vv')
     """
     request.require_own("--num-instances", by="--processes")
     request.require_own("--num-replicas", by="--replicas")
@@ -98,10 +97,6 @@ def poprun_command(request: LaunchRequest) -> Command:
     ]
     if request.ipus_per_replica is not None:
         arguments.append(f"--ipus-per-replica={request.ipus_per_replica}")
-    if not request.shows_all and "--only-output-from-instance" not in (
-        request.option_names()
-    ):
-        arguments.append("--only-output-from-instance=0")
     # -u as torchrun does: output goes through a pipe, and would be lost with a process
     # that is killed.
     python = [sys.executable, "-u", *(["-m"] if request.is_module else [])]

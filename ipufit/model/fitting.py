@@ -166,7 +166,7 @@ def fit(
     )
     if checkpoint is not None:
         check_same_run(checkpoint, training, source.num_samples, plan.in_words)
-    _warn_of_tail(batches, training.plan)
+    _warn_of_tail(self, batches, training.plan)
     warn_of_coverage(training.options, training.plan, "fit")
     if validation is not None:
         warn_of_coverage(validation.options, validation.plan, "fit's validation")
@@ -175,7 +175,7 @@ def fit(
     if (batches.num_dropped, batches.num_empty_updates) != left_out:
         # Only the end of a stream tells how many samples don't fill a call.
         history.dropped_samples = batches.num_dropped or 0
-        _warn_of_tail(batches, training.plan)
+        _warn_of_tail(self, batches, training.plan)
     return history
 
 
@@ -203,8 +203,10 @@ def _validation_of(
     return evaluation_of(model, source, size, max_rows, "validation_data", "validate")
 
 
-def _warn_of_tail(batches: TrainingBatches, plan: BatchPlan) -> None:
+def _warn_of_tail(model: Model, batches: TrainingBatches, plan: BatchPlan) -> None:
     """Warn of samples that are left out, and of updates without any."""
+    if not model.processes.is_first:
+        return
     if batches.num_dropped:
         total = batches.source.num_samples
         of = "" if total is None else f" of {total}"

@@ -184,6 +184,6 @@ def test_poprun_takes_the_place_of_the_command(tmp_path):
     assert process.returncode == 7
     assert out == (
         f"{process.pid} --num-instances=2 --num-replicas=2 "
-        f"--only-output-from-instance=0 -vv {sys.executable} -u train.py a\n"
+        f"-vv {sys.executable} -u train.py a\n"
     )
-    assert "--all-output shows them" in err
+    assert "poprun --num-instances=2" in err

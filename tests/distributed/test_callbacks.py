@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks of several processes: one end for all, one history, one that writes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+
+import pytest
+
+import ipufit
+from ipufit import distributed
+from tests.distributed.runs import fitted, model_of, samples
+
+
+class StopAt(ipufit.Callback):
+    """Ends the run at an update, in one process alone."""
+
+    def __init__(self, process, update):
+        self.process = process
+        self.update = update
+
+    def on_train_batch_end(self, batch, logs):
+        index = distributed.get_process_info().index
+        if index == self.process and self.run.updates >= self.update:
+            self.run.stop(f"process {index} has seen enough")
+
+
+class StopAfterEpoch(StopAt):
+    """Ends the run after the first epoch, in one process alone."""
+
+    on_train_batch_end = ipufit.Callback.on_train_batch_end
+
+    def on_epoch_end(self, epoch, logs):
+        if distributed.get_process_info().index == self.process:
+            self.model.stop_training = True
+
+
+class Seen(ipufit.Callback):
+    """Keeps the figures that hooks of calls and epochs see."""
+
+    def __init__(self):
+        self.batches, self.epochs = [], []
+
+    def on_train_batch_end(self, batch, logs):
+        self.batches.append(dict(logs))
+
+    def on_epoch_end(self, epoch, logs):
+        self.epochs.append(dict(logs))
+
+
+def with_callback(kind, *arguments):
+    callback = kind(*arguments)
+    run = fitted(callbacks=[callback])
+    return {**run, "seen": vars(callback).get("batches")}
+
+
+def logged(folder):
+    index = distributed.get_process_info().index
+    logger = ipufit.CSVLogger(os.path.join(folder, f"{index}.csv"))
+    run = fitted(callbacks=[logger, ipufit.Throughput()])
+    return sorted(os.listdir(folder)), run["history"]
+
+
+def shown():
+    """The lines that this process shows."""
+    x, y, _ = samples()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        model = model_of()
+        model.fit(x, y, 18, verbose=2)
+        model.evaluate(x, y, verbose=2)
+        model.predict(x, verbose=2)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_all_stop_at_the_update_of_the_one_that_says_so(pool, process):
+    runs = pool.run(with_callback, StopAt, process, 3)
+    assert [run["updates"] for run in runs] == [3, 3]
+    assert {run["stop_reason"] for run in runs} == {
+        f"process {process} has seen enough"
+    }
+    assert runs[0]["history"] == runs[1]["history"]
+
+
+def test_all_end_after_the_epoch_of_the_one_that_says_so(pool):
+    runs = pool.run(with_callback, StopAfterEpoch, 1, 0)
+    assert [len(run["history"]["loss"]) for run in runs] == [1, 1]
+    assert {run["stop_reason"] for run in runs} == {"model.stop_training was set"}
+
+
+def test_hooks_of_calls_see_the_figures_of_all_processes(pool):
+    alone, *_ = pool.run(with_callback, Seen, count=1)
+    runs = pool.run(with_callback, Seen)
+    assert runs[0]["seen"] == runs[1]["seen"]
+    assert len(runs[0]["seen"]) == len(alone["seen"])
+    for logs, expected in zip(runs[0]["seen"], alone["seen"]):
+        assert logs == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_first_process_writes_and_shows(pool, tmp_path):
+    one, other = pool.run(logged, str(tmp_path))
+    assert one == other  # with samples per second, as process 0 has measured them
+    assert one[0] == ["0.csv"]
+    first, second = pool.run(shown)
+    assert "loss" in first
+    assert second == ""
+
+
+def evicted(process, update):
+    """A run in which one process alone gets SIGTERM."""
+
+    class Evict(ipufit.Callback):
+        def on_train_begin(self, logs):
+            self.run.on_eviction(lambda: None)
+
+        def on_train_batch_end(self, batch, logs):
+            index = distributed.get_process_info().index
+            if index == process and self.run.updates == update:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    return fitted(callbacks=[Evict()])
+
+
+def test_all_are_evicted_at_the_same_update(pool):
+    runs = pool.run(evicted, 1, 4)
+    assert [run["updates"] for run in runs] == [4, 4]
+    assert {run["stop_reason"] for run in runs} == {"SIGTERM"}
