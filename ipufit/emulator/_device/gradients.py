@@ -37,13 +37,16 @@ class GradientReduction:
             `optimizerdecompose.cpp`); a mean of the `Post` kind by all of `divisor`.
         accum_type: The type in which float16 gradients are added up.
         is_checked: Whether a gradient that isn't finite stops the model.
-        sums: Adds gradients up over processes; None if there is one.
+        sums: Adds gradients up over processes; None if there is one, or the program
+            is only compiled.
+        num_processes: P.
 
     Attributes:
         share: Divides the gradients of a micro-batch where they are made.
         scale: Multiplies the losses.
         divisor: Divides the sums of gradients.
-        sums: Adds gradients up over processes; None if there is one.
+        sums: Adds gradients up over processes, or None.
+        num_processes: The number of processes that train together.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class GradientReduction:
         accum_type: torch.dtype = torch.float32,
         is_checked: bool = False,
         sums: GradientSums | None = None,
+        num_processes: int = 1,
     ) -> None:
         self._trained = trained
         self._halves = {n: t for n, t in trained.items() if t.dtype == torch.float16}
@@ -66,6 +70,7 @@ class GradientReduction:
         self.share = divisor if is_running else 1
         self.scale = loss_scaling / self.share
         self.sums = sums
+        self.num_processes = num_processes
         self._factors = groups if is_running else {}
 
     @classmethod
@@ -82,7 +87,8 @@ class GradientReduction:
         kind = training.accumulation_and_replication_reduction_type
         strategy = training.meanAccumulationAndReplicationReductionStrategy
         is_mean = kind == ReductionType.Mean
-        replicas = layout.replicas * options.Distributed.numProcesses
+        num_processes = options.Distributed.numProcesses
+        replicas = layout.replicas * num_processes
         return cls(
             weights.trained,
             divisor=layout.gradient_accumulation * replicas if is_mean else 1,
@@ -92,6 +98,7 @@ class GradientReduction:
             accum_type=settings.accum_type,
             is_checked=stops_at_exceptions(options),
             sums=sums,
+            num_processes=num_processes,
         )
 
     def forget(self) -> None:

@@ -99,7 +99,8 @@ class UpdateFunctions:
     of the weights, the optimiser's states, its numbers, and the rows. Otherwise the
     folds add gradients to sums, which they take in the place of the states; and a last
     function, of the trained weights, the sums, the states and the numbers, updates and
-    leaves the sums at zero.
+    leaves the sums at zero. So it is for several processes too: between the folds and
+    the last function the sums are added up over them.
 
     Attributes:
         names: The weights that get gradients, as the optimiser orders them.
@@ -166,10 +167,17 @@ class MachineCodeRunner:
             optimizer, groups, training.reduction, call.layout.device_iterations
         )
         size = call.micro_batches_per_update
+        over_processes = training.reduction.sums
+        by_name: dict[str, Tensor] = {}
+        if over_processes is not None:
+            names = call.program.weight_names
+            by_name = {names[i]: total for i, total in zip(updates.trained, sums)}
         for index, values in enumerate(table.unbind(0)):
             members = range(index * size, (index + 1) * size)
             self.folds.run(call, members, [*given, values])
             if updates.last is not None:
+                if over_processes is not None:
+                    over_processes.add_up_in_place(by_name)
                 updates.last.run([*trained, *sums, *state, values])
             for group in groups:
                 group.step += 1.0

@@ -9,6 +9,7 @@ it depends on: another process that traces the same graph loads it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -22,7 +23,7 @@ import time
 import warnings
 import weakref
 from operator import attrgetter
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -162,8 +163,12 @@ def translate_function(
     is_new = translated is None
     if translated is None:
         os.makedirs(folder, exist_ok=True)
-        _compile(graph, example, path)
-        translated = MachineFunction(path, example)
+        with _alone(path):
+            translated = _loaded(path, example)  # another process may have come first
+            is_new = translated is None
+            if translated is None:
+                _compile(graph, example, path)
+                translated = MachineFunction(path, example)
     if not is_random:
         _compare(function, translated, example)
     logger.info(
@@ -208,6 +213,30 @@ def _loaded(path: str, example: Sequence[Tensor]) -> MachineFunction | None:
     except (RuntimeError, OSError) as error:
         logger.warning("Compiling anew, as %s can't be loaded: %s", path, error)
         return None
+
+
+@contextlib.contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Keep other processes from making the same file meanwhile, where that is possible.
+
+    The lock ends with the process that has it, however that ends.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    lock = f"{path}.lock"
+    with open(lock, "w", encoding="utf-8") as file:
+        # Where a file system knows no locks, each process compiles for itself.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # Who still waits for this file finds the machine code.
+            with contextlib.suppress(OSError):
+                os.remove(lock)
 
 
 def _compile(graph: GraphModule, example: Sequence[Tensor], path: str) -> None:

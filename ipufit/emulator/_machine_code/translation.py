@@ -208,7 +208,8 @@ class _Plan:
         # No zeros, and no two alike: machine code is held against these.
         state = [torch.full_like(tensor, 0.01) for tensor in states(update.groups)]
         values = torch.linspace(0.5, 1.5, update.num_values)
-        is_whole = len(self.sizes or range(self.num_micro_batches)) == 1
+        is_alone = training.reduction.num_processes == 1
+        is_whole = is_alone and len(self.sizes or range(self.num_micro_batches)) == 1
 
         def translated(size: int) -> MachineFunction:
             functions = TrainingFunctions(

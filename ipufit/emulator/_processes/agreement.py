@@ -21,8 +21,8 @@ def check_agreement(processes: Processes, facts: Mapping[str, object]) -> None:
 
     Args:
         processes: The processes of this run.
-        facts: What must be the same in all of them, by a name for the error. Each
-            has the same `repr` wherever it is the same.
+        facts: Values that must be the same in all of them, by names for the error.
+            They are compared by their `repr`.
 
     Raises:
         Error: A fact differs between this process and another; it is raised in all.
@@ -63,7 +63,7 @@ def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> li
     own = {name: _as_bytes(weight) for name, weight in weights.items()}
     joined = torch.cat(list(own.values()))
     processes.broadcast(joined)
-    parts = joined.split([part.numel() for part in own.values()])
+    parts = torch.split(joined, [part.numel() for part in own.values()])
     different = []
     for (name, part), received in zip(own.items(), parts):
         if not torch.equal(part, received):
@@ -77,7 +77,8 @@ def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> li
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    as_bytes: Tensor = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return as_bytes
 
 
 def _shortened(names: list[str]) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ class GradientSums:
     """Adds up the gradients of an update over processes.
 
     The first update decides which weights have gradients: a program always reaches the
-    same ones.
+    same ones. A message has them in the order of their names.
 
     Args:
         processes: The processes of this run.
@@ -25,7 +25,9 @@ class GradientSums:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._names: list[str] | None = None
+        self._names: list[str] = []
+        self._sorted: list[str] | None = None
+        self._order: list[int] = []
         self._joined: dict[torch.dtype, Tensor] = {}
 
     def add_up(self, gradients: dict[str, Tensor | None]) -> None:
@@ -40,47 +42,62 @@ class GradientSums:
             Error: Other weights have gradients than in the first update, or another
                 process has ended.
         """
-        names = [name for name, value in gradients.items() if value is not None]
-        if names != self._names:
-            self._begin(names)
-        values = [value for value in gradients.values() if value is not None]
-        gradients.update(zip(names, self.sums(values)))
+        present = {n: value for n, value in gradients.items() if value is not None}
+        gradients.update(zip(present, self._sums(present)))
 
-    def sums(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Add up tensors, which are as many and of the same shapes in each update.
+    def add_up_in_place(self, gradients: Mapping[str, Tensor]) -> None:
+        """Write sums over the processes into the gradients themselves.
 
-        Returns:
-            The sums; contiguous ones share memory that the next update uses again, and
-            others are the tensors themselves.
+        Args:
+            gradients: By name.
+
+        Raises:
+            Error: As `add_up` does.
         """
-        results = list(values)
+        for tensor, total in zip(gradients.values(), self._sums(gradients)):
+            if total is not tensor:
+                tensor.copy_(total)
+
+    def _sums(self, gradients: Mapping[str, Tensor]) -> list[Tensor]:
+        """Give the sums: contiguous ones in shared memory, others in the tensors."""
+        names, values = list(gradients), list(gradients.values())
+        if names != self._names or self._sorted is None:
+            self._begin(names)
         indices: dict[torch.dtype, list[int]] = {}
-        for index, value in enumerate(values):
-            indices.setdefault(value.dtype, []).append(index)
+        for index in self._order:
+            indices.setdefault(values[index].dtype, []).append(index)
         for dtype, members in indices.items():
-            parts = [values[index].reshape(-1) for index in members]
-            joined = self._joined.get(dtype)
-            if joined is None:
-                joined = self._joined[dtype] = torch.cat(parts)
-            else:
-                torch.cat(parts, out=joined)
+            joined = self._join(dtype, [values[index].reshape(-1) for index in members])
             self._processes.add_up(joined)
-            split = joined.split([part.numel() for part in parts])
-            for index, total in zip(members, split):
+            totals = torch.split(joined, [values[index].numel() for index in members])
+            for index, total in zip(members, totals):
                 value = values[index]
                 if value.is_contiguous():
-                    results[index] = total.view(value.shape)
+                    values[index] = total.view(value.shape)
                 else:
                     value.copy_(total.view(value.shape))
-        return results
+        return values
+
+    def _join(self, dtype: torch.dtype, parts: Sequence[Tensor]) -> Tensor:
+        joined = self._joined.get(dtype)
+        if joined is None:
+            joined = self._joined[dtype] = torch.cat(list(parts))
+        else:
+            torch.cat(list(parts), out=joined)
+        return joined
 
     def _begin(self, names: list[str]) -> None:
-        if self._names is not None:
-            others = sorted(set(names) ^ set(self._names))
+        ordered = sorted(names)
+        if self._sorted is None:
+            facts = {"the weights that have gradients": ordered}
+            check_agreement(self._processes, facts)
+            self._sorted = ordered
+        elif self._sorted != ordered:
+            others = sorted(set(names) ^ set(self._sorted))
             raise createPoptorchError(
                 "Several processes train, and some weights had a gradient in one "
                 f"update but not in another: {', '.join(others)}. A stand-in for a "
                 "custom operation must give the same inputs a gradient each time."
             )
-        check_agreement(self._processes, {"the weights that have gradients": names})
         self._names = names
+        self._order = sorted(range(len(names)), key=names.__getitem__)

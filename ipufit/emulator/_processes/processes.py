@@ -70,7 +70,7 @@ class Processes:
             Error: Another process has ended, or didn't come in time.
         """
         with self._waiting("meet"):
-            dist.barrier(group=self._group)
+            dist.barrier(group=self._group)  # type: ignore[no-untyped-call,unused-ignore]
 
     @contextlib.contextmanager
     def _waiting(self, purpose: str) -> Iterator[None]:
@@ -161,7 +161,9 @@ def _gloo_group() -> Any:
         return world
     of, subgroup = _SUBGROUPS.get(_BACKEND, (None, None))
     if of is not world:
-        subgroup = dist.new_group(backend=_BACKEND, timeout=_timeout())
+        subgroup = dist.new_group(  # type: ignore[no-untyped-call,unused-ignore]
+            backend=_BACKEND, timeout=_timeout()
+        )
         _SUBGROUPS[_BACKEND] = world, subgroup
     return subgroup
 
