@@ -135,12 +135,17 @@ _HOMES = {
     "optimizers": ["LossScaleRamp", "Optimizer", "Schedule"],
     "scalars": ["log"],
 }
+_PACKAGES = ("distributed", "metrics")
+"""Packages of which users take names by `ipufit.metrics.AUC` and the like."""
+
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 if not TYPE_CHECKING:  # who would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
         """Import a public name at its first use."""
+        if name in _PACKAGES:
+            return importlib.import_module(f".{name}", __name__)
         if name not in __all__:
             raise AttributeError(f"module 'ipufit' has no attribute {name!r}")
         home = importlib.import_module(f".{_HOME_OF.get(name, 'callbacks')}", __name__)

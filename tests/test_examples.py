@@ -20,6 +20,11 @@ SCRIPTS = {
         r"test accuracy: (\d+\.\d\d)%",
         90.0,
     ),
+    "scaling_curve.py": (
+        ["--layouts", "1x1", "2x2", "--epochs", "2"],
+        r"equal curves: (\d) of 2",
+        2.0,
+    ),
     "resume.py": ([], r"equal weights: (\d+\.\d\d)%", 100.0),
 }
 MODULES = {"handwriting.py"}  # which the scripts import

@@ -18,7 +18,6 @@ from ipufit import (
     DroppedRowsWarning,
     IPUConfig,
     IPUModel,
-    UnsupportedError,
     poptorch,
 )
 from tests import reference
@@ -72,6 +71,11 @@ CLAIMS = {
         "test_training_and_validation_take_turns",
         "engine/programs/test_moves.py::test_what_moves_is_what_the_page_says",
     ],
+    "One script, many processes.": [
+        "distributed/test_scale.py::test_the_curve_is_the_same_on_any_layout",
+        "distributed/test_callbacks.py::*",
+        "launch/test_running.py::*",
+    ],
     "One `batch_size`.": ["test_replicas_train_the_same_curve", "test_keras_s_name"],
     "Exact numbers.": [
         "test_the_example_of_the_readme_runs",
@@ -117,7 +121,6 @@ CLAIMS = {
         "emulator/test_main.py::test_ipus_are_as_scarce_as_asked",
         "emulator/test_main.py::test_strict_mode_refuses_what_no_ipu_computes",
     ],
-    "Several processes": ["test_several_processes_are_refused"],
     "What PopTorch itself leaves out": [
         "engine/traced/test_refusals.py::*",
         "engine/observers/test_whole_buffers.py::*",
@@ -271,14 +274,6 @@ def test_own_options_win():
     own = poptorch.Options().deviceIterations(3).outputMode(poptorch.OutputMode.All)
     config = IPUConfig(device_iterations=2, inference_options=own)
     assert config.inference_plan(4).device_iterations == 3
-
-
-def test_several_processes_are_refused():
-    own = poptorch.Options()
-    own.Distributed.configureProcessId(0, 2)
-    model = compiled(IPUConfig(training_options=own))
-    with pytest.raises(UnsupportedError, match="one process so far"):
-        model.fit(X, Y, verbose=0)
 
 
 def test_make_has_what_is_to_be_made():

@@ -27,7 +27,7 @@ POPRUN = {
 
 
 @pytest.mark.parametrize(
-    "variables, expected",
+    ("variables", "expected"),
     [
         ({}, ALONE),
         (TORCHRUN, ProcessInfo(3, 8, 1, "torchrun")),
@@ -64,7 +64,7 @@ def test_half_of_a_launchers_variables_is_refused_with_the_others_names(launcher
 
 
 @pytest.mark.parametrize(
-    "variables, text",
+    ("variables", "text"),
     [
         ({**TORCHRUN, "RANK": "eight"}, "RANK='eight' is not a whole number"),
         (

@@ -15,7 +15,7 @@ def info(launcher):
 
 
 @pytest.mark.parametrize(
-    "launcher, variables, expected",
+    ("launcher", "variables", "expected"),
     [
         ("mpirun", {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, ("127.0.0.1", 29500)),
         ("poprun", {"MASTER_ADDR": "pod1", "MASTER_PORT": "7"}, ("pod1", 7)),
@@ -37,7 +37,7 @@ def test_process_0_is_found(launcher, variables, expected):
 
 
 @pytest.mark.parametrize(
-    "launcher, variables, missing",
+    ("launcher", "variables", "missing"),
     [
         ("config", {}, "MASTER_ADDR and MASTER_PORT"),
         ("config", {"MASTER_ADDR": "pod1"}, "set MASTER_PORT"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch size, any number of processes and replicas: the same figures and weights."""
+"""One batch size on any number of processes and replicas: the same figures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def require_equal_everywhere(runs):
         np.testing.assert_array_equal(run["predicted"], first["predicted"])
 
 
-@pytest.mark.parametrize("processes, replicas", LAYOUTS)
+@pytest.mark.parametrize(("processes", "replicas"), LAYOUTS)
 def test_the_curve_is_the_same_on_any_layout(pool, processes, replicas):
     runs = pool.run(fitted, count=processes, replicas=replicas)
     require_equal_everywhere(runs)
