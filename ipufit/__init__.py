@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         SharedRateWarning,
         UnknownNameError,
         UnsupportedError,
+        WholeStreamWarning,
     )
     from .metrics import Metric, StreamedMetric
     from .model import IPUModel
@@ -116,6 +117,7 @@ __all__ = [
     "UnknownNameError",
     "UnsupportedError",
     "WandbLogger",
+    "WholeStreamWarning",
     "__version__",
     "load_checkpoint",
     "log",

@@ -23,7 +23,8 @@
     ├── NonFiniteGradientWarning  a gradient did
     ├── SharedRateWarning     updates of one call share one learning rate
     ├── EmptyUpdatesWarning   padding left updates without samples
-    └── DataRanOutWarning     an epoch had fewer steps than were asked for
+    ├── DataRanOutWarning     an epoch had fewer steps than were asked for
+    └── WholeStreamWarning    each of several processes reads all of a stream
 
 Errors of PopTorch itself pass through unchanged.
 """
@@ -137,3 +138,7 @@ class EmptyUpdatesWarning(IpufitWarning):
 
 class DataRanOutWarning(IpufitWarning):
     """An epoch had fewer steps than `steps_per_epoch` asks for."""
+
+
+class WholeStreamWarning(IpufitWarning):
+    """Each of several processes reads all of a stream, and uses a part of it."""

@@ -8,17 +8,20 @@ are streams, which keep their own samplers, collate functions and workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from ipufit.distributed import Processes
 from ipufit.errors import DataError
 
 from .arrays import from_arrays, in_memory, unframed
+from .asking import PartsOfNoted, noting
 from .cached import CachedDataset
 from .columns import column_names, is_frame, split_columns, without_columns
 from .datasets import FlatDataset, IterableRows, Parts
+from .host_random import HostRandomState
 from .kinds import (
     batch_size_of,
     describe,
@@ -28,9 +31,19 @@ from .kinds import (
     is_stream,
     length_of,
 )
-from .source import IndexedSource, Source, StreamSource
+from .own_loading import OwnLoading
+from .passes import generators_of
+from .source import (
+    ALONE,
+    IndexedSource,
+    RowsAreNoSamplesError,
+    Source,
+    StreamSource,
+)
+from .stream_kinds import divided_by_its_rule, has_own_indices, is_own_part_of
 from .structure import NOTHING, SampleStructure
 from .values import as_tensor
+from .worker_samples import WorkerSamples
 
 _STREAM_ROWS = 64
 """Samples that are stacked at a time when a dataset gives them one by one."""
@@ -45,6 +58,7 @@ def as_source(
     num_workers: int = 0,
     inputs_only: bool = False,
     left_out: Sequence[str] = (),
+    processes: Processes = ALONE,
 ) -> Source:
     """Take samples in any of the forms that users have them.
 
@@ -62,10 +76,12 @@ def as_source(
         inputs_only: Whether the targets and weights in samples are ignored, whatever
             they are.
         left_out: Columns to ignore, if samples have columns.
+        processes: Processes that divide the samples. They exchange what a stream
+            begins with.
 
     Raises:
         DataError: The data is of a kind that can't be used, empty, or of unequal
-            lengths.
+            lengths; or a stream that isn't the same in all processes.
 
     Example:
         >>> source = as_source(torch.zeros(5, 2), torch.zeros(5))
@@ -99,10 +115,10 @@ def as_source(
     if is_indexed(x):
         return _from_dataset(x, parts_of, name)
     if isinstance(x, IterableDataset):
-        return _from_samples(x, parts_of, name, num_workers)
+        return _from_samples(x, parts_of, name, num_workers, processes)
     if is_hugging_face(x):
-        return _from_samples(IterableRows(x), parts_of, name)
-    return _from_batches(x, parts_of, name)
+        return _from_samples(x, parts_of, name, 0, processes)
+    return _from_batches(x, parts_of, name, processes)
 
 
 def as_batch(
@@ -153,22 +169,59 @@ def _from_cache(dataset: CachedDataset, parts_of: Parts, name: str) -> IndexedSo
 
 
 def _from_samples(
-    samples: Any, parts_of: Parts, name: str, num_workers: int = 0
+    samples: Any, parts_of: Parts, name: str, num_workers: int, processes: Processes
 ) -> StreamSource:
+    samples = divided_by_its_rule(samples, processes)
+    is_own_part = processes.are_several and is_own_part_of(samples, processes, name)
+    if not isinstance(samples, IterableDataset):
+        samples = IterableRows(samples)
+    if num_workers > 1:
+        samples = WorkerSamples(samples, name)
     collate = _Collate(parts_of, name)
     loader = DataLoader(
         samples, _STREAM_ROWS, num_workers=num_workers, collate_fn=collate
     )
-    return StreamSource(loader, _identity, name=name)
+    return _stream(loader, _identity, name, None, processes, is_own_part)
 
 
-def _from_batches(batches: Any, parts_of: Parts, name: str) -> StreamSource:
+def _from_batches(
+    batches: Any, parts_of: Parts, name: str, processes: Processes
+) -> StreamSource:
     count, size = length_of(batches), batch_size_of(batches)
-    stream = StreamSource(batches, parts_of, name=name, num_samples=count)
+    is_own_part = processes.are_several and is_own_part_of(batches, processes, name)
+    if is_own_part and count is not None:
+        count *= processes.count
+    stream = _stream(batches, parts_of, name, count, processes, is_own_part)
     stream.batch_size = size or stream.rows_of_first
     if stream.rows_of_first not in (size, count):
         stream.num_samples = None  # a collate function makes rows of its own
     return stream
+
+
+def _stream(
+    blocks: Any,
+    parts_of: Callable[[Any], Sequence[Any]],
+    name: str,
+    count: int | None,
+    processes: Processes,
+    is_own_part: bool,
+) -> StreamSource:
+    """A stream of batches, taken apart where several processes share a loader's."""
+    settings: dict[str, Any] = {"name": name, "num_samples": count}
+    if not processes.are_several:
+        return StreamSource(blocks, parts_of, **settings)
+    settings.update(processes=processes, is_own_part=is_own_part or None)
+    if not is_own_part and has_own_indices(blocks):
+        before = HostRandomState(generators_of(blocks))
+        loading = OwnLoading(blocks, processes.index)
+        try:
+            return StreamSource(blocks, parts_of, own_loading=loading, **settings)
+        except RowsAreNoSamplesError:
+            before.put_back()
+    noted = None if is_own_part else noting(blocks)
+    if noted is not None:
+        return StreamSource(noted, PartsOfNoted(parts_of), **settings)
+    return StreamSource(blocks, parts_of, **settings)
 
 
 @dataclass(frozen=True)

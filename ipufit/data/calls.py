@@ -77,7 +77,6 @@ class Loading(NamedTuple):
 
 
 PLAIN = Loading()
-ALONE = Processes()
 
 _MODES = {
     "sync": poptorch.DataLoaderMode.Sync,

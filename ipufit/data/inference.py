@@ -5,17 +5,21 @@ from __future__ import annotations
 
 from typing import Iterator
 
+import torch
+from torch import Tensor
+
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
-from .calls import ALONE, PLAIN, Call, CallLoader, Loading
+from .calls import PLAIN, Call, CallLoader, Loading
 from .division import Division
 from .orders import InOrder
 from .rebatching import first_rows, pad, rebatched
-from .source import Block, Source, StreamSource
+from .sharing import agreed, shared
+from .source import ALONE, Block, Source, StreamSource
 
 
 class InferenceBatches:
@@ -52,6 +56,7 @@ class InferenceBatches:
         self.has_singles = False
         self._plan = plan
         self._rows = plan.samples_per_call
+        self._processes = processes
         self._division = Division.of_inference(processes, plan)
         self._max_rows = max_rows
         own = (seed or 0) if loading.seeds(source.dataset, processes) else None
@@ -106,7 +111,9 @@ class InferenceBatches:
         Calls for single rows have no real rows.
         """
         if isinstance(self.source, StreamSource):
-            yield from self._streamed(self.source)
+            is_shared = self._processes.are_several
+            streamed = self._shared if is_shared else self._streamed
+            yield from streamed(self.source)
             return
         count = self.num_samples or 0
         division, size = self._division, self._plan.micro_batch_size
@@ -142,21 +149,70 @@ class InferenceBatches:
             done += num_real
             yield Call(pad(batch, self._rows), num_real, num_real, (num_real,))
         if not done:
-            raise DataError(
-                "There are no more samples: a generator can be gone through once. "
-                "Pass a loader or a dataset, which can be begun anew."
-            )
-        num_singles = self._num_singles(done)
-        if num_singles:
-            size = self._plan.micro_batch_size
-            block = [t[-num_singles:].repeat_interleave(size, dim=0) for t in batch]
-            for singles, num_rows in rebatched([block], self._rows):
-                yield Call(pad(singles, self._rows), 0, 0, (0,), num_rows // size)
+            raise _spent()
+        for singles, num_rows in self._single_rows(batch, len(batch[0])):
+            num_singles = num_rows // self._plan.micro_batch_size
+            yield Call(pad(singles, self._rows), 0, 0, (0,), num_singles)
 
-    def _blocks(self, source: StreamSource) -> Iterator[Block]:
-        """The blocks to go through: the first ones; of a generator the next ones."""
+    def _shared(self, source: StreamSource) -> Iterator[Call]:
+        division, processes = self._division, self._processes
+        last: Batch = []
+        num_real = done = 0
+        for batch, num_real, num_of_each in shared(
+            source,
+            self._blocks(source, first=False),
+            division,
+            processes,
+            self._as_of_this_process,
+            max_rows=self._max_rows,
+        ):
+            source.check(batch, done.__add__)
+            each = tuple(num_of_each.tolist())
+            done += sum(each)
+            last = batch if num_real else last
+            yield Call(batch, num_real, sum(each), each)
+        if not done:
+            raise _spent()
+        if not self.has_singles:
+            return
+        singles = self._single_rows(last, num_real)
+        count = self._as_of_this_process
+        for batch, num_rows, _ in agreed(source, singles, division, processes, count):
+            num_singles = num_rows // self._plan.micro_batch_size
+            yield Call(batch, 0, 0, (0,) * processes.count, num_singles)
+
+    def _as_of_this_process(self, count: int) -> Tensor:
+        """A number of this process in the place that it has among all."""
+        counts = torch.zeros(self._processes.count, dtype=torch.int64)
+        counts[self._processes.index] = count
+        return counts
+
+    def _single_rows(self, batch: Batch, num_real: int) -> Iterator[tuple[Batch, int]]:
+        """The rows of the last, incomplete micro-batch, each in one of its own."""
+        num_singles = self._num_singles(num_real)
+        size = self._plan.micro_batch_size
+        if not num_singles:
+            return iter(())
+        rows = slice(num_real - num_singles, num_real)
+        block = [leaf[rows].repeat_interleave(size, dim=0) for leaf in batch]
+        return rebatched([block], self._rows)
+
+    def _blocks(self, source: StreamSource, *, first: bool = True) -> Iterator[Block]:
+        """The blocks to go through: the first ones; of a generator the next ones.
+
+        Args:
+            first: Whether to cut them after `max_rows`.
+        """
         if self._max_rows is None:
             return source.blocks()
         if source.is_one_shot and self._ongoing is None:
             self._ongoing = source.blocks()
-        return first_rows(self._ongoing or source.blocks(), self._max_rows)
+        blocks = self._ongoing or source.blocks()
+        return first_rows(blocks, self._max_rows) if first else blocks
+
+
+def _spent() -> DataError:
+    return DataError(
+        "There are no more samples: a generator can be gone through once. Pass a "
+        "loader or a dataset, which can be begun anew."
+    )

@@ -4,19 +4,26 @@
 from __future__ import annotations
 
 import abc
+import hashlib
+import warnings
 from typing import Any, Callable, Iterable, Iterator, List, Sequence
 
 import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit.errors import DataError
+from ipufit.distributed import Processes, times_asked
+from ipufit.errors import DataError, WholeStreamWarning
 
 from .datasets import ArrayDataset
+from .host_random import random_state, set_random_state
+from .own_loading import OwnLoading
 from .passes import Pass, Replay, generators_of
 from .ranges import check_integers
 from .structure import NOTHING, SampleStructure
 from .values import as_tensor
+
+ALONE = Processes()
 
 Block = List[Tensor]
 """Stacked samples: the leaves of a structure, with dim 0 counting rows."""
@@ -123,24 +130,40 @@ class IndexedSource(Source):
         return list(self.dataset[0])
 
 
+class RowsAreNoSamplesError(Exception):
+    """A loader makes rows of its own, not one of each index."""
+
+
 class StreamSource(Source):
     """Samples that come in blocks, one block after the other.
 
     The first block is drawn at once, to see what samples look like. The first pass
     gives it out again, so that nothing is drawn twice.
 
+    In several processes a pass begins with the random states of process 0, so that
+    streams that shuffle give the same order everywhere.
+
     Args:
         blocks: An iterable of batches as the user makes them.
         parts_of: Takes a batch apart: inputs, targets, weights.
         name: Name of the data in error messages.
-        num_samples: Number of samples; None if unknown.
+        num_samples: Number of samples of all processes; None if unknown.
+        processes: Processes that divide the samples.
+        is_own_part: Whether the stream gives samples of this process only; None to
+            have it asked.
+        own_loading: The stream's indices, and what loads samples of them, in the place
+            of `blocks`; None if it isn't taken apart.
 
     Raises:
-        DataError: The stream is empty, or its first batch can't be used.
+        DataError: The stream is empty, its first batch can't be used, or it isn't the
+            same in all processes.
 
     Attributes:
         rows_of_first: Number of samples in the first block.
+        is_own_part: Whether the stream gives samples of this process only.
     """
+
+    is_own_part = False
 
     def __init__(
         self,
@@ -149,28 +172,93 @@ class StreamSource(Source):
         *,
         name: str,
         num_samples: int | None = None,
+        processes: Processes = ALONE,
+        is_own_part: bool | None = None,
+        own_loading: OwnLoading | None = None,
     ) -> None:
-        self._iterable = blocks
+        # What samples look like is known when the first are drawn.
+        super().__init__(SampleStructure(NOTHING), num_samples, name)
+        self._iterable = blocks if own_loading is None else own_loading
         self._parts_of = parts_of
         self._replay: Replay | None = None
-        generators = generators_of(blocks)
-        begun = Pass(blocks, self._checked, generators)
-        try:
-            parts = parts_of(begun.draw())
-        except StopIteration:
-            raise DataError(f"`{name}` has no samples.") from None
-        super().__init__(SampleStructure.of(parts), num_samples, name)
-        self.generators = generators
+        self._processes = processes
+        self.own_loading = own_loading
+        self.generators = generators_of(blocks)
+        self._first: list[Tensor] = []
+        self.rows_of_first = 0
+        times = times_asked()
+        begun = self._new_pass()
         # PopTorch's accessor is its own iterator, but begins anew.
         is_accessor = isinstance(blocks, poptorch.AsynchronousDataAccessor)
         self.is_one_shot = begun.iterator is blocks and not is_accessor
+        try:
+            batch = begun.draw()
+        except StopIteration:
+            batch = None
+        else:
+            begun.first = self._take_first(batch)
+        if processes.are_several:
+            has_asked = times_asked() > times or getattr(batch, "has_asked", False)
+            self.is_own_part = self._agree(has_asked, is_own_part, begun.first)
+        elif not self._first:
+            raise DataError(f"`{name}` has no samples.")
+        self._begun: Pass | None = begun
+
+    def _take_first(self, batch: Any) -> Block:
+        """See what samples look like, and return the block that a pass gives first."""
+        loading = self.own_loading
+        given = batch if loading is None else loading.peek(batch[:1])
+        parts = self._parts_of(given)
+        self.structure = SampleStructure.of(parts)
         block = self._flatten(parts)
         if not len(block[0]):
-            raise DataError(f"The first batch of `{name}` has no rows.")
+            raise DataError(f"The first batch of `{self.name}` has no rows.")
         self._first = [leaf[0].clone() for leaf in block]
-        self.rows_of_first = len(block[0])
-        begun.first = block
-        self._begun: Pass | None = begun
+        if loading is None:
+            self.rows_of_first = len(block[0])
+            return block
+        if len(block[0]) != 1:
+            raise RowsAreNoSamplesError
+        self.rows_of_first = len(batch)
+        return list(batch)
+
+    def _agree(self, has_asked: bool, is_own: bool | None, first: Any) -> bool:
+        """Whether this process gets samples of its own, as all processes see it.
+
+        Raises:
+            DataError: There are no samples; or the processes get other samples, and
+                nothing says that these are their parts.
+        """
+        seen = (has_asked, _digest(first), self.structure, len(self._first))
+        all_seen = self._processes.gathered(seen)
+        filled = [other for other in all_seen if other[-1]]
+        if not filled:
+            raise DataError(f"`{self.name}` has no samples.")
+        if is_own or any(asked for asked, *_ in all_seen):
+            if len(filled) < len(all_seen):
+                firsts = self._processes.gathered(self._first)
+                self.structure = filled[0][2]
+                self._first = self._first or next(one for one in firsts if one)
+                self.rows_of_first = self.rows_of_first or 1
+            return True
+        if len({digest for _, digest, *_ in all_seen}) > 1:
+            raise DataError(
+                f"`{self.name}` begins with other samples in one process than in "
+                "another. If it gives each of them a part, have it ask ipufit."
+                "distributed.get_process_info() in __iter__ for the number of the "
+                "process; otherwise have it shuffle with the same seed everywhere."
+            )
+        if self._processes.is_first and self.own_loading is None:
+            warnings.warn(
+                f"Each of the {self._processes.count} processes reads all of "
+                f"`{self.name}` and keeps its share of every batch. Have the dataset "
+                "give each process a part, by ipufit.distributed.get_process_info() in "
+                "__iter__; or pass a dataset with __getitem__, which is read only "
+                "where its samples are used.",
+                WholeStreamWarning,
+                stacklevel=2,
+            )
+        return False
 
     def first(self) -> list[Tensor]:
         """The leaves of the first sample."""
@@ -200,7 +288,7 @@ class StreamSource(Source):
         self._begun, self._replay = None, replay
         if is_due and replay is not None:
             self._begun = self._new_pass()
-            self._begun.first = self._checked(self._begun.draw())
+            self._begun.first = next(self._begun)
 
     def blocks(self) -> Pass | Iterator[Block]:
         """All blocks, from the beginning if the stream can begin anew."""
@@ -211,13 +299,22 @@ class StreamSource(Source):
 
     def _new_pass(self) -> Pass:
         replay, self._replay = self._replay, None
-        return Pass(self._iterable, self._checked, self.generators, replay)
+        if replay is None and self._processes.are_several:
+            state = self._processes.first(random_state(self.generators))
+            set_random_state(state, self.generators)
+        block_of = self.block_of if self.own_loading is None else list
+        return Pass(self._iterable, block_of, self.generators, replay)
 
     def _flatten(self, parts: Sequence[Any]) -> Block:
         where = f"A batch of `{self.name}`"
         return same_rows(self.structure.flatten_like("the first", parts, where), where)
 
-    def _checked(self, batch: Any) -> Block:
+    def block_of(self, batch: Any) -> Block:
+        """The block of a batch, which must look like the first.
+
+        Raises:
+            DataError: It doesn't.
+        """
         block = self._flatten(self._parts_of(batch))
         for leaf, first in zip(block, self._first):
             if leaf.shape[1:] != first.shape or leaf.dtype != first.dtype:
@@ -274,3 +371,14 @@ def short_list(numbers: Sequence[int]) -> str:
     if len(numbers) <= 6:
         return str(list(numbers))
     return f"[{', '.join(map(str, numbers[:3]))}, ... {len(numbers)} in all]"
+
+
+def _digest(first: Any) -> str:
+    """A text that tells a block, or a list of indices, from others."""
+    digest = hashlib.sha256()
+    for leaf in first or ():
+        if isinstance(leaf, Tensor):
+            digest.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy())
+        else:
+            digest.update(repr(leaf).encode())
+    return digest.hexdigest()

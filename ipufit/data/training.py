@@ -8,9 +8,10 @@ that count nothing.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
+from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
@@ -18,14 +19,19 @@ from ipufit.distributed import Processes
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
-from .calls import ALONE, PLAIN, Call, CallLoader, Loading
+from .calls import PLAIN, Call, CallLoader, Loading
 from .class_weights import ClassWeights
 from .division import Division
 from .host_random import RandomState, random_state, set_random_state
 from .orders import BEGINNING, Order, Position
 from .passes import Pass, Replay
 from .rebatching import pad, rebatched, shares
-from .source import Source, StreamSource
+from .sharing import shared
+from .source import ALONE, Block, Source, StreamSource
+
+_Rows = Tuple[Batch, int, int, Optional[Tensor]]
+"""The batch of a call, its number of real rows and that of all processes; and how many
+of those are in each update, where that needn't follow from their number."""
 
 
 class TrainingBatches:
@@ -117,8 +123,18 @@ class TrainingBatches:
         self._pass: Pass | None = None
         self._is_exhausted = self._is_going_on = False
 
-    def _count(self, num_samples: int) -> None:
-        """Set the number of calls of a pass, and what its last call lacks."""
+    def _count(self, num_samples: int, in_updates: Tensor | None = None) -> None:
+        """Set the number of calls of a pass, and what its last call lacks.
+
+        Args:
+            num_samples: Number of samples of all processes.
+            in_updates: How many of them are in each update of the last call; None if
+                each call is full before the next begins.
+        """
+        if in_updates is not None and self._is_padding:
+            self.num_calls = self.position.calls
+            self.num_empty_updates = int(in_updates.eq(0).sum())
+            return
         rows, num_updates = self._division.rows_of_all, self._division.num_updates
         self.num_calls, left = divmod(num_samples, rows)
         if left and self._is_padding:
@@ -177,44 +193,69 @@ class TrainingBatches:
         # Coming to the position draws numbers that the interrupted run has drawn.
         now = random_state(self.source.generators) if is_going_on else None
         num_samples = 0
-        if isinstance(self.source, StreamSource):
-            batches = self._streamed(self.source)
-            for _, num_real in itertools.islice(batches, self.position.calls):
-                num_samples += num_real
-        else:
+        if not isinstance(self.source, StreamSource):
             batches = self._indexed()
+        elif self._processes.are_several:
+            num_samples = self.position.calls * self._division.rows_of_all
+            batches = self._shared(self.source)
+        else:
+            batches = self._streamed(self.source)
+            for _, num_real, *_ in itertools.islice(batches, self.position.calls):
+                num_samples += num_real
         if now is not None:
             set_random_state(now, self.source.generators)
-        division = self._division
-        for batch, num_all in batches:
+        in_updates = None
+        for batch, num_real, num_all, in_updates in batches:
             num_samples += num_all
-            if num_all == division.rows_of_all or self._is_padding:
-                self.source.check(batch, self._sample_of)
-                self.position = self.position._replace(calls=self.position.calls + 1)
-                num_real = division.num_own(num_all)
-                padded = pad(batch, self._rows)
-                yield Call(
-                    self._completed(padded, num_real, num_all), num_real, num_all
-                )
+            if num_all < self._division.rows_of_all and not self._is_padding:
+                break  # what is left at the end
+            self.source.check(batch, self._sample_of)
+            self.position = self.position._replace(calls=self.position.calls + 1)
+            batch = pad(batch, self._rows)
+            batch = self._completed(batch, num_real, num_all, in_updates)
+            yield Call(batch, num_real, num_all)
         if isinstance(self.source, StreamSource):
-            self._count(num_samples)
+            self._count(num_samples, in_updates)
         self._is_exhausted = True
 
-    def _streamed(self, source: StreamSource) -> Iterator[tuple[Batch, int]]:
-        """Batches from the beginning of the pass, and their numbers of real rows."""
+    def _begun_pass(self, source: StreamSource) -> Iterator[Block]:
         blocks = source.blocks()
         self._pass = blocks if isinstance(blocks, Pass) else None
-        return rebatched(blocks, self._rows)
+        return blocks
 
-    def _indexed(self) -> Iterator[tuple[Batch, int]]:
-        """Batches from the position on, and the samples of all processes in each."""
+    def _streamed(self, source: StreamSource) -> Iterator[_Rows]:
+        """Batches of one process, from the beginning of the pass."""
+        blocks = self._begun_pass(source)
+        return ((batch, n, n, None) for batch, n in rebatched(blocks, self._rows))
+
+    def _shared(self, source: StreamSource) -> Iterator[_Rows]:
+        """Batches of one of several processes, from the position on."""
+        parts = shared(
+            source,
+            self._begun_pass(source),
+            self._division,
+            self._processes,
+            self._division.num_in_blocks,
+            skipped=self.position.calls,
+        )
+        return (
+            (part.batch, part.num_real, int(part.num_of_all.sum()), part.num_of_all)
+            for part in parts
+        )
+
+    def _indexed(self) -> Iterator[_Rows]:
+        """Batches of samples that are taken by index, from the position on."""
         done = self.position.calls
         if done and done == self.num_calls:
             return iter(())  # PopTorch's asynchronous loader refuses to load nothing
         batches = self._loader.batches(lambda: self._order(tells_pass=self.is_seeded))
-        rows = self._division.rows_of_all
+        division, rows = self._division, self._division.rows_of_all
         num_left = range((self.source.num_samples or 0) - done * rows, 0, -rows)
-        return ((batch, min(left, rows)) for batch, left in zip(batches, num_left))
+        counts = (min(left, rows) for left in num_left)
+        return (
+            (batch, division.num_own(count), count, None)
+            for batch, count in zip(batches, counts)
+        )
 
     def _order(self, *, tells_pass: bool = False) -> Order:
         """The order of samples that are taken by index, from the position on."""
@@ -238,18 +279,26 @@ class TrainingBatches:
             return self.position.calls * self._rows + row
         return int(self._order().indices()[row])
 
-    def _completed(self, batch: Batch, num_real: int, num_all: int) -> Batch:
+    def _completed(
+        self,
+        batch: Batch,
+        num_real: int,
+        num_all: int,
+        in_updates: Tensor | None = None,
+    ) -> Batch:
         """The batch with class weights and shares of rows appended to it.
 
         Args:
             num_real: Number of its real rows.
             num_all: Number of real rows of all processes in the call.
+            in_updates: Number of those in each update; None if they come first.
         """
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
         if self._is_padding:
             division = self._division
-            in_updates = division.num_in_updates(num_all)
+            if in_updates is None:
+                in_updates = division.num_in_updates(num_all)
             batch.append(
                 shares(num_real, self._rows, division.block, in_updates, division.count)
             )

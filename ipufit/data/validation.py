@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipufit.distributed import Processes
 from ipufit.errors import DataError
 
 from .adapters import as_source
 from .columns import column_names
 from .datasets import ArrayDataset
 from .kinds import describe
-from .source import IndexedSource, Source, StreamSource
+from .source import ALONE, IndexedSource, Source, StreamSource
 
 
 def fit_sources(
@@ -22,6 +23,7 @@ def fit_sources(
     validation_data: Any,
     *,
     num_workers: int = 0,
+    processes: Processes = ALONE,
 ) -> tuple[Source, Source | None]:
     """The samples that `fit` trains on, and those it validates on, if any.
 
@@ -33,6 +35,7 @@ def fit_sources(
             if there is `validation_data`.
         validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`.
         num_workers: Number of processes that load an `IterableDataset`.
+        processes: Processes that divide the samples.
 
     Raises:
         DataError: The data can't be used, or can't be split.
@@ -46,7 +49,8 @@ def fit_sources(
     """
     if validation_data is None and validation_split:
         return split_validation(x, y, validation_split, sample_weight)
-    source = as_source(x, y, sample_weight, num_workers=num_workers)
+    loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
+    source = as_source(x, y, sample_weight, **loading)
     if validation_data is None:
         return source, None
     if validation_data is x and isinstance(source, StreamSource):
@@ -60,7 +64,7 @@ def fit_sources(
             f"`validation_data` has {len(given)} parts: pass a dataset, a pair (x, y), "
             "or (x, y, sample_weight)."
         )
-    validation = as_source(*given, name="validation_data", num_workers=num_workers)
+    validation = as_source(*given, name="validation_data", **loading)
     return source, validation
 
 

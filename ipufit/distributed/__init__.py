@@ -14,7 +14,7 @@ over them. Figures, data and checkpoints go through torch.distributed in both ca
 from __future__ import annotations
 
 from .collectives import Processes
-from .current import configure, get_process_info, processes
+from .current import configure, get_process_info, processes, times_asked
 from .environment import ALONE, ProcessInfo
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "configure",
     "get_process_info",
     "processes",
+    "times_asked",
 ]

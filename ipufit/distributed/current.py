@@ -10,6 +10,7 @@ from .environment import ProcessInfo, process_of
 from .group import has_group
 
 _configured: ProcessInfo | None = None
+_times_asked = 0
 
 
 def configure(info: ProcessInfo | None) -> None:
@@ -42,6 +43,8 @@ def get_process_info() -> ProcessInfo:
         >>> list(samples)[info.index :: info.count] == list(samples)
         True
     """
+    global _times_asked
+    _times_asked += 1
     if _configured is not None:
         return _configured
     info = process_of()
@@ -49,6 +52,11 @@ def get_process_info() -> ProcessInfo:
         size = distributed.get_world_size()
         return ProcessInfo(distributed.get_rank(), size, launcher="group")
     return info
+
+
+def times_asked() -> int:
+    """How many times `get_process_info` was called: a dataset may have done so."""
+    return _times_asked
 
 
 def processes() -> Processes:
