@@ -121,9 +121,9 @@ def fit(
     """
     settings = settings_of(self)
     epochs_to_come = _epochs(initial_epoch, epochs, validation_freq)
-    workers = self.config.num_workers
+    given = x, y, sample_weight, validation_split, validation_data
     source, validation_source = fit_sources(
-        x, y, sample_weight, validation_split, validation_data, num_workers=workers
+        *given, num_workers=self.config.num_workers, processes=self.processes
     )
     self._data.target_columns = column_names(y) or ()
     checkpoint = find_checkpoint(resume, callbacks)

@@ -62,7 +62,13 @@ def evaluate(
         ConfigError: The own inference options return sums of outputs.
     """
     settings_of(self)
-    source = as_source(x, y, sample_weight, num_workers=self.config.num_workers)
+    source = as_source(
+        x,
+        y,
+        sample_weight,
+        num_workers=self.config.num_workers,
+        processes=self.processes,
+    )
     self._data.target_columns = column_names(y) or ()
     size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
     test = evaluation_of(self, source, size, max_rows)
@@ -121,6 +127,7 @@ def predict(
     source = as_source(
         x,
         num_workers=self.config.num_workers,
+        processes=self.processes,
         inputs_only=True,
         left_out=(*self._data.target_columns, *(columns or ())),
     )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An IterableDataset in several loading processes gives each sample once."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from ipufit import BatchPlan, DataError
+from ipufit.data import Position, TrainingBatches, as_source
+from ipufit.data.host_random import random_state
+from ipufit.data.worker_samples import WorkerSamples
+from tests.data.test_division import options_for
+from tests.emulator._datasets import preload_fork_server
+
+preload_fork_server()
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Numbers(IterableDataset):
+    """Doesn't ask: each copy would give every number."""
+
+    def __iter__(self):
+        return iter(range(23))
+
+
+class Looking(Numbers):
+    """Looks whether it is in a worker, and doesn't ask which."""
+
+    def __iter__(self):
+        assert get_worker_info() is not None
+        return super().__iter__()
+
+
+class Asking(IterableDataset):
+    """Divides itself, in blocks."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        assert isinstance(info.dataset, Asking)
+        assert info.seed
+        return itertools.islice(range(23), info.id, None, info.num_workers)
+
+
+class AskingLate(IterableDataset):
+    """Divides itself when it has given samples already."""
+
+    def __iter__(self):
+        for number in range(23):
+            if number < 5 or number % 2 == get_worker_info().id:
+                yield number
+
+
+class Noise(IterableDataset):
+    """Draws random numbers."""
+
+    def __iter__(self):
+        for number in range(23):
+            yield torch.tensor(float(number)) + torch.rand(())
+
+
+def numbers_of(dataset, num_workers):
+    source = as_source(dataset, num_workers=num_workers)
+    return [number for block in source.blocks() for number in block[0].tolist()]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", [Numbers, Looking, Asking])
+def test_each_sample_comes_once(kind, num_workers):
+    if num_workers or kind is Numbers:
+        assert sorted(numbers_of(kind(), num_workers)) == list(range(23))
+
+
+def test_one_process_keeps_the_order():
+    assert numbers_of(Numbers(), 1) == numbers_of(Numbers(), 0) == list(range(23))
+
+
+@pytest.mark.thorough  # torch waits for the processes that load
+def test_a_dataset_that_asks_late_is_refused():
+    with pytest.raises(DataError, match="only after its first sample") as caught:
+        numbers_of(AskingLate(), 2)
+    del caught  # its traceback has the processes that load
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    "context", ["fork", pytest.param("spawn", marks=pytest.mark.thorough)]
+)
+@pytest.mark.parametrize("kind", [Numbers, Asking])
+def test_it_holds_however_processes_are_started(kind, context):
+    loader = DataLoader(
+        WorkerSamples(kind()), 4, num_workers=2, multiprocessing_context=context
+    )
+    for _ in range(2):
+        assert sorted(n for batch in loader for n in batch.tolist()) == list(range(23))
+
+
+def test_a_run_goes_on_in_the_middle_of_a_pass():
+    plan = BatchPlan(4)
+
+    def batches(**given):
+        source = as_source(Noise(), num_workers=2)
+        return TrainingBatches(source, plan, options_for(plan), shuffle=False, **given)
+
+    first = batches()
+    calls = iter(first)
+    begun = [next(calls) for _ in range(2)]
+    now, replay = random_state(), first.replay()
+    rest = [call.batch[0].tolist() for call in calls]
+    assert len(begun) == 2
+    resumed = batches(start=Position(0, 2))
+    resumed.go_on(now, replay)
+    assert [call.batch[0].tolist() for call in resumed] == rest
