@@ -14,6 +14,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from . import _env
+from .errors import ConfigError
 
 logger = logging.getLogger("ipufit")
 
@@ -47,9 +48,21 @@ def popdist() -> Any:
     """PopDist, initialised: that of the SDK beside PopTorch, or the emulated one.
 
     It is imported for processes that PopRun has started, and not before.
+
+    Raises:
+        ConfigError: PopTorch is installed without PopDist.
     """
     if poptorch.__name__ == "poptorch":
-        importlib.import_module("popdist.poptorch")  # no attribute before
+        try:
+            importlib.import_module("popdist.poptorch")  # no attribute before
+        except ModuleNotFoundError as error:
+            if error.name not in ("popdist", "popdist.poptorch"):
+                raise
+            raise ConfigError(
+                "PopRun has started this process (POPDIST_* variables are set), and "
+                "PopDist isn't installed beside PopTorch: install the popdist wheel of "
+                "the Poplar SDK, or unset the variables."
+            ) from error
         module = importlib.import_module("popdist")
     else:
         module = importlib.import_module("ipufit.emulator._popdist")

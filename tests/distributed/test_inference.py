@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`evaluate` and `predict` in several processes: each sample once, results in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ipufit
+from ipufit import distributed
+from tests.distributed.runs import CLASSES, FEATURES, model_of, samples
+from tests.strategies import spread_if_quick
+
+COUNTS = spread_if_quick([1, 5, 33, 64, 90])
+
+
+def predicted(count, **arguments):
+    """Predictions, of a network that each process has initialised differently."""
+    model = model_of()
+    x, *_ = samples(count)
+    outputs = model.predict(x, batch_size=16, verbose=0, **arguments)
+    if not torch.is_tensor(outputs):
+        outputs = torch.cat(list(outputs))
+    return outputs.numpy(), model.module.last.weight.detach().numpy()
+
+
+class Normalised(torch.nn.Module):
+    """Has running statistics, and a loss of its own that it logs parts of."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(FEATURES)
+        self.last = torch.nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x, y):
+        outputs = self.last(self.norm(x))
+        loss = torch.nn.functional.cross_entropy(outputs, y.long())
+        ipufit.log("largest", outputs.abs().max())
+        return {"outputs": outputs, "loss": loss}
+
+
+def own_loss(count):
+    torch.manual_seed(0)
+    model = ipufit.IPUModel(Normalised(), ipufit.IPUConfig(seed=1))
+    model.compile("sgd")
+    x, y, _ = samples(count)
+    figures = model.evaluate((x, y), batch_size=8, verbose=0)
+    model.fit((x, y), batch_size=4, epochs=1, verbose=0, drop_last=True)
+    state = model.module.state_dict()
+    after = model.evaluate((x, y), batch_size=8, verbose=0)
+    return figures, {n: t.numpy() for n, t in state.items()}, after
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("arguments", [{}, {"stream": True}, {"steps": 2}])
+def test_predictions_are_whole_and_in_order(pool, count, arguments):
+    (expected, weights), *_ = pool.run(predicted, count, count=1, **arguments)
+    for outputs, own in pool.run(predicted, count, count=2, **arguments):
+        np.testing.assert_array_equal(own, weights)  # those of process 0
+        np.testing.assert_allclose(outputs, expected, atol=1e-6)
+
+
+def test_each_process_can_keep_its_part(pool):
+    (expected, _), *_ = pool.run(predicted, 40, count=1)
+    parts = [outputs for outputs, _ in pool.run(predicted, 40, gather=False)]
+    # Of each call of 16 samples the first half, and the second half.
+    first = [*range(8), *range(16, 24), *range(32, 40)]
+    np.testing.assert_allclose(parts[0], expected[first], atol=1e-6)
+    rest = [*range(8, 16), *range(24, 32)]
+    np.testing.assert_allclose(parts[1], expected[rest], atol=1e-6)
+
+
+def test_figures_of_own_losses_cover_all_processes(pool):
+    (figures, _, _), *_ = pool.run(own_loss, 13, count=1)
+    runs = pool.run(own_loss, 13)
+    for found, _, _ in runs:
+        assert found["loss"] == pytest.approx(figures["loss"], abs=1e-5)
+    assert runs[0][0] == runs[1][0]
+
+
+def test_processes_end_with_one_state_and_evaluate_alike(pool):
+    (_, state, after), (_, other, other_after) = pool.run(own_loss, 24)
+    for name, tensor in state.items():  # running statistics too
+        np.testing.assert_array_equal(tensor, other[name])
+    assert after == other_after
+
+
+def asked():
+    info = distributed.get_process_info()
+    return info.index, info.count, info.launcher
+
+
+def test_a_group_that_the_script_made_names_the_process(pool):
+    assert pool.run(asked, count=3) == [(i, 3, "group") for i in range(3)]
