@@ -8,7 +8,6 @@ from typing import Any, Mapping
 from ipufit.callbacks import CallbackList, make_progress
 from ipufit.config import IPUConfig
 from ipufit.data import StreamSource, as_batch
-from ipufit.engine import joined
 from ipufit.errors import DataError
 from ipufit.state import RunState
 from ipufit.types import Logs
@@ -18,7 +17,7 @@ from .evaluating import (
     evaluation_of,
     figures_of,
 )
-from .inference import outputs_of_calls
+from .inference import outputs_of_calls, whole_outputs
 from .parts import Model, settings_of
 from .training import training_of
 
@@ -32,6 +31,8 @@ def train_on_batch(
     return_dict: bool = True,
 ) -> Logs | float | list[float]:
     """Train on one batch, in one call: `device_iterations` updates.
+
+    With several processes each of them gives the whole batch, and takes its share.
 
     No hooks are called. Batches of another size are compiled for anew, because the
     shapes of a program are fixed.
@@ -130,7 +131,8 @@ def predict_on_batch(self: Model, x: Any) -> Any:
     """
     source = as_batch(x, left_out=self._data.target_columns)
     size, rows = default_batch_size(self.config), source.rows_of_first
-    return joined(outputs_of_calls(self, source, size, rows_in_one_call=rows))
+    parts = outputs_of_calls(self, source, size, rows_in_one_call=rows)
+    return whole_outputs(self, parts)
 
 
 def _begin_loop(model: Model, updates_per_call: int) -> None:

@@ -78,7 +78,8 @@ def inference_plan(
     """
     plan = config.inference_plan(batch_size)
     if rows_in_one_call is not None and config.micro_batch_size is None:
-        micro_batch_size = -(-rows_in_one_call // plan.micro_batches_per_call)
+        num_micro_batches = plan.micro_batches_per_call * plan.processes
+        micro_batch_size = -(-rows_in_one_call // num_micro_batches)
         plan = replace(plan, micro_batch_size=micro_batch_size)
     return plan, config.build_inference_options(plan)
 

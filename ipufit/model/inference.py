@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -133,13 +133,11 @@ def predict(
     )
     size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
     parts = outputs_of_calls(self, source, size, max_rows, callbacks, verbose)
-    processes = self.processes
-    if not (gather and processes.are_several):
-        return parts if stream else joined(parts)
+    if stream and gather and self.processes.are_several:
+        return (joined(self.processes.gathered(_plain(part))) for part in parts)
     if stream:
-        return (joined(processes.gathered(_plain(part))) for part in parts)
-    of_processes = processes.gathered([_plain(part) for part in parts])
-    return joined(part for of_one_call in zip(*of_processes) for part in of_one_call)
+        return parts
+    return whole_outputs(self, parts) if gather else joined(parts)
 
 
 def outputs_of_calls(
@@ -196,6 +194,19 @@ def outputs_of_calls(
                 batches.close()
 
     return run_to_the_end()
+
+
+def whole_outputs(model: Model, parts: Iterable[Any]) -> Any:
+    """The outputs of all processes in one, in the order of the samples.
+
+    Args:
+        model: The model.
+        parts: The outputs of this process, call by call.
+    """
+    if not model.processes.are_several:
+        return joined(parts)
+    of_processes = model.processes.gathered([_plain(part) for part in parts])
+    return joined(part for of_one_call in zip(*of_processes) for part in of_one_call)
 
 
 def _plain(outputs: Any) -> Any:

@@ -93,3 +93,23 @@ def asked():
 
 def test_a_group_that_the_script_made_names_the_process(pool):
     assert pool.run(asked, count=3) == [(i, 3, "group") for i in range(3)]
+
+
+def in_batches():
+    """A loop of one's own over whole batches, the same in every process."""
+    model = model_of()
+    x, y, _ = samples(32)
+    trained = [model.train_on_batch(x[i : i + 16], y[i : i + 16]) for i in (0, 16)]
+    tested = model.test_on_batch(x[:7], y[:7])
+    return trained, tested, model.predict_on_batch(x[:7]).numpy(), model.get_weights()
+
+
+def test_a_loop_of_batches_is_divided_too(pool):
+    (trained, tested, outputs, weights), *_ = pool.run(in_batches, count=1)
+    for own in pool.run(in_batches):
+        for found, expected in zip(own[0], trained):
+            assert found == pytest.approx(expected, abs=1e-5)
+        assert own[1] == pytest.approx(tested, abs=1e-5)
+        np.testing.assert_allclose(own[2], outputs, atol=1e-5)
+        for found, expected in zip(own[3], weights):
+            np.testing.assert_allclose(found, expected, atol=1e-5)
