@@ -87,7 +87,11 @@ class Training:
         """The watched gradients of the last call, by parameter."""
         scale = float(getattr(self.optimization.optimizer, "loss_scaling", 1.0))
         return self.watched.means(
-            self.executors.anchored, self.options, self.plan, scale
+            self.executors.anchored,
+            self.options,
+            self.plan,
+            scale,
+            self.figures.processes,
         )
 
     def _stream(self, outputs: Any, call: Call) -> None:

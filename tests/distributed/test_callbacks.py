@@ -128,3 +128,15 @@ def test_all_are_evicted_at_the_same_update(pool):
     runs = pool.run(evicted, 1, 4)
     assert [run["updates"] for run in runs] == [4, 4]
     assert {run["stop_reason"] for run in runs} == {"SIGTERM"}
+
+
+def norms():
+    """The norms of gradients that a monitor sees."""
+    run = fitted(callbacks=[ipufit.GradientMonitor()])
+    return run["history"]["grad_norm"]
+
+
+def test_watched_gradients_are_those_of_all_processes(pool):
+    (expected,) = pool.run(norms, count=1)
+    for found in pool.run(norms):
+        assert found == pytest.approx(expected, rel=1e-4)

@@ -143,7 +143,7 @@ class Figures:
         self, objective: Objective, processes: Processes | None = None
     ) -> None:
         self.objective = objective
-        self._processes = processes or Processes()
+        self.processes = processes or Processes()
         self._unstreamed: list[tuple[Any, Labels]] = []
         self._entries: tuple[Entry, ...] = ()
         self._streams: dict[str, StreamedMetric] = {}
@@ -233,7 +233,7 @@ class Figures:
         if not self.objective.is_streamed:
             return
         outputs, labels = tree_map(_copied, (outputs, tuple(labels)))
-        if self._processes.are_several:
+        if self.processes.are_several:
             self._unstreamed.append((outputs, Labels(*labels)))
         else:
             self._update_streams(outputs, Labels(*labels))
@@ -253,10 +253,10 @@ class Figures:
 
     def gather(self) -> None:
         """Have the figures cover the samples of all processes, which all call this."""
-        if not self._processes.are_several:
+        if not self.processes.are_several:
             return
         own = self.sums(), self._unstreamed
-        everyone = self._processes.gathered(own)
+        everyone = self.processes.gathered(own)
         sums = Sums.joined([sums for sums, _ in everyone])
         self._sums, self._unstreamed = sums.vector, []
         self._extra = {name: list(pair) for name, pair in sums.extra.items()}

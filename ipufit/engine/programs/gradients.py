@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
+from ipufit.distributed import Processes
 from ipufit.engine.weights.names import MODULE
 from ipufit.errors import ConfigError
 
@@ -47,8 +48,9 @@ class WatchedGradients:
         options: poptorch.Options,
         plan: BatchPlan,
         loss_scaling: float,
+        processes: Processes,
     ) -> dict[str, Tensor]:
-        """Compute the mean of the gradients of a call's updates.
+        """Compute the mean of the gradients of a call's updates, over all processes.
 
         An anchored gradient is that of one micro-batch on one replica, multiplied by
         the loss scaling (PopART, `tensornames.hpp`); under `OutputMode.Sum` they are
@@ -60,6 +62,7 @@ class WatchedGradients:
             options: Options of the training program.
             plan: Factors of a call.
             loss_scaling: Factor of the loss, by which gradients are too large.
+            processes: The processes that train, each with replicas of its own.
 
         Returns:
             float32 tensors of the parameters' shapes, by name.
@@ -83,4 +86,12 @@ class WatchedGradients:
             seen = seen.reshape(seen.numel() // max(shape.numel(), 1), *shape)
             count = per_update * plan.device_iterations if is_sum else max(len(seen), 1)
             means[name] = seen.sum(0).mul(factor / (count * loss_scaling))
+        if processes.are_several and means:
+            joined = torch.cat([mean.reshape(-1) for mean in means.values()])
+            is_mean = kind != poptorch.ReductionType.Sum
+            total: Any = processes.summed(joined)
+            total.div_(processes.count if is_mean else 1)
+            parts = total.split([mean.numel() for mean in means.values()])
+            for (name, mean), part in zip(means.items(), parts):
+                means[name] = part.reshape(mean.shape)
         return means
