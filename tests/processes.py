@@ -211,7 +211,10 @@ def _run(function, args, kwargs, group, index, environment):
         torch.manual_seed(0)
         return True, function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - raised where the test runs
-        return False, (error, traceback.format_exc(), time.monotonic())
+        raised, text = time.monotonic(), traceback.format_exc()
+        # While a frame holds the group, it isn't closed, and the others wait.
+        _forget_frames(error)
+        return False, (error, text, raised)
     finally:
         if dist.is_initialized():
             # A thread of the group may have to free a tensor, for which it needs the
@@ -221,6 +224,13 @@ def _run(function, args, kwargs, group, index, environment):
             dist.destroy_process_group()
         os.environ.clear()
         os.environ.update(before)
+
+
+def _forget_frames(error):
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def make_pool(active_modes):

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How processes find one another, and what they say if they don't."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._processes import processes
+from ipufit.emulator._processes.agreement import broadcast_weights
+from ipufit.emulator._processes.processes import Processes, join_processes
+
+
+class Squares(nn.Module):
+    def __init__(self, size=3):
+        super().__init__()
+        self.layer = nn.Linear(size, 2)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("offset", torch.zeros(2))
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, x):
+        outputs = self.drop(self.layer(x)) + self.offset
+        return outputs, poptorch.identity_loss((outputs**2).mean(), reduction="mean")
+
+
+class Scaled(nn.Module):
+    def __init__(self, groups=2):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(groups, 3))
+
+    def forward(self, x):
+        outputs = x * self.scale
+        return outputs, poptorch.identity_loss((outputs**2).mean(), reduction="mean")
+
+
+def training_model(model, process, count, **settings):
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(process, count)
+    options.outputMode(poptorch.OutputMode.All)
+    for name, value in settings.items():
+        getattr(options, name)(value)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    return poptorch.trainingModel(model, options, optimizer)
+
+
+class Heard(logging.Handler):
+    """Keeps warnings."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def heard():
+    handler, level = Heard(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    try:
+        yield handler.messages
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+# The group ------------------------------------------------------------------------
+
+
+def describe(process):
+    try:
+        join_processes(process, dist.get_world_size())
+    except poptorch.Error as error:
+        return error.message
+    return ""
+
+
+def test_another_size_or_index_than_the_groups_is_refused(pool):
+    for message in pool.run(describe, 0)[1:]:
+        assert "process 0 of 2" in message
+        assert "process 1 of 2" in message
+        assert "configureProcessId(1, 2)" in message
+
+
+def join_a_foreign_group():
+    world = dist.group.WORLD
+    dist.get_backend = lambda group=None: "nccl"  # there is no other one here
+    joined = [join_processes(dist.get_rank(), 2) for _ in range(2)]
+    value = torch.ones(1)
+    joined[0].add_up(value)
+    is_own = joined[0]._group is not world
+    return value.item(), is_own, joined[0]._group is joined[1]._group
+
+
+def test_a_group_of_another_backend_gets_a_subgroup(pool):
+    assert pool.run(restoring, join_a_foreign_group) == [(2.0, True, True)] * 2
+
+
+def restoring(function):
+    before = dist.get_backend
+    try:
+        return function()
+    finally:
+        dist.get_backend = before
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({}, "MASTER_ADDR and MASTER_PORT is missing"),
+        ({"MASTER_ADDR": "localhost"}, "and MASTER_PORT is missing"),
+    ],
+)
+def test_missing_variables_are_named(monkeypatch, given, missing):
+    for name in processes._ADDRESS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(poptorch.Error, match=missing):
+        join_processes(0, 2)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("index", "count"), [(2, 2), (-1, 2)])
+def test_an_index_beyond_the_last_is_refused(index, count):
+    with pytest.raises(poptorch.Error, match="the last 1"):
+        join_processes(index, count)
+
+
+def test_who_comes_alone_says_so_after_the_time_out(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("IPUFIT_PROCESS_TIMEOUT", "1")
+    with pytest.raises(poptorch.Error) as caught:
+        join_processes(0, 2)
+    assert f"localhost:{port}" in caught.value.message
+    assert "IPUFIT_PROCESS_TIMEOUT" in caught.value.message
+    assert not dist.is_initialized()
+
+
+def end_early(index):
+    rank = dist.get_rank()
+    joined = Processes(rank, 2, dist.group.WORLD)
+    joined.wait()
+    if rank == index:
+        raise KeyError("the first error")
+    with pytest.raises(poptorch.Error) as caught:
+        joined.add_up(torch.ones(3))
+    raise caught.value
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_ends_is_an_error_in_the_others(pool, index):
+    with pytest.raises(KeyError, match="the first error") as caught:
+        pool.run(end_early, index)
+    others = str(caught.value.__cause__)
+    assert f"process {1 - index} raised Error" in others
+    assert f"Process {1 - index} of 2 waited" in others
+    assert "Its own error is the first in the output" in others
+
+
+# The same program, the same weights -------------------------------------------------
+
+
+def begin(case):
+    rank = dist.get_rank()
+    size = 3 + rank if case == "the weights" else 3
+    settings = {
+        "the number of device iterations": {"deviceIterations": 1 + rank},
+        "the number of replicas": {"replicationFactor": 1 + rank},
+    }
+    executor = training_model(Squares(size), rank, 2, **settings.get(case, {}))
+    rows = 1 + rank if case in settings else 1
+    try:
+        executor(torch.ones(rows, size))
+    except poptorch.Error as error:
+        assert not executor.isAttachedToDevice()
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["the weights", "the number of device iterations", "the number of replicas"],
+)
+def test_processes_that_train_something_else_are_refused_in_all(pool, case):
+    for message in pool.run(begin, case):
+        assert f"but {case} of process 1 and of process 0 differ" in message
+
+
+def begin_with_other_weights():
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = Squares()
+    model.offset.fill_(rank)
+    executor = training_model(model, rank, 2)
+    with heard() as messages:
+        executor.compile(torch.ones(1, 3))
+        for _ in range(2):  # later attachings find nothing to say
+            executor.detachFromDevice()
+            executor.attachToDevice()
+    executor.copyWeightsToHost()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    executor.destroy()
+    return state, [text for text in messages if "other weights" in text]
+
+
+def test_all_begin_with_the_weights_of_process_0_and_the_others_say_so(pool):
+    (first, silence), (second, warnings) = pool.run(begin_with_other_weights)
+    assert silence == []
+    assert len(warnings) == 1
+    assert "Process 1 began with other weights" in warnings[0]
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.manual_seed(0)
+    assert torch.equal(first["layer.weight"], Squares().layer.weight)
+    assert first["offset"].tolist() == [0.0, 0.0]
+
+
+def broadcast_all_kinds():
+    rank = dist.get_rank()
+    weights = {
+        "half": torch.full((3,), rank, dtype=torch.float16),
+        "bool": torch.tensor([rank == 0]),
+        "scalar": torch.tensor(float(rank), dtype=torch.float64),
+        "empty": torch.empty(0, 2),
+        "last": torch.full((1, 2, 2, 2), rank).to(memory_format=torch.channels_last),
+        "same": torch.tensor([float("nan"), -0.0]),
+        "transposed": torch.arange(6.0).view(2, 3).t() * rank,
+    }
+    different = broadcast_weights(Processes(rank, 2, dist.group.WORLD), weights)
+    return weights, different
+
+
+def test_weights_of_all_types_and_layouts_are_broadcast(pool):
+    (first, nothing), (second, different) = pool.run(broadcast_all_kinds)
+    assert nothing == []
+    assert set(different) == set(first) - {"empty", "same"}
+    for name, value in first.items():
+        assert torch.equal(second[name].nan_to_num(), value.nan_to_num()), name
+        assert second[name].stride() == value.stride()
+
+
+# What differs between processes -----------------------------------------------------
+
+
+def drop():
+    rank = dist.get_rank()
+    options = poptorch.Options().randomSeed(42)
+    options.Distributed.configureProcessId(rank, 2)
+    model = Squares()
+    executor = poptorch.inferenceModel(model, options)
+    zeros = [executor(torch.ones(64, 3))[0] == 0 for _ in range(2)]
+    state = executor.rng_state
+    again = executor(torch.ones(64, 3))[0]
+    executor.rng_state = state
+    return zeros, state[0], torch.equal(executor(torch.ones(64, 3))[0], again)
+
+
+def test_processes_draw_other_random_numbers_and_repeat_them(pool):
+    (first, seed, repeats), (second, other_seed, other_repeats) = pool.run(drop)
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(first[1], second[1])
+    assert (seed, other_seed) == (42, 42)
+    assert repeats
+    assert other_repeats
+    options = poptorch.Options().randomSeed(42)
+    alone = poptorch.inferenceModel(Squares(), options)
+    assert torch.equal(alone(torch.ones(64, 3))[0] == 0, first[0])  # as process 0
+
+
+@pytest.mark.parametrize(
+    "kind", [poptorch.CommGroupType.Consecutive, poptorch.CommGroupType.NoGrouping]
+)
+def test_groups_of_the_replicas_of_all_processes_are_refused(kind):
+    executor = training_model(Scaled(), 0, 2, replicationFactor=2)
+    executor.scale.replicaGrouping(kind, 1, poptorch.VariableRetrievalMode.OnePerGroup)
+    with pytest.raises(poptorch.Error, match="replicaGrouping of scale"):
+        executor.compile(torch.ones(2, 3))
+
+
+def train_one_group():
+    rank = dist.get_rank()
+    model = Scaled(groups=1)
+    executor = training_model(model, rank, 2, replicationFactor=2)
+    mode = poptorch.VariableRetrievalMode.OnePerGroup
+    executor.scale.replicaGrouping(poptorch.CommGroupType.All, 0, mode)
+    executor(torch.full((2, 3), 1.0 + rank))
+    executor.destroy()
+    return model.scale.detach()
+
+
+def test_a_group_of_all_replicas_is_of_those_of_all_processes(pool):
+    first, second = pool.run(train_one_group)
+    # d/ds (s x)^2 = 2 x^2, in the mean over 3 numbers and over x = 1, 1, 2, 2
+    expected = torch.full((1, 3), 1.0 - 0.1 * 2.0 / 3.0 * (1.0 + 4.0) / 2.0)
+    torch.testing.assert_close(first, expected)
+    assert torch.equal(first, second)
+
+
+def test_inputs_of_groups_apart_are_refused():
+    options = poptorch.Options().replicationFactor(4)
+    options.inputReplicaGrouping(2, poptorch.CommGroupType.Orthogonal)
+    options.Distributed.configureProcessId(1, 2)
+    executor = poptorch.inferenceModel(Squares(), options)
+    with pytest.raises(poptorch.Error, match="isn't Consecutive"):
+        executor.compile(torch.ones(2, 3))
+
+
+def alike(process):
+    """Whether inference in one process alone runs while the other does nothing."""
+    if dist.get_rank() != process:
+        return None
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(process, 2)
+    return poptorch.inferenceModel(Squares().eval(), options)(torch.ones(1, 3))[0].shape
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_inference_exchanges_nothing(pool, process):
+    shapes = pool.run(alike, process)
+    assert shapes[process] == (1, 2)
