@@ -12,26 +12,47 @@ from typing import NoReturn
 from ipufit.emulator import __version__
 from ipufit.emulator._ground.switches import (
     COMPILE_VARIABLE,
+    REPLICAS_VARIABLE,
     STRICT_VARIABLE,
     compiles,
     is_strict,
 )
 from ipufit.emulator._install import install
 from ipufit.emulator._layout.pod import NUM_IPUS_VARIABLE, POD
-from ipufit.emulator.errors import Error
+from ipufit.emulator._popdist import getNumTotalReplicas
+from ipufit.emulator._popdist._launch import (
+    instance_variables,
+    launch_environment,
+    torchrun_command,
+)
+from ipufit.emulator.errors import Error, createPoptorchError
 
-_PROGRAM = "python -m ipufit.emulator"
+_EMULATOR = "ipufit.emulator"
+_PROGRAM = f"python -m {_EMULATOR}"
 _FAILED = 1
 _MISUSED = 2  # what Python itself exits with if it can't open the script
 
 
 def main() -> None:
     """Run the script or module that the command line names, as `python` would."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    if arguments.processes is None and arguments.replicas is not None:
+        parser.error(
+            f"--replicas {arguments.replicas} needs --processes: how many processes "
+            "share them"
+        )
     if arguments.compile:
         os.environ[COMPILE_VARIABLE] = "compiled"
     if arguments.ipus is not None:
         os.environ[NUM_IPUS_VARIABLE] = str(arguments.ipus)
+    try:
+        if arguments.processes is not None:
+            _start_processes(arguments)
+        os.environ.update(instance_variables(os.environ))
+    except Error as error:
+        _say(error.message)
+        sys.exit(_MISUSED)
     sys.argv = [arguments.script, *arguments.args]
     has_own_folder = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if has_own_folder and not arguments.is_module:
@@ -40,7 +61,11 @@ def main() -> None:
         install(force=arguments.force, strict=arguments.strict)
         mode = "; strict" if is_strict() else ""
         mode += "; compiled" if compiles() else ""
-        _say(f"PopTorch {__version__} on the host; emulated IPUs: {POD.num_ipus}{mode}")
+        if os.environ.get("RANK", "0") == "0":  # once for all processes
+            _say(
+                f"PopTorch {__version__} on the host; emulated IPUs: "
+                f"{POD.num_ipus}{_processes_in_words()}{mode}"
+            )
     except Error as error:
         _say(error.message)
         sys.exit(_MISUSED)
@@ -53,11 +78,38 @@ def main() -> None:
         _report(error)
 
 
+def _start_processes(arguments: argparse.Namespace) -> NoReturn:
+    """Go on as torchrun, which starts this command several times."""
+    if os.environ.get("RANK"):
+        raise createPoptorchError(
+            f"RANK={os.environ['RANK']}: this is a process of torchrun's already. Let "
+            "either torchrun or --processes start them."
+        )
+    environment = launch_environment(
+        arguments.processes, arguments.replicas, os.environ
+    )
+    flags = [f"--{name}" for name in ("force", "strict") if getattr(arguments, name)]
+    if arguments.is_module:
+        flags.append("-m")
+    command = torchrun_command(
+        arguments.processes, [*flags, arguments.script, *arguments.args]
+    )
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)
+
+
+def _processes_in_words() -> str:
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count == "1":
+        return ""
+    return f" each; processes: {count}; replicas: {getNumTotalReplicas()}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
-        usage="%(prog)s [-h] [--ipus N] [--force] [--strict] [--compile] "
-        "(script | -m module) ...",
+        usage="%(prog)s [-h] [--ipus N] [--processes P [--replicas N]] [--force] "
+        "[--strict] [--compile] (script | -m module) ...",
         description="Run an unmodified PopTorch script without IPUs: its `import "
         "poptorch` and `import popdist` find the emulator.",
         epilog="Models run on this machine's processor, with torch's numbers. Options "
@@ -66,10 +118,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--ipus",
-        type=_num_ipus,
+        type=_positive,
         metavar="N",
         help="how many IPUs there are; a model that needs more, or those that another "
         f"one holds, fails as on a pod (default: {NUM_IPUS_VARIABLE}, or 64)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=_positive,
+        metavar="P",
+        help="start the script in P processes on this machine by torchrun, and tell "
+        "popdist in each what PopRun would. What processes other than the first print "
+        "is not shown: torchrun's --redirects keeps it in files, in a folder "
+        "torchelastic_* among the temporary ones; their errors are shown. For several "
+        f"machines start torchrun yourself, with `-m {_EMULATOR} script`",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=_positive,
+        metavar="N",
+        help="the number of replicas in all processes together, as poprun's "
+        "--num-replicas (default: one in each). Passed in "
+        f"{REPLICAS_VARIABLE}, which torchrun's processes read too",
     )
     parser.add_argument(
         "--force",
@@ -99,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _num_ipus(text: str) -> int:
+def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
     return int(text)

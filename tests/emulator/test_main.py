@@ -201,7 +201,18 @@ def test_options_are_not_abbreviated(emulate):
 def test_the_help_names_every_option(emulate):
     code, output, _ = emulate("--help")
     assert code == 0
-    for word in ("--ipus N", "--force", "--strict", "--compile", "-m", "script"):
+    for word in (
+        "--ipus N",
+        "--processes P",
+        "--replicas N",
+        "--force",
+        "--strict",
+        "--compile",
+        "-m",
+        "script",
+    ):
+        assert word in output
+    for word in ("--force", "--strict", "--compile", "--redirects"):
         assert word in output
     for name in ("IPUS", "STRICT", "COMPILE"):
         assert f"IPUFIT_EMULATOR_{name}" in output

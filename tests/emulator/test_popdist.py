@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 import torch
@@ -76,10 +77,34 @@ def test_unequal_instances_are_refused(monkeypatch, setting):
         popdist.poptorch.Options()
 
 
-def test_a_function_runs_on_the_instances_that_are_named(monkeypatch):
-    set_poprun(monkeypatch, total=4, local=1, first=2)
-    assert popdist.execute_on_instances({0, 2}, divmod, 7, 3) == (2, 1)
-    assert popdist.execute_on_instances([0, 1], pytest.fail, "not here") is None
+def run_on(instances, path):
+    index = torch.distributed.get_rank()
+    with pytest.MonkeyPatch.context() as patch:
+        set_poprun(patch, total=2, local=1, first=index)
+        popdist.init()
+        result = popdist.execute_on_instances(instances, leave_a_file, path)
+    return result, path.exists()
+
+
+def leave_a_file(path):
+    time.sleep(0.2)  # the others would come first
+    path.write_text("here")
+    return torch.distributed.get_rank()
+
+
+@pytest.mark.parametrize(
+    ("instances", "results"),
+    [({0}, [(0, True), (None, True)]), ([1], [(None, True), (1, True)])],
+)
+def test_a_function_runs_on_some_instances_while_others_wait(
+    pool, tmp_path, instances, results
+):
+    assert pool.run(run_on, instances, tmp_path / "file") == results
+
+
+def test_a_function_runs_without_poprun():
+    assert popdist.execute_on_instances({0}, divmod, 7, 3) == (2, 1)
+    assert popdist.execute_on_instances({1, 2}, pytest.fail, "not here") is None
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """PopDist on the host: the index of this instance of a distributed program.
 
-PopRun passes it to each instance in environment variables, which are read here too.
-Without them there is one instance, with one replica. Instances don't exchange
-gradients: the emulator refuses to compile a training model for several.
+PopRun passes it to each instance in environment variables, which are read here too;
+`python -m ipufit.emulator` sets them for the processes of torchrun. Without them there
+is one instance, with one replica.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable, Collection
+
+from ipufit.emulator._processes.processes import join_processes
 
 from . import poptorch
 from ._environment import (
@@ -17,6 +19,7 @@ from ._environment import (
     getNumIpusPerReplica,
     getNumLocalReplicas,
     getNumTotalReplicas,
+    getReplicaIndexOffset,
     isPopdistEnvSet,
 )
 
@@ -27,6 +30,7 @@ __all__ = [
     "getNumIpusPerReplica",
     "getNumLocalReplicas",
     "getNumTotalReplicas",
+    "getReplicaIndexOffset",
     "init",
     "isPopdistEnvSet",
     "poptorch",
@@ -34,17 +38,24 @@ __all__ = [
 
 
 def init() -> None:
-    """Do nothing: on the host no instance has to be prepared.
+    """Check what PopRun says; instances are joined when they exchange something.
+
+    Raises:
+        RuntimeError: If not all instances have the same number of replicas.
 
     Example:
         >>> init()
     """
+    getNumInstances()
 
 
 def execute_on_instances(
     instances: Collection[int], function: Callable[..., Any], *args: Any
 ) -> Any:
-    """Call a function on some of the instances.
+    """Call a function on some of the instances, while the others wait.
+
+    All instances make this call. If the function fails on one, the others fail too
+    when that instance ends.
 
     Args:
         instances: Indices of the instances.
@@ -54,9 +65,17 @@ def execute_on_instances(
     Returns:
         The function's result; `None` on the other instances.
 
+    Raises:
+        RuntimeError: If not all instances have the same number of replicas.
+        Error: Another instance has ended, or didn't come in time.
+
     Example:
         >>> execute_on_instances({0}, max, 2, 3)
         3
         >>> execute_on_instances({1}, max, 2, 3)
     """
-    return function(*args) if getInstanceIndex() in instances else None
+    index, count = getInstanceIndex(), getNumInstances()
+    result = function(*args) if index in instances else None
+    if count > 1:
+        join_processes(index, count).wait()
+    return result

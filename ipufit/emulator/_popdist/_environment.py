@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 
-_TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
-_LOCAL_REPLICAS = "POPDIST_NUM_LOCAL_REPLICAS"
-_FIRST_REPLICA = "POPDIST_REPLICA_INDEX_OFFSET"
-_IPUS_PER_REPLICA = "POPDIST_NUM_IPUS_PER_REPLICA"
-_IS_UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
+LOCAL_REPLICAS = "POPDIST_NUM_LOCAL_REPLICAS"
+FIRST_REPLICA = "POPDIST_REPLICA_INDEX_OFFSET"
+IPUS_PER_REPLICA = "POPDIST_NUM_IPUS_PER_REPLICA"
+IS_UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
 
 
 def isPopdistEnvSet() -> bool:
@@ -23,7 +24,7 @@ def isPopdistEnvSet() -> bool:
         >>> isPopdistEnvSet()
         False
     """
-    return _TOTAL_REPLICAS in os.environ
+    return TOTAL_REPLICAS in os.environ
 
 
 def getNumTotalReplicas() -> int:
@@ -33,7 +34,7 @@ def getNumTotalReplicas() -> int:
         >>> getNumTotalReplicas()
         1
     """
-    return _read(_TOTAL_REPLICAS, 1)
+    return _read(TOTAL_REPLICAS, 1)
 
 
 def getNumLocalReplicas() -> int:
@@ -43,7 +44,7 @@ def getNumLocalReplicas() -> int:
         >>> getNumLocalReplicas()
         1
     """
-    return _read(_LOCAL_REPLICAS, 1)
+    return _read(LOCAL_REPLICAS, 1)
 
 
 def getNumIpusPerReplica() -> int:
@@ -53,7 +54,7 @@ def getNumIpusPerReplica() -> int:
         >>> getNumIpusPerReplica()
         1
     """
-    return _read(_IPUS_PER_REPLICA, 1)
+    return _read(IPUS_PER_REPLICA, 1)
 
 
 def getNumInstances() -> int:
@@ -79,7 +80,17 @@ def getInstanceIndex() -> int:
         >>> getInstanceIndex()
         0
     """
-    return _read(_FIRST_REPLICA, 0) // _replicas_of_each()
+    return _read(FIRST_REPLICA, 0) // _replicas_of_each()
+
+
+def getReplicaIndexOffset() -> int:
+    """The index of this instance's first replica among all; 0 without PopRun.
+
+    Example:
+        >>> getReplicaIndexOffset()
+        0
+    """
+    return _read(FIRST_REPLICA, 0)
 
 
 def _read(variable: str, default: int) -> int:
@@ -88,9 +99,9 @@ def _read(variable: str, default: int) -> int:
 
 def _replicas_of_each() -> int:
     total, local = getNumTotalReplicas(), getNumLocalReplicas()
-    if os.environ.get(_IS_UNIFORM, "1") == "0" or local < 1 or total % local:
+    if os.environ.get(IS_UNIFORM, "1") == "0" or local < 1 or total % local:
         raise RuntimeError(
-            f"{_LOCAL_REPLICAS}={local} of {_TOTAL_REPLICAS}={total}: the emulator "
+            f"{LOCAL_REPLICAS}={local} of {TOTAL_REPLICAS}={total}: the emulator "
             "knows only instances with the same number of replicas each."
         )
     return local

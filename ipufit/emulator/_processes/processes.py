@@ -129,8 +129,8 @@ def _make_default_group(index: int, count: int) -> None:
     if missing:
         raise createPoptorchError(
             f"Options.Distributed says that this is process {index} of {count}. They "
-            "find one another by MASTER_ADDR and MASTER_PORT, and "
-            f"{' and '.join(missing)} is missing. Start them by `python -m "
+            f"find one another by {' and '.join(_ADDRESS)}; missing: "
+            f"{', '.join(missing)}. Start them by `python -m "
             f"ipufit.emulator --processes {count}` or `torchrun`, set both to the host "
             "of process 0 and a free port of it, or call "
             "torch.distributed.init_process_group before."

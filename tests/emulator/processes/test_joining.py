@@ -118,8 +118,8 @@ def restoring(function):
 @pytest.mark.parametrize(
     ("given", "missing"),
     [
-        ({}, "MASTER_ADDR and MASTER_PORT is missing"),
-        ({"MASTER_ADDR": "localhost"}, "and MASTER_PORT is missing"),
+        ({}, "missing: MASTER_ADDR, MASTER_PORT"),
+        ({"MASTER_ADDR": "localhost"}, "missing: MASTER_PORT"),
     ],
 )
 def test_missing_variables_are_named(monkeypatch, given, missing):

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m ipufit.emulator --processes`: instances as PopRun would start them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit.emulator import Error, _popdist
+from ipufit.emulator import __main__ as command
+from ipufit.emulator._popdist._launch import (
+    instance_variables,
+    launch_environment,
+    torchrun_command,
+)
+
+ROOT = Path(__file__).parents[2]
+INSTANCES = ROOT / "tests" / "emulator" / "_instances.py"
+
+
+@given(st.data(), st.integers(1, 9), st.integers(1, 9))
+def test_an_instance_sees_what_poprun_would_set(data, count, local):
+    index = data.draw(st.integers(0, count - 1))
+    variables = instance_variables(
+        {
+            "RANK": str(index),
+            "WORLD_SIZE": str(count),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "IPUFIT_REPLICAS": str(count * local),
+        }
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        assert _popdist.isPopdistEnvSet()
+        assert _popdist.getInstanceIndex() == index
+        assert _popdist.getNumInstances() == count
+        assert _popdist.getNumLocalReplicas() == local
+        assert _popdist.getNumTotalReplicas() == count * local
+        assert _popdist.getReplicaIndexOffset() == index * local
+        assert _popdist.getNumIpusPerReplica() == 1
+        plain = _popdist.poptorch._PoptorchOptions()
+    assert variables["POPDIST_LOCAL_INSTANCE_INDEX"] == "0"
+    # PopRun's instances are those of mpirun, which plain options follow.
+    assert plain.Distributed.processId == index
+    assert plain.Distributed.numProcesses == count
+
+
+def test_one_process_may_have_all_replicas():
+    variables = instance_variables({"IPUFIT_REPLICAS": "4"})
+    assert variables["POPDIST_NUM_LOCAL_REPLICAS"] == "4"
+
+
+def test_without_a_number_of_replicas_each_process_has_one():
+    variables = instance_variables({"RANK": "1", "WORLD_SIZE": "2"})
+    assert variables["POPDIST_NUM_TOTAL_REPLICAS"] == "2"
+    assert variables["POPDIST_NUM_LOCAL_REPLICAS"] == "1"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"RANK": "0", "WORLD_SIZE": "2", "POPDIST_NUM_TOTAL_REPLICAS": "2"},
+    ],
+    ids=["nothing", "one process", "PopRun's own"],
+)
+def test_nothing_is_set_for_one_process_or_under_poprun(environment):
+    assert instance_variables(environment) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0"}, "RANK is set but WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set but RANK is not"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no whole number"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "IPUFIT_REPLICAS": "3"},
+            "3 replicas .* by 2 processes",
+        ),
+        ({"IPUFIT_REPLICAS": "0"}, "0 replicas"),
+    ],
+)
+def test_a_strange_environment_is_refused(environment, message):
+    with pytest.raises(Error, match=message):
+        instance_variables(environment)
+
+
+def test_the_command_silences_all_but_the_first_process():
+    command = torchrun_command(3, ["--strict", "train.py", "--epochs", "3"])
+    assert command[command.index("--redirects") + 1] == "1:1,2:1"
+    assert command[-6:] == [
+        *("-m", "ipufit.emulator"),
+        *("--strict", "train.py", "--epochs", "3"),
+    ]
+    assert "--redirects" not in torchrun_command(1, ["train.py"])
+
+
+def test_the_environment_keeps_what_is_set():
+    environment = launch_environment(2, None, {"OMP_NUM_THREADS": "7", "HOME": "/"})
+    assert environment == {
+        "OMP_NUM_THREADS": "7",
+        "HOME": "/",
+        "IPUFIT_REPLICAS": "2",
+    }
+    assert int(launch_environment(1, 4, {})["OMP_NUM_THREADS"]) == os.cpu_count()
+
+
+# Whole command lines -----------------------------------------------------------------
+
+
+def run(*arguments, folder, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "ipufit.emulator", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=str(folder),
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--processes", "2", "--replicas", "3"], "3 replicas"),
+        (["--replicas", "2"], "--replicas 2 needs --processes"),
+        (["--processes", "0"], "'0' is not 1 or more"),
+    ],
+)
+def test_a_strange_command_line_is_refused(monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["emulator", *arguments, "script.py"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_torchrun_and_processes_exclude_each_other(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(sys, "argv", ["emulator", "--processes", "2", "script.py"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 2
+    assert "a process of torchrun's already" in capsys.readouterr().err
+
+
+def test_a_script_of_popdist_trains_on_all_instances(tmp_path):
+    done = run(
+        *("--processes", "2", "--replicas", "4", INSTANCES, "--epochs", "2"),
+        folder=tmp_path,
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stderr
+    # Only the first process is heard, and a function ran on it alone.
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()[1:]]
+    assert done.stdout.splitlines()[0] == "instance 0 of 2, replicas 2 of 4"
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+    assert "processes: 2; replicas: 4" in done.stderr
+    one, two = (torch.load(str(tmp_path / f"instance-{i}.pt")) for i in range(2))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert (tmp_path / "saved-by.txt").read_text() == "0"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_instance_that_fails_ends_all_with_its_own_error_first(tmp_path, index):
+    done = run(
+        *("--processes", "2", INSTANCES, "--fail", index),
+        folder=tmp_path,
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode != 0
+    first = re.search(r"^(\[rank\d\]: )?(\w+Error): (.*)$", done.stderr, re.MULTILINE)
+    assert first.groups()[1:] == ("KeyError", "'this instance fails'")
+
+
+@pytest.mark.thorough
+def test_torchrun_itself_starts_instances(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+            *("--rdzv-id", tmp_path.name, "--nproc-per-node", "2"),
+            *("-m", "ipufit.emulator", str(INSTANCES)),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=str(tmp_path),
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "IPUFIT_REPLICAS": "4",
+            "OMP_NUM_THREADS": "1",
+        },
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "instance 0 of 2, replicas 2 of 4" in done.stdout
+    assert "instance 1 of 2, replicas 2 of 4" in done.stdout
