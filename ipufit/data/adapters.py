@@ -189,12 +189,14 @@ def _from_batches(
 ) -> StreamSource:
     count, size = length_of(batches), batch_size_of(batches)
     is_own_part = processes.are_several and is_own_part_of(batches, processes, name)
-    if is_own_part and count is not None:
-        count *= processes.count
     stream = _stream(batches, parts_of, name, count, processes, is_own_part)
     stream.batch_size = size or stream.rows_of_first
     if stream.rows_of_first not in (size, count):
         stream.num_samples = None  # a collate function makes rows of its own
+    if stream.is_own_part:  # its loader counts those of one process
+        stream.batch_size *= processes.count
+        if stream.num_samples is not None:
+            stream.num_samples *= processes.count
     return stream
 
 
