@@ -21,7 +21,8 @@ class BackupAndRestore(Callback):
     As Keras's, but exactly: the run that was killed and begun again by the same script
     ends with the same weights, optimiser, History and callbacks as one that wasn't.
     On SIGTERM, by which schedulers evict, it saves after the call under way and ends
-    the run in order.
+    the run in order. Of several processes the first writes and all read; SIGTERM in
+    any of them ends all.
 
     Args:
         backup_dir: Directory of the checkpoints, and of nothing else.
@@ -53,6 +54,7 @@ class BackupAndRestore(Callback):
     saved_attributes = ("updates_since_save",)
     saved_kinds: ClassVar[Mapping[str, Kind]] = {"updates_since_save": count}
     resumes = True
+    reads_batch_logs = False
 
     def __init__(
         self,
@@ -119,6 +121,13 @@ class BackupAndRestore(Callback):
 
         It stays if SIGTERM came too late to be heeded: the script may not get far.
         """
-        is_cut = self.run.is_evicted or self.run.stop_reason in (EVICTED, "interrupted")
+        run = self.run
+        is_cut = run.is_evicted or run.stop_reason in (EVICTED, "interrupted")
+        if not is_cut and run.processes.are_several:
+            is_cut = any(run.processes.gathered(run.was_told_to_end))
         if self.delete_checkpoint and not is_cut:
-            self.run.after_hooks(self.store.clear)
+            run.after_hooks(self._clear)
+
+    def _clear(self) -> None:
+        self.run.processes.barrier()  # every process has ended well
+        self.store.clear()

@@ -8,6 +8,7 @@ import re
 import warnings
 from functools import partial
 from pathlib import Path
+from string import Formatter
 from time import monotonic
 from typing import Any, Callable, ClassVar, Mapping
 
@@ -18,7 +19,6 @@ from ipufit.checkpoint import (
     BackgroundWriter,
     Checkpoint,
     CheckpointStore,
-    num_processes,
     save_weights,
     write_checkpoint,
     written_by_one,
@@ -42,6 +42,7 @@ class ModelCheckpoint(MonitorCallback):
     `fit(resume=filepath)` continues; it holds every callback's state after the hook in
     which it is saved. On SIGTERM a whole checkpoint is saved too, and the run ends in
     order. With `save_best_only` and without `keep` it isn't, to keep the best one.
+    Of several processes the first writes, and its clock counts for all.
 
     Args:
         filepath: Path that ends with `.safetensors` or has no suffix. Its fields are
@@ -80,8 +81,6 @@ class ModelCheckpoint(MonitorCallback):
             has a field that isn't in the logs. At the figure's first value, with
             `save_best_only` or `keep`, if `mode="auto"` and no metric has its
             direction.
-        UnsupportedError: When `fit` begins, if several processes of torch.distributed
-            run with `is_background` or `save_seconds`.
 
     Example:
         >>> checkpoint = ModelCheckpoint("best.safetensors", save_best_only=True)
@@ -145,7 +144,6 @@ class ModelCheckpoint(MonitorCallback):
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Prepare for a new run; the best value stays."""
-        self._check_processes()
         self.begin_monitoring()
         if self.store is not None and self.mode == "auto":
             self.store.mode = direction_of(self.monitor, self.run.directions)
@@ -162,7 +160,8 @@ class ModelCheckpoint(MonitorCallback):
         """Save if enough updates were made, or enough seconds have passed."""
         fields = {"batch": batch + 1, **logs}
         if self.save_seconds is not None:
-            if monotonic() - self._saved_at >= self.save_seconds:
+            # Several processes give logs at calls at which they can agree.
+            if (logs or not self.run.processes.are_several) and self._is_time():
                 self._save(self.run.epoch, logs, fields)
                 self._saved_at = monotonic()
             return
@@ -180,8 +179,8 @@ class ModelCheckpoint(MonitorCallback):
             self._save(epoch, logs, logs)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Wait until every checkpoint is written."""
-        if self._writer is not None:
+        """Wait until every checkpoint is written; after Ctrl-C `close` does so."""
+        if self._writer is not None and self.run.stop_reason != "interrupted":
             self._writer.wait()
 
     def close(self) -> None:
@@ -189,16 +188,29 @@ class ModelCheckpoint(MonitorCallback):
         if self._writer is not None:
             self._writer.close()
 
-    def _check_processes(self) -> None:
-        is_background = self._writer is not None
-        count = num_processes()
-        if count > 1 and (is_background or self.save_seconds is not None):
-            argument = "is_background=True" if is_background else "save_seconds"
-            raise UnsupportedError(
-                f"ModelCheckpoint({argument}) in {count} processes: they have to save "
-                "together, and in threads or by clocks of their own they can't. Leave "
-                "it out, and use save_freq."
-            )
+    @property
+    def reads_batch_logs(self) -> bool:  # type: ignore[override]
+        """Whether figures are needed after each call.
+
+        Several processes save by the clock at calls for which they add up figures
+        anyway.
+        """
+        if self.save_seconds is None and self.save_freq == "epoch":
+            return False
+        if self.save_seconds is not None and self.run.processes.are_several:
+            return False
+        return any(not name.startswith("val_") for name in self._figures_needed)
+
+    @property
+    def _figures_needed(self) -> set[str]:
+        fields = {field for _, field, _, _ in Formatter().parse(self.filepath)}
+        if self.save_best_only or self.store is not None:
+            fields.add(self.monitor)
+        return {field for field in fields if field} - {"epoch", "batch"}
+
+    def _is_time(self) -> bool:
+        seconds = self.save_seconds or 0.0
+        return self.run.processes.first(monotonic() - self._saved_at >= seconds)
 
     def _save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
         path = self._path({**fields, "epoch": epoch + 1})
@@ -250,7 +262,7 @@ class ModelCheckpoint(MonitorCallback):
         self._do(
             epoch,
             lambda: partial(
-                store.save,
+                store.save_here,
                 self._checkpoint(),
                 epoch=self.run.epoch + self.run.is_epoch_done,
                 update=self.run.updates,
@@ -264,7 +276,7 @@ class ModelCheckpoint(MonitorCallback):
         return Checkpoint(checkpoint.tensors, copied(checkpoint.state))
 
     def _do(self, epoch: int, take: Callable[[], Callable[[], Any]]) -> None:
-        """Copy the state and write it, here or in the background.
+        """Copy the state and have process 0 write it, now or in the background.
 
         Args:
             epoch: Index of the epoch.
@@ -273,7 +285,7 @@ class ModelCheckpoint(MonitorCallback):
         """
         finished = partial(self._say_finished, epoch)
         if self._writer is None:
-            finished(take()())
+            finished(written_by_one(take()))
         else:
             self._writer.write(take, finished)
 
@@ -317,11 +329,8 @@ def _write_weights(path: str, weights: dict[str, Any]) -> str:
 
 
 def _write_whole(path: str, checkpoint: Checkpoint) -> str:
-    def write() -> str:
-        write_checkpoint(path, checkpoint)
-        return path
-
-    return written_by_one(write)
+    write_checkpoint(path, checkpoint)
+    return path
 
 
 def _is_of_weights(filepath: str, given: bool | None) -> bool:

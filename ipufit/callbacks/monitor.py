@@ -57,8 +57,8 @@ class MonitorCallback(Callback):
         self.direction: str | None = None
 
     def say(self, message: str) -> None:
-        """Print a line if `verbose` is set."""
-        if self.verbose > 0:
+        """Print a line if `verbose` is set; of several processes the first does."""
+        if self.verbose > 0 and self.run.processes.is_first:
             say(message)
 
     @property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         write_checkpoint,
     )
     from .manifest import Manifest, Record
-    from .one_writer import num_processes, written_by_one
+    from .one_writer import written_by_one
     from .store import CheckpointStore, load_newest
     from .tensors import copied_tensors
     from .weights import load_weights, save_weights
@@ -40,7 +40,6 @@ __all__ = [
     "load_checkpoint",
     "load_newest",
     "load_weights",
-    "num_processes",
     "read_checkpoint",
     "read_manifest",
     "save_weights",
@@ -61,7 +60,7 @@ _HOMES = {
         "write_checkpoint",
     ),
     "manifest": ("Manifest", "Record"),
-    "one_writer": ("num_processes", "written_by_one"),
+    "one_writer": ("written_by_one",),
     "store": ("CheckpointStore", "load_newest"),
     "tensors": ("copied_tensors",),
     "weights": ("load_weights", "save_weights"),

@@ -6,6 +6,10 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Callable
 
+from ipufit.distributed import processes
+
+from .one_writer import written_by_one
+
 
 class BackgroundWriter:
     """Runs one writing job at a time in a thread, and loses none.
@@ -13,6 +17,9 @@ class BackgroundWriter:
     A job that is asked for while another runs waits, and takes its copy only then. So
     there is one copy in memory, however slow the disk is. A process that ends normally
     waits for the thread.
+
+    Of several processes the first writes. All of them must call `write` and `wait`, in
+    which they exchange how the last job went; the thread exchanges nothing.
 
     Example:
         >>> writer, written = BackgroundWriter(), []
@@ -25,7 +32,8 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
-        self._under_way: tuple[Future[Any], Callable[[Any], None]] | None = None
+        # Where another process writes there is no future.
+        self._under_way: tuple[Future[Any] | None, Callable[[Any], None]] | None = None
 
     def write(
         self, take: Callable[[], Callable[[], Any]], then: Callable[[Any], None]
@@ -43,6 +51,10 @@ class BackgroundWriter:
             Exception: The last job has raised it.
         """
         self.wait()
+        if not processes().is_first:
+            take()  # which may need all processes
+            self._under_way = None, then
+            return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ipufit-checkpoint")
         waiting = [take()]
@@ -55,21 +67,27 @@ class BackgroundWriter:
         Raises:
             Exception: The job has raised it.
         """
-        if self._under_way is not None:
-            future, then = self._under_way
-            wait([future])  # if this is interrupted, close() will wait again
-            self._under_way = None
-            then(future.result())
+        self._end_job(written_by_one)
 
     def close(self) -> None:
         """Wait until the job has ended, and end the thread; a new job starts another.
+
+        Other processes hear nothing of it: they may have failed, or this one.
 
         Raises:
             Exception: The job has raised it.
         """
         try:
-            self.wait()
+            self._end_job(lambda result: result())
         finally:
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
+
+    def _end_job(self, hear: Callable[[Callable[[], Any]], Any]) -> None:
+        if self._under_way is not None:
+            future, then = self._under_way
+            if future is not None:
+                wait([future])  # if this is interrupted, close() will wait again
+            self._under_way = None
+            then(hear(lambda: None if future is None else future.result()))

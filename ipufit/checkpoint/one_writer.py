@@ -3,80 +3,77 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple, TypeVar
 
-import torch
-from torch import distributed
+from ipufit.distributed import processes
+from ipufit.errors import CheckpointError, ConfigError, UnsupportedError
 
-from ipufit.errors import CheckpointError
+T = TypeVar("T")
+
+_ALIKE = {"ConfigError": ConfigError, "UnsupportedError": UnsupportedError}
+"""Errors that others raise as they are: callers catch them."""
 
 
-def num_processes() -> int:
-    """The number of processes in torch.distributed's default group; 1 without a group.
+class _Outcome(NamedTuple):
+    """How it went in process 0.
 
-    Example:
-        >>> num_processes()
-        1
+    Attributes:
+        result: The value that was returned.
+        error: Text of the error; None if it went well.
+        kind: Class of the error.
+        errno: The system's number of the error, if it has one.
     """
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 1
-    return int(distributed.get_world_size())
+
+    result: Any = None
+    error: str | None = None
+    kind: str = ""
+    errno: int | None = None
 
 
-def written_by_one(write: Callable[[], str]) -> str:
+def written_by_one(write: Callable[[], T]) -> T:
     """Have process 0 write something, and wait for it in the other processes.
 
-    Each process of torch.distributed's default group must call this. Without a group
-    the process writes by itself.
+    Each process of a run must call this. A process without others writes by itself.
 
     Args:
-        write: Writes, and returns the path; called in process 0 alone.
+        write: Writes, and returns something that can be pickled, such as the path;
+            called in process 0 alone.
 
     Returns:
-        The path, in every process, once it is written.
+        The result of process 0, in every process, once it is written.
 
     Raises:
         Exception: `write` has raised it; in process 0.
         CheckpointError: `write` has raised an error with this text and `errno`; in the
-            other processes.
+            other processes. A ConfigError or an UnsupportedError is one there, too.
+        ProcessError: Another process has ended.
 
     Example:
         >>> written_by_one(lambda: "run/update-00000010")
         'run/update-00000010'
     """
-    if num_processes() == 1:
+    everyone = processes()
+    if not everyone.are_several:
         return write()
-    if distributed.get_rank() != 0:
-        outcome = json.loads(_from_first(b"").decode())
-        if "error" in outcome:
-            error = CheckpointError(outcome["error"])
-            error.errno = outcome["errno"]
-            raise error
-        return str(outcome["path"])
+    if not everyone.is_first:
+        outcome = everyone.first(_Outcome())
+        if outcome.error is not None:
+            raise _error(outcome)
+        result: T = outcome.result
+        return result
     try:
-        path = write()
+        result = write()
     except Exception as error:
-        failure = {"error": str(error), "errno": getattr(error, "errno", None)}
-        _from_first(json.dumps(failure).encode())
+        kind, errno = type(error).__name__, getattr(error, "errno", None)
+        everyone.first(_Outcome(None, str(error), kind, errno))
         raise
-    _from_first(json.dumps({"path": path}).encode())
-    return path
+    everyone.first(_Outcome(result))
+    return result
 
 
-def _from_first(message: bytes) -> bytes:
-    """Send the message of process 0 to all; those of other processes are ignored."""
-    device = "cpu"
-    if distributed.get_backend() == "nccl":
-        device = "cuda"
-    size = torch.tensor([len(message)], device=device)
-    _broadcast(size)
-    content = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    if message:
-        content.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
-    _broadcast(content)
-    return bytes(content.cpu().numpy())
-
-
-def _broadcast(tensor: Any) -> None:
-    distributed.broadcast(tensor, src=0)  # type: ignore[no-untyped-call,unused-ignore]
+def _error(outcome: _Outcome) -> Exception:
+    if outcome.kind in _ALIKE:
+        return _ALIKE[outcome.kind](outcome.error)
+    error = CheckpointError(outcome.error)
+    error.errno = outcome.errno
+    return error

@@ -40,8 +40,8 @@ class CheckpointStore:
     """Keeps the checkpoints of one run in one directory.
 
     Other files in the directory are left alone, and so is a checkpoint to which
-    somebody has added a file. One process writes. If torch.distributed has several,
-    this is the first, and all of them must call `save`; others may read.
+    somebody has added a file. One process writes. If a run has several, this is the
+    first, and all of them must call `save`; others may read.
 
     Args:
         directory: Path of the directory, made when the first checkpoint is saved.
@@ -114,13 +114,24 @@ class CheckpointStore:
         Warns:
             CheckpointWarning: An old checkpoint couldn't be deleted.
         """
-        return Path(
-            written_by_one(lambda: str(self._save(checkpoint, epoch, update, metric)))
+        return written_by_one(
+            lambda: self.save_here(
+                checkpoint, epoch=epoch, update=update, metric=metric
+            )
         )
 
-    def _save(
-        self, checkpoint: Checkpoint, epoch: int, update: int, metric: float | None
+    def save_here(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        epoch: int,
+        update: int,
+        metric: float | None = None,
     ) -> Path:
+        """Write a checkpoint in this process, as `save` does in one for all.
+
+        It exchanges nothing, so that a thread may call it.
+        """
         with self._lock:
             self._clean()
             entries = listed(self.directory).entries
@@ -188,7 +199,7 @@ class CheckpointStore:
     def clear(self) -> None:
         """Delete all checkpoints, and the directory if nothing else is in it.
 
-        One process deletes them. If torch.distributed has several, all must call this.
+        One process deletes them. If a run has several, all must call this.
         """
         written_by_one(self._clear)
 

@@ -13,7 +13,7 @@ over them. Figures, data and checkpoints go through torch.distributed in both ca
 
 from __future__ import annotations
 
-from .collectives import Processes
+from .collectives import Processes, exchanges_off
 from .current import configure, get_process_info, processes, times_asked
 from .environment import ALONE, ProcessInfo
 
@@ -22,6 +22,7 @@ __all__ = [
     "ProcessInfo",
     "Processes",
     "configure",
+    "exchanges_off",
     "get_process_info",
     "processes",
     "times_asked",

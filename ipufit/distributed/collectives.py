@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+from collections import deque
 from typing import Any, Iterator, Sequence, TypeVar
 
 import torch
@@ -17,6 +19,38 @@ from .group import group_of
 T = TypeVar("T")
 
 _FIRST = 0
+_SMALL = 2**20  # bytes
+
+_recent: deque[Tensor] = deque(maxlen=64)
+"""Small tensors that were exchanged last.
+
+A thread of gloo lets go of a tensor some time after the exchange is done. If nobody
+else has it any more, the thread frees it, for which it needs the interpreter's lock;
+and torch 2.0 waits for the thread with that lock when it ends a group.
+"""
+
+_is_off = False
+
+
+@contextlib.contextmanager
+def exchanges_off() -> Iterator[None]:
+    """Have each exchange in this context fail at once.
+
+    A process whose run ends by an error is no longer where the others are: what it
+    sent now they would take for something else.
+
+    Example:
+        >>> with exchanges_off():
+        ...     Processes(ProcessInfo(0, 2)).barrier()
+        Traceback (most recent call last):
+        ipufit.errors.ProcessError: The run of process 0 of 2 has failed or was ...
+    """
+    global _is_off
+    before, _is_off = _is_off, True
+    try:
+        yield
+    finally:
+        _is_off = before
 
 
 class Processes:
@@ -66,7 +100,7 @@ class Processes:
             return tensor
         total: Tensor = tensor.detach().clone()
         with self._exchange("a sum") as group:
-            distributed.all_reduce(total, group=group)
+            distributed.all_reduce(_kept(total), group=group)
         return total
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
@@ -79,7 +113,7 @@ class Processes:
         with self._exchange("tensors of process 0") as group:
             for same in by_dtype.values():
                 flat: Any = torch.cat([tensor.reshape(-1) for tensor in same])
-                distributed.broadcast(flat, _FIRST, group=group)
+                distributed.broadcast(_kept(flat), _FIRST, group=group)
                 parts = flat.split([tensor.numel() for tensor in same])
                 if self.is_first:
                     continue
@@ -94,10 +128,14 @@ class Processes:
         """
         if not self.are_several:
             return value
-        values = [value]
+        content = _bytes_of(value) if self.is_first else _no_bytes(0)
+        size = _kept(torch.tensor([content.numel()]))
         with self._exchange("a value of process 0") as group:
-            distributed.broadcast_object_list(values, _FIRST, group=group)
-        return values[0]
+            distributed.broadcast(size, _FIRST, group=group)
+            if not self.is_first:
+                content = _no_bytes(int(size))
+            distributed.broadcast(content, _FIRST, group=group)
+        return value if self.is_first else _value_of(content)
 
     def gathered(self, value: T) -> list[T]:
         """The values of all processes, in their order.
@@ -107,10 +145,17 @@ class Processes:
         """
         if not self.are_several:
             return [value]
-        values: list[Any] = [None] * self.count
+        own = _bytes_of(value)
+        size = _kept(torch.tensor([own.numel()]))
+        sizes = [_kept(torch.empty_like(size)) for _ in range(self.count)]
         with self._exchange("values of all processes") as group:
-            distributed.all_gather_object(values, value, group=group)
-        return values
+            distributed.all_gather(sizes, size, group=group)
+            lengths = [int(one) for one in sizes]
+            padded = _no_bytes(max(lengths))
+            padded[: own.numel()] = own
+            contents = [_no_bytes(max(lengths)) for _ in lengths]
+            distributed.all_gather(contents, padded, group=group)
+        return [_value_of(one[:n]) for one, n in zip(contents, lengths)]
 
     def barrier(self) -> None:
         """Wait until every process has come here."""
@@ -118,6 +163,12 @@ class Processes:
 
     @contextlib.contextmanager
     def _exchange(self, what: str) -> Iterator[Any]:
+        if _is_off:
+            raise ProcessError(
+                f"The run of process {self.index} of {self.count} has failed or was "
+                f"interrupted: it doesn't wait for {what}, because others are "
+                "elsewhere. Nothing can be saved by all processes now."
+            )
         group = group_of(self.info)
         try:
             yield group
@@ -130,6 +181,29 @@ class Processes:
                 "fit, evaluate or predict); IPUFIT_PROCESS_TIMEOUT sets how many "
                 f"seconds they wait. ({_first_line(error)})"
             ) from error
+
+
+def _kept(tensor: Tensor) -> Any:
+    """The tensor, which lives on for a while if it is small."""
+    if tensor.numel() * tensor.element_size() <= _SMALL:
+        _recent.append(tensor)
+    return tensor
+
+
+def _no_bytes(length: int) -> Tensor:
+    empty: Tensor = _kept(torch.zeros(length, dtype=torch.uint8))
+    return empty
+
+
+def _bytes_of(value: Any) -> Tensor:
+    content: Tensor = _kept(
+        torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    )
+    return content
+
+
+def _value_of(content: Tensor) -> Any:
+    return pickle.loads(content.numpy().tobytes())
 
 
 def _first_line(error: Exception) -> str:

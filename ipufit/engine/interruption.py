@@ -16,6 +16,7 @@ import torch
 
 from ipufit.callbacks import CallbackList
 from ipufit.data import HostRandomState, set_random_state
+from ipufit.distributed import exchanges_off
 from ipufit.state import EVICTED, RunState
 
 from .training import Training
@@ -48,8 +49,9 @@ def ended_in_order(
         pass
     except KeyboardInterrupt:
         run.stop("interrupted")
-        hooks.on_train_end(dict(run.logs))
-        training.executors.detach()
+        with exchanges_off():  # other processes are elsewhere
+            hooks.on_train_end(dict(run.logs))
+            training.executors.detach()
         raise
 
 

@@ -9,6 +9,7 @@ from typing import Iterator
 from ipufit._failures import do_all
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike
+from ipufit.distributed import exchanges_off
 from ipufit.state import RunState
 from ipufit.types import Verbose
 
@@ -57,15 +58,17 @@ def under_way(
         raise
     except BaseException:
         is_failing = True
-        do_all([model._executors.detach], is_failing=True)
+        with exchanges_off():  # other processes are elsewhere
+            do_all([model._executors.detach], is_failing=True)
         raise
     finally:
         runs.innermost, runs.hooks = outer_run, outer_hooks
-        do_all(
-            [
-                lambda: hooks.end(outer_hooks, is_failing=is_failing),
-                model._executors.fetch_weights,
-            ],
-            is_failing=is_failing,
-        )
+        with exchanges_off() if is_failing else contextlib.nullcontext():
+            do_all(
+                [
+                    lambda: hooks.end(outer_hooks, is_failing=is_failing),
+                    model._executors.fetch_weights,
+                ],
+                is_failing=is_failing,
+            )
     run.act()  # for what was asked for in on_train_end: all has ended well
