@@ -19,6 +19,7 @@
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CoverageWarning       figures cover only a part of the samples
     ├── ConstantBuffersWarning  whole numbers that `forward` changes in vain
+    ├── OtherLayoutWarning    a run goes on with other replicas or processes
     ├── NonFiniteLossWarning  the loss became NaN or infinite
     ├── NonFiniteGradientWarning  a gradient did
     ├── SharedRateWarning     updates of one call share one learning rate
@@ -118,6 +119,10 @@ class CoverageWarning(IpufitWarning):
 
 class ConstantBuffersWarning(IpufitWarning):
     """Buffers of whole numbers are compiled in, so what `forward` writes is lost."""
+
+
+class OtherLayoutWarning(IpufitWarning):
+    """A run goes on with other replicas, processes or micro-batches than it had."""
 
 
 class NonFiniteLossWarning(IpufitWarning):

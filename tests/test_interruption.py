@@ -250,9 +250,8 @@ class Wider(torch.nn.Sequential):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (Scenario(fitted={"batch_size": 8}), "was 4 and is 8"),
+        (Scenario(fitted={"batch_size": 8}), "batch_size was 4 and is 8"),
         (Scenario(config={"device_iterations": 2}), "device_iterations was 1 and is 2"),
-        (Scenario(config={"replicas": 2}), "replicas was 1 and is 2"),
         (
             Scenario(data=lambda: dict(zip("xy", samples(20)))),
             "samples were 24 and are 20",

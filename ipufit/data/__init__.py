@@ -10,6 +10,7 @@ from .columns import column_names
 from .epochs import Epochs
 from .host_random import (
     HostRandomState,
+    RandomState,
     check_random_state,
     random_state,
     set_random_state,
@@ -18,6 +19,7 @@ from .inference import InferenceBatches
 from .orders import Position
 from .passes import Replay
 from .rebatching import pad
+from .seeded import mixed, seed_all
 from .source import IndexedSource, Source, StreamSource
 from .structure import NOTHING, Labels, SampleStructure
 from .training import TrainingBatches
@@ -34,6 +36,7 @@ __all__ = [
     "Labels",
     "Loading",
     "Position",
+    "RandomState",
     "Replay",
     "SampleStructure",
     "Source",
@@ -44,7 +47,9 @@ __all__ = [
     "check_random_state",
     "column_names",
     "fit_sources",
+    "mixed",
     "pad",
     "random_state",
+    "seed_all",
     "set_random_state",
 ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from .coverage import describe_coverage, joined
 from .evaluation import Evaluation
 from .loop import predictions, train
-from .objective.figures import Figures
+from .objective.figures import Figures, Sums
 from .objective.objective import Objective
 from .objective.resolve import resolve_objective
 from .programs.executors import Executors
@@ -19,6 +19,7 @@ __all__ = [
     "Executors",
     "Figures",
     "Objective",
+    "Sums",
     "Training",
     "WatchedGradients",
     "check_shapes",

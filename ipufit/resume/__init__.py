@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from .finding import find_checkpoint
+from .same_run import check_same_run
 from .settings import compiled_settings, described
-from .snapshot import Snapshot, check_has_run, check_same_run, epochs_to_go, position_of
+from .snapshot import Snapshot, check_has_run, epochs_to_go, position_of
 from .trained import (
     TrainedState,
     check_weights,

@@ -7,6 +7,7 @@ form here is that of every model; the rest is compared with the model at hand.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Mapping
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from ipufit._kinds import (
     text,
     whole,
 )
+from ipufit.batching import BatchPlan
 from ipufit.errors import DamagedCheckpointError
 
 COUNTERS = "epoch", "calls", "updates", "samples"
@@ -63,7 +65,9 @@ def _figures(value: Any, where: str) -> str | None:
     return list_of(number, length)(value["sums"], f"{where}.sums")
 
 
-_COUNTS = dict.fromkeys(COUNTERS, count)
+_STREAMS = fields({"pass": count, "validation": count})
+_PROCESSES = list_of(fields({"num_blocks": _STREAMS, "figures": optional(_figures)}))
+_FACTORS = [field.name for field in dataclasses.fields(BatchPlan)]
 _RUN = fields(
     {
         "run": fields(
@@ -74,10 +78,10 @@ _RUN = fields(
                 "seed": whole,
                 "place": list_of(count, 2),
                 "num_samples": optional(count),
-                "num_blocks": fields({"pass": count, "validation": count}),
+                "num_blocks": _STREAMS,
             }
         ),
-        "plan": dict_of(count),
+        "plan": fields(dict.fromkeys(_FACTORS, count)),
         "settings": dict_of(text),
         "figures": optional(_figures),
         "callbacks": dict_of(dict_of(anything)),
@@ -89,10 +93,20 @@ _RUN = fields(
 def of_run(value: Any, where: str) -> str | None:
     """The kind of the state of a run, besides the trained state of its model."""
     fault = _RUN(value, where)
-    if fault is not None or not value["run"]["calls"]:
+    if fault is not None:
         return fault
+    processes = value.get("processes", [])
+    fault = _PROCESSES(processes, f"{where}.processes")
+    if fault is not None:
+        return fault
+    if max(1, len(processes)) != value["plan"]["processes"]:
+        return f"{where}.processes has {len(processes)} of those in {where}.plan"
+    if not value["run"]["calls"]:
+        return None
     if value["figures"] is None or value["figures"]["sums"] is None:
         return f"{where}.figures has none in the middle of an epoch"
+    if any(one["figures"] is None for one in processes):
+        return f"{where}.processes has no figures in the middle of an epoch"
     return None
 
 

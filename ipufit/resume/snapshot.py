@@ -9,9 +9,10 @@ of this process.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Iterator, Mapping
+from typing import Any, Iterator, Mapping
 
 import torch
+from torch import Tensor
 
 from ipufit import checkpoint as files
 from ipufit.callbacks import CallbackList, ProgressDisplay
@@ -26,11 +27,28 @@ from ipufit.state import RunState
 
 from .callback_states import callbacks_of, without_arrays
 from .random_states import RandomStates
+from .same_run import has_other_layout
 from .saved_form import COUNTERS, check_form, in_words, of_run
-from .settings import check_settings
-from .trained import Tensors, TrainedState, check_weights, set_groups
+from .shares import (
+    GROUP,
+    Share,
+    added_up,
+    buffers_of,
+    digests_of,
+    gathered,
+    in_file,
+    num_saved,
+    share_of,
+)
+from .trained import (
+    Tensors,
+    TrainedState,
+    check_weights,
+    groups_of_module,
+    set_groups,
+)
 
-_LOSSES = "losses"
+_GROUPS, _LOSSES = ("model", "buffers"), "losses"
 
 
 @dataclass(frozen=True)
@@ -60,22 +78,36 @@ class Snapshot:
 
     @property
     def _random(self) -> RandomStates:
-        return RandomStates(self.training.executors, self.batches, self.validation)
+        return RandomStates(
+            self.training.executors,
+            self.batches,
+            self.validation,
+            self.run.processes,
+        )
 
     def take(self) -> files.Checkpoint:
         """Take a checkpoint of the state between two calls.
+
+        Several processes take it together, and each gets the state of all.
 
         Returns:
             A checkpoint; its tensors are copies.
 
         Raises:
             UnsupportedError: A streamed metric is in the middle of an epoch.
+            ProcessError: Another process has ended.
         """
         training, run = self.training, self.run
         if run.is_epoch_done:
             self.batches.begin_next_pass()
         trained = self.trained.take()
-        random, num_blocks = self._random.take()
+        figures = None if run.is_epoch_done else training.figures.state_dict()
+        losses = files.copied_tensors(self._tensors_of_losses())
+        buffers: Tensors = {}
+        if run.processes.are_several:
+            buffers = self._buffers({**trained.tensors, _LOSSES: losses})
+        own = Share(*self._random.take(), figures, digests_of(buffers))
+        shares, others = gathered(run.processes, own, buffers)
         callbacks: Tensors = {}
         state = {
             **trained.state,
@@ -88,24 +120,48 @@ class Snapshot:
                 "seed": self.batches.seed,
                 "place": list(self.batches.position),
                 "num_samples": self.batches.source.num_samples,
-                "num_blocks": num_blocks,
+                "num_blocks": shares[0].num_blocks,
             },
             "plan": asdict(training.plan),
             "settings": dict(self.settings),
-            "figures": None if run.is_epoch_done else training.figures.state_dict(),
+            "figures": added_up([share.figures for share in shares]),
             "callbacks": without_arrays(self.hooks.state_dict(), callbacks),
         }
-        groups = {**trained.tensors, "callbacks": callbacks, "random": random}
-        losses = self._tensors_of_losses()
+        groups = {
+            **trained.tensors,
+            "callbacks": callbacks,
+            "random": shares[0].random,
+        }
         if losses:
-            groups[_LOSSES] = files.copied_tensors(losses)
+            groups[_LOSSES] = losses
+        if run.processes.are_several:
+            state[GROUP], states = in_file(shares)
+            groups[GROUP] = {**states, **others}
         state["tensors"] = in_words(groups)
         return files.Checkpoint(groups, state)
 
     def _tensors_of_losses(self) -> Tensors:
         """Tensors of losses, such as a weight that a callback anneals."""
-        modules = torch.nn.ModuleList(self.training.figures.objective.modules)
-        return dict([*modules.named_parameters(), *modules.named_buffers()])
+        return dict([*self._losses.named_parameters(), *self._losses.named_buffers()])
+
+    @property
+    def _losses(self) -> torch.nn.Module:
+        return torch.nn.ModuleList(self.training.figures.objective.modules)
+
+    def _buffers(self, groups: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
+        """Tensors of groups that each process changes for itself, as `"group/name"`.
+
+        A device changes buffers of floats only.
+        """
+        of_module = dict(self.training.executors.module.named_buffers())
+        names = {_LOSSES: dict(self._losses.named_buffers())}
+        return {
+            f"{group}/{name}": tensor
+            for group, tensors in groups.items()
+            if group in (*_GROUPS, _LOSSES)
+            for name, tensor in tensors.items()
+            if name in names.get(group, of_module) and tensor.is_floating_point()
+        }
 
     def check(self, checkpoint: files.Checkpoint) -> None:
         """Refuse a checkpoint that can't be put back, before any of it is put back.
@@ -121,7 +177,15 @@ class Snapshot:
         self.hooks.check_state(callbacks_of(checkpoint))
         if _LOSSES in checkpoint.tensors:
             check_weights(self._tensors_of_losses(), checkpoint.tensors[_LOSSES])
+        for index in range(1, num_saved(checkpoint)):
+            for group, own in self._groups().items():
+                given = buffers_of(checkpoint, index, group)
+                check_weights({n: t for n, t in own.items() if n in given}, given)
         self._random.check(checkpoint)
+
+    def _groups(self) -> dict[str, Mapping[str, Tensor]]:
+        of_module = groups_of_module(self.training.executors.module)
+        return {**of_module, _LOSSES: self._tensors_of_losses()}
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Go on from a checkpoint, once `on_train_begin` was called.
@@ -135,14 +199,17 @@ class Snapshot:
             ConfigError: The figures of the epoch under way are others.
             DamagedCheckpointError: The device can't take the random state.
         """
-        state = checkpoint.state
+        state, figures = checkpoint.state, self._figures_in(checkpoint)
         training, run = self.training, self.run
-        if state["figures"] is not None:
-            training.figures.check_state(state["figures"])
-        self._random.put_back_device(checkpoint)
+        if figures is not None:
+            training.figures.check_state(figures)
+        self._random.put_back_device(
+            checkpoint, is_other_layout=has_other_layout(checkpoint, training)
+        )
         with torch.no_grad():
             for name, tensor in checkpoint.tensors.get(_LOSSES, {}).items():
                 self._tensors_of_losses()[name].copy_(tensor)
+            self._put_back_buffers(checkpoint)
         # Callbacks may look at the counters when they load their states.
         for name in (*COUNTERS, "stop_reason"):
             setattr(run, name, state["run"][name])
@@ -150,9 +217,29 @@ class Snapshot:
         # on_train_begin may have set other rates than the run had.
         set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
         training.optimization.load_state_dict(state["updates"])
-        if state["figures"] is not None:
-            training.figures.load_state_dict(state["figures"])
+        if figures is not None:
+            training.figures.load_state_dict(figures)
         self._random.put_back_host(checkpoint)
+
+    def _figures_in(self, checkpoint: files.Checkpoint) -> dict[str, Any] | None:
+        """Figures of this process; among another number of them process 0 has all."""
+        processes, figures = self.run.processes, checkpoint.state["figures"]
+        if num_saved(checkpoint) == processes.count:
+            return share_of(checkpoint, processes.index).figures
+        if figures is None or processes.is_first:
+            return dict(figures) if figures else None
+        return {**figures, "sums": None, "extra": {}}
+
+    def _put_back_buffers(self, checkpoint: files.Checkpoint) -> None:
+        """Set buffers that this process had otherwise than process 0."""
+        processes, executors = self.run.processes, self.training.executors
+        if num_saved(checkpoint) != processes.count:
+            return
+        executors.fetch_weights()
+        for group, own in self._groups().items():
+            for name, tensor in buffers_of(checkpoint, processes.index, group).items():
+                own[name].copy_(tensor)
+        executors.send_weights()
 
 
 def check_has_run(checkpoint: files.Checkpoint) -> None:
@@ -168,39 +255,6 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
             "saved while fit() ran. Load it with model.load(path)."
         )
     check_form(checkpoint, of_run)
-
-
-def check_same_run(
-    checkpoint: files.Checkpoint,
-    training: Training,
-    num_samples: int | None,
-    settings: Mapping[str, str],
-) -> None:
-    """Refuse to go on with other settings than the checkpoint's.
-
-    Args:
-        checkpoint: From `Snapshot.take`.
-        training: Training of the run that is to go on.
-        num_samples: Number of samples in the data; None if unknown.
-        settings: Further settings of the run, in words.
-
-    Raises:
-        ConfigError: The factors of a call, the data or the settings are others.
-    """
-    saved, now = checkpoint.state["plan"], asdict(training.plan)
-    odd = [
-        f"{n} was {saved.get(n)} and is {now[n]}" for n in now if saved.get(n) != now[n]
-    ]
-    before = checkpoint.state["data"]["num_samples"]
-    if before != num_samples:
-        odd.append(f"samples were {before} and are {num_samples}")
-    odd += check_settings(checkpoint.state.get("settings", {}), settings)
-    if odd:
-        raise ConfigError(
-            f"The run can't be resumed exactly: {'; '.join(odd)}. Use the settings and "
-            "data that it began with; or, to train on from what was learnt, "
-            "model.load(path) and fit() without resume."
-        )
 
 
 def position_of(checkpoint: files.Checkpoint) -> Position:

@@ -171,9 +171,16 @@ class Figures:
         Raises:
             UnsupportedError: A streamed metric has seen samples.
         """
-        if self._streams:
+        streamed = list(self._streams)
+        if self._processes.are_several and self._sums is not None:
+            # Processes refuse together, though only some have kept rows.
+            measures = self.objective.measures
+            streamed = [
+                m.full_name for m in measures if isinstance(m.metric, StreamedMetric)
+            ]
+        if streamed:
             raise UnsupportedError(
-                f"{', '.join(self._streams)}: streamed metrics can't be saved in the "
+                f"{', '.join(streamed)}: streamed metrics can't be saved in the "
                 "middle of an epoch. Save at the ends of epochs."
             )
         sums = None if self._sums is None else self._sums.tolist()
