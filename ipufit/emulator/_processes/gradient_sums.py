@@ -8,6 +8,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ipufit.emulator._processes.adding_up import total_of
 from ipufit.emulator._processes.agreement import check_agreement
 from ipufit.emulator._processes.processes import Processes
 from ipufit.emulator.errors import createPoptorchError
@@ -68,8 +69,8 @@ class GradientSums:
             indices.setdefault(values[index].dtype, []).append(index)
         for dtype, members in indices.items():
             joined = self._join(dtype, [values[index].reshape(-1) for index in members])
-            self._processes.add_up(joined)
-            totals = torch.split(joined, [values[index].numel() for index in members])
+            added_up = total_of(self._processes, joined)
+            totals = torch.split(added_up, [values[index].numel() for index in members])
             for index, total in zip(members, totals):
                 value = values[index]
                 if value.is_contiguous():

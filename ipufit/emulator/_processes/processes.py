@@ -43,6 +43,29 @@ class Processes:
         with self._waiting("add up tensors"):
             dist.all_reduce(tensor, group=self._group)
 
+    def swap(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        received_sizes: list[int],
+        sent_sizes: list[int],
+    ) -> None:
+        """Send a part of a tensor to each process, and receive one from each.
+
+        Args:
+            received: 1-d; is written to.
+            sent: 1-d.
+            received_sizes: The number of elements from each process, in order.
+            sent_sizes: The number of elements for each process, in order.
+
+        Raises:
+            Error: Another process has ended, or didn't come in time.
+        """
+        with self._waiting("add up tensors"):
+            dist.all_to_all_single(
+                received, sent, received_sizes, sent_sizes, group=self._group
+            )
+
     def broadcast(self, tensor: Tensor) -> None:
         """Replace a tensor by that of process 0.
 
