@@ -172,7 +172,7 @@ class Figures:
             UnsupportedError: A streamed metric has seen samples.
         """
         streamed = list(self._streams)
-        if self._processes.are_several and self._sums is not None:
+        if self.processes.are_several and self._sums is not None:
             # Processes refuse together, though only some have kept rows.
             measures = self.objective.measures
             streamed = [
