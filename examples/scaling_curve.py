@@ -11,7 +11,8 @@ The first command trains in 4 processes with 2 replicas each, and prints the acc
 the test images once. The second one launches the script for each layout, and compares
 the losses of every epoch and the test accuracy. The plot needs matplotlib. On two cores
 it takes a minute or two. The last line says how many of the curves are that of one
-replica to within 0.0001.
+replica, to within 0.0001 in the losses and two images of 10,000 in the accuracy: sums
+are rounded in another order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import ipufit
 from ipufit.distributed import get_process_info
 
 LAYOUTS = ["1x1", "1x16", "2x8", "4x4", "4x1"]  # processes x replicas of each
-SAME = 1e-4
+SAME_LOSS, SAME_ACCURACY = 1e-4, 2e-4
 
 
 def train(args: argparse.Namespace) -> None:
@@ -123,9 +124,9 @@ def main(arguments: list[str] | None = None) -> None:
         plot(curves, args.plot)
     first = curves[args.layouts[0]]
     num_same = sum(
-        curve["accuracy"] == first["accuracy"]
+        abs(curve["accuracy"] - first["accuracy"]) < SAME_ACCURACY
         and all(
-            abs(loss - other) < SAME
+            abs(loss - other) < SAME_LOSS
             for loss, other in zip(curve["losses"], first["losses"])
         )
         for curve in curves.values()
