@@ -27,6 +27,7 @@ from ipufit.emulator._layout.synthetic_data import (
 )
 from ipufit.emulator._optimizers.values import OptimizerSettings
 from ipufit.emulator._options.options import Options
+from ipufit.emulator._processes.common_random import CommonRandom
 from ipufit.emulator._processes.gradient_sums import GradientSums
 from ipufit.emulator._processes.processes import Processes
 from ipufit.emulator._program.anchors import Anchors
@@ -113,6 +114,8 @@ class Attachment:
                 )
                 if link is not None:
                     link.attach(self._weights.trained, groups)
+                    if processes is not None and self._rounds_at_random:
+                        link.device_optimizer.draw_from(CommonRandom(processes))
         except Exception:
             self._lease.end()
             raise

@@ -7,6 +7,7 @@ torch's in a few places (PopTorch user guide, "Optimizers"); each rule says whic
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Mapping, Sequence
 
@@ -77,6 +78,7 @@ class DeviceOptimizer:
             index = group_index.get(name)
             rule = make_rule(settings, settings.variables(index))
             self._trained[name] = TrainedWeight(name, weight, index, rule, settings)
+        self._random: contextlib.AbstractContextManager[None] | None = None
         self._groups: list[WeightGroup] = []
         self._grouped_names: tuple[str, ...] = ()
 
@@ -90,6 +92,15 @@ class DeviceOptimizer:
         for trained in self._trained.values():
             trained.take_values(settings)
         self._forget_groups()
+
+    def draw_from(self, random: contextlib.AbstractContextManager[None]) -> None:
+        """Enter a context around each update, from which it draws random numbers.
+
+        Args:
+            random: Rounding at random needs it where several processes must come to
+                the same weights.
+        """
+        self._random = random
 
     @property
     def loss_scale_factor(self) -> float:
@@ -113,6 +124,13 @@ class DeviceOptimizer:
         Args:
             gradients: As for `step`.
         """
+        if self._random is None:
+            self._update(gradients)
+        else:
+            with self._random:
+                self._update(gradients)
+
+    def _update(self, gradients: Mapping[str, Tensor | None]) -> None:
         reached = tuple(
             name for name in self._trained if gradients.get(name) is not None
         )

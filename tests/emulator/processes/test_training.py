@@ -59,6 +59,8 @@ def options_of(case, process=0, count=1):
         case["strategy"]
     )
     options.outputMode(poptorch.OutputMode.All)
+    options.autoRoundNumIPUs(True)
+    options.Precision.enableStochasticRounding(case.get("rounds_at_random", False))
     options.Distributed.configureProcessId(process, count)
     return options
 
@@ -104,7 +106,7 @@ CASES = st.fixed_dictionaries(
         "accumulation": st.integers(1, 3),
         "replicas": st.sampled_from([2, 4]),
         "reduction": st.sampled_from(list(poptorch.ReductionType)[:2]),
-        "strategy": st.sampled_from(list(poptorch.MeanReductionStrategy)),
+        "strategy": st.sampled_from(list(poptorch.MeanReductionStrategy)[:2]),
         "dtype": st.sampled_from([torch.float32, torch.float16]),
         "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
         "folds": st.booleans(),
@@ -116,24 +118,61 @@ CASES = st.fixed_dictionaries(
 @settings(max_examples=examples(60))
 @given(case=CASES)
 def test_processes_train_as_one_process_does(pool, case):
+    check(pool, case, 2)
+
+
+def check(pool, case, count):
+    """Hold the weights and outputs of several processes against those of one."""
     environment = {"IPUFIT_EMULATOR_FOLD": str(int(case["folds"]))}
-    several = pool.run(folded, case, 2, environment=environment)
+    several = pool.run(folded, case, count, count=count, environment=environment)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPUFIT_EMULATOR_FOLD", environment["IPUFIT_EMULATOR_FOLD"])
         weights, outputs = folded(case)
-    tolerance = 2e-2 if case["dtype"] == torch.float16 else 1e-5
+    near = 2e-2 if case["dtype"] == torch.float16 else 1e-5
+    factors = case["iterations"], case["accumulation"], case["replicas"]
     for process, (others, parts) in enumerate(several):
         assert others.keys() == weights.keys()
         for name, value in others.items():
             # The same bits in all processes.
             assert torch.equal(value, several[0][0][name]), name
-            torch.testing.assert_close(
-                value, weights[name], rtol=tolerance, atol=tolerance
-            )
+            torch.testing.assert_close(value, weights[name], rtol=near, atol=near)
         for part, whole in zip(parts, outputs):
-            own = whole.view(
-                case["iterations"], case["accumulation"], case["replicas"], -1, 2
-            ).chunk(2, dim=2)[process]
-            torch.testing.assert_close(
-                part, own.reshape(-1, 2), rtol=tolerance, atol=tolerance
-            )
+            own = whole.view(*factors, -1, 2).chunk(count, dim=2)[process]
+            torch.testing.assert_close(part, own.reshape(-1, 2), rtol=near, atol=near)
+
+
+def train_twice(case):
+    return [folded(case, 2)[0] for _ in range(2)]
+
+
+def test_weights_that_are_rounded_at_random_stay_the_same_in_all(pool):
+    case = {
+        "iterations": 2,
+        "accumulation": 1,
+        "replicas": 2,
+        "reduction": poptorch.ReductionType.Mean,
+        "strategy": poptorch.MeanReductionStrategy.Post,
+        "dtype": torch.float16,
+        "optimizer": "half",
+        "folds": False,
+        "seed": 1,
+        "rounds_at_random": True,
+    }
+    environment = {"IPUFIT_EMULATOR_FOLD": "0"}
+    (one, repeated), (two, _) = pool.run(train_twice, case, environment=environment)
+    assert one["last.weight"].dtype == torch.float16
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert all(torch.equal(one[name], repeated[name]) for name in one)
+    ((nearest, _), _) = pool.run(
+        folded, {**case, "rounds_at_random": False}, 2, environment=environment
+    )
+    assert not torch.equal(one["last.weight"], nearest["last.weight"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("count", [3, 4])
+@settings(max_examples=examples(20))
+@given(case=CASES)
+def test_more_processes_do_so_too(pool, count, case):
+    case = {**case, "replicas": count * (case["replicas"] // 2)}
+    check(pool, case, count)
