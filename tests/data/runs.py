@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import warnings
 
@@ -84,6 +85,7 @@ def data_of(kind):
 
 def fitted(kind, drop_last="pad"):
     """The figures and weights of a run."""
+    gc.collect()  # groups of earlier runs, which a forked process couldn't end
     torch.manual_seed(3)
     random.seed(3)
     network = torch.nn.Linear(3, 2)
