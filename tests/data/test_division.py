@@ -228,8 +228,9 @@ def test_random_transforms_are_the_same_in_any_number_of_processes(loading):
 
 
 def test_too_few_samples_for_a_call_of_all_processes_are_refused():
+    plan = BatchPlan(4, processes=2)
     with pytest.raises(DataError, match="in each of 2 processes"):
-        together(2, lambda p: training(BatchPlan(4), (torch.arange(7),), p))
+        together(2, lambda p: training(plan, (torch.arange(7),), p))
 
 
 # Inference -------------------------------------------------------------------
