@@ -103,7 +103,7 @@ def test_two_processes_sum_and_print_once(start):
     assert process.returncode == 0, err
     assert out == "total 3.0 4 ['a b', '--', '--replicas']\n"
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert err.count(f"threads {threads}\n") == 2
+    assert err.count(f"threads {threads}") == 2  # lines of two may mix
     assert err.startswith("ipufit: IPUFIT_REPLICAS=4 OMP_NUM_THREADS=")
     assert "Setting OMP_NUM_THREADS" not in err
 
