@@ -123,24 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how many IPUs there are; a model that needs more, or those that another "
         f"one holds, fails as on a pod (default: {NUM_IPUS_VARIABLE}, or 64)",
     )
-    parser.add_argument(
-        "--processes",
-        type=_positive,
-        metavar="P",
-        help="start the script in P processes on this machine by torchrun, and tell "
-        "popdist in each what PopRun would. What processes other than the first print "
-        "is not shown: torchrun's --redirects keeps it in files, in a folder "
-        "torchelastic_* among the temporary ones; their errors are shown. For several "
-        f"machines start torchrun yourself, with `-m {_EMULATOR} script`",
-    )
-    parser.add_argument(
-        "--replicas",
-        type=_positive,
-        metavar="N",
-        help="the number of replicas in all processes together, as poprun's "
-        "--num-replicas (default: one in each). Passed in "
-        f"{REPLICAS_VARIABLE}, which torchrun's processes read too",
-    )
+    _add_processes(parser)
     parser.add_argument(
         "--force",
         action="store_true",
@@ -167,6 +150,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("script", help="what to run: a file, folder or zip file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="passed to it")
     return parser
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--processes",
+        type=_positive,
+        metavar="P",
+        help="start the script in P processes on this machine by torchrun, and tell "
+        "popdist in each what PopRun would. What processes other than the first print "
+        "is not shown: torchrun's --redirects keeps it in files, in a folder "
+        "torchelastic_* among the temporary ones; their errors are shown. For several "
+        f"machines start torchrun yourself, with `-m {_EMULATOR} script`",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=_positive,
+        metavar="N",
+        help="the number of replicas in all processes together, as poprun's "
+        "--num-replicas (default: one in each). Passed in "
+        f"{REPLICAS_VARIABLE}, which torchrun's processes read too",
+    )
 
 
 def _positive(text: str) -> int:

@@ -117,6 +117,11 @@ def test_the_environment_keeps_what_is_set():
     assert int(launch_environment(1, 4, {})["OMP_NUM_THREADS"]) == os.cpu_count()
 
 
+def test_an_instance_of_poprun_starts_no_others():
+    with pytest.raises(Error, match="as if PopRun had started"):
+        launch_environment(2, 4, {"POPDIST_NUM_TOTAL_REPLICAS": "2"})
+
+
 # Whole command lines -----------------------------------------------------------------
 
 

@@ -52,12 +52,17 @@ def launch_environment(
         environment: The environment of this process.
 
     Raises:
-        Error: The replicas can't be shared evenly.
+        Error: The replicas can't be shared evenly, or PopRun's variables are set.
 
     Example:
         >>> launch_environment(2, 4, {})["IPUFIT_REPLICAS"]
         '4'
     """
+    if names.TOTAL_REPLICAS in environment:
+        raise createPoptorchError(
+            f"{names.TOTAL_REPLICAS} is set, as if PopRun had started this process "
+            "already: unset it, or leave --processes out."
+        )
     total = processes if replicas is None else replicas
     _local_replicas(total, processes)
     threads = str(max(1, (os.cpu_count() or 1) // processes))

@@ -12,6 +12,7 @@ from ipufit.emulator._ground.switches import (
     fold_bytes,
     folds,
     is_on,
+    process_timeout,
 )
 
 NAME = "POPTORCH_WAIT_FOR_IPU"
@@ -80,3 +81,18 @@ def test_other_memory_is_refused(monkeypatch, text):
     monkeypatch.setenv("IPUFIT_EMULATOR_FOLD_MIB", text)
     with pytest.raises(poptorch.Error, match="number of mebibytes"):
         fold_bytes(is_training=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 600.0), ("1.5", 1.5), (" 30 ", 30.0)]
+)
+def test_the_time_out_of_processes_is_a_number_of_seconds(monkeypatch, text, seconds):
+    monkeypatch.setenv("IPUFIT_PROCESS_TIMEOUT", text)
+    assert process_timeout() == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
+def test_a_strange_time_out_is_refused(monkeypatch, text):
+    monkeypatch.setenv("IPUFIT_PROCESS_TIMEOUT", text)
+    with pytest.raises(poptorch.Error, match="IPUFIT_PROCESS_TIMEOUT"):
+        process_timeout()
