@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 
 import pytest
 import torch
@@ -109,3 +110,18 @@ def test_what_was_unpacked_goes_at_the_end(tmp_path, monkeypatch):
     _machine_functions._unload_all()
     assert os.listdir(unpacked) == [] or before == []
     assert function._loader is None
+
+
+def count_alone(folder):
+    """Add one to a number in a file, slowly."""
+    with _machine_functions._alone(str(folder / "function.pt2")):
+        file = folder / "count"
+        count = int(file.read_text()) if file.exists() else 0
+        time.sleep(0.2)
+        file.write_text(str(count + 1))
+
+
+def test_processes_that_share_a_folder_compile_one_after_the_other(pool, tmp_path):
+    pool.run(count_alone, tmp_path)
+    assert (tmp_path / "count").read_text() == "2"
+    assert os.listdir(tmp_path) == ["count"]
