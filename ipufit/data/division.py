@@ -80,6 +80,8 @@ class Division:
             num_rows: Number of rows of all processes.
             index: Number of the process; None for this one.
         """
+        if self.count == 1:
+            return num_rows
         if index is None:
             index = self.index
         whole, rest = divmod(num_rows, self.block * self.count)
@@ -87,6 +89,8 @@ class Division:
 
     def num_of_each(self, num_rows: int) -> tuple[int, ...]:
         """How many of the first rows belong to each process, in their order."""
+        if self.count == 1:
+            return (num_rows,)
         return tuple(self.num_own(num_rows, index) for index in range(self.count))
 
     def num_in_blocks(self, num_own: int) -> Tensor:

@@ -297,7 +297,7 @@ class TrainingBatches:
             batch.append(self._class_weights.of(batch))
         if self._is_padding:
             division = self._division
-            if in_updates is None:
+            if in_updates is None and division.count > 1:
                 in_updates = division.num_in_updates(num_all)
             batch.append(
                 shares(num_real, self._rows, division.block, in_updates, division.count)
