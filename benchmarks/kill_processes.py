@@ -271,9 +271,7 @@ def _fresh(folder: Path, marks: Any, variables: dict[str, str], output: Path) ->
         to = file.fileno()
         files = [(os.POSIX_SPAWN_DUP2, to, 1), (os.POSIX_SPAWN_DUP2, to, 2)]
         environment = {**os.environ, **variables}
-        return os.posix_spawn(
-            sys.executable, command, environment, file_actions=files
-        )
+        return os.posix_spawn(sys.executable, command, environment, file_actions=files)
 
 
 # The one that kills -------------------------------------------------------------------

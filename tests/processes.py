@@ -18,6 +18,7 @@ the session. Each run has a group of its own, over a file: no port is taken.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -222,6 +223,7 @@ def _run(function, args, kwargs, group, index, environment):
             # thread and holds the lock.
             time.sleep(0.02)
             dist.destroy_process_group()
+        gc.collect()  # here, and not in a process that a loader forks later
         os.environ.clear()
         os.environ.update(before)
 

@@ -124,6 +124,19 @@ def _parser() -> argparse.ArgumentParser:
         f"one holds, fails as on a pod (default: {NUM_IPUS_VARIABLE}, or 64)",
     )
     _add_processes(parser)
+    _add_modes(parser)
+    parser.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="run a module, named as in an import, instead of a script",
+    )
+    parser.add_argument("script", help="what to run: a file, folder or zip file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="passed to it")
+    return parser
+
+
+def _add_modes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
@@ -141,15 +154,6 @@ def _parser() -> argparse.ArgumentParser:
         help="compile programs to machine code, which takes a C++ compiler, and many "
         f"seconds the first time; sets {COMPILE_VARIABLE}=compiled",
     )
-    parser.add_argument(
-        "-m",
-        dest="is_module",
-        action="store_true",
-        help="run a module, named as in an import, instead of a script",
-    )
-    parser.add_argument("script", help="what to run: a file, folder or zip file")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="passed to it")
-    return parser
 
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:
