@@ -31,11 +31,12 @@ def check_executable_cache(options: Options) -> None:
     if options.Distributed.numProcesses == 1:
         return
     if folder is None:
-        logger.warning(
-            "Options.enableExecutableCaching isn't set: on a pod each of the %d "
-            "processes would compile the model for itself.",
-            options.Distributed.numProcesses,
-        )
+        if options.Distributed.processId == 0:  # PopTorch says so in each process
+            logger.warning(
+                "Options.enableExecutableCaching isn't set: on a pod each of the %d "
+                "processes would compile the model for itself.",
+                options.Distributed.numProcesses,
+            )
         return
     require(
         _is_writable(folder),
