@@ -15,7 +15,10 @@ from datetime import timedelta
 from typing import Any, Mapping
 
 from torch import distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined,unused-ignore]
+from torch.distributed import (  # type: ignore[attr-defined,unused-ignore]
+    PrefixStore,
+    TCPStore,
+)
 
 from ipufit import _env
 from ipufit.errors import ConfigError
@@ -64,18 +67,22 @@ def group_of(info: ProcessInfo) -> Any:
 
 def _make(info: ProcessInfo) -> None:
     timeout = timedelta(seconds=_env.process_timeout())
-    # torchrun's agent holds the store, whatever else has set variables.
-    where: dict[str, Any] = {"init_method": "env://"}
-    if not distributed.is_torchelastic_launched():
-        host, port = address(info, os.environ)
-        is_first = info.index == 0
-        where = {
-            "store": TCPStore(
-                host, port, info.count, is_master=is_first, timeout=timeout
-            )
-        }
+    host, port = address(info, os.environ)
+    # torchrun's agent may hold the store, whatever else has set variables.
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = info.index == 0 and not has_agent
+    store: Any = TCPStore(host, port, info.count, is_master, timeout)
+    if has_agent:
+        # torchrun keeps its store when it starts processes again, and newer torch reads
+        # addresses of processes that are gone from it.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"ipufit/{attempt}", store)
     distributed.init_process_group(
-        "gloo", rank=info.index, world_size=info.count, timeout=timeout, **where
+        "gloo",
+        store=store,
+        rank=info.index,
+        world_size=info.count,
+        timeout=timeout,
     )
     atexit.register(_end)
 
