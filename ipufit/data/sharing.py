@@ -99,9 +99,10 @@ def _parts(
 ) -> Iterator[Part]:
     """Rows of this process for each call, after the calls to leave out."""
     if source.own_loading is not None:
-        own = _loaded(source, blocks, division, skipped, most)
-        return rebatched(own, division.rows)
-    if source.is_own_part:
+        # Samples to leave out are loaded, too: transforms draw random numbers.
+        own = _loaded(source, blocks, division, most)
+        parts = rebatched(own, division.rows)
+    elif source.is_own_part:
         own_most = None if most is None else division.num_own(most)
         parts = rebatched(first_rows(blocks, own_most), division.rows)
     else:
@@ -122,15 +123,12 @@ def _loaded(
     source: StreamSource,
     batches_of_indices: Iterator[Block],
     division: Division,
-    skipped: int,
     most: int | None,
 ) -> Iterator[Block]:
     """The samples of this process, loaded by index."""
     loading: Any = source.own_loading
     indices = itertools.islice(itertools.chain.from_iterable(batches_of_indices), most)
     rows = division.rows_of_all
-    for _ in itertools.islice(indices, skipped * rows):
-        pass
     own = division.own(torch.arange(rows)).tolist()
     size = min(division.block, source.rows_of_first)
 

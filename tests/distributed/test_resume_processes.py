@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import ipufit
 from ipufit import (
@@ -20,6 +20,7 @@ from ipufit import (
     IPUConfig,
     IPUModel,
     Optimizer,
+    Schedule,
     load_checkpoint,
 )
 from ipufit.data import random_state
@@ -78,8 +79,35 @@ class Draws(ipufit.Callback):
         random.random()
 
 
+class Stream(IterableDataset):
+    """Gives each process its part, in an order that is drawn."""
+
+    def __iter__(self):
+        info, (x, y) = get_process_info(), samples(COUNT)
+        for index in torch.randperm(COUNT).tolist()[info.index :: info.count]:
+            yield x[index], y[index]
+
+
+def data(kind):
+    x, y = samples(COUNT)
+    return {
+        "arrays": lambda: {"x": x, "y": y},
+        "noisy": lambda: {"x": Noisy()},
+        "loader": lambda: {"x": DataLoader(TensorDataset(x, y), 7, shuffle=True)},
+        "noisy loader": lambda: {"x": DataLoader(Noisy(), 7, shuffle=True)},
+        "stream": lambda: {"x": Stream()},
+    }[kind]()
+
+
 def train(
-    folder, resume=None, *, is_exact=False, is_saving=False, metrics=(), **config
+    folder,
+    resume=None,
+    *,
+    is_exact=False,
+    is_saving=False,
+    metrics=(),
+    of="noisy",
+    **config,
 ):
     """A run in one of the processes; returns all that it leaves."""
     os.fsync = lambda descriptor: None
@@ -94,7 +122,7 @@ def train(
         Optimizer("adam", 0.05, ema_momentum=0.9),
         "cross_entropy",
         metrics=["accuracy", *metrics],
-        lr_schedule="cosine",
+        lr_schedule=Schedule("cosine", total_updates=18),
     )
     stopping = EarlyStopping("loss", patience=9, restore_best_weights=True)
     callbacks = [stopping, Draws()]
@@ -107,8 +135,7 @@ def train(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OtherLayoutWarning)
         history = model.fit(
-            samples(COUNT)[0] if is_exact else Noisy(),
-            samples(COUNT)[1] if is_exact else None,
+            **data(of),
             batch_size=8,
             epochs=3,
             verbose=0,
@@ -147,9 +174,17 @@ def saved_in(folder):
 
 
 @pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_as_many_processes_go_on_bit_by_bit(pool, tmp_path, replicas):
-    config = {"replicas": replicas}
+@pytest.mark.parametrize(
+    ("of", "replicas"),
+    [
+        ("noisy", 1),
+        pytest.param("noisy", 2, marks=pytest.mark.thorough),
+        pytest.param("noisy loader", 1, marks=pytest.mark.thorough),
+        pytest.param("stream", 1, marks=pytest.mark.thorough),
+    ],
+)
+def test_as_many_processes_go_on_bit_by_bit(pool, tmp_path, of, replicas):
+    config = {"replicas": replicas, "of": of}
     expected = pool.run(train, None, **config)
     as_well = pool.run(train, tmp_path / "run", is_saving=True, **config)
     assert_same(as_well, expected)  # saving changes nothing
@@ -173,35 +208,37 @@ LAYOUTS = {
 }
 
 
-def run(pool, layout, *args, **kwargs):
+def run(pool, layout, *args, of="arrays", **kwargs):
     count, config = LAYOUTS[layout]
-    return pool.run(train, *args, count=count, is_exact=True, **kwargs, **config)
+    return pool.run(train, *args, count=count, is_exact=True, of=of, **kwargs, **config)
 
 
 @pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "of"),
     [
-        ("two processes", "one process"),
-        ("one process", "two processes"),
-        pytest.param(
-            "two processes", "replicas of one process", marks=pytest.mark.thorough
-        ),
-        pytest.param(
-            "two processes", "other micro-batches", marks=pytest.mark.thorough
-        ),
-        pytest.param("two processes", "four processes", marks=pytest.mark.thorough),
-        pytest.param(
-            "four processes", "replicas of one process", marks=pytest.mark.thorough
+        ("two processes", "one process", "arrays"),
+        ("one process", "two processes", "arrays"),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in [
+                ("two processes", "replicas of one process", "arrays"),
+                ("two processes", "other micro-batches", "arrays"),
+                ("two processes", "four processes", "arrays"),
+                ("four processes", "replicas of one process", "arrays"),
+                ("one process", "two processes", "loader"),
+                ("two processes", "one process", "loader"),
+                ("two processes", "one process", "stream"),
+            ]
         ),
     ],
 )
 def test_another_layout_goes_on_with_data_optimizer_and_figures(
-    pool, tmp_path, before, after
+    pool, tmp_path, before, after, of
 ):
-    expected = run(pool, before, tmp_path / "run", is_saving=True)[0]
+    expected = run(pool, before, tmp_path / "run", is_saving=True, of=of)[0]
     for path in (saved_in(tmp_path / "run")[i] for i in (1, 5, 9)):
-        results = run(pool, after, None, path)
+        results = run(pool, after, None, path, of=of)
         for result in results:
             history = result["history"]
             assert history.keys() == expected["history"].keys()
@@ -212,7 +249,7 @@ def test_another_layout_goes_on_with_data_optimizer_and_figures(
                 torch.testing.assert_close(result["weights"][name], weight)
         said = [len(result["warnings"]) for result in results]
         assert said == [1] + [0] * (len(results) - 1)
-    again = run(pool, after, None, path)
+    again = run(pool, after, None, path, of=of)
     for result, other in zip(results, again):  # new random states are always the same
         assert same_tensors(result["random"], other["random"])
         assert result["device"] == other["device"]
@@ -228,7 +265,7 @@ def test_the_warning_says_what_differs(pool, tmp_path):
     assert "processes was 2 and is 1" in said
     assert "dropout masks; running statistics" in said
     with pytest.raises(ConfigError, match="device_iterations was 1 and is 2"):
-        pool.run(train, None, path, is_exact=True, device_iterations=2)
+        run(pool, "two processes", None, path, device_iterations=2)
 
 
 @pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
@@ -240,7 +277,8 @@ def test_processes_that_find_other_checkpoints_refuse_to_begin(pool, tmp_path):
 
 
 def resume_own(*paths):
-    return train(None, paths[get_process_info().index], is_exact=True)
+    index = get_process_info().index
+    return train(None, paths[index], is_exact=True, of="arrays")
 
 
 def spread(outputs, targets):
@@ -250,10 +288,10 @@ def spread(outputs, targets):
 @pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
 def test_streamed_metrics_are_refused_by_all_alike(pool, tmp_path):
     with pytest.raises(UnsupportedError, match="streamed metrics can't"):
-        pool.run(
-            train,
+        run(
+            pool,
+            "two processes",
             tmp_path / "run",
-            is_exact=True,
             is_saving=True,
             metrics=[StreamedFunction(spread)],
         )
