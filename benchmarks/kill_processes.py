@@ -344,7 +344,7 @@ def interrupt(
         for index in lived:
             tally.phases[PHASES[marks[index]]] += 1
         tally.killed += len(lived)
-        if not together.end_within(2 * TIMEOUT_SECONDS):
+        if not together.end_within(4 * TIMEOUT_SECONDS):  # torch connects again
             hanging = sorted(together.pids)
             together.kill(hanging)
             raise AssertionError(f"{hanging} hang: {together.said}")

@@ -21,7 +21,7 @@ from torch.distributed import (  # type: ignore[attr-defined,unused-ignore]
 )
 
 from ipufit import _env
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, ProcessError
 
 from .environment import ProcessInfo
 
@@ -45,9 +45,17 @@ def group_of(info: ProcessInfo) -> Any:
     Raises:
         ConfigError: The script's own group is of other processes, or nothing says
             where process 0 can be reached.
+        ProcessError: The others can't be reached.
     """
     if not has_group():
-        _make(info)
+        try:
+            _make(info)
+        except (RuntimeError, OSError) as error:
+            raise ProcessError(
+                f"Process {info.index} of {info.count} couldn't reach the others. If one "
+                "of them has failed, its own error is the first of the output; "
+                f"{_env.PROCESS_TIMEOUT} sets how many seconds they wait. ({error})"
+            ) from error
     rank, size = distributed.get_rank(), distributed.get_world_size()
     if (rank, size) != (info.index, info.count):
         raise ConfigError(
@@ -71,7 +79,10 @@ def _make(info: ProcessInfo) -> None:
     # torchrun's agent may hold the store, whatever else has set variables.
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = info.index == 0 and not has_agent
-    store: Any = TCPStore(host, port, info.count, is_master, timeout)
+    # Process 0 waits for others when the group is made, and not here, too.
+    store: Any = TCPStore(
+        host, port, info.count, is_master, timeout, wait_for_workers=False
+    )
     if has_agent:
         # torchrun keeps its store when it starts processes again, and newer torch reads
         # addresses of processes that are gone from it.
