@@ -13,7 +13,7 @@ import torch
 
 from ipufit.callbacks import History
 from ipufit.config import IPUConfig
-from ipufit.distributed import Processes, configure
+from ipufit.distributed import Processes, configure, get_process_info
 from ipufit.engine import Executors
 from ipufit.errors import ConfigError
 from ipufit.optimizers import WeightAverage
@@ -82,8 +82,8 @@ class IPUModel:
         self.config = self._given_config = config or IPUConfig()
         self.history: History | None = None
         process = self.config.process
-        if self.config.process_id is not None:
-            configure(process)  # for datasets that ask
+        if process != get_process_info():
+            configure(process)  # for datasets that ask, and files
         self.processes = Processes(process)
         self._executors = Executors(module, self.config, self.processes)
         self._settings: CompileSettings | None = None
