@@ -140,12 +140,12 @@ class GradientReduction:
             gradients[name] = self._accumulated.pop(name, tensor.grad)
             tensor.grad = None
         if self.sums is not None:
-            self.sums.add_up(gradients)
+            self.sums.add_up(gradients, self.divisor)
         for name, factor in self._factors.items():
             gradient = gradients[name]
             if gradient is not None:
                 gradient.mul_(factor)
-        if self.divisor != 1:
+        if self.divisor != 1 and self.sums is None:
             present = [g for g in gradients.values() if g is not None]
             if present:
                 torch._foreach_div_(present, float(self.divisor))

@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._processes.adding_up import total_of
+from ipufit.emulator._processes.adding_up import add_up
 from ipufit.emulator._processes.agreement import check_agreement
 from ipufit.emulator._processes.processes import Processes
 from ipufit.emulator.errors import createPoptorchError
@@ -29,22 +29,23 @@ class GradientSums:
         self._names: list[str] = []
         self._sorted: list[str] | None = None
         self._order: list[int] = []
-        self._joined: dict[torch.dtype, Tensor] = {}
+        self._messages: list[_Message] = []
 
-    def add_up(self, gradients: dict[str, Tensor | None]) -> None:
+    def add_up(self, gradients: dict[str, Tensor | None], divisor: float = 1) -> None:
         """Replace gradients by their sums over the processes.
 
         The sums share memory that the next update uses again.
 
         Args:
             gradients: By name. Weights without one stay without.
+            divisor: Divides the sums.
 
         Raises:
             Error: Other weights have gradients than in the first update, or another
                 process has ended.
         """
         present = {n: value for n, value in gradients.items() if value is not None}
-        gradients.update(zip(present, self._sums(present)))
+        gradients.update(zip(present, self._sums(present, divisor)))
 
     def add_up_in_place(self, gradients: Mapping[str, Tensor]) -> None:
         """Write sums over the processes into the gradients themselves.
@@ -59,33 +60,21 @@ class GradientSums:
             if total is not tensor:
                 tensor.copy_(total)
 
-    def _sums(self, gradients: Mapping[str, Tensor]) -> list[Tensor]:
+    def _sums(
+        self, gradients: Mapping[str, Tensor], divisor: float = 1
+    ) -> list[Tensor]:
         """Give the sums: contiguous ones in shared memory, others in the tensors."""
         names, values = list(gradients), list(gradients.values())
         if names != self._names or self._sorted is None:
             self._begin(names)
-        indices: dict[torch.dtype, list[int]] = {}
-        for index in self._order:
-            indices.setdefault(values[index].dtype, []).append(index)
-        for dtype, members in indices.items():
-            joined = self._join(dtype, [values[index].reshape(-1) for index in members])
-            added_up = total_of(self._processes, joined)
-            totals = torch.split(added_up, [values[index].numel() for index in members])
-            for index, total in zip(members, totals):
-                value = values[index]
-                if value.is_contiguous():
-                    values[index] = total.view(value.shape)
-                else:
-                    value.copy_(total.view(value.shape))
+            self._messages = _messages(self._order, values)
+        for message in self._messages:
+            message.fill(values)
+            add_up(self._processes, message.joined)
+            if divisor != 1:
+                message.joined.div_(float(divisor))
+            message.read(values)
         return values
-
-    def _join(self, dtype: torch.dtype, parts: Sequence[Tensor]) -> Tensor:
-        joined = self._joined.get(dtype)
-        if joined is None:
-            joined = self._joined[dtype] = torch.cat(list(parts))
-        else:
-            torch.cat(list(parts), out=joined)
-        return joined
 
     def _begin(self, names: list[str]) -> None:
         ordered = sorted(names)
@@ -102,3 +91,40 @@ class GradientSums:
             )
         self._names = names
         self._order = sorted(range(len(names)), key=names.__getitem__)
+
+
+class _Message:
+    """The gradients of one type, joined in memory that all updates use.
+
+    Args:
+        members: Indices of the gradients, in their order in the message.
+        values: All gradients of an update.
+    """
+
+    def __init__(self, members: Sequence[int], values: Sequence[Tensor]) -> None:
+        self._members = members
+        own = [values[index] for index in members]
+        self.joined = torch.cat([value.reshape(-1) for value in own])
+        parts = torch.split(self.joined, [value.numel() for value in own])
+        self._parts = [part.view(value.shape) for part, value in zip(parts, own)]
+
+    def fill(self, values: Sequence[Tensor]) -> None:
+        """Join the gradients of an update."""
+        parts = [values[index].reshape(-1) for index in self._members]
+        torch.cat(parts, out=self.joined)
+
+    def read(self, values: list[Tensor]) -> None:
+        """Put what the message holds in the place of gradients, or into them."""
+        for index, part in zip(self._members, self._parts):
+            if values[index].is_contiguous():
+                values[index] = part
+            else:
+                values[index].copy_(part)
+
+
+def _messages(order: Sequence[int], values: Sequence[Tensor]) -> list[_Message]:
+    """Sort gradients by their types: one message for each."""
+    members: dict[torch.dtype, list[int]] = {}
+    for index in order:
+        members.setdefault(values[index].dtype, []).append(index)
+    return [_Message(of_type, values) for of_type in members.values()]

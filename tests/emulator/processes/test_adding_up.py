@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each way to add up over processes gives the sum, the same bits in all of them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipufit.emulator._processes import adding_up
+from tests.strategies import examples
+
+SECONDS = 60
+
+
+class Together:
+    """Threads in the place of processes, which note what they send."""
+
+    def __init__(self, count):
+        self.barrier = threading.Barrier(count)
+        self.tensors = [None] * count
+        self.sent = [0] * count
+
+
+class OneOfThreads:
+    """What one of them sees."""
+
+    def __init__(self, index, together):
+        self.index, self.count = index, len(together.tensors)
+        self._together = together
+
+    def swap(self, received, sent, received_sizes, sent_sizes):
+        assert len(received) == sum(received_sizes)
+        everyone = self._put(sent.split(sent_sizes))
+        parts = [parts[self.index] for parts in everyone]
+        assert [len(part) for part in parts] == received_sizes
+        self._together.sent[self.index] += sum(sent_sizes) - sent_sizes[self.index]
+        received.copy_(torch.cat(parts))
+        self._together.barrier.wait(SECONDS)
+
+    def add_up(self, tensor):
+        everyone = self._put(tensor.clone())
+        tensor.copy_(torch.stack(everyone).sum(dim=0))
+        self._together.barrier.wait(SECONDS)
+
+    def _put(self, value):
+        self._together.tensors[self.index] = value
+        self._together.barrier.wait(SECONDS)
+        return list(self._together.tensors)
+
+
+def added_up(tensors):
+    """The sums in all processes, and how many elements each has sent."""
+    together = Together(len(tensors))
+    sums = [tensor.clone() for tensor in tensors]
+    with ThreadPoolExecutor(len(tensors)) as pool:
+        started = [
+            pool.submit(adding_up.add_up, OneOfThreads(index, together), tensor)
+            for index, tensor in enumerate(sums)
+        ]
+        for one in started:
+            one.result(SECONDS)
+    return sums, together.sent
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Limits so low that small tensors go all three ways."""
+    monkeypatch.setattr(adding_up, "_WHOLE_BYTES", 64)
+    monkeypatch.setattr(adding_up, "_PARTED_BYTES", 128)
+
+
+@settings(max_examples=examples(60))
+@given(
+    count=st.integers(2, 5),
+    size=st.integers(1, 40),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_sums_have_the_same_bits_in_all_processes(count, size, dtype, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adding_up, "_WHOLE_BYTES", 64)
+        patch.setattr(adding_up, "_PARTED_BYTES", 128)
+        generator = torch.Generator().manual_seed(seed)
+        tensors = torch.randn(count, size, generator=generator).to(dtype)
+        sums, _ = added_up(list(tensors))
+    for each in sums[1:]:
+        assert torch.equal(each, sums[0])
+    expected = tensors.double().sum(dim=0)
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}[dtype]
+    torch.testing.assert_close(
+        sums[0].double(), expected, atol=tolerance, rtol=tolerance
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "sent"),
+    [
+        (2, 4, [4, 4]),  # 16 bytes: whole
+        (2, 32, [32, 32]),  # 128 bytes: whole, as it sends no more than parts
+        (4, 4, [12, 12, 12, 12]),
+        (4, 32, [48, 48, 48, 48]),  # parts: 2 * 3/4 of it, as a ring sends
+        (3, 7, [10, 9, 9]),  # parts of 3, 2 and 2 elements
+        (4, 33, [0, 0, 0, 0]),  # gloo's own
+    ],
+)
+def test_the_way_goes_by_size_and_processes(count, size, sent, short):
+    tensors = [torch.full((size,), float(index)) for index in range(count)]
+    sums, found = added_up(tensors)
+    assert sums[0].tolist() == [sum(range(count))] * size
+    assert found == sent
