@@ -17,51 +17,63 @@ _WHOLE_BYTES = 2**18  # of the tensors of all processes
 _PARTED_BYTES = 2**21
 
 
-def add_up(processes: Processes, tensor: Tensor) -> None:
-    """Replace a tensor by its sum over processes; the same bits in each.
+class Sum:
+    """Replaces a tensor by its sum over processes, as often as it is run.
+
+    What is sent and received stays in memory: gloo's threads let go of a tensor some
+    time after an exchange, and they must not be the last to have it.
 
     Args:
         processes: The processes of this run.
         tensor: 1-d, of one size and type in all of them.
-
-    Raises:
-        Error: Another process has ended, or didn't come in time.
     """
-    size, count = tensor.numel() * tensor.element_size(), processes.count
-    if size * count <= _WHOLE_BYTES or (count == 2 and size <= _PARTED_BYTES):
-        _exchange_whole(processes, tensor)
-    elif size <= _PARTED_BYTES:
-        _exchange_parts(processes, tensor)
-    else:
-        processes.add_up(tensor)
 
+    def __init__(self, processes: Processes, tensor: Tensor) -> None:
+        self._processes, self._tensor = processes, tensor
+        count, size = processes.count, tensor.numel() * tensor.element_size()
+        if size * count <= _WHOLE_BYTES or (count == 2 and size <= _PARTED_BYTES):
+            self.run = self._exchange_whole
+            others = count - 1
+            self._received = tensor.new_empty(others, len(tensor))
+            self._sent = tensor if others == 1 else tensor.repeat(others)
+            sizes = [len(tensor)] * count
+            sizes[processes.index] = 0
+            self._sizes = self._own_sizes = sizes
+        elif size <= _PARTED_BYTES:
+            self.run = self._exchange_parts
+            parts = tensor.tensor_split(count)
+            self._own = parts[processes.index]
+            self._received = tensor.new_empty(count, len(self._own))
+            self._sent = self._own.repeat(count)
+            self._sizes = [len(part) for part in parts]
+            self._own_sizes = [len(self._own)] * count
+        else:
+            self.run = self._go_round
 
-def _exchange_whole(processes: Processes, tensor: Tensor) -> None:
-    """Send the tensor to all others, in one step; each process adds up all."""
-    others, size = processes.count - 1, tensor.numel()
-    sent = tensor if others == 1 else tensor.repeat(others)
-    received = tensor.new_empty(others * size)
-    sizes = [size] * processes.count
-    sizes[processes.index] = 0
-    processes.swap(received, sent, sizes, sizes)
-    rows = list(received.view(others, size).unbind())
-    rows.insert(processes.index, tensor)
-    _sum_in_order(rows, tensor)
+    def _exchange_whole(self) -> None:
+        """Send the tensor to all others, in one step; each process adds up all."""
+        tensor, sent, received = self._tensor, self._sent, self._received
+        if sent is not tensor:
+            sent.view(received.shape).copy_(tensor)
+        self._processes.swap(received.view(-1), sent, self._sizes, self._sizes)
+        rows = list(received.unbind())
+        rows.insert(self._processes.index, tensor)
+        _sum_in_order(rows, tensor)
 
+    def _exchange_parts(self) -> None:
+        """Have each process add up its part of all tensors and send the sum to all.
 
-def _exchange_parts(processes: Processes, tensor: Tensor) -> None:
-    """Have each process add up its part of all tensors and send the sum to all.
+        It takes two steps and sends as many bytes as `all_reduce`.
+        """
+        swap, tensor, received = self._processes.swap, self._tensor, self._received
+        swap(received.view(-1), tensor, self._own_sizes, self._sizes)
+        _sum_in_order(list(received.unbind()), self._own)
+        self._sent.view(received.shape).copy_(self._own)
+        swap(tensor, self._sent, self._sizes, self._own_sizes)
 
-    It takes two steps and sends as many bytes as `all_reduce`.
-    """
-    count = processes.count
-    parts = tensor.tensor_split(count)
-    own, sizes = parts[processes.index], [len(part) for part in parts]
-    from_each = [len(own)] * count
-    received = tensor.new_empty(count * len(own))
-    processes.swap(received, tensor, from_each, sizes)
-    _sum_in_order(list(received.view(count, -1).unbind()), own)
-    processes.swap(tensor, own.repeat(count), sizes, from_each)
+    def _go_round(self) -> None:
+        """Have gloo add up by its ring."""
+        self._processes.add_up(self._tensor)
 
 
 def _sum_in_order(rows: list[Tensor], out: Tensor) -> None:

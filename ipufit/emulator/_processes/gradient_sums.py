@@ -8,7 +8,7 @@ from typing import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._processes.adding_up import add_up
+from ipufit.emulator._processes.adding_up import Sum
 from ipufit.emulator._processes.agreement import check_agreement
 from ipufit.emulator._processes.processes import Processes
 from ipufit.emulator.errors import createPoptorchError
@@ -67,10 +67,10 @@ class GradientSums:
         names, values = list(gradients), list(gradients.values())
         if names != self._names or self._sorted is None:
             self._begin(names)
-            self._messages = _messages(self._order, values)
+            self._messages = _messages(self._processes, self._order, values)
         for message in self._messages:
             message.fill(values)
-            add_up(self._processes, message.joined)
+            message.sum.run()
             if divisor != 1:
                 message.joined.div_(float(divisor))
             message.read(values)
@@ -97,14 +97,18 @@ class _Message:
     """The gradients of one type, joined in memory that all updates use.
 
     Args:
+        processes: The processes of this run.
         members: Indices of the gradients, in their order in the message.
         values: All gradients of an update.
     """
 
-    def __init__(self, members: Sequence[int], values: Sequence[Tensor]) -> None:
+    def __init__(
+        self, processes: Processes, members: Sequence[int], values: Sequence[Tensor]
+    ) -> None:
         self._members = members
         own = [values[index] for index in members]
         self.joined = torch.cat([value.reshape(-1) for value in own])
+        self.sum = Sum(processes, self.joined)
         parts = torch.split(self.joined, [value.numel() for value in own])
         self._parts = [part.view(value.shape) for part, value in zip(parts, own)]
 
@@ -122,9 +126,11 @@ class _Message:
                 values[index].copy_(part)
 
 
-def _messages(order: Sequence[int], values: Sequence[Tensor]) -> list[_Message]:
+def _messages(
+    processes: Processes, order: Sequence[int], values: Sequence[Tensor]
+) -> list[_Message]:
     """Sort gradients by their types: one message for each."""
     members: dict[torch.dtype, list[int]] = {}
     for index in order:
         members.setdefault(values[index].dtype, []).append(index)
-    return [_Message(of_type, values) for of_type in members.values()]
+    return [_Message(processes, of_type, values) for of_type in members.values()]

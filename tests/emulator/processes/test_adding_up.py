@@ -59,7 +59,7 @@ def added_up(tensors):
     sums = [tensor.clone() for tensor in tensors]
     with ThreadPoolExecutor(len(tensors)) as pool:
         started = [
-            pool.submit(adding_up.add_up, OneOfThreads(index, together), tensor)
+            pool.submit(adding_up.Sum(OneOfThreads(index, together), tensor).run)
             for index, tensor in enumerate(sums)
         ]
         for one in started:
