@@ -45,11 +45,16 @@ class CommonWeights:
         self._are_common = True
 
     @torch.no_grad()
-    def share_buffers(self) -> None:
+    def share_buffers(self, fetch: Callable[[], None]) -> None:
         """Give all processes the buffers of process 0.
 
         Each replica has running statistics of its own, such as those of batch norm. The
         first replica's count, so that all processes evaluate and end alike.
+
+        Args:
+            fetch: Brings the newest weights into the module, if it has buffers.
         """
-        if self.processes.are_several:
-            self.processes.broadcast(list(self.module.buffers()))
+        buffers = self.module.buffers
+        if self.processes.are_several and any(True for _ in buffers()):
+            fetch()
+            self.processes.broadcast(list(buffers()))

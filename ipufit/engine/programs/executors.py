@@ -174,6 +174,7 @@ class Executors:
             owns_loss: Whether the module returns its own loss.
         """
         self._common.begin_alike(self.fetch_weights)
+        self.fetch_weights()
         self.share_buffers()
         example = batches.example()
         key = (_signature(plan, example), batches.structure.inputs, owns_loss)
@@ -311,9 +312,8 @@ class Executors:
         self._on_host.bring_for_good(self._training)
 
     def share_buffers(self) -> None:
-        """Bring what training has learnt, with the buffers of process 0."""
-        self.fetch_weights()
-        self._common.share_buffers()
+        """Bring what training has learnt, if it has buffers: those of process 0."""
+        self._common.share_buffers(self.fetch_weights)
 
     def weights_shown(self) -> ContextManager[None]:
         """Have what training has learnt in the user's module, to be read only."""
