@@ -14,7 +14,12 @@ from benchmarks import page, peers, scaling, steps, svg, tables, workloads
 from benchmarks.point import Point
 from benchmarks.results import Row, Spread
 
-PARTS = [*(f"peers --write {part}" for part in peers.PARTS), "scaling", "steps"]
+PARTS = [
+    *(f"peers --write {part}" for part in peers.PARTS),
+    "scaling",
+    "steps",
+    "distributed",
+]
 ONE = Spread(1.0, 1.0, 1.0)
 
 
