@@ -21,6 +21,7 @@ from ipufit.state import RunState
 from ipufit.types import Logs
 
 _SECONDS_BETWEEN = 0.1
+_MOST_CALLS = 1000
 
 
 class Agreement:
@@ -48,7 +49,7 @@ class Agreement:
         self._hooks = hooks
         self._run = run
         self._clock = clock
-        self._last = clock()
+        self._last_seconds, self._last_calls = clock(), 0
         self._calls = 0
         self._next = self._interval = 1  # calls are counted from 1
         self.is_heard = hooks.hears(*hook)
@@ -110,7 +111,10 @@ class Agreement:
 
     def _next_interval(self) -> int:
         """Calls until processes agree next, so that it is a tenth of a second."""
+        calls, self._last_calls = self._calls - self._last_calls, self._calls
+        if not calls:
+            return self._interval
         now = self._clock()
-        seconds, self._last = now - self._last, now
-        pace = self._interval * _SECONDS_BETWEEN / max(seconds, 1e-9)
-        return max(1, min(int(pace), 2 * self._interval))
+        seconds, self._last_seconds = now - self._last_seconds, now
+        wanted = calls * _SECONDS_BETWEEN / max(seconds, 1e-9)
+        return max(1, min(int(wanted), 2 * self._interval, _MOST_CALLS))
