@@ -52,8 +52,8 @@ def group_of(info: ProcessInfo) -> Any:
             _make(info)
         except (RuntimeError, OSError) as error:
             raise ProcessError(
-                f"Process {info.index} of {info.count} couldn't reach the others. If one "
-                "of them has failed, its own error is the first of the output; "
+                f"Process {info.index} of {info.count} couldn't reach the others. If "
+                "one of them has failed, its own error is the first of the output; "
                 f"{_env.PROCESS_TIMEOUT} sets how many seconds they wait. ({error})"
             ) from error
     rank, size = distributed.get_rank(), distributed.get_world_size()

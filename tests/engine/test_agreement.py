@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.callbacks import Callback, CallbackList
-from ipufit.distributed import ProcessInfo, Processes
+from ipufit.distributed import Processes, ProcessInfo
 from ipufit.engine.agreement import Agreement
 from ipufit.state import RunState
 
