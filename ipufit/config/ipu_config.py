@@ -24,7 +24,7 @@ from .checks import (
     memory_proportions,
 )
 from .pipeline import check_pipeline, has_stages, stage_ipu, stage_names, strategy_of
-from .processes import new_options, process_for, replicas_for, set_process
+from .processes import new_options, remembered_process, replicas_for, set_process
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,7 @@ class IPUConfig:
     def num_ipus(self) -> int:
         """IPUs of all replicas, as far as `pipeline` names stages.
 
-        Blocks that the model begins with IPUs of their own may need more:
-        `IPUModel.summary(x).num_ipus` counts those too.
+        `IPUModel.summary(x).num_ipus` counts those of the model's own blocks, too.
 
         Example:
             >>> IPUConfig(pipeline=["a", "b"], replicas=4).num_ipus
@@ -215,17 +214,20 @@ class IPUConfig:
 
     @property
     def _own_replicas(self) -> int:
-        """Replicas without own options."""
+        """Without own options."""
         return replicas_for(self.replicas, self.process)
 
     @property
     def process(self) -> ProcessInfo:
         """This process, and how many there are.
 
-        It is `process_id` of `num_processes`; else that of the own `training_options`,
-        if they name several; else the launcher's.
+        By `process_id` and `num_processes`, or own `training_options`, or the launcher.
         """
-        return process_for(self.process_id, self.num_processes, self.training_options)
+        given = self.process_id, self.num_processes, self.training_options
+        return remembered_process(self.__dict__, *given)
+
+    def __getstate__(self) -> dict[str, Any]:  # another process finds out itself
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ipufit._poptorch import popdist, poptorch
-from ipufit.distributed import ProcessInfo, get_process_info
+from ipufit.distributed import ProcessInfo, get_process_info, has_group
 from ipufit.errors import ConfigError
 
 
@@ -42,6 +43,23 @@ def process_for(
             "Options.Distributed alone: ipufit sets it."
         )
     return replace(info, index=given[0], count=given[1])
+
+
+def remembered_process(store: dict[str, Any], *given: Any) -> ProcessInfo:
+    """Find out which process this is, once for each config.
+
+    Looking at all launchers' variables takes as long as a small call. A process group
+    that is made later counts.
+
+    Args:
+        store: Keeps the answer.
+        given: Arguments of `process_for`.
+    """
+    known = store.get("_process")
+    if known is None or known[1] != has_group():
+        known = store["_process"] = process_for(*given), has_group()
+    info: ProcessInfo = known[0]
+    return info
 
 
 def replicas_for(given: int | None, process: ProcessInfo) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from .collectives import Processes, exchanges_off
 from .current import configure, get_process_info, processes, times_asked
 from .environment import ALONE, ProcessInfo
+from .group import has_group
 
 __all__ = [
     "ALONE",
@@ -24,6 +25,7 @@ __all__ = [
     "configure",
     "exchanges_off",
     "get_process_info",
+    "has_group",
     "processes",
     "times_asked",
 ]

@@ -104,21 +104,22 @@ class Processes:
         return total
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Give tensors the values of process 0, in one message for each dtype."""
-        if not self.are_several:
+        """Give tensors the values of process 0, in one message.
+
+        It is sent as bytes, because gloo doesn't know every dtype.
+        """
+        if not self.are_several or not tensors:
             return
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in tensors:
-            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+        own = [_bytes_of_tensor(tensor) for tensor in tensors]
+        joined = _kept(torch.cat(own))
         with self._exchange("tensors of process 0") as group:
-            for same in by_dtype.values():
-                flat: Any = torch.cat([tensor.reshape(-1) for tensor in same])
-                distributed.broadcast(_kept(flat), _FIRST, group=group)
-                parts = flat.split([tensor.numel() for tensor in same])
-                if self.is_first:
-                    continue
-                for tensor, part in zip(same, parts):
-                    tensor.copy_(part.reshape(tensor.shape))
+            distributed.broadcast(joined, _FIRST, group=group)
+        if self.is_first:
+            return
+        parts: Any = torch.split(joined, [len(part) for part in own])
+        for tensor, part in zip(tensors, parts):
+            # A copy: a part of the message may begin anywhere, a number may not.
+            tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
     def first(self, value: T) -> T:
         """The value that process 0 gives; those of other processes are ignored.
@@ -181,6 +182,12 @@ class Processes:
                 "fit, evaluate or predict); IPUFIT_PROCESS_TIMEOUT sets how many "
                 f"seconds they wait. ({_first_line(error)})"
             ) from error
+
+
+def _bytes_of_tensor(tensor: Tensor) -> Tensor:
+    plain: Any = tensor.detach().contiguous().reshape(-1)
+    content: Tensor = plain.view(torch.uint8)
+    return content
 
 
 def _kept(tensor: Tensor) -> Any:

@@ -90,6 +90,7 @@ class _Launcher:
 _TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
 _LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
 _OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
+_UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
 _LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
 
 _LAUNCHERS = (
@@ -132,7 +133,8 @@ def _of_poprun(environment: Mapping[str, str]) -> ProcessInfo | None:
     total = _number(_TOTAL, environment, least=1)
     local = _number(_LOCAL, environment, least=1)
     offset = _number(_OFFSET, environment, below=total, limit=_TOTAL)
-    if total % local or offset % local:
+    is_uniform = environment.get(_UNIFORM, "1") != "0"
+    if total % local or offset % local or not is_uniform:
         raise ConfigError(
             f"PopRun gives this process {local} of {total} replicas, from number "
             f"{offset} on, so that not all processes have the same number. Choose "

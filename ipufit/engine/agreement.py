@@ -3,12 +3,14 @@
 
 Whatever depends on a clock, a signal or a callback of one process must count for all at
 the same call. Processes exchange that after calls that all of them know: each one if a
-callback listens to calls, else as many apart as process 0 makes in a tenth of a second.
+callback listens to calls; else so many calls apart as process 0 makes in a tenth of a
+second.
 """
 
 from __future__ import annotations
 
 import time
+import zlib
 from typing import Callable
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from ipufit.callbacks import CallbackList
 from ipufit.distributed import Processes
 from ipufit.engine.objective.figures import Figures, Sums
+from ipufit.errors import ConfigError
 from ipufit.state import RunState
 from ipufit.types import Logs
 
@@ -35,6 +38,11 @@ class Agreement:
         run: State of the run.
         hook: Names of the hook that hears calls.
         clock: Returns the time in seconds; that of process 0 counts.
+        facts: Gives values that must be the same in all processes, such as learning
+            rates; None if there are none.
+
+    Attributes:
+        is_heard: Whether a callback of any process hears every call.
     """
 
     def __init__(
@@ -44,11 +52,14 @@ class Agreement:
         run: RunState,
         *hook: str,
         clock: Callable[[], float] = time.perf_counter,
+        facts: Callable[[], object] | None = None,
     ) -> None:
         self._processes = processes
         self._hooks = hooks
         self._run = run
         self._clock = clock
+        self._facts = facts
+        self._ends_evaluation = self._ends_prediction = False
         self._last_seconds, self._last_calls = clock(), 0
         self._calls = 0
         self._next = self._interval = 1  # calls are counted from 1
@@ -94,20 +105,47 @@ class Agreement:
         run, processes = self._run, self._processes
         if not processes.are_several:
             return
+        digest = self._digest()
         wishes = [
             run.is_stopping and not run.is_ending,
             run.was_told_to_end and not run.is_evicted,
             run.stop_evaluating,
             run.stop_predicting,
             self._next_interval() if processes.is_first else 0,
+            digest,
         ]
         wanted = processes.summed(torch.tensor(wishes, dtype=torch.int64)).tolist()
-        stops, evictions, evaluating, predicting, self._interval = wanted
+        stops, evictions, evaluating, predicting, self._interval, digests = wanted
+        if digests != digest * processes.count:
+            raise ConfigError(
+                "The learning rates, or other numbers of the optimizer, are not the "
+                f"same in all processes; in process {processes.index} they are "
+                f"{self._facts and self._facts()}. Pass the same callbacks in each."
+            )
         if stops:
             reasons = processes.gathered(run.stop_reason)
             run.end(next(reason for reason in reasons if reason is not None))
         run.is_evicted = run.is_evicted or bool(evictions)
-        run.stop_evaluating, run.stop_predicting = bool(evaluating), bool(predicting)
+        self._ends_evaluation, self._ends_prediction = (
+            bool(evaluating),
+            bool(predicting),
+        )
+
+    @property
+    def ends_evaluation(self) -> bool:
+        """Whether the evaluation ends after the call under way, in all processes."""
+        several = self._processes.are_several
+        return self._ends_evaluation if several else self._run.stop_evaluating
+
+    @property
+    def ends_prediction(self) -> bool:
+        """Whether the prediction ends after the call under way, in all processes."""
+        several = self._processes.are_several
+        return self._ends_prediction if several else self._run.stop_predicting
+
+    def _digest(self) -> int:
+        facts = None if self._facts is None else self._facts()
+        return zlib.crc32(repr(facts).encode())
 
     def _next_interval(self) -> int:
         """Calls until processes agree next, so that it is a tenth of a second."""

@@ -110,7 +110,7 @@ class Evaluation:
             logs = agreement.running(self.figures, self._waiting_vector)
             hooks.on_test_batch_end(last, logs)
             agreement.settle()
-            if run.stop_evaluating or run.is_evicted:
+            if agreement.ends_evaluation or run.is_evicted:
                 break
         self._count_waiting()
         self.figures.gather()

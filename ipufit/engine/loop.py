@@ -16,6 +16,7 @@ from ipufit.errors import (
     NonFiniteLossWarning,
 )
 from ipufit.state import RunState
+from ipufit.types import Logs
 
 from .agreement import Agreement
 from .coverage import check_rows, cut
@@ -59,7 +60,8 @@ def train(
     hooks.on_train_begin({})
     heard = "on_train_batch_end", "on_batch_end"
     with ended_in_order(training, hooks, run):
-        agreement = Agreement(run.processes, hooks, run, *heard)
+        numbers = training.optimization.numbers
+        agreement = Agreement(run.processes, hooks, run, *heard, facts=numbers)
         for epoch, is_validated in until_stopped(epochs, run, agreement.settle_now):
             if not run.calls:  # else it was begun before the run was interrupted
                 run.begin_epoch(epoch)
@@ -74,15 +76,16 @@ def train(
                 logs = agreement.running(training.figures)
                 hooks.on_train_batch_end(first + updates - 1, logs)
             _check_length(calls, training, run)
-            training.figures.gather()
-            figures = training.figures.logs()
+            validated: Logs = {}
             if validation is not None and is_validated:
                 with undone_if_evicted(run, calls.generators):
                     validation.prepare(display)
                     validated = validation.run(hooks, run)
-                figures.update({f"val_{name}": v for name, v in validated.items()})
-                figures = dict(sorted(figures.items()))
                 run.directions.update(validation.figures.directions)
+            training.figures.gather()  # an eviction before saves each process's own
+            figures = training.figures.logs()
+            figures.update({f"val_{name}": v for name, v in validated.items()})
+            figures = dict(sorted(figures.items()))
             hooks.on_epoch_end(epoch, dict(figures))
             run.end_epoch(figures)
     training.finish()
@@ -132,7 +135,7 @@ def predictions(
         hooks.on_predict_batch_end(last, {"outputs": outputs})
         yield outputs
         agreement.settle()
-        if run.stop_predicting:
+        if agreement.ends_prediction:
             break
     hooks.on_predict_end({})
 
@@ -142,12 +145,13 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
     if calls.ran_out:
         updates = run.calls * training.plan.device_iterations
         ending = "Training ends." if calls.is_spent else "The next begins anew."
-        warnings.warn(
-            f"The data ran out after {updates} updates of epoch {run.epoch + 1}, fewer "
-            f"than steps_per_epoch asks for. {ending}",
-            DataRanOutWarning,
-            stacklevel=5,
-        )
+        if run.processes.is_first:
+            warnings.warn(
+                f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
+                f"fewer than steps_per_epoch asks for. {ending}",
+                DataRanOutWarning,
+                stacklevel=5,
+            )
         if calls.is_spent:
             run.stop("the data ran out")
     elif not run.calls:

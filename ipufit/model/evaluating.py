@@ -76,7 +76,8 @@ def inference_plan(
     Raises:
         ConfigError: The replicas don't divide the batch size.
     """
-    plan = config.inference_plan(batch_size)
+    count = config.process.count
+    plan = config.inference_plan(-(-batch_size // count) * count)
     if rows_in_one_call is not None and config.micro_batch_size is None:
         num_micro_batches = plan.micro_batches_per_call * plan.processes
         micro_batch_size = -(-rows_in_one_call // num_micro_batches)
@@ -92,6 +93,7 @@ def inference_batches(
     max_rows: int | None,
 ) -> InferenceBatches:
     """The calls that cover each sample once."""
+    check_processes(model, plan)
     return InferenceBatches(
         source,
         plan,
@@ -147,6 +149,21 @@ def rows_to_evaluate(
     check_positive("steps" if training is None else "validation_steps", steps)
     own = size if training is None else training.batch_size
     return size, steps * (batch_size or source.batch_size or own)
+
+
+def check_processes(model: Model, plan: BatchPlan) -> None:
+    """Refuse other processes than the model was made with.
+
+    Raises:
+        ConfigError: A process group was made, or a launcher's variables were set,
+            after the model.
+    """
+    if plan.processes != model.processes.count:
+        raise ConfigError(
+            f"There are {plan.processes} processes now, and there were "
+            f"{model.processes.count} when the model was made. Make the process group "
+            "(torch.distributed.init_process_group) before ipufit.IPUModel(...)."
+        )
 
 
 def loading_of(config: IPUConfig) -> Loading:

@@ -12,7 +12,7 @@ from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.optimizers import check_covers
 from ipufit.resume import position_of
 
-from .evaluating import loading_of, require_targets
+from .evaluating import check_processes, loading_of, require_targets
 from .parts import Model, settings_of
 
 
@@ -57,6 +57,7 @@ def training_of(
     if batch_size is None and config.micro_batch_size is None:
         batch_size = source.batch_size
     plan = config.training_plan(batch_size)
+    check_processes(model, plan)
     if checkpoint is None:
         seed, start = config.seed, Position(model._data.num_passes)
     else:

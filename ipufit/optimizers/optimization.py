@@ -62,6 +62,14 @@ class Optimization:
         adapted = self.optimizer if self.automatic_loss_scaling else None
         return program_key(self.optimizer), adapted, self.needs_running_mean
 
+    def numbers(self) -> list[dict[str, Any]]:
+        """The numbers of each parameter group, such as its learning rate."""
+        kinds = (bool, int, float, tuple)
+        return [
+            {name: value for name, value in group.items() if isinstance(value, kinds)}
+            for group in self.optimizer.param_groups
+        ]
+
     @property
     def has_schedule(self) -> bool:
         """Whether something sets the learning rates."""

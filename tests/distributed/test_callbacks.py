@@ -140,3 +140,35 @@ def test_watched_gradients_are_those_of_all_processes(pool):
     (expected,) = pool.run(norms, count=1)
     for found in pool.run(norms):
         assert found == pytest.approx(expected, rel=1e-4)
+
+
+class SlowerInOne(ipufit.Callback):
+    """Sets another learning rate, in one process alone."""
+
+    def on_epoch_end(self, epoch, logs):
+        if distributed.get_process_info().index == 1:
+            self.model.optimizer.param_groups[0]["lr"] = 0.001
+
+
+def test_a_rate_that_one_process_sets_alone_is_refused(pool):
+    with pytest.raises(ipufit.ConfigError, match="learning rates, or other numbers"):
+        pool.run(with_callback, SlowerInOne)
+
+
+class StopEvaluating(ipufit.Callback):
+    """Ends an evaluation from a hook that isn't heard, in one process alone."""
+
+    def on_test_batch_begin(self, batch, logs):
+        if distributed.get_process_info().index == 1:
+            self.model.stop_evaluating = True
+
+
+def evaluated_in_part():
+    model = model_of()
+    x, y, _ = samples()
+    return model.evaluate(x, y, 4, verbose=0, callbacks=[StopEvaluating()])
+
+
+def test_all_end_an_evaluation_together(pool):
+    one, other = pool.run(evaluated_in_part)
+    assert one == other

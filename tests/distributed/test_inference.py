@@ -113,3 +113,67 @@ def test_a_loop_of_batches_is_divided_too(pool):
         np.testing.assert_allclose(own[2], outputs, atol=1e-5)
         for found, expected in zip(own[3], weights):
             np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+class Averaged(torch.nn.Module):
+    """Has running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(FEATURES)
+        self.last = torch.nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x):
+        return self.last(self.norm(x))
+
+
+def uploads():
+    """How often a training program gets weights, with validations in between."""
+    torch.manual_seed(0)
+    model = ipufit.IPUModel(Averaged(), ipufit.IPUConfig(seed=1))
+    model.compile("sgd", "cross_entropy")
+    x, y, _ = samples(32)
+    counts = []
+
+    class Count(ipufit.Callback):
+        def on_epoch_begin(self, epoch, logs):
+            program = model._executors._training
+            upload = program.executor.copyWeightsToDevice
+
+            def counted():
+                counts.append(epoch)
+                upload()
+
+            program.executor.__dict__["copyWeightsToDevice"] = counted
+
+    model.fit(
+        x,
+        y,
+        batch_size=8,
+        epochs=3,
+        verbose=0,
+        validation_data=(x, y),
+        callbacks=[Count()],
+    )
+    return counts
+
+
+def test_all_devices_get_weights_alike(pool):
+    one, other = pool.run(uploads)
+    assert one == other
+
+
+def late_group():
+    torch.distributed.destroy_process_group()
+    model = model_of()
+    x, y, _ = samples(32)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    model.processes = distributed.Processes(distributed.ProcessInfo(0, 2))
+    model.fit(x, y, 8, verbose=0)
+
+
+def test_a_group_is_made_before_the_model(pool):
+    with pytest.raises(ipufit.ConfigError, match="when the model was made"):
+        pool.run(late_group, count=1)

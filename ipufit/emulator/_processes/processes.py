@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import os
@@ -17,6 +18,7 @@ from ipufit.emulator._ground.switches import TIMEOUT_VARIABLE, process_timeout
 from ipufit.emulator.errors import createPoptorchError
 
 _BACKEND = "gloo"
+_SECONDS_TO_FREE = 0.02
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 
 
@@ -26,7 +28,8 @@ class Processes:
     Args:
         index: The index of this process.
         count: The number of processes.
-        group: A gloo group of all of them.
+        group: A gloo group of all of them; None for the default group. To hold that
+            would keep its threads alive beyond the interpreter, which aborts then.
     """
 
     def __init__(self, index: int, count: int, group: Any) -> None:
@@ -172,6 +175,18 @@ def _make_default_group(index: int, count: int) -> None:
             f"it only takes longer to come, raise {TIMEOUT_VARIABLE} (seconds). "
             f"torch.distributed says: {_first_line(error)}"
         ) from error
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """End the group that was made here: its threads must not outlive the interpreter.
+
+    A thread may have to free a tensor first, for which it needs the interpreter's lock.
+    Up to torch 2.0 ending the group waits for that thread and holds the lock.
+    """
+    if dist.is_initialized():
+        time.sleep(_SECONDS_TO_FREE)
+        dist.destroy_process_group()
 
 
 _SUBGROUPS: dict[str, tuple[Any, Any]] = {}
@@ -179,9 +194,9 @@ _SUBGROUPS: dict[str, tuple[Any, Any]] = {}
 
 
 def _gloo_group() -> Any:
-    world = dist.group.WORLD
     if dist.get_backend() == _BACKEND:
-        return world
+        return None
+    world = dist.group.WORLD
     of, subgroup = _SUBGROUPS.get(_BACKEND, (None, None))
     if of is not world:
         subgroup = dist.new_group(  # type: ignore[no-untyped-call,unused-ignore]

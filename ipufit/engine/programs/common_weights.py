@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Callable, Iterable
 
 import torch
+from torch import Tensor
 
 from ipufit.distributed import Processes
+from ipufit.engine.weights.fingerprint import checksum
 from ipufit.engine.weights.wrapping import weights_of
 
 
@@ -24,6 +26,7 @@ class CommonWeights:
     module: torch.nn.Module
     processes: Processes
     _are_common: bool = field(default=False, init=False)
+    _lent: list[tuple[Tensor, int, Tensor]] = field(default_factory=list, init=False)
 
     def begin_alike(
         self, fetch: Callable[[], None], more: Iterable[torch.nn.Module] = ()
@@ -49,7 +52,9 @@ class CommonWeights:
         """Give all processes the buffers of process 0.
 
         Each replica has running statistics of its own, such as those of batch norm. The
-        first replica's count, so that all processes evaluate and end alike.
+        first replica's count, so that all processes evaluate and end alike. They train
+        on with their own, which `take_back` has restored then: otherwise some devices
+        would get weights anew, and others not.
 
         Args:
             fetch: Brings the newest weights into the module, if it has buffers.
@@ -57,4 +62,17 @@ class CommonWeights:
         buffers = self.module.buffers
         if self.processes.are_several and any(True for _ in buffers()):
             fetch()
+            self.take_back()
+            own = [buffer.detach().clone() for buffer in buffers()]
             self.processes.broadcast(list(buffers()))
+            if not self.processes.is_first:
+                given = map(checksum, buffers())
+                self._lent = list(zip(buffers(), given, own))
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Restore the buffers of this process, but those that were changed since."""
+        for buffer, given, own in self._lent:
+            if checksum(buffer) == given:
+                buffer.copy_(own)
+        self._lent = []

@@ -65,7 +65,7 @@ class Executors:
         self, module: torch.nn.Module, config: IPUConfig, processes: Processes
     ) -> None:
         check_stage_names(module, config.stages)
-        self._common = CommonWeights(module, processes)
+        self.common = CommonWeights(module, processes)
         self._builder = Builder(module, config)
         self._trainings: KeptPrograms[TrainingProgram] = KeptPrograms()
         self._inferences: KeptPrograms[Program] = KeptPrograms()
@@ -119,7 +119,7 @@ class Executors:
             sorted(anchors),
         )
         self._take_over()
-        self._common.begin_alike(self.fetch_weights, objective.modules)
+        self.common.begin_alike(self.fetch_weights, objective.modules)
         if self._training is not None and self._training.baked_in.changed():
             self._leave_training()
         program = self._trainings.get(key)
@@ -173,7 +173,7 @@ class Executors:
             display: Shows that PopTorch compiles.
             owns_loss: Whether the module returns its own loss.
         """
-        self._common.begin_alike(self.fetch_weights)
+        self.common.begin_alike(self.fetch_weights)
         self.fetch_weights()
         self.share_buffers()
         example = batches.example()
@@ -261,6 +261,7 @@ class Executors:
             ConfigError: The code would read another value now than the program has.
         """
         program = _ready(self._training)
+        self.common.take_back()
         program.baked_in.check()
         program.trained_parts.check()
         self._ipus.attach(program)
@@ -313,7 +314,7 @@ class Executors:
 
     def share_buffers(self) -> None:
         """Bring what training has learnt, if it has buffers: those of process 0."""
-        self._common.share_buffers(self.fetch_weights)
+        self.common.share_buffers(self.fetch_weights)
 
     def weights_shown(self) -> ContextManager[None]:
         """Have what training has learnt in the user's module, to be read only."""
