@@ -219,10 +219,7 @@ class IPUConfig:
 
     @property
     def process(self) -> ProcessInfo:
-        """This process, and how many there are.
-
-        By `process_id` and `num_processes`, or own `training_options`, or the launcher.
-        """
+        """This process: by own fields, own `training_options`, or the launcher."""
         given = self.process_id, self.num_processes, self.training_options
         return remembered_process(self.__dict__, *given)
 
