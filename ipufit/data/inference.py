@@ -157,7 +157,7 @@ class InferenceBatches:
     def _shared(self, source: StreamSource) -> Iterator[Call]:
         division, processes = self._division, self._processes
         last: Batch = []
-        num_real = done = 0
+        last_real = done = 0
         for batch, num_real, num_of_each in shared(
             source,
             self._blocks(source, first=False),
@@ -169,13 +169,14 @@ class InferenceBatches:
             source.check(batch, done.__add__)
             each = tuple(num_of_each.tolist())
             done += sum(each)
-            last = batch if num_real else last
+            if num_real:  # this process's part may have ended before those of others
+                last, last_real = batch, num_real
             yield Call(batch, num_real, sum(each), each)
         if not done:
             raise _spent()
         if not self.has_singles:
             return
-        singles = self._single_rows(last, num_real)
+        singles = self._single_rows(last, last_real)
         count = self._as_of_this_process
         for batch, num_rows, _ in agreed(source, singles, division, processes, count):
             num_singles = num_rows // self._plan.micro_batch_size
