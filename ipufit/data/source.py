@@ -20,6 +20,7 @@ from .host_random import random_state, set_random_state
 from .own_loading import OwnLoading
 from .passes import Pass, Replay, generators_of
 from .ranges import check_integers
+from .stream_kinds import may_divide_unseen
 from .structure import NOTHING, SampleStructure
 from .values import as_tensor
 
@@ -234,14 +235,18 @@ class StreamSource(Source):
         filled = [other for other in all_seen if other[-1]]
         if not filled:
             raise DataError(f"`{self.name}` has no samples.")
-        if is_own or any(asked for asked, *_ in all_seen):
+        are_same = len({digest for _, digest, *_ in all_seen}) == 1
+        has_asked = any(asked for asked, *_ in all_seen)
+        if not are_same and may_divide_unseen(self._iterable):
+            is_own = True
+        if is_own or has_asked:
             if len(filled) < len(all_seen):
                 firsts = self._processes.gathered(self._first)
                 self.structure = filled[0][2]
                 self._first = self._first or next(one for one in firsts if one)
                 self.rows_of_first = self.rows_of_first or 1
             return True
-        if len({digest for _, digest, *_ in all_seen}) > 1:
+        if not are_same:
             raise DataError(
                 f"`{self.name}` begins with other samples in one process than in "
                 "another. If it gives each of them a part, have it ask ipufit."

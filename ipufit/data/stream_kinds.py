@@ -30,7 +30,8 @@ def is_own_part_of(stream: Any, processes: Processes, name: str) -> bool:
     """
     if isinstance(stream, poptorch.DataLoader):
         _check_count(_processes_of(stream, processes), processes, name)
-        return True
+        if _is_partitioned(stream):
+            return True
     if isinstance(stream, DataLoader):
         sampler = _dividing_sampler(stream)
         if sampler is not None:
@@ -55,6 +56,16 @@ def is_own_part_of(stream: Any, processes: Processes, name: str) -> bool:
         _check_count(getattr(divided, "world_size", processes.count), processes, name)
         return True
     return False
+
+
+def may_divide_unseen(stream: Any) -> bool:
+    """Whether a stream may be divided by a dataset that we can't see asking.
+
+    PopTorch's loader leaves it to an iterable dataset to divide itself, which may ask
+    in another process that loads.
+    """
+    is_of_poptorch = isinstance(stream, poptorch.DataLoader)
+    return is_of_poptorch and isinstance(stream.dataset, IterableDataset)
 
 
 def divided_by_its_rule(samples: Any, processes: Processes) -> Any:
@@ -100,6 +111,16 @@ def _dividing_sampler(loader: Any) -> Any:
         if getattr(one, "num_replicas", 1) != 1:
             return one
     return None
+
+
+def _is_partitioned(loader: Any) -> bool:
+    """Whether PopTorch's loader has put a dataset of its own around the user's.
+
+    It does so for several processes, but not with auto_distributed_partitioning=False.
+    """
+    module = poptorch.DataLoader.__module__
+    package = module.rpartition(".")[0] or module
+    return f"{type(loader.dataset).__module__}.".startswith(f"{package}.")
 
 
 def _processes_of(loader: Any, processes: Processes) -> int:

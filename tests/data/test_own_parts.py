@@ -3,14 +3,28 @@
 
 from __future__ import annotations
 
-import pytest
+import warnings
 
-from ipufit import BatchPlan
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
+
+from ipufit import BatchPlan, WholeStreamWarning, poptorch
 from ipufit.data import InferenceBatches, as_source
 from ipufit.distributed import configure
 from tests.data._together import together
-from tests.data.test_division import options_for
-from tests.data.test_shared_streams import OwnNumbers, in_turn
+from tests.data.test_division import joined, options_for
+from tests.data.test_shared_streams import Numbers, OwnNumbers, in_turn
+
+
+class IterableNumbers(IterableDataset):
+    """Samples one by one, from a list of numbers."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __iter__(self):
+        return (torch.tensor(number) for number in self.numbers)
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +62,58 @@ def test_a_part_that_ends_earlier_keeps_its_single_rows(extra):
     assert rows_of_other == [5]
     assert len(rows_of_first) == (3 + extra) % 2
     assert len(of_first) == len(of_other)
+
+
+# PopTorch's loader without parts -----------------------------------------------
+
+
+def unpartitioned(processes, dataset, batch_size=4, **given):
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(processes.index, processes.count)
+    return poptorch.DataLoader(
+        options, dataset, batch_size, auto_distributed_partitioning=False, **given
+    )
+
+
+def numbers_of(calls):
+    return [n for call in calls for n in call.batch[0][: call.num_real].tolist()]
+
+
+@pytest.mark.parametrize("dataset", [Numbers(32), TensorDataset(torch.arange(32))])
+def test_a_loader_of_poptorch_without_parts_is_divided(dataset):
+    def run(processes):
+        loader = unpartitioned(processes, dataset)
+        batches = inference(BatchPlan(4), loader, processes)
+        assert not batches.source.is_own_part
+        return numbers_of(batches)
+
+    with pytest.warns(WholeStreamWarning, match="reads all of `x`"):
+        seen = together(2, run)
+    assert sorted(joined(seen)) == list(range(32))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_in_a_loader_of_poptorch_divides_itself(num_workers):
+    def run(processes):
+        # A thread can't be told its number in a process that loads.
+        own = IterableNumbers(range(processes.index, 32, processes.count))
+        dataset = own if num_workers else OwnNumbers(32)
+        loader = unpartitioned(processes, dataset, num_workers=num_workers)
+        batches = inference(BatchPlan(4), loader, processes)
+        assert batches.source.is_own_part
+        return numbers_of(batches)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WholeStreamWarning)
+        seen = together(2, in_turn(run))
+    assert seen == [list(range(0, 32, 2)), list(range(1, 32, 2))]
+
+
+def test_a_sampler_divides_what_a_loader_of_poptorch_does_not():
+    def run(processes):
+        dataset = TensorDataset(torch.arange(32))
+        sampler = DistributedSampler(dataset, 2, processes.index, shuffle=False)
+        loader = unpartitioned(processes, dataset, sampler=sampler)
+        return numbers_of(inference(BatchPlan(4), loader, processes))
+
+    assert together(2, run) == [list(range(0, 32, 2)), list(range(1, 32, 2))]
