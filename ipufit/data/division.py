@@ -31,6 +31,8 @@ class Division:
         tensor([2, 3, 6, 7])
         >>> division.num_own(7), division.num_of_each(7)
         (3, (4, 3))
+        >>> division.num_of_part(3)
+        1
     """
 
     index: int
@@ -92,6 +94,16 @@ class Division:
         if self.count == 1:
             return (num_rows,)
         return tuple(self.num_own(num_rows, index) for index in range(self.count))
+
+    def num_of_part(self, num_rows: int) -> int:
+        """How many rows to take of this process's part of data that is divided.
+
+        All processes take as many, and the first ones one more if they must.
+
+        Args:
+            num_rows: Number of rows of all processes.
+        """
+        return num_rows // self.count + (self.index < num_rows % self.count)
 
     def num_in_blocks(self, num_own: int) -> Tensor:
         """How many of the first rows of this process are in each block of a call."""

@@ -110,6 +110,8 @@ def first_rows(blocks: Iterator[Block], most: int | None) -> Iterator[Block]:
     if most is None:
         yield from blocks
         return
+    if not most:
+        return  # a generator would lose what is drawn of it
     for block in blocks:
         yield [leaf[:most] for leaf in block]
         most -= min(most, len(block[0]))

@@ -103,7 +103,7 @@ def _parts(
         own = _loaded(source, blocks, division, most)
         parts = rebatched(own, division.rows)
     elif source.is_own_part:
-        own_most = None if most is None else division.num_own(most)
+        own_most = None if most is None else division.num_of_part(most)
         parts = rebatched(first_rows(blocks, own_most), division.rows)
     else:
         whole = rebatched(first_rows(blocks, most), division.rows_of_all)

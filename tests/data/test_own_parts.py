@@ -11,7 +11,8 @@ from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
 
 from ipufit import BatchPlan, WholeStreamWarning, poptorch
 from ipufit.data import InferenceBatches, as_source
-from ipufit.distributed import configure
+from ipufit.data.rebatching import first_rows
+from ipufit.distributed import configure, get_process_info
 from tests.data._together import together
 from tests.data.test_division import joined, options_for
 from tests.data.test_shared_streams import Numbers, OwnNumbers, in_turn
@@ -117,3 +118,40 @@ def test_a_sampler_divides_what_a_loader_of_poptorch_does_not():
         return numbers_of(inference(BatchPlan(4), loader, processes))
 
     assert together(2, run) == [list(range(0, 32, 2)), list(range(1, 32, 2))]
+
+
+# Steps -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8, 15, 16, 30])
+def test_steps_take_as_many_samples_of_each_part(most):
+    def run(processes):
+        own = OwnNumbers(64)
+        batches = inference(
+            BatchPlan(4, device_iterations=2), own, processes, max_rows=most
+        )
+        return numbers_of(batches)
+
+    seen = together(2, in_turn(run))
+    assert seen == [list(range(0, most, 2)), list(range(1, most, 2))]
+
+
+def test_a_generator_gives_the_next_batches_of_each_part():
+    def own():
+        info = get_process_info()
+        for numbers in torch.arange(24).reshape(-1, info.count, 3):
+            yield numbers[info.index]
+
+    def run(processes):
+        batches = inference(BatchPlan(6), own(), processes, max_rows=6)
+        return [numbers_of(batches) for _ in range(4)]
+
+    first, second = together(2, in_turn(run))
+    assert first == [[0, 1, 2], [6, 7, 8], [12, 13, 14], [18, 19, 20]]
+    assert second == [[3, 4, 5], [9, 10, 11], [15, 16, 17], [21, 22, 23]]
+
+
+def test_nothing_is_drawn_for_no_rows():
+    blocks = iter([[torch.arange(3)]])
+    assert list(first_rows(blocks, 0)) == []
+    assert len(list(blocks)) == 1
