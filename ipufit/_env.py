@@ -5,6 +5,7 @@
 |---|---|---|
 | `IPUFIT_BACKEND` | `auto`, `poptorch`, `emulator` | which PopTorch runs the models |
 | `IPUFIT_REPLICAS` | a number | replicas of all processes, as `ipufit launch` sets it |
+| `IPUFIT_PROCESS` | `1/4:0/1` | which process others load for, as ipufit sets it |
 | `IPUFIT_PROCESS_TIMEOUT` | seconds, 600 | how long a process waits for others |
 | `POPTORCH_WAIT_FOR_IPU` | PopTorch's own | no attempt to hold two programs at once |
 
@@ -19,6 +20,7 @@ from .errors import ConfigError
 
 BACKENDS = ("auto", "poptorch", "emulator")
 REPLICAS = "IPUFIT_REPLICAS"
+PROCESS = "IPUFIT_PROCESS"
 PROCESS_TIMEOUT = "IPUFIT_PROCESS_TIMEOUT"
 
 
@@ -70,6 +72,29 @@ def total_replicas() -> int | None:
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"{REPLICAS}={text!r} is not a whole number of 1 or more.")
     return int(text)
+
+
+def process_of_parent() -> tuple[int, int, str] | None:
+    """Which process this one loads samples for; None if that one didn't say.
+
+    Returns:
+        Its index, the number of processes, and what its launcher's variables said.
+
+    Raises:
+        ConfigError: `IPUFIT_PROCESS` was set by something else than ipufit.
+
+    Example:
+        >>> process_of_parent() is None
+        True
+    """
+    text = os.environ.get(PROCESS, "")
+    if not text:
+        return None
+    process, _, launched = text.partition(":")
+    index, _, count = process.partition("/")
+    if not index.isdigit() or not count.isdigit() or int(index) >= int(count):
+        raise ConfigError(f"{PROCESS}={text!r} was not set by ipufit: unset it.")
+    return int(index), int(count), launched
 
 
 def process_timeout() -> float:

@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+
 from torch import distributed
+
+from ipufit import _env
+from ipufit.errors import ConfigError
 
 from .collectives import Processes
 from .environment import ProcessInfo, process_of
@@ -21,6 +27,34 @@ def configure(info: ProcessInfo | None) -> None:
     """
     global _configured
     _configured = info
+    _tell_children(info)
+
+
+def _tell_children(info: ProcessInfo | None) -> None:
+    """Have processes that load samples for this one hear its number, if spawned."""
+    if info is None:
+        os.environ.pop(_env.PROCESS, None)
+    else:
+        os.environ[_env.PROCESS] = f"{info.index}/{info.count}:{_launched()}"
+
+
+def _launched() -> str:
+    """The process that the variables of a launcher name; `?` if they don't fit."""
+    try:
+        info = process_of()
+    except ConfigError:
+        return "?"
+    return f"{info.index}/{info.count}"
+
+
+def _of_parent() -> ProcessInfo | None:
+    """The process that this one loads for, unless it was launched by itself since."""
+    if multiprocessing.parent_process() is None or has_group():
+        return None
+    told = _env.process_of_parent()
+    if told is None or told[2] != _launched():
+        return None
+    return ProcessInfo(told[0], told[1], told[0], "config")
 
 
 def get_process_info() -> ProcessInfo:
@@ -47,10 +81,16 @@ def get_process_info() -> ProcessInfo:
     _times_asked += 1
     if _configured is not None:
         return _configured
+    parent = _of_parent()
+    if parent is not None:
+        return parent
     info = process_of()
     if has_group() and not info.launcher:
         size = distributed.get_world_size()
-        return ProcessInfo(distributed.get_rank(), size, launcher="group")
+        info = ProcessInfo(distributed.get_rank(), size, launcher="group")
+        _tell_children(info)
+    elif multiprocessing.parent_process() is None:
+        _tell_children(None)  # what another script or an ended group has left
     return info
 
 
