@@ -245,6 +245,15 @@ class StreamSource(Source):
                 self.structure = filled[0][2]
                 self._first = self._first or next(one for one in firsts if one)
                 self.rows_of_first = self.rows_of_first or 1
+            elif are_same and not is_own and self._processes.is_first:
+                warnings.warn(
+                    f"`{self.name}` asks for the number of its process, and begins "
+                    f"with the same samples in all {self._processes.count}. If they "
+                    "all read the same, each sample counts several times: give each "
+                    "process a part, or don't ask.",
+                    WholeStreamWarning,
+                    stacklevel=2,
+                )
             return True
         if not are_same:
             raise DataError(

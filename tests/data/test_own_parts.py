@@ -93,6 +93,22 @@ def test_a_loader_of_poptorch_without_parts_is_divided(dataset):
     assert sorted(joined(seen)) == list(range(32))
 
 
+class Curious(IterableDataset):
+    """Asks which process it is in, and reads everything all the same."""
+
+    def __iter__(self):
+        get_process_info()
+        return iter(range(8))
+
+
+def test_a_dataset_that_asks_and_does_not_divide_itself_is_warned_of():
+    def run(processes):
+        return numbers_of(inference(BatchPlan(4), Curious(), processes))
+
+    with pytest.warns(WholeStreamWarning, match="asks for the number of its process"):
+        together(2, in_turn(run))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_dataset_in_a_loader_of_poptorch_divides_itself(num_workers):
     def run(processes):
