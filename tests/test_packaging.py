@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -35,6 +35,8 @@ def test_the_licence_is_installed(installed):
     assert any(file.endswith("licenses/LICENSE") for file in installed)
 
 
-def test_nothing_beside_the_package_is_installed(installed):
-    tops = {file.split("/")[0] for file in installed}
+def test_nothing_beside_the_package_and_its_command_is_installed(installed):
+    outside = [file for file in installed if file.startswith("..")]
+    assert [PurePath(file).stem for file in outside] == ["ipufit"]  # the command
+    tops = {file.split("/")[0] for file in installed} - {".."}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ipufit"}
