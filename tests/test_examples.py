@@ -21,7 +21,7 @@ SCRIPTS = {
         90.0,
     ),
     "scaling_curve.py": (
-        ["--layouts", "1x1", "2x2", "--epochs", "2"],
+        ["--layouts", "1x1", "2x2", "--epochs", "1"],
         r"equal curves: (\d) of 2",
         2.0,
     ),

@@ -69,10 +69,12 @@ class CommonWeights:
                 given = map(checksum, buffers())
                 self._lent = list(zip(buffers(), given, own))
 
-    @torch.no_grad()
     def take_back(self) -> None:
         """Restore the buffers of this process, but those that were changed since."""
-        for buffer, given, own in self._lent:
-            if checksum(buffer) == given:
-                buffer.copy_(own)
+        if not self._lent:
+            return
+        with torch.no_grad():
+            for buffer, given, own in self._lent:
+                if checksum(buffer) == given:
+                    buffer.copy_(own)
         self._lent = []
