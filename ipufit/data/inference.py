@@ -18,7 +18,7 @@ from .calls import PLAIN, Call, CallLoader, Loading
 from .division import Division
 from .orders import InOrder
 from .rebatching import first_rows, pad, rebatched
-from .sharing import agreed, shared
+from .sharing import agreed, endless, shared
 from .source import ALONE, Block, Source, StreamSource
 
 
@@ -176,9 +176,9 @@ class InferenceBatches:
             raise _spent()
         if not self.has_singles:
             return
-        singles = self._single_rows(last, last_real)
+        singles = endless(self._single_rows(last, last_real), source)
         count = self._as_of_this_process
-        for batch, num_rows, _ in agreed(source, singles, division, processes, count):
+        for batch, num_rows, _ in agreed(singles, division, processes, count):
             num_singles = num_rows // self._plan.micro_batch_size
             yield Call(batch, 0, 0, (0,) * processes.count, num_singles)
 

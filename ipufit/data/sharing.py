@@ -8,7 +8,7 @@ the same number of calls, however uneven the ends of their streams are.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from .division import Division
 from .rebatching import first_rows, pad, rebatched
 from .source import Block, StreamSource
 
-Part = Tuple[Optional[Batch], int]
+Part = Tuple[Batch, int]
 """Rows of one process, padded to a call or not, and how many of them are samples."""
 
 
@@ -60,33 +60,47 @@ def shared(
         skipped: Number of calls to leave out at the beginning.
         max_rows: Number of samples of all processes after which to stop; None for all.
     """
-    parts = _parts(source, blocks, division, skipped, max_rows)  # leaves out now
-    return agreed(source, parts, division, processes, count)
+    parts = endless(_parts(source, blocks, division, max_rows), source)
+    for _ in itertools.islice(parts, skipped):  # now, not when the first call is asked
+        pass
+    return agreed(parts, division, processes, count)
+
+
+def endless(parts: Iterator[Part], source: StreamSource) -> Iterator[Part]:
+    """The rows of this process for each call, then calls of one row that is no sample.
+
+    It repeats the last row, as padding does, so that a resumed run has the same one.
+
+    Args:
+        parts: Rows of this process for each call.
+        source: The stream, whose first sample is the row if `parts` is empty.
+    """
+    last: Batch = []
+    for batch, num_real in parts:
+        last = [leaf[-1:].clone() for leaf in batch]  # loaders use memory again
+        yield batch, num_real
+    while True:
+        yield list(last or source.example(1)), 0
 
 
 def agreed(
-    source: StreamSource,
     parts: Iterator[Part],
     division: Division,
     processes: Processes,
     count: Callable[[int], Tensor],
 ) -> Iterator[Shared]:
-    """Calls of what each process has, up to the one for which nobody has any rows.
+    """Calls of what each process has, up to the one for which nobody has samples.
 
     Args:
-        source: The stream, of which a process without rows takes the first sample.
-        parts: Rows of this process for each call.
+        parts: Rows of this process for each call, from `endless`.
         division: As for `shared`.
         processes: As for `shared`.
         count: As for `shared`.
     """
-    while True:
-        batch, num_real = next(parts, (None, 0))
+    for batch, num_real in parts:
         num_of_all = processes.summed(count(num_real))
         if not num_of_all.any():
             return
-        if batch is None:
-            batch = [leaf.contiguous() for leaf in source.example(division.rows)]
         yield Shared(pad(batch, division.rows), num_real, num_of_all)
 
 
@@ -94,23 +108,18 @@ def _parts(
     source: StreamSource,
     blocks: Iterator[Block],
     division: Division,
-    skipped: int,
     most: int | None,
 ) -> Iterator[Part]:
-    """Rows of this process for each call, after the calls to leave out."""
+    """Rows of this process for each call."""
     if source.own_loading is not None:
         # Samples to leave out are loaded, too: transforms draw random numbers.
         own = _loaded(source, blocks, division, most)
-        parts = rebatched(own, division.rows)
-    elif source.is_own_part:
+        return rebatched(own, division.rows)
+    if source.is_own_part:
         own_most = None if most is None else division.num_of_part(most)
-        parts = rebatched(first_rows(blocks, own_most), division.rows)
-    else:
-        whole = rebatched(first_rows(blocks, most), division.rows_of_all)
-        parts = (_cut(batch, count, division) for batch, count in whole)
-    for _ in itertools.islice(parts, skipped):
-        pass
-    return parts
+        return rebatched(first_rows(blocks, own_most), division.rows)
+    whole = rebatched(first_rows(blocks, most), division.rows_of_all)
+    return (_cut(batch, count, division) for batch, count in whole)
 
 
 def _cut(batch: Batch, count: int, division: Division) -> tuple[Batch, int]:
