@@ -13,10 +13,15 @@ from ipufit.errors import ConfigError
 MOST_IPUS = 64
 """IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
 
+IO_TILES = range(32, 193, 2)
+"""Numbers of IO tiles that PopTorch takes."""
+
 _CHOICES = {
     "precision": ("float32", "float16"),
     "execution": ("pipelined", "sharded"),
     "loader_mode": ("sync", "async", "async_rebatched"),
+    "partials": (None, "half", "float"),
+    "overlap_io": (None, "accumulation", "device_iterations"),
 }
 
 
@@ -99,45 +104,20 @@ def check_num_ipus(replicas: int, stage_ipus: Sequence[int]) -> None:
         )
 
 
-def memory_proportions(given: Any, num_stages: int) -> dict[str, float]:
-    """The share of memory of each IPU for temporary data.
-
-    Args:
-        given: A number, a sequence of one per IPU, or None for PopTorch's default.
-        num_stages: Stages of the model.
-
-    Raises:
-        ConfigError: There is something else, or a number out of range.
-
-    Example:
-        >>> memory_proportions(0.5, 2)
-        {'IPU0': 0.5, 'IPU1': 0.5}
-    """
-    if given is None:
-        return {}
-    shares = [given] * num_stages if isinstance(given, (int, float)) else given
-    if not isinstance(shares, (tuple, list)) or not all(
-        isinstance(share, (int, float)) for share in shares
-    ):
-        raise ConfigError(
-            f"available_memory_proportion={given!r}: give a number, or a sequence "
-            "with one per IPU."
-        )
-    for share in map(float, shares):
-        if not 0 <= share <= 1:
-            raise ConfigError(
-                f"available_memory_proportion={share} is not a share: use numbers "
-                "from 0 to 1."
-            )
-    return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
-
-
 def _is_anything(value: object) -> bool:
     return True
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_patterns(value: object) -> bool:
+    """Whether it is a pattern of names, or several."""
+    if isinstance(value, str):
+        return bool(value)
+    is_listed = isinstance(value, (tuple, list)) and bool(value)
+    return is_listed and all(isinstance(one, str) and one for one in value)  # type: ignore[attr-defined]
 
 
 def _none_or(*types: Any) -> Callable[[object], bool]:
@@ -151,15 +131,30 @@ _COUNTS = {  # whether None is fine too
     "replicas": True,
     "device_iterations": False,
     "num_processes": True,
+    "prefetch_depth": True,
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_workers": (
         lambda value: _is_whole(value) and value >= 0,
         "not a whole number of 0 or more",
     ),
-    "offload_optimizer": (
-        lambda value: isinstance(value, bool),
-        "neither True nor False",
+    **{
+        name: (lambda value: isinstance(value, bool), "neither True nor False")
+        for name in ("offload_optimizer", "shard_optimizer", "offline")
+    },
+    "stochastic_rounding": (_none_or(bool), "none of True, False and None"),
+    "num_io_tiles": (
+        lambda value: value is None or (_is_whole(value) and value in IO_TILES),
+        "not an even number from 32 to 192",
+    ),
+    "recompute": (
+        lambda value: value is None or _is_patterns(value),
+        "neither 'auto', 'off' nor names or patterns of submodules",
+    ),
+    "cache_dir": (_none_or(str, os.PathLike), "not a path"),
+    "customize": (
+        lambda value: value is None or callable(value),
+        "not a function of options and whether they train",
     ),
     "loss_block": (_none_or(str), "not a block's name"),
     "profile_dir": (_none_or(str, os.PathLike), "not a path"),

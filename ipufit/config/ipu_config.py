@@ -1,30 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """`IPUConfig`: how a model is laid out on IPUs, as one frozen value.
 
-Options of PopTorch for training and for inference are made from it. You can pass
-`poptorch.Options` of your own for more, and they win.
+Options of PopTorch for training and for inference are made from it. `customize` changes
+them; or you can pass whole `poptorch.Options` of your own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import os
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Mapping, Sequence
-
-import torch
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan, derive_plan
 from ipufit.distributed import ProcessInfo
-from ipufit.errors import ConfigError
 
-from .checks import (
-    check_fields,
-    check_num_ipus,
-    check_process,
-    memory_proportions,
+from .checks import check_fields, check_num_ipus, check_process
+from .inference import check_inference
+from .memory import check_memory, memory_proportions
+from .options import (
+    build_inference_options,
+    build_training_options,
+    take_own_options,
 )
-from .pipeline import check_pipeline, has_stages, stage_ipu, stage_names, strategy_of
-from .processes import new_options, remembered_process, replicas_for, set_process
+from .own_options import Customize
+from .pipeline import check_pipeline, has_stages, stage_ipu, stage_names
+from .processes import remembered_process, replicas_for
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,26 @@ class IPUConfig:
             with `poptorch.Block`.
         precision: `"float32"`, or `"float16"` for weights and activations; figures
             are summed in float32 all the same.
+        stochastic_rounding: Round float16 results of training up or down at random,
+            unbiased; by default if `precision` is float16. `evaluate` and `predict`
+            round to the nearest unless `inference` says otherwise.
+        partials: Type of the sums in convolutions and matrix products: `"half"` or
+            `"float"`; PopTorch's default otherwise.
         offload_optimizer: Keep the optimiser's state off the chip.
+        shard_optimizer: Divide the optimiser's state among the replicas (replicated
+            tensor sharding).
+        recompute: Activations that are computed again for the backward pass instead of
+            kept: `"auto"` lets PopART choose, `"off"` keeps all, and names or patterns
+            of submodules (`"encoder.layer.*"`) keep only their outputs. By default
+            pipelines recompute and other models don't.
         available_memory_proportion: Share of each IPU's memory, 0 to 1, for the
-            temporary data of convolutions and matrix products: one number, or one
-            per IPU.
+            temporary data of convolutions and matrix products: one number for all, or
+            one per IPU.
+        num_io_tiles: Tiles of each IPU that load and store only: even, 32 to 192.
+        overlap_io: Load and store while computing, on these tiles: `"accumulation"`
+            for each micro-batch, or `"device_iterations"` for each update.
+        prefetch_depth: Calls' worth of data that the host prepares ahead for a device
+            (PopART's `defaultPrefetchBufferingDepth`).
         seed: Seed of the devices' random numbers and of shuffling. Several processes
             without one shuffle by a seed that process 0 draws.
         process_id: Number of this process, from 0, where no launcher that ipufit
@@ -66,12 +83,19 @@ class IPUConfig:
             the device computes, `"async_rebatched"` joins its workers' incomplete
             batches (`poptorch.DataLoaderMode`). Map-style data only.
         profile_dir: Write PopVision reports of training here.
-        training_options: Your own options for training. They are cloned, and win over
-            this config.
-        inference_options: Your own options for `evaluate` and `predict`.
+        cache_dir: Keep compiled programs in this directory, and take them from it
+            (`POPTORCH_CACHE_DIR` does so for all of PopTorch).
+        offline: Compile for IPUs that aren't there: programs are built, not run.
+        inference: Other values of fields for `evaluate`, `predict` and validation, by
+            name, such as `{"execution": "sharded", "replicas": 1}`.
+        customize: A function that changes the options which this config makes, on top
+            of everything: it gets them, and whether they train. It may return others.
+        training_options: Your own options for training, cloned and taken whole: fields
+            that they are made of stay at their defaults.
+        inference_options: Your own options for `evaluate` and `predict`, likewise.
 
     Raises:
-        ConfigError: A value is out of range.
+        ConfigError: A value is out of range, or own options contradict a field.
 
     Example:
         >>> config = IPUConfig(micro_batch_size=40, device_iterations=10)
@@ -88,14 +112,25 @@ class IPUConfig:
     execution: str = "pipelined"
     loss_block: str | None = None
     precision: str = "float32"
+    stochastic_rounding: bool | None = None
+    partials: str | None = None
     offload_optimizer: bool = False
+    shard_optimizer: bool = False
+    recompute: str | Sequence[str] | None = None
     available_memory_proportion: float | Sequence[float] | None = None
+    num_io_tiles: int | None = None
+    overlap_io: str | None = None
+    prefetch_depth: int | None = None
     seed: int | None = None
     process_id: int | None = None
     num_processes: int | None = None
     num_workers: int = 0
     loader_mode: str = "sync"
     profile_dir: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    offline: bool = False
+    inference: Mapping[str, Any] | None = field(default=None, hash=False)
+    customize: Customize | None = None
     training_options: poptorch.Options | None = None
     inference_options: poptorch.Options | None = None
 
@@ -104,11 +139,12 @@ class IPUConfig:
         check_process(self.process_id, self.num_processes)
         check_pipeline(self.pipeline)
         self._check_num_ipus()
-        memory_proportions(self.available_memory_proportion, self.num_stages)
-        for name in ("training_options", "inference_options"):
-            own = getattr(self, name)
-            if own is not None:
-                object.__setattr__(self, name, own.clone())  # frozen, like all the rest
+        memory_proportions(self.available_memory_proportion, self.stage_ipus)
+        take_own_options(self)
+        check_memory(self)
+        if self.inference is not None:
+            object.__setattr__(self, "inference", check_inference(self.inference))
+            replace(self, inference=None, **self.inference)  # checks them, too
 
     def __repr__(self) -> str:
         """The class, and the fields that aren't at their defaults."""
@@ -124,7 +160,7 @@ class IPUConfig:
         has_own = self.training_options is not None
         if has_own and self.inference_options is not None:
             return  # replicas and stages are theirs
-        check_num_ipus(self._own_replicas, self.stage_ipus)
+        check_num_ipus(self.own_replicas, self.stage_ipus)
 
     # Plans ------------------------------------------------------------------
 
@@ -156,7 +192,7 @@ class IPUConfig:
             device_iterations=(
                 self.device_iterations if own is None else own.device_iterations
             ),
-            stages=self._ipu_changes() if own is None and self._is_pipelined() else 1,
+            stages=self._ipu_changes() if own is None and self.is_pipelined else 1,
         )
 
     def inference_plan(self, batch_size: int) -> BatchPlan:
@@ -172,7 +208,7 @@ class IPUConfig:
         own = self.inference_options
         iterations = max(
             self.inference_iterations or self.device_iterations,
-            self._least_inference_iterations(),
+            self.inference_config._least_inference_iterations(),
         )
         return derive_plan(
             batch_size,
@@ -204,17 +240,19 @@ class IPUConfig:
     def num_replicas(self) -> int:
         """Replicas of this process; `training_options` win if there are any."""
         own = self.training_options
-        return self._own_replicas if own is None else int(own.replication_factor)
+        return self.own_replicas if own is None else int(own.replication_factor)
 
     @property
     def num_inference_replicas(self) -> int:
         """Replicas of this process in `evaluate` and `predict`."""
         own = self.inference_options
-        return self._own_replicas if own is None else int(own.replication_factor)
+        if own is not None:
+            return int(own.replication_factor)
+        return self.inference_config.own_replicas
 
     @property
-    def _own_replicas(self) -> int:
-        """Without own options."""
+    def own_replicas(self) -> int:
+        """Replicas of this process, whatever own options say."""
         return replicas_for(self.replicas, self.process)
 
     @property
@@ -264,8 +302,27 @@ class IPUConfig:
             return self.loss_block
         return self.stages[-1][-1] if self.stages else None
 
-    def _is_pipelined(self) -> bool:
-        return self.execution == "pipelined"
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether all stages are busy at once."""
+        return self.execution == "pipelined" and self.overlap_io is None
+
+    @property
+    def inference_config(self) -> IPUConfig:
+        """The config of `evaluate` and `predict`: this one, with what `inference` says.
+
+        Example:
+            >>> IPUConfig(replicas=4, inference={"replicas": 2}).inference_config
+            IPUConfig(replicas=2)
+        """
+        if self.inference is None:
+            return self
+        known = self.__dict__.get("_inference_config")
+        if known is None:
+            known = replace(self, inference=None, **self.inference)
+            self.__dict__["_inference_config"] = known
+        config: IPUConfig = known
+        return config
 
     def _ipu_changes(self) -> int:
         """Forward stages as PopTorch counts them (`CompilerImpl.cpp`).
@@ -276,7 +333,7 @@ class IPUConfig:
 
     def _least_inference_iterations(self) -> int:
         if self.stages:
-            return self._ipu_changes() if self._is_pipelined() else 1
+            return self._ipu_changes() if self.is_pipelined else 1
         if self.pipeline is not None and self.gradient_accumulation is not None:
             # The stages of a strategy are unknown, but training with G micro-batches
             # per update allows at most (G + 1) / 2 of them.
@@ -285,114 +342,5 @@ class IPUConfig:
 
     # Options ----------------------------------------------------------------
 
-    def build_training_options(
-        self,
-        plan: BatchPlan,
-        *,
-        sums_gradients: bool = False,
-        returns_outputs: bool = False,
-        scales_automatically: bool = False,
-        divides_early: bool = False,
-        anchors: Mapping[str, str] | None = None,
-    ) -> poptorch.Options:
-        """Build the options of the training program.
-
-        Args:
-            plan: From `training_plan`.
-            sums_gradients: If True, the gradients of an update are added and not
-                averaged: for losses that are sums themselves.
-            returns_outputs: If True, the outputs of every micro-batch come back
-                besides figures.
-            scales_automatically: If True, automatic loss scaling is on.
-            divides_early: If True, the gradients of an update are divided while they
-                are added up, so that their mean is clipped.
-            anchors: PopART's names of tensors that every call sends to the host, by
-                ours.
-
-        Returns:
-            New options. Figures come back under `OutputMode.Sum`, or `All` if outputs
-            do too, unless the user's own options choose a mode.
-
-        Raises:
-            ConfigError: The user's own options ask for sums of outputs.
-        """
-        options = self._own_or_derived(self.training_options, plan)
-        if sums_gradients:
-            options.Training.accumulationAndReplicationReductionType(
-                poptorch.ReductionType.Sum
-            )
-        if scales_automatically:
-            options.Training.setAutomaticLossScaling(True)
-        if divides_early:
-            options.Training.setMeanAccumulationAndReplicationReductionStrategy(
-                poptorch.MeanReductionStrategy.Running
-            )
-        for name, tensor in (anchors or {}).items():
-            options.anchorTensor(name, tensor)
-        if self.training_options is None:
-            options.Training.gradientAccumulation(plan.gradient_accumulation)
-            if self.offload_optimizer:
-                options.TensorLocations.setOptimizerLocation(
-                    poptorch.TensorLocationSettings().useOnChipStorage(False)
-                )
-            if self.precision == "float16":
-                options.Precision.enableStochasticRounding(True)
-            if self.profile_dir is not None:
-                options.enableProfiling(self.profile_dir)
-        if options.defaultOutputMode():
-            mode = poptorch.OutputMode
-            options.outputMode(mode.All if returns_outputs else mode.Sum)
-        elif returns_outputs and options.output_mode == poptorch.OutputMode.Sum.value:
-            raise ConfigError(
-                "training_options ask for OutputMode.Sum, and a streamed metric needs "
-                "the outputs themselves. Use OutputMode.All, or leave the mode at its "
-                "default."
-            )
-        return options
-
-    def build_inference_options(self, plan: BatchPlan) -> poptorch.Options:
-        """Build the options of the inference program, which returns all outputs.
-
-        The user's own options may choose another output mode.
-        """
-        # The model's own blocks are a pipeline if there is a micro-batch for each.
-        is_short = plan.device_iterations == 1
-        options = self._own_or_derived(self.inference_options, plan, is_short=is_short)
-        if options.defaultOutputMode():
-            options.outputMode(poptorch.OutputMode.All)
-        return options
-
-    def _own_or_derived(
-        self,
-        own: poptorch.Options | None,
-        plan: BatchPlan,
-        *,
-        is_short: bool = False,
-    ) -> poptorch.Options:
-        process = self.process
-        if own is not None:
-            options = own.clone()
-            set_process(options, process)
-            options.autoRoundNumIPUs(True)  # a device has a power of two of them
-            return options
-        options = new_options(process, plan.replicas)
-        options.deviceIterations(plan.device_iterations)
-        options.autoRoundNumIPUs(True)
-        options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
-        options.showCompilationProgressBar(False)  # we show the phase ourselves
-        # Schedulers of torch add attributes to the optimiser; each would be a warning.
-        options.relaxOptimizerAttributesChecks(True)
-        strategy = strategy_of(
-            self.pipeline, is_pipelined=self._is_pipelined(), is_short=is_short
-        )
-        if strategy is not None:
-            options.setExecutionStrategy(strategy)
-        proportions = memory_proportions(
-            self.available_memory_proportion, self.num_stages
-        )
-        if proportions:
-            options.setAvailableMemoryProportion(proportions)
-        if self.seed is not None:
-            with torch.random.fork_rng(devices=[]):  # randomSeed reseeds torch
-                options.randomSeed(self.seed)
-        return options
+    build_training_options = build_training_options
+    build_inference_options = build_inference_options

@@ -180,11 +180,11 @@ def test_the_loss_joins_the_last_block():
 # Own options ----------------------------------------------------------------------
 
 
-def test_own_options_win_over_the_config():
+def test_own_options_are_taken_whole():
     own = poptorch.Options()
     own.deviceIterations(4).replicationFactor(2)
     own.Training.gradientAccumulation(3)
-    config = IPUConfig(device_iterations=9, training_options=own)
+    config = IPUConfig(training_options=own)
     plan = config.training_plan(30)
     assert (plan.device_iterations, plan.replicas) == (4, 2)
     assert (plan.gradient_accumulation, plan.micro_batch_size) == (3, 5)

@@ -140,7 +140,8 @@ class Builder:
         """
         values = host_values_of([self.module], self.moved)
         head = InferenceHead(owns_loss=owns_loss)
-        step = Step(self.module, self.config, structure, values, head)
+        config = self.config.inference_config
+        step = Step(self.module, config, structure, values, head)
         roots = roots_of(self.module)
 
         def trace(given: list[Tensor]) -> poptorch.PoplarExecutor:
@@ -179,5 +180,6 @@ class Builder:
             stack.callback(make_plain, weights)
             stack.enter_context(changed_numbers_warned(roots))
             stack.enter_context(mode(step, training=training, root=self.module))
-            stack.enter_context(stage_blocks(self.module, self.config.stages))
+            stages = (self.config if training else self.config.inference_config).stages
+            stack.enter_context(stage_blocks(self.module, stages))
             return trace(given)

@@ -65,6 +65,7 @@ class Executors:
         self, module: torch.nn.Module, config: IPUConfig, processes: Processes
     ) -> None:
         check_stage_names(module, config.stages)
+        check_stage_names(module, config.inference_config.stages)
         self.common = CommonWeights(module, processes)
         self._builder = Builder(module, config)
         self._trainings: KeptPrograms[TrainingProgram] = KeptPrograms()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields of an `IPUConfig` that `evaluate` and `predict` may have other values of."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from ipufit.errors import ConfigError, UnknownNameError
+
+OVERRIDABLE = (
+    "replicas",
+    "pipeline",
+    "execution",
+    "loss_block",
+    "stochastic_rounding",
+    "partials",
+    "available_memory_proportion",
+    "num_io_tiles",
+    "overlap_io",
+    "prefetch_depth",
+)
+"""Fields that `IPUConfig(inference=...)` takes."""
+
+_ELSEWHERE = {
+    "device_iterations": "give IPUConfig(inference_iterations=...)",
+    "micro_batch_size": "give batch_size to evaluate, predict or validation",
+    "gradient_accumulation": "inference accumulates nothing",
+    "precision": "the weights have one precision, in training and inference",
+}
+
+
+def check_inference(given: Any) -> dict[str, Any]:
+    """Refuse what isn't a mapping of such fields.
+
+    Returns:
+        A copy.
+
+    Raises:
+        ConfigError: It is no mapping, or names a field that has one value for all.
+        UnknownNameError: It names no field.
+
+    Example:
+        >>> check_inference({"execution": "sharded"})
+        {'execution': 'sharded'}
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"inference={given!r} is no mapping: give values by the names of fields, "
+            'as in inference={"execution": "sharded"}.'
+        )
+    for name in given:
+        if name in _ELSEWHERE:
+            raise ConfigError(f"inference has {name!r}: {_ELSEWHERE[name]}.")
+        if name not in OVERRIDABLE:
+            raise UnknownNameError("field of inference", str(name), OVERRIDABLE)
+    return dict(given)
