@@ -17,7 +17,7 @@ from ipufit.distributed import ProcessInfo
 
 from .checks import check_fields, check_num_ipus, check_process
 from .inference import check_inference
-from .memory import check_memory, memory_proportions
+from .memory import RECOMPUTE_WORDS, check_memory, memory_proportions
 from .options import (
     build_inference_options,
     build_training_options,
@@ -306,6 +306,19 @@ class IPUConfig:
     def is_pipelined(self) -> bool:
         """Whether all stages are busy at once."""
         return self.execution == "pipelined" and self.overlap_io is None
+
+    @property
+    def recompute_patterns(self) -> tuple[str, ...]:
+        """Names and patterns of the submodules whose outputs are kept.
+
+        Example:
+            >>> IPUConfig(recompute="layer.*").recompute_patterns
+            ('layer.*',)
+        """
+        if self.recompute is None or self.recompute in RECOMPUTE_WORDS:
+            return ()
+        given = self.recompute
+        return (given,) if isinstance(given, str) else tuple(given)
 
     @property
     def inference_config(self) -> IPUConfig:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 import torch
 
@@ -12,8 +12,8 @@ from ipufit.errors import ConfigError
 
 from .checks import MOST_IPUS
 
-if TYPE_CHECKING:
-    from .ipu_config import IPUConfig
+Config = Any
+"""An `IPUConfig`, whose file imports this one."""
 
 RECOMPUTE_WORDS = ("auto", "off")
 """Values of `recompute` that aren't patterns of names."""
@@ -71,7 +71,7 @@ def memory_proportions(given: Any, stage_ipus: Sequence[int]) -> dict[str, float
     return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
 
 
-def check_memory(config: IPUConfig) -> None:
+def check_memory(config: Config) -> None:
     """Refuse settings of memory that contradict each other.
 
     Raises:
@@ -97,7 +97,7 @@ def check_memory(config: IPUConfig) -> None:
         )
 
 
-def set_memory(options: poptorch.Options, config: IPUConfig) -> None:
+def set_memory(options: poptorch.Options, config: Config) -> None:
     """Set what a config says about memory in options."""
     if config.offload_optimizer or config.shard_optimizer:
         location = poptorch.TensorLocationSettings()
@@ -117,7 +117,7 @@ def set_memory(options: poptorch.Options, config: IPUConfig) -> None:
         options._Popart.set("autoRecomputation", kind)
 
 
-def _recomputation(config: IPUConfig) -> int | None:
+def _recomputation(config: Config) -> int | None:
     """PopART's kind of recomputation; None for PopTorch's choice.
 
     PopTorch recomputes in pipelines of several IPUs (`Compiler.cpp`), and nowhere else.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Mapping
+from typing import Any, Mapping
 
 import torch
 
@@ -22,12 +22,12 @@ from .own_options import (
 from .pipeline import strategy_of
 from .processes import new_options, set_process
 
-if TYPE_CHECKING:
-    from .ipu_config import IPUConfig
+Config = Any
+"""An `IPUConfig`, whose file has these functions as methods."""
 
 
 def build_training_options(
-    self: IPUConfig,
+    self: Config,
     plan: BatchPlan,
     *,
     sums_gradients: bool = False,
@@ -85,7 +85,7 @@ def build_training_options(
     return options
 
 
-def build_inference_options(self: IPUConfig, plan: BatchPlan) -> poptorch.Options:
+def build_inference_options(self: Config, plan: BatchPlan) -> poptorch.Options:
     """Build the options of the inference program, which returns all outputs.
 
     The user's own options, or `customize`, may choose another output mode.
@@ -102,7 +102,7 @@ def build_inference_options(self: IPUConfig, plan: BatchPlan) -> poptorch.Option
     return customized(self.customize, options, is_training=False)
 
 
-def take_own_options(config: IPUConfig) -> None:
+def take_own_options(config: Config) -> None:
     """Keep copies of a config's own options, which nobody changes then.
 
     Raises:
@@ -143,7 +143,7 @@ def take_own_options(config: IPUConfig) -> None:
         check_own_options(name, own, derive(config, plan), given)
 
 
-def derived_training(config: IPUConfig, plan: BatchPlan) -> poptorch.Options:
+def derived_training(config: Config, plan: BatchPlan) -> poptorch.Options:
     """The options of training that a config stands for, whatever own ones it has."""
     options = derived(config, plan)
     options.Training.gradientAccumulation(plan.gradient_accumulation)
@@ -158,7 +158,7 @@ def derived_training(config: IPUConfig, plan: BatchPlan) -> poptorch.Options:
 
 
 def derived_inference(
-    config: IPUConfig, plan: BatchPlan, *, is_short: bool = False
+    config: Config, plan: BatchPlan, *, is_short: bool = False
 ) -> poptorch.Options:
     """The options of inference that a config stands for, whatever own ones it has."""
     options = derived(config.inference_config, plan, is_short=is_short)
@@ -169,7 +169,7 @@ def derived_inference(
 
 
 def derived(
-    config: IPUConfig, plan: BatchPlan, *, is_short: bool = False
+    config: Config, plan: BatchPlan, *, is_short: bool = False
 ) -> poptorch.Options:
     """The options that training and inference share."""
     options = new_options(config.process, plan.replicas)
@@ -201,7 +201,7 @@ def derived(
     return options
 
 
-def _cloned(config: IPUConfig, own: poptorch.Options) -> poptorch.Options:
+def _cloned(config: Config, own: poptorch.Options) -> poptorch.Options:
     """The user's own options, for this process."""
     options = own.clone()
     set_process(options, config.process)

@@ -152,7 +152,7 @@ def customized(
 
     Args:
         customize: Changes them in place, or returns other `poptorch.Options` to use.
-        options: They are done but for this.
+        options: Options with all that ipufit sets.
         is_training: Whether they are for training.
 
     Raises:

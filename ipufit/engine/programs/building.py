@@ -21,8 +21,9 @@ from ipufit.engine.baked_in.values import (
 )
 from ipufit.engine.objective.objective import Objective
 from ipufit.engine.traced.heads import InferenceHead, TrainingHead
+from ipufit.engine.traced.recomputing import kept_submodules, recomputed_between
 from ipufit.engine.traced.refusals import refuse_tied_buffers, require_trained_weights
-from ipufit.engine.traced.stages import stage_blocks
+from ipufit.engine.traced.stages import check_stage_names, stage_blocks
 from ipufit.engine.traced.step import Step
 from ipufit.engine.weights.counters import Counters
 from ipufit.engine.weights.fingerprint import fingerprint
@@ -58,6 +59,12 @@ class Builder:
     module: torch.nn.Module
     config: IPUConfig
     moved: list[HostValue] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse names in the config that the module doesn't have."""
+        check_stage_names(self.module, self.config.stages)
+        check_stage_names(self.module, self.config.inference_config.stages)
+        kept_submodules(self.module, self.config.recompute_patterns)
 
     def training(
         self,
@@ -182,4 +189,6 @@ class Builder:
             stack.enter_context(mode(step, training=training, root=self.module))
             stages = (self.config if training else self.config.inference_config).stages
             stack.enter_context(stage_blocks(self.module, stages))
+            kept = self.config.recompute_patterns if training else ()
+            stack.enter_context(recomputed_between(self.module, kept))
             return trace(given)

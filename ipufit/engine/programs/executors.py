@@ -28,7 +28,6 @@ from ipufit.engine.traced.refusals import (
     refuse_gradient_hooks,
     refuse_synchronised_norms,
 )
-from ipufit.engine.traced.stages import check_stage_names
 from ipufit.engine.weights.fingerprint import fingerprint
 from ipufit.engine.weights.host_values import MovedOnDeviceError
 from ipufit.engine.weights.modes import TrainedParts
@@ -64,8 +63,6 @@ class Executors:
     def __init__(
         self, module: torch.nn.Module, config: IPUConfig, processes: Processes
     ) -> None:
-        check_stage_names(module, config.stages)
-        check_stage_names(module, config.inference_config.stages)
         self.common = CommonWeights(module, processes)
         self._builder = Builder(module, config)
         self._trainings: KeptPrograms[TrainingProgram] = KeptPrograms()

@@ -72,10 +72,13 @@ class Head(Protocol):
 
     Attributes:
         is_training: Whether the program updates weights.
+        index_of_loss: Place of the marked loss in what the program returns; None if it
+            has none.
         modules: Modules that are traced besides the user's.
     """
 
     is_training: bool
+    index_of_loss: int | None
     modules: Sequence[torch.nn.Module]
 
     def explained(self, module: torch.nn.Module) -> ContextManager[None]:
@@ -104,6 +107,7 @@ class TrainingHead:
     """
 
     is_training = True
+    index_of_loss: int | None = 1
 
     def __init__(self, objective: Objective, structure: SampleStructure) -> None:
         self.modules: Sequence[torch.nn.Module] = objective.modules
@@ -191,6 +195,7 @@ class InferenceHead:
     """
 
     is_training = False
+    index_of_loss: int | None = None
     modules: Sequence[torch.nn.Module] = ()
 
     def __init__(self, *, owns_loss: bool) -> None:

@@ -28,6 +28,10 @@ from .calling import call_module
 from .heads import Called, Findings, Head
 from .stages import check_stages_begin, last_block
 
+_OVERLAPS = {
+    "accumulation": poptorch.OverlapMode.OverlapAccumulationLoop,
+    "device_iterations": poptorch.OverlapMode.OverlapDeviceIterationLoop,
+}
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -60,6 +64,7 @@ class Step(torch.nn.Module):
         self._first_block = config.first_block
         self._last_block = config.last_block
         self._dtype = _DTYPES[config.precision]
+        self._overlap = _OVERLAPS.get(config.overlap_io or "")
         # PopTorch traces a shallow copy, which shares this list.
         self._found: list[Findings] = []
 
@@ -89,19 +94,19 @@ class Step(torch.nn.Module):
             autograd = AutogradObserver(is_training=self._head.is_training)
             observing = Observing(autograd, buffers)
             with observing, random_draws_warned():
-                called = self._called(tensors[:count], observing)
+                if self._first_block is not None:  # casts and transfers belong to it
+                    poptorch.Block.start(self._first_block)
+                batch = self._loaded(tensors[:count])
+                called = self._called(batch, observing)
                 with last_block(self._last_block, called.blocks):
-                    returned, findings = self._head.results(
-                        tensors[:count], called, observing
-                    )
+                    returned, findings = self._head.results(batch, called, observing)
+                    returned = self._stored(returned)
             buffers.refuse_returned(returned)
             buffers.warn(is_counted=self._head.is_training)
         self._found.append(findings._replace(increments=buffers.increments()))
         return returned
 
     def _called(self, tensors: Sequence[Tensor], observing: Observing) -> Called:
-        if self._first_block is not None:  # the casts belong to it
-            poptorch.Block.start(self._first_block)
         given = [self._cast(tensor) for tensor in tensors[: self._structure.num_inputs]]
         inputs = self._structure.inputs.rebuild(given)
         losses, probabilities = LossObserver(), ProbabilityObserver()
@@ -117,6 +122,22 @@ class Step(torch.nn.Module):
         )
         found = probability_outputs(outputs, probabilities)
         return Called(outputs, scalars, blocks, losses, found)
+
+    def _loaded(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The tensors of the batch, loaded while the device computes if asked for."""
+        if self._overlap is None:
+            return tensors
+        return [poptorch.set_overlap_for_input(t, self._overlap) for t in tensors]
+
+    def _stored(self, returned: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """All that the program returns, stored likewise; the loss stays the marked."""
+        if self._overlap is None:
+            return returned
+        mark = poptorch.set_overlap_for_output
+        return tuple(
+            one if place == self._head.index_of_loss else mark(one, self._overlap)
+            for place, one in enumerate(returned)
+        )
 
     def _cast(self, tensor: Tensor) -> Tensor:
         if self._dtype == torch.float32 or not tensor.is_floating_point():

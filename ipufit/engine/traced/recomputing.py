@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of recomputation: activations that are kept for the backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from typing import Any, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ipufit._poptorch import poptorch
+from ipufit._tree import tree_map
+from ipufit.errors import UnknownNameError
+
+
+def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Find the submodules whose outputs are kept.
+
+    Args:
+        patterns: Names of submodules, or patterns of them, as in `fnmatch`.
+
+    Raises:
+        UnknownNameError: A pattern matches none.
+
+    Example:
+        >>> module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+        >>> kept_submodules(module, ["[0-9]"])
+        ['0', '1']
+    """
+    names = [name for name, _ in module.named_modules() if name]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UnknownNameError("submodule in recompute", pattern, names)
+    return [name for name in names if any(fnmatch.filter([name], p) for p in patterns)]
+
+
+@contextlib.contextmanager
+def recomputed_between(
+    module: torch.nn.Module, patterns: Sequence[str]
+) -> Iterator[None]:
+    """Have the outputs of submodules kept, and what is between them computed again.
+
+    The hooks are there while a program is traced, so the module stays as it was.
+
+    Args:
+        patterns: As for `kept_submodules`.
+
+    Raises:
+        UnknownNameError: A pattern matches no submodule.
+    """
+    children = dict(module.named_modules())
+    handles = [
+        children[name].register_forward_hook(
+            lambda _module, _inputs, outputs: tree_map(_kept, outputs)
+        )
+        for name in kept_submodules(module, patterns)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _kept(output: Any) -> Any:
+    """A checkpoint of a tensor that has a gradient; anything else as it is."""
+    is_kept = isinstance(output, Tensor) and output.is_floating_point()
+    return poptorch.recomputationCheckpoint(output) if is_kept else output
