@@ -55,7 +55,7 @@ REMARKS = {
     "Options.enableStableNorm": (NO_EFFECT, "normalisation is torch's"),
     "Options.enableSyntheticData": (
         APPROXIMATED,
-        "inputs and outputs stay on their side; what is in them is of no use",
+        "inputs, outputs and weights stay on their side; outputs are of no use",
     ),
     "Options.logCycleCount": (APPROXIMATED, "see `PoplarExecutor.cycleCount`"),
     "Options.logDir": (NO_EFFECT, ""),

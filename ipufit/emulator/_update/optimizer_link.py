@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.replica_groups import GroupedState, ReplicaGroups
+from ipufit.emulator._layout.synthetic_data import is_synthetic
 from ipufit.emulator._optimizers.base import Optimizer as PoptorchOptimizer
 from ipufit.emulator._optimizers.base import StateTensors
 from ipufit.emulator._optimizers.settings import OptimizerReader
@@ -51,6 +52,8 @@ class OptimizerLink:
         self._kept_state: dict[str, StateTensors] | None = None
         self._grouped = GroupedState({})
         self._written_values: StateTensors = {}
+        self._is_synthetic = is_synthetic(options)
+        self._sent_state: dict[str, StateTensors] | None = None
 
     @property
     def device_optimizer(self) -> DeviceOptimizer:
@@ -108,6 +111,7 @@ class OptimizerLink:
         self._log_settings()
         if self._kept_state is not None:
             self._load(self._kept_state)
+        self._note_sent()
 
     def detach(self) -> None:
         """Drop the device's optimiser, and keep its state if PopTorch can."""
@@ -164,8 +168,17 @@ class OptimizerLink:
     def _load(self, state: Mapping[str, StateTensors]) -> None:
         state = self._grouped.split(dict(state))
         self.device_optimizer.load_state(state["ipu_state"], state["ipu_param"])
+        self._note_sent()
+
+    def _note_sent(self) -> None:
+        """Note the state that the host has: with synthetic data it stays there."""
+        if self._is_synthetic:
+            self._sent_state = self._grouped.joined(self.device_optimizer.state_dict())
 
     def _joined_state(self) -> dict[str, StateTensors]:
+        """The device's state; with synthetic data the one that it was sent."""
+        if self._sent_state is not None:
+            return self._sent_state
         return self._grouped.joined(self.device_optimizer.state_dict())
 
     def _log_settings(self) -> None:

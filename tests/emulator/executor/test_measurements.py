@@ -27,6 +27,16 @@ class Both(nn.Module):
         return x + y, x * y, x - y
 
 
+class Returned(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x, y):
+        outputs = self.module(x)
+        return outputs, poptorch.identity_loss((outputs - y).square(), "mean")
+
+
 def infer(module=None, **settings):
     options = poptorch.Options()
     for name, value in settings.items():
@@ -157,6 +167,28 @@ def test_synthetic_data_is_not_transferred():
         "output_complete": [[], [], []],
     }
     assert executor.getLatency() == (0.0, 0.0, 0.0)
+
+
+def test_training_on_synthetic_data_brings_nothing_back():
+    """PopART streams neither weights nor the optimiser's state then."""
+    options = poptorch.Options().enableSyntheticData(True)
+    module = nn.Linear(2, 1)
+    before = module.weight.detach().clone()
+    optimizer = poptorch.optim.Adam(module.parameters(), lr=0.1)
+    step = Returned(module)
+    executor = poptorch.trainingModel(step, options, optimizer)
+    for _ in range(2):
+        outputs, loss = executor(torch.ones(1, 2), torch.ones(1, 1))
+    assert outputs.shape == (1, 1) and loss.shape == ()
+    executor.copyWeightsToHost()
+    assert torch.equal(module.weight.detach(), before)
+    for _ in range(2):
+        state = optimizer.state_dict()["ipu_state"]
+        moments = [t for name, t in state.items() if name.startswith("Accl")]
+        assert len(moments) == 4 and not any(t.any() for t in moments)
+        executor.detachFromDevice()
+        executor.attachToDevice()
+    assert torch.equal(module.weight.detach(), before)
 
 
 # Cycles -----------------------------------------------------------------------
