@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from .checkpoint import Checkpoint, CheckpointStore, load_checkpoint
     from .config import IPUConfig
-    from .data import CachedDataset
+    from .data import CachedDataset, generated
     from .errors import (
         BakedInWarning,
         CheckpointError,
@@ -119,6 +119,7 @@ __all__ = [
     "WandbLogger",
     "WholeStreamWarning",
     "__version__",
+    "generated",
     "load_checkpoint",
     "log",
     "poptorch",
@@ -130,7 +131,7 @@ _HOMES = {
     "batching": ["BatchPlan"],
     "checkpoint": ["Checkpoint", "CheckpointStore", "load_checkpoint"],
     "config": ["IPUConfig"],
-    "data": ["CachedDataset"],
+    "data": ["CachedDataset", "generated"],
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "model": ["IPUModel"],

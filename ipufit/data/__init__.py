@@ -8,6 +8,7 @@ from .cached import CachedDataset
 from .calls import Call, Loading
 from .columns import column_names
 from .epochs import Epochs
+from .generation import GeneratedDataset, generated
 from .host_random import (
     HostRandomState,
     RandomState,
@@ -30,6 +31,7 @@ __all__ = [
     "CachedDataset",
     "Call",
     "Epochs",
+    "GeneratedDataset",
     "HostRandomState",
     "IndexedSource",
     "InferenceBatches",
@@ -47,6 +49,7 @@ __all__ = [
     "check_random_state",
     "column_names",
     "fit_sources",
+    "generated",
     "mixed",
     "pad",
     "random_state",

@@ -179,13 +179,15 @@ def test_training_on_synthetic_data_brings_nothing_back():
     executor = poptorch.trainingModel(step, options, optimizer)
     for _ in range(2):
         outputs, loss = executor(torch.ones(1, 2), torch.ones(1, 1))
-    assert outputs.shape == (1, 1) and loss.shape == ()
+    assert outputs.shape == (1, 1)
+    assert loss.shape == ()
     executor.copyWeightsToHost()
     assert torch.equal(module.weight.detach(), before)
     for _ in range(2):
         state = optimizer.state_dict()["ipu_state"]
         moments = [t for name, t in state.items() if name.startswith("Accl")]
-        assert len(moments) == 4 and not any(t.any() for t in moments)
+        assert len(moments) == 4
+        assert not any(t.any() for t in moments)
         executor.detachFromDevice()
         executor.attachToDevice()
     assert torch.equal(module.weight.detach(), before)
