@@ -63,6 +63,9 @@ class ProgressDisplay(Callback):
     def compiled(self, what: str, seconds: float) -> None:
         """Called after a program was compiled."""
 
+    def noted(self, line: str) -> None:
+        """Called with a line about what was chosen for the user."""
+
     def close(self) -> None:
         """Leave the terminal as it was, after an error too."""
         self._is_fit = False
@@ -142,6 +145,10 @@ class LineProgress(ProgressDisplay):
     def compiled(self, what: str, seconds: float) -> None:
         """Print the time that compilation took."""
         self._print(f"Compiled the {what} program in {seconds:.1f}s")
+
+    def noted(self, line: str) -> None:
+        """Print the line."""
+        self._print(line)
 
     def _begin(self, title: str) -> None:
         if self._is_fit and self.params["epochs"] > 1:

@@ -139,6 +139,8 @@ def _data_open(model: Model, plan: FitPlan) -> Iterator[None]:
 
 def _prepare(plan: FitPlan, state: RunState, display: ProgressDisplay) -> None:
     """Have the programs built; that of the training is attached when both are."""
+    for line in plan.training.optimization.news():
+        display.noted(line)
     if plan.validation is not None:
         plan.validation.prepare(display)
         state.directions.update(plan.validation.figures.directions)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that are spared the weight decay."""
+"""Parameters that are spared the weight decay, or LAMB's trust ratio."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ipufit.errors import ConfigError
 KINDS = ("bias", "norm")
 """Entries of `no_decay` that aren't patterns of names."""
 
+_BOTH = "bias_and_norm"
+
 _NORMS = (
     torch.nn.modules.batchnorm._NormBase,  # batch and instance norms
     torch.nn.GroupNorm,
@@ -21,7 +23,21 @@ _NORMS = (
 )
 
 
-def spared(module: torch.nn.Module, no_decay: Sequence[str]) -> set[str]:
+def words(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Spell out what a user gave: one word or several, `"bias_and_norm"` as two.
+
+    Example:
+        >>> words("bias_and_norm"), words(["bias", "embed.*"])
+        (('bias', 'norm'), ('bias', 'embed.*'))
+    """
+    several = (given,) if isinstance(given, str) else tuple(given)
+    spelled = [KINDS if word == _BOTH else (word,) for word in several]
+    return tuple(dict.fromkeys(word for some in spelled for word in some))
+
+
+def spared(
+    module: torch.nn.Module, no_decay: Sequence[str], argument: str = "no_decay"
+) -> set[str]:
     """Find the parameters without weight decay.
 
     Args:
@@ -29,6 +45,7 @@ def spared(module: torch.nn.Module, no_decay: Sequence[str]) -> set[str]:
         no_decay: `"bias"`: those whose last name part is `bias`. `"norm"`: those of
             normalisation layers, which are torch's and classes whose name ends in
             `Norm`. Anything else: a pattern of names, as in `fnmatch`.
+        argument: Name of the user's argument, for messages.
 
     Returns:
         Names as in `module.named_parameters()`.
@@ -53,8 +70,8 @@ def spared(module: torch.nn.Module, no_decay: Sequence[str]) -> set[str]:
         found = {id(parameter) for name, parameter in every if _matches(name, word)}
         if not found and word not in KINDS:
             raise ConfigError(
-                f"no_decay has {word!r}, which matches no parameter. Use 'bias', "
-                "'norm' or patterns of names such as "
+                f"{argument} has {word!r}, which matches no parameter. Use 'bias', "
+                "'norm', 'bias_and_norm' or patterns of names such as "
                 f"{', '.join(repr(name) for name, _ in every[:3]) or 'head.*'}."
             )
         chosen |= found
@@ -62,16 +79,21 @@ def spared(module: torch.nn.Module, no_decay: Sequence[str]) -> set[str]:
 
 
 def parameter_groups(
-    module: torch.nn.Module, no_decay: Sequence[str]
+    module: torch.nn.Module,
+    no_decay: Sequence[str],
+    no_trust_ratio: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Make the parameter groups of an optimiser: with weight decay and without.
 
     Args:
         module: The module that has the parameters.
         no_decay: As for `spared`.
+        no_trust_ratio: The same, for parameters that LAMB updates as Adam does: a
+            `max_weight_norm` of 0 makes their trust ratio 1.
 
     Returns:
-        One group or two, none of them empty. The one without has `weight_decay` 0.
+        One group to four, none of them empty. The first has the optimiser's own
+        values; `weight_decay` or `max_weight_norm` is 0 in the others.
 
     Raises:
         ConfigError: No parameter matches one of the patterns.
@@ -81,15 +103,47 @@ def parameter_groups(
         >>> [group.get("weight_decay") for group in groups]
         [None, 0.0]
     """
-    names = spared(module, no_decay)
-    with_decay: list[torch.nn.Parameter] = []
-    without: list[torch.nn.Parameter] = []
+    undecayed = spared(module, no_decay)
+    untrusted = spared(module, no_trust_ratio, "no_trust_ratio")
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for place in ((False, False), (True, False), (True, True), (False, True)):
+        zeros = zip(("weight_decay", "max_weight_norm"), place)
+        groups[place] = {
+            "params": [],
+            **{name: 0.0 for name, is_zero in zeros if is_zero},
+        }
     for name, parameter in module.named_parameters():
-        (without if name in names else with_decay).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": with_decay}]
-    if without:
-        groups.append({"params": without, "weight_decay": 0.0})
-    return [group for group in groups if group["params"]] or groups
+        groups[name in undecayed, name in untrusted]["params"].append(parameter)
+    return [group for group in groups.values() if group["params"]] or [{"params": []}]
+
+
+def groups_in_words(optimizer: torch.optim.Optimizer) -> str:
+    """Say how many parameters each group has, and what sets it apart.
+
+    Args:
+        optimizer: One that has several groups of `parameter_groups`.
+
+    Example:
+        >>> groups = parameter_groups(torch.nn.Linear(2, 3), ["bias"])
+        >>> print(groups_in_words(torch.optim.AdamW(groups, weight_decay=0.1)))
+        weight_decay 0.1: 1 parameter (6 values); weight_decay 0: 1 parameter (3 values)
+    """
+    groups = optimizer.param_groups
+    parts = []
+    for group in groups:
+        own = [
+            f"{name} {group[name]:g}"
+            for name in ("weight_decay", "max_weight_norm")
+            if len({one.get(name) for one in groups}) > 1
+        ]
+        number = _counted(len(group["params"]), "parameter")
+        values = _counted(sum(p.numel() for p in group["params"]), "value")
+        parts.append(f"{', '.join(own)}: {number} ({values})")
+    return "; ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _matches(name: str, word: str) -> bool:

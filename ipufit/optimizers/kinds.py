@@ -22,6 +22,7 @@ class Kind:
         learning_rate: The rate if none is given.
         has_decay: Whether it has weight decay by default.
         can_clip: Whether it clips gradients by their global norm.
+        has_trust_ratio: Whether it scales each weight's step by the weight's norm.
     """
 
     class_name: str
@@ -29,6 +30,7 @@ class Kind:
     learning_rate: float = 1e-3
     has_decay: bool = False
     can_clip: bool = True
+    has_trust_ratio: bool = False
 
     @property
     def poptorch_class(self) -> Any:
@@ -58,7 +60,7 @@ class Kind:
 KINDS = {
     "adam": Kind("Adam", torch.optim.Adam),
     "adamw": Kind("AdamW", torch.optim.AdamW, has_decay=True),
-    "lamb": Kind("LAMB", has_decay=True, can_clip=False),
+    "lamb": Kind("LAMB", has_decay=True, can_clip=False, has_trust_ratio=True),
     "rmsprop": Kind("RMSprop", torch.optim.RMSprop, can_clip=False),
     "sgd": Kind("SGD", torch.optim.SGD, learning_rate=1e-2),
 }

@@ -11,6 +11,7 @@ import torch
 from ipufit._kinds import Kind, count, fields, like, optional
 from ipufit.errors import SharedRateWarning
 
+from .decay import groups_in_words
 from .loss_scaling import LossScaleRamp
 from .rates import Rates, ScheduleLike, make_rates
 from .resolve import OptimizerLike, program_key, resolve_optimizer
@@ -52,6 +53,8 @@ class Optimization:
             spec and spec.name == "sgd" and spec.global_clipnorm is not None
         )
         self._rates = rates
+        self._spec = spec
+        self._told: set[str] = set()
         ramp = spec.loss_scaling if spec else None
         self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
 
@@ -84,6 +87,15 @@ class Optimization:
     def needs_total(self) -> bool:
         """Whether the schedule is stretched over the updates of a fit."""
         return self._rates.needs_total
+
+    def news(self) -> list[str]:
+        """Lines about what was chosen for the user, each given once."""
+        lines = []
+        if self._spec is not None and len(self.optimizer.param_groups) > 1:
+            lines.append(f"Optimizer groups: {groups_in_words(self.optimizer)}")
+        new = [line for line in lines if line not in self._told]
+        self._told.update(new)
+        return new
 
     def begin_fit(self, total_updates: int | None, updates_per_call: int) -> None:
         """Prepare for the updates of a fit, and set the values of the first.

@@ -15,7 +15,7 @@ import torch
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
 from .checks import check_number
-from .decay import parameter_groups
+from .decay import parameter_groups, words
 from .kinds import ELSEWHERE, KINDS, OTHER_WORDS, Kind
 from .loss_scaling import LossScaleRamp
 
@@ -29,7 +29,10 @@ class Optimizer:
         learning_rate: 0.001 by default, 0.01 for SGD. torch's `lr` will do.
         weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
         no_decay: Parameters that do not decay: "bias", "norm" (normalisation layers),
-            or patterns of their names such as "embed*".
+            "bias_and_norm" for both, or patterns of their names such as "embed*".
+        no_trust_ratio: Parameters whose step LAMB does not scale by the norm of the
+            weight, in the same words: they get a `max_weight_norm` of 0. Public BERT
+            training has "bias" here.
         global_clipnorm: Largest norm of all gradients together. Adam, AdamW, and SGD
             without momentum have it.
         clipnorm: Keras's largest norm of each gradient: refused, PopTorch has none.
@@ -58,6 +61,7 @@ class Optimizer:
     learning_rate: float
     weight_decay: float | None = None
     no_decay: tuple[str, ...] = ()
+    no_trust_ratio: tuple[str, ...] = ()
     global_clipnorm: float | None = None
     loss_scaling: float | str | LossScaleRamp | None = None
     ema_momentum: float | None = None
@@ -70,6 +74,7 @@ class Optimizer:
         *,
         weight_decay: float | None = None,
         no_decay: str | Sequence[str] = (),
+        no_trust_ratio: str | Sequence[str] = (),
         global_clipnorm: float | None = None,
         clipnorm: float | None = None,
         clipvalue: float | None = None,
@@ -92,7 +97,8 @@ class Optimizer:
             "name": name,
             "learning_rate": learning_rate,
             "weight_decay": weight_decay,
-            "no_decay": (no_decay,) if isinstance(no_decay, str) else tuple(no_decay),
+            "no_decay": words(no_decay),
+            "no_trust_ratio": words(no_trust_ratio),
             "global_clipnorm": global_clipnorm,
             "loss_scaling": loss_scaling,
             "ema_momentum": ema_momentum,
@@ -141,11 +147,11 @@ class Optimizer:
             module: All its parameters are given to the optimizer.
 
         Returns:
-            An optimizer of `poptorch.optim`, with a second parameter group if
-            `no_decay` spares some.
+            An optimizer of `poptorch.optim`, with further parameter groups for what
+            `no_decay` and `no_trust_ratio` spare.
 
         Raises:
-            ConfigError: A pattern of `no_decay` matches no parameter.
+            ConfigError: One of their patterns matches no parameter.
 
         Example:
             >>> spec = Optimizer("adamw", no_decay="bias")
@@ -159,7 +165,8 @@ class Optimizer:
         is_half = any(p.dtype == torch.float16 for p in module.parameters())
         if self.is_scaled_automatically and is_half:
             more["accum_type"] = torch.float16
-        return self._make(parameter_groups(module, self.no_decay), more)
+        groups = parameter_groups(module, self.no_decay, self.no_trust_ratio)
+        return self._make(groups, more)
 
     def _make(
         self, groups: list[dict[str, Any]], more: Mapping[str, Any]
@@ -210,7 +217,7 @@ class Optimizer:
             check_number(self._who, "global_clipnorm", self.global_clipnorm, above=0)
         if self.ema_momentum is not None:
             check_number(self._who, "ema_momentum", self.ema_momentum, least=0, below=1)
-        self._check_no_decay()
+        self._check_spared()
         scaling = self.loss_scaling
         if scaling is not None and not isinstance(scaling, LossScaleRamp):
             if isinstance(scaling, str) and scaling != "auto":
@@ -221,12 +228,18 @@ class Optimizer:
             if not isinstance(scaling, str):
                 check_number(self._who, "loss_scaling", scaling, above=0)
 
-    def _check_no_decay(self) -> None:
-        strangers = [word for word in self.no_decay if not isinstance(word, str)]
-        if strangers:
-            raise ConfigError(
-                f"{self._who} has {strangers[0]!r} in no_decay: use 'bias', 'norm' or "
-                "patterns of parameter names."
+    def _check_spared(self) -> None:
+        for argument in ("no_decay", "no_trust_ratio"):
+            for word in getattr(self, argument):
+                if not isinstance(word, str):
+                    raise ConfigError(
+                        f"{self._who} has {word!r} in {argument}: use 'bias', 'norm', "
+                        "'bias_and_norm' or patterns of parameter names."
+                    )
+        if self.no_trust_ratio and not self._kind.has_trust_ratio:
+            raise UnsupportedError(
+                f"{self._who} has no_trust_ratio={self.no_trust_ratio}, and only "
+                "'lamb' has a trust ratio. Leave it out."
             )
         has_decay = (
             self._kind.has_decay if self.weight_decay is None else self.weight_decay > 0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ipufit import ConfigError
-from ipufit.optimizers.decay import parameter_groups, spared
+from ipufit.optimizers.decay import groups_in_words, parameter_groups, spared, words
 
 
 class ScaleNorm(nn.Module):
@@ -43,6 +43,7 @@ def module():
         ((), set()),
         (("bias",), {"body.0.bias", "body.1.bias"}),
         (("norm",), {"body.1.weight", "body.1.bias"}),
+        (words("bias_and_norm"), {"body.0.bias", "body.1.weight", "body.1.bias"}),
         (("bias", "norm"), {"body.0.bias", "body.1.weight", "body.1.bias"}),
         (("embed.*",), {"embed.weight"}),
         (("body.?.weight",), {"body.0.weight", "body.1.weight"}),
@@ -107,3 +108,41 @@ def test_no_group_is_empty(module, no_decay, decays):
     (group,) = parameter_groups(module, no_decay)
     assert len(group["params"]) == 6
     assert ("weight_decay" in group) is not decays
+
+
+def test_words_are_spelled_out_once():
+    assert words("bias_and_norm") == ("bias", "norm")
+    assert words(["norm", "bias_and_norm", "embed*"]) == ("norm", "bias", "embed*")
+    assert words(()) == ()
+
+
+def test_decay_and_trust_ratio_make_up_to_four_groups(module):
+    groups = parameter_groups(module, ["norm"], ["bias"])
+    names = {id(p): name for name, p in module.named_parameters()}
+    found = [
+        (
+            group.get("weight_decay"),
+            group.get("max_weight_norm"),
+            {names[id(p)] for p in group["params"]},
+        )
+        for group in groups
+    ]
+    assert found == [
+        (None, None, {"embed.weight", "body.0.weight", "head.weight"}),
+        (0.0, None, {"body.1.weight"}),
+        (0.0, 0.0, {"body.1.bias"}),
+        (None, 0.0, {"body.0.bias"}),
+    ]
+
+
+def test_a_pattern_of_no_trust_ratio_that_matches_nothing_is_refused(module):
+    with pytest.raises(ConfigError, match="no_trust_ratio has 'heads"):
+        parameter_groups(module, (), ["heads.*"])
+
+
+def test_groups_are_told_apart_by_what_differs(module):
+    groups = parameter_groups(module, ["bias", "norm"])
+    assert groups_in_words(torch.optim.AdamW(groups, weight_decay=0.25)) == (
+        "weight_decay 0.25: 3 parameters (36 values); "
+        "weight_decay 0: 3 parameters (12 values)"
+    )

@@ -288,3 +288,29 @@ def test_torchs_optimizer_without_momentum_trains_as_in_torch():
         train(module, resolve_optimization(make(module.parameters()), None, module), 5)
         train_in_torch(twin, make(twin.parameters()), 5)
         assert_same(module, twin)
+
+
+def test_lamb_without_its_trust_ratio_is_adamw():
+    module, twin = network(), network()
+    spec = Optimizer("lamb", 0.02, weight_decay=0.1, no_trust_ratio="*")
+    train(module, resolve_optimization(spec, None, module), 6)
+    train_in_torch(
+        twin, torch.optim.AdamW(twin.parameters(), 0.02, weight_decay=0.1), 6
+    )
+    assert_same(module, twin)
+
+
+def test_a_word_makes_the_three_groups_of_public_bert_training():
+    module, twin = network(), network()
+    words = {"no_decay": "bias_and_norm", "no_trust_ratio": "bias"}
+    spec = Optimizer("lamb", 0.02, weight_decay=0.1, **words)
+    train(module, resolve_optimization(spec, None, module), 6)
+    biases = [twin.body.bias, twin.norm.bias]
+    groups = [
+        {"params": [twin.body.weight, twin.head.weight], "weight_decay": 0.1},
+        {"params": [twin.norm.weight], "weight_decay": 0.0},
+        {"params": biases, "weight_decay": 0.0, "max_weight_norm": 0.0},
+    ]
+    own = poptorch.optim.LAMB(groups, lr=0.02)
+    train(twin, resolve_optimization(own, None, twin), 6)
+    assert_same(module, twin)

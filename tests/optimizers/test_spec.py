@@ -281,3 +281,15 @@ def test_sgd_clips_only_where_it_is_the_gradient_that_is_clipped(settings, messa
     Optimizer("sgd", global_clipnorm=1.0)
     with pytest.raises(UnsupportedError, match=message):
         Optimizer("sgd", global_clipnorm=1.0, **settings)
+
+
+def test_only_lamb_has_a_trust_ratio_to_leave_out():
+    assert Optimizer("lamb", no_trust_ratio="bias").no_trust_ratio == ("bias",)
+    with pytest.raises(UnsupportedError, match="only 'lamb' has a trust ratio"):
+        Optimizer("adamw", no_trust_ratio="bias")
+    with pytest.raises(ConfigError, match="has 1 in no_trust_ratio"):
+        Optimizer("lamb", no_trust_ratio=[1])
+
+
+def test_a_word_stands_for_biases_and_norms():
+    assert Optimizer("adamw", no_decay="bias_and_norm").no_decay == ("bias", "norm")
