@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from .instruments import NO_INSTRUMENTS, Instruments
 from .ipu_config import IPUConfig
 
-__all__ = ["IPUConfig"]
+__all__ = ["NO_INSTRUMENTS", "IPUConfig", "Instruments"]

@@ -152,7 +152,7 @@ def derived_training(config: Config, plan: BatchPlan) -> poptorch.Options:
         is_rounded = True
     if is_rounded is not None:
         options.Precision.enableStochasticRounding(is_rounded)
-    if config.profile_dir is not None:
+    if config.profile_dir is not None and config.process.is_first:
         options.enableProfiling(config.profile_dir)
     return options
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
+from ipufit._tree import tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import Call, InferenceBatches, Labels
@@ -35,6 +36,7 @@ class Evaluation:
         plan: The factors of a call.
         options: Options of the inference program.
         figures: Loss and metrics to report.
+        is_synthetic: Whether nothing comes back, so that no sample is counted.
     """
 
     def __init__(
@@ -44,7 +46,10 @@ class Evaluation:
         plan: BatchPlan,
         options: poptorch.Options,
         figures: Figures,
+        *,
+        is_synthetic: bool = False,
     ) -> None:
+        self._is_synthetic = is_synthetic
         self._executors = executors
         self.batches = batches
         self.plan = plan
@@ -134,6 +139,8 @@ class Evaluation:
         rows = self._rows
         num_rows = self.plan.samples_per_call if rows is None else rows.numel()
         check_rows(outputs, num_rows)
+        if self._is_synthetic:
+            outputs, scalars, num_real = _blank(outputs), {}, 0
         if scalars:
             self._add_scalars(scalars, num_real)
         whole = outputs, labels
@@ -185,6 +192,13 @@ class Evaluation:
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
         for index in range(call.num_singles):
             self.figures.add_means(_at(values, index), 1)
+
+
+def _blank(outputs: Any) -> Any:
+    """Outputs that nothing was written to, with zeros in them."""
+    return tree_map(
+        lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, outputs
+    )
 
 
 def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:

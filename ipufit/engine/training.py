@@ -11,6 +11,7 @@ import torch
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
+from ipufit.config import NO_INSTRUMENTS, Instruments
 from ipufit.data import Call, Labels, SampleStructure, TrainingBatches
 from ipufit.optimizers import Optimization, WeightAverage
 
@@ -34,6 +35,7 @@ class Training:
         figures: Loss and metrics to report.
         average: The running average of the weights; None for none.
         watched: The gradients that come back.
+        instruments: Settings of the program that only this run has.
     """
 
     executors: Executors
@@ -44,6 +46,7 @@ class Training:
     figures: Figures
     average: WeightAverage | None = None
     watched: WatchedGradients = field(default_factory=WatchedGradients)
+    instruments: Instruments = NO_INSTRUMENTS
 
     def prepare(self, batches: TrainingBatches, display: ProgressDisplay) -> None:
         """Have the program attached, with the weights of the user's module.
@@ -58,7 +61,7 @@ class Training:
             self.options,
             self.optimization,
             self.figures.objective,
-            self.watched.anchors,
+            (sorted(self.watched.anchors), self.instruments),
             display,
         )
         self.figures.adopt(entries)
@@ -69,6 +72,8 @@ class Training:
         self.optimization.before_call()
         sums, outputs = self.executors.train(call.batch)
         self.optimization.after_call(updates)
+        if self.instruments.is_synthetic:  # nothing was written to what came back
+            sums, outputs = torch.zeros_like(sums), None
         self.figures.add(sums)
         if outputs is not None:
             self._stream(outputs, call)

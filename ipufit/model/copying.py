@@ -7,10 +7,11 @@ A copy is made anew: of the module as it is on the host, the config and the argu
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from dataclasses import replace
-from typing import Any, Mapping
+from typing import Any, Mapping, TypeVar
 
 import torch
 
@@ -21,6 +22,8 @@ from ipufit.resume import groups_of_module
 
 from .parts import Model
 from .saving import trained_state
+
+ModelT = TypeVar("ModelT", bound=Model)
 
 
 def state_of(model: Model) -> dict[str, Any]:
@@ -68,6 +71,32 @@ def restore(model: Any, state: Mapping[str, Any]) -> None:
     trained_state(model).put_back(files.Checkpoint(tensors, trained.state))
     if state["is_swapped"]:
         model.swap_weights(is_average=True)
+
+
+def independent_copy(model: ModelT, purpose: str) -> ModelT:
+    """A copy for a run that must leave a model as it is, which gives its IPUs back.
+
+    Args:
+        model: Compiled or not.
+        purpose: The run, to begin an error message with.
+
+    Raises:
+        UnsupportedError: The model can't be copied.
+    """
+    model._executors.detach()  # the copy needs them
+    state = {**state_of(model), "attributes": {}}
+    try:
+        state = copy.deepcopy(state)
+    except Exception as error:  # a user's object may raise anything
+        raise UnsupportedError(
+            f"{purpose} runs on a copy of the model, so that nothing of it changes, "
+            f"and it can't be copied: {error}. Leave out of the module, and of what "
+            "compile() got, what copy.deepcopy refuses, such as open files and locks."
+        ) from error
+    other: Any = type(model).__new__(type(model))
+    other.__setstate__(state)
+    copied: ModelT = other
+    return copied
 
 
 def check_picklable(state: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
-from ipufit.config import IPUConfig
+from ipufit.config import NO_INSTRUMENTS, Instruments, IPUConfig
 from ipufit.data import InferenceBatches, Loading, Source
 from ipufit.engine import (
     Evaluation,
@@ -31,6 +31,7 @@ def evaluation_of(
     name: str = "x",
     purpose: str = "evaluate",
     rows_in_one_call: int | None = None,
+    instruments: Instruments = NO_INSTRUMENTS,
 ) -> Evaluation:
     """An evaluation of a compiled model on data.
 
@@ -42,6 +43,7 @@ def evaluation_of(
         name: The argument that gave the data, for messages.
         purpose: The use of the targets, for messages.
         rows_in_one_call: As for `inference_plan`.
+        instruments: Settings that this run adds to those of the config.
 
     Raises:
         NotCompiledError: `compile` wasn't called.
@@ -58,8 +60,16 @@ def evaluation_of(
             "different samples: nothing can be evaluated from that. Use "
             "OutputMode.All, or leave the mode at its default."
         )
+    instruments.set_inference(options)
     batches = inference_batches(model, source, plan, options, max_rows)
-    return Evaluation(model._executors, batches, plan, options, settings.test_figures)
+    return Evaluation(
+        model._executors,
+        batches,
+        plan,
+        options,
+        settings.test_figures,
+        is_synthetic=instruments.is_synthetic,
+    )
 
 
 def inference_plan(

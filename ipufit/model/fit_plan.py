@@ -73,6 +73,8 @@ class FitPlan:
     @property
     def coverage(self) -> str:
         """Which samples the figures are about; empty if about all."""
+        if self.training.instruments.is_synthetic:
+            return "synthetic data: these figures mean nothing"
         parts = {"": describe_coverage(self.training.options, self.training.plan)}
         if self.validation is not None:
             test = self.validation
@@ -94,6 +96,7 @@ def run(model: Model, plan: FitPlan) -> History:
     """Train as planned, and return the history of the run."""
     training, checkpoint, history = plan.training, plan.checkpoint, History()
     state = RunState(coverage=plan.coverage, params=plan.all_params)
+    state.is_finite = not training.instruments.is_synthetic  # nobody is to be warned
     frame = under_way(model, state, plan.callbacks, plan.params["verbose"], history)
     model._runs.batch_loop = None
     with frame as (hooks, display):
@@ -120,6 +123,8 @@ def run(model: Model, plan: FitPlan) -> History:
                 state,
                 display,
             )
+    if training.instruments.is_synthetic:
+        model._executors.detach()  # the model is a copy, which nobody can ask to
     return history
 
 

@@ -9,6 +9,7 @@ from typing import Any, Mapping, Sequence
 from ipufit.batching import BatchPlan, check_positive
 from ipufit.callbacks import CallbackList, History
 from ipufit.callbacks.base import CallbackLike
+from ipufit.config import Instruments
 from ipufit.data import (
     Epochs,
     Source,
@@ -17,7 +18,7 @@ from ipufit.data import (
     column_names,
     fit_sources,
 )
-from ipufit.engine import Evaluation
+from ipufit.engine import Evaluation, Training
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -30,6 +31,7 @@ from ipufit.types import PathLike, Verbose
 from .evaluating import evaluation_of, rows_to_evaluate, warn_of_coverage
 from .fit_plan import FitPlan, run
 from .parts import Model, settings_of
+from .synthetic import instrumented
 from .training import training_of
 
 
@@ -54,6 +56,8 @@ def fit(
     *,
     drop_last: bool | str = True,
     resume: PathLike | None = None,
+    synthetic: bool = False,
+    profile_steps: int | None = None,
 ) -> History:
     """Train on data, epoch after epoch.
 
@@ -102,6 +106,15 @@ def fit(
             one of the checkpoint callbacks, if there is any.
             `BackupAndRestore` does so by itself. (Streams are gone through again
             from the beginning of their pass, and must give the same batches.)
+        synthetic: Have the devices make random inputs of the data's shapes, and send
+            nothing back, to see how fast they are without any I/O. The figures mean
+            nothing then (they are NaN, or 0 where they count), and nothing is learnt: a
+            copy of the model is trained, and this one stays as it is. Callbacks get the
+            copy.
+        profile_steps: Have PopVision's report show so many calls of the training, from
+            the first one on, in `IPUConfig.profile_dir` or else in `profile`. The
+            program keeps the instructions that measure it to the end of this `fit`, and
+            is slower for them; numbers don't change. Process 0 writes the report.
 
     Returns:
         The history; its `history` has the exact figures of each epoch, over every
@@ -119,6 +132,8 @@ def fit(
         UnsupportedError: Weights or padding for a loss without values per sample.
         Error: PopTorch refuses something (`ipufit.poptorch.Error`).
     """
+    asked = Instruments(is_synthetic=synthetic, profiled_calls=profile_steps)
+    self = instrumented(self, asked, resume, callbacks)
     settings = settings_of(self)
     epochs_to_come = _epochs(initial_epoch, epochs, validation_freq)
     given = x, y, sample_weight, validation_split, validation_data
@@ -136,16 +151,15 @@ def fit(
         class_weight=class_weight,
         checkpoint=checkpoint,
         watched=CallbackList(callbacks).watched_gradients(self.module),
+        instruments=asked,
     )
     done = 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
     calls = Epochs(batches, training.plan, steps_per_epoch, len(epochs_to_come), done)
     validation = None
     if validation_source is not None:
-        asked = validation_batch_size, validation_steps
+        size = validation_batch_size, validation_steps
         times = sum(epochs_to_come.values())
-        validation = _validation_of(
-            self, validation_source, *asked, training.plan, times
-        )
+        validation = _validation_of(self, validation_source, *size, training, times)
     plan = FitPlan(
         training=training,
         batches=batches,
@@ -184,7 +198,7 @@ def _validation_of(
     source: Source,
     batch_size: int | None,
     steps: int | None,
-    training: BatchPlan,
+    training: Training,
     num_validations: int,
 ) -> Evaluation:
     """The validation of a fit; a generator without `steps` can be gone through once.
@@ -199,8 +213,18 @@ def _validation_of(
             f"there are {num_validations} validations. Pass a loader or a dataset, "
             "which can be begun anew."
         )
-    size, max_rows = rows_to_evaluate(model.config, source, batch_size, steps, training)
-    return evaluation_of(model, source, size, max_rows, "validation_data", "validate")
+    size, max_rows = rows_to_evaluate(
+        model.config, source, batch_size, steps, training.plan
+    )
+    return evaluation_of(
+        model,
+        source,
+        size,
+        max_rows,
+        "validation_data",
+        "validate",
+        instruments=training.instruments,
+    )
 
 
 def _warn_of_tail(model: Model, batches: TrainingBatches, plan: BatchPlan) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ipufit import checkpoint as files
+from ipufit.config import NO_INSTRUMENTS, Instruments
 from ipufit.data import Position, Source, TrainingBatches
 from ipufit.engine import Objective, Training, WatchedGradients, give_shapes
 from ipufit.errors import ConfigError, UnsupportedError
@@ -26,6 +27,7 @@ def training_of(
     class_weight: Mapping[int, float] | None,
     checkpoint: files.Checkpoint | None = None,
     watched: Sequence[str] = (),
+    instruments: Instruments = NO_INSTRUMENTS,
 ) -> tuple[Training, TrainingBatches]:
     """The training of a compiled model on data, and the calls of a pass.
 
@@ -40,6 +42,7 @@ def training_of(
         checkpoint: Checkpoint of the run to go on with, in its order of samples; None
             for a new run.
         watched: Names of parameters whose gradients come back.
+        instruments: Settings that this run adds to those of the config.
 
     Raises:
         ConfigError: The optimiser lacks a weight, or the batch size a factor.
@@ -77,6 +80,7 @@ def training_of(
         divides_early=optimization.needs_running_mean,
         anchors=gradients.anchors,
     )
+    instruments.set_training(options, config)
     batches = TrainingBatches(
         source,
         plan,
@@ -98,6 +102,7 @@ def training_of(
         settings.training_figures,
         settings.average,
         gradients,
+        instruments,
     )
     return training, batches
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, Callable, Collection, ContextManager, MutableMapping
+from typing import Any, Callable, ContextManager, MutableMapping
 
 import torch
 from torch import Tensor
@@ -84,13 +84,13 @@ class Executors:
         options: poptorch.Options,
         optimization: Optimization,
         objective: Objective,
-        anchors: Collection[str],
+        variant: object,
         display: ProgressDisplay,
     ) -> tuple[Entry, ...]:
         """Have the training program attached; its next call has the host's weights.
 
         It is built if none of those kept is for such data, this plan, loss, optimizer
-        and anchors, these trainable weights and modes, and the values that the code
+        and variant, these trainable weights and modes, and the values that the code
         reads now.
 
         Args:
@@ -99,7 +99,7 @@ class Executors:
             options: Options of PopTorch.
             optimization: The optimiser and its schedule.
             objective: Losses and metrics.
-            anchors: Names that the options give to other tensors that come back.
+            variant: Settings among the options that another run may not have.
             display: Shows that PopTorch compiles.
 
         Returns:
@@ -114,7 +114,7 @@ class Executors:
             TrainedParts(self.module),
             objective.program_key,
             optimization.program_key,
-            sorted(anchors),
+            variant,
         )
         self._take_over()
         self.common.begin_alike(self.fetch_weights, objective.modules)
