@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     )
     from .metrics import Metric, StreamedMetric
     from .model import IPUModel
-    from .optimizers import LossScaleRamp, Optimizer, Schedule
+    from .optimizers import LossScaleRamp, Optimizer, PerEpoch, Schedule
     from .scalars import log
 
 __all__ = [
@@ -105,6 +105,7 @@ __all__ = [
     "NonFiniteLossWarning",
     "NotCompiledError",
     "Optimizer",
+    "PerEpoch",
     "ProcessError",
     "ProgressBar",
     "ReduceLROnPlateau",
@@ -137,7 +138,7 @@ _HOMES = {
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "model": ["IPUModel"],
-    "optimizers": ["LossScaleRamp", "Optimizer", "Schedule"],
+    "optimizers": ["LossScaleRamp", "Optimizer", "PerEpoch", "Schedule"],
     "scalars": ["log"],
 }
 _PACKAGES = ("distributed", "metrics")

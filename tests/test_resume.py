@@ -347,6 +347,26 @@ SCENARIOS = {
     "schedule of all fits": Scenario(
         compiled={"lr_schedule": Schedule("linear", warmup_updates=3, total_updates=40)}
     ),
+    "schedule in epochs": Scenario(
+        compiled={
+            "lr_schedule": Schedule("step", warmup_epochs=0.5, boundary_epochs=(1, 2))
+        }
+    ),
+    "schedule in epochs of all fits": Scenario(
+        compiled={"lr_schedule": Schedule("linear", warmup_epochs=1, total_epochs=4.5)}
+    ),
+    "schedules of other values": Scenario(
+        optimizer=lambda module: Optimizer("adamw", 0.05, weight_decay=0.2),
+        compiled={
+            "schedules": {
+                "weight_decay": Schedule("cosine", final=3.0),
+                "beta1": Schedule("exponential", gamma=0.9, every_epochs=1),
+            }
+        },
+    ),
+    "scheduler stepped per epoch": scheduled(
+        ipufit.PerEpoch(lambda sgd: lr_scheduler.StepLR(sgd, 1, gamma=0.5))
+    ),
     "StepLR": scheduled(lambda sgd: lr_scheduler.StepLR(sgd, 4, gamma=0.5)),
     "OneCycleLR": scheduled(one_cycle),
     "LambdaLR": scheduled(lambda sgd: lr_scheduler.LambdaLR(sgd, lambda n: 0.9**n)),

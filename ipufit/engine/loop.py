@@ -88,6 +88,7 @@ def train(
             figures = dict(sorted(figures.items()))
             hooks.on_epoch_end(epoch, dict(figures))
             run.end_epoch(figures)
+            training.optimization.end_epoch()
     training.finish()
     if run.processes.are_several:
         training.executors.share_buffers()

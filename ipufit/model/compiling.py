@@ -15,6 +15,7 @@ from ipufit.metrics import MetricLike
 from ipufit.optimizers import (
     OptimizerLike,
     ScheduleLike,
+    SchedulesLike,
     WeightAverage,
     resolve_optimization,
 )
@@ -37,6 +38,7 @@ def compile(
     steps_per_execution: int | None = None,
     *,
     lr_schedule: ScheduleLike = None,
+    schedules: SchedulesLike = None,
 ) -> None:
     """Say how to train and what to report.
 
@@ -68,7 +70,11 @@ def compile(
             `device_iterations` under Keras's name.
         lr_schedule: A name ("cosine", "linear", ...), an `ipufit.Schedule`, a
             scheduler of `torch.optim.lr_scheduler` for the optimizer given, or a
-            function that makes one from an optimizer. Counted in weight updates.
+            function that makes one from an optimizer. Counted in weight updates;
+            `ipufit.PerEpoch` has a scheduler of torch stepped per epoch.
+        schedules: Schedules of other values of parameter groups by name, as in
+            `{"weight_decay": ipufit.Schedule("cosine")}`: "momentum", "eps", "alpha",
+            and "beta1" and "beta2", the parts of `betas`. They are factors, too.
 
     Raises:
         ConfigError: Something of an unusable type, or settings that contradict
@@ -78,7 +84,7 @@ def compile(
     """
     config = _with_steps(self._given_config, steps_per_execution)
     objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics)
-    optimization = resolve_optimization(optimizer, lr_schedule, self.module)
+    optimization = resolve_optimization(optimizer, lr_schedule, self.module, schedules)
     momentum = optimization.ema_momentum
     self._settings = CompileSettings(
         objective=objective,
@@ -95,6 +101,7 @@ def compile(
             "weighted_metrics": weighted_metrics,
             "steps_per_execution": steps_per_execution,
             "lr_schedule": lr_schedule,
+            "schedules": schedules,
         },
     )
     self.config = config

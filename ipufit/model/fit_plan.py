@@ -62,11 +62,13 @@ class FitPlan:
     @property
     def in_words(self) -> dict[str, str]:
         """All settings as text: those of a resumed run must be the same."""
-        needs_total = self.training.optimization.needs_total
+        optimization = self.training.optimization
+        needs_total, needs_epochs = optimization.needs_total, optimization.needs_epochs
         more = {
             **self.arguments,
             "samples seeded one by one": self.batches.is_seeded,
             "updates of the schedule": self.total_updates if needs_total else None,
+            "updates of an epoch": self.updates_per_epoch if needs_epochs else None,
         }
         return {**self.settings, **{n: described(value) for n, value in more.items()}}
 
@@ -108,7 +110,9 @@ def run(model: Model, plan: FitPlan) -> History:
         if checkpoint is not None:
             snapshot.check(checkpoint)
         updates_per_call = training.plan.device_iterations
-        training.optimization.begin_fit(plan.total_updates, updates_per_call)
+        training.optimization.begin_fit(
+            plan.total_updates, updates_per_call, len(plan.epochs)
+        )
         if checkpoint is not None:
             snapshot.trained.put_back(checkpoint)
         with _data_open(model, plan):

@@ -6,23 +6,26 @@ from __future__ import annotations
 from .averaging import WeightAverage
 from .loss_scaling import LossScaleRamp
 from .optimization import Optimization, resolve_optimization
-from .rates import ScheduleLike
 from .resolve import (
     OptimizerLike,
     check_covers,
     hyper_parameters,
     resolve_optimizer,
 )
+from .resolve_rates import ScheduleLike, SchedulesLike
 from .schedules import Schedule
 from .spec import Optimizer
+from .torch_rates import PerEpoch
 
 __all__ = [
     "LossScaleRamp",
     "Optimization",
     "Optimizer",
     "OptimizerLike",
+    "PerEpoch",
     "Schedule",
     "ScheduleLike",
+    "SchedulesLike",
     "WeightAverage",
     "check_covers",
     "hyper_parameters",

@@ -13,8 +13,14 @@ from ipufit.errors import SharedRateWarning
 
 from .decay import groups_in_words
 from .loss_scaling import LossScaleRamp
-from .rates import Rates, ScheduleLike, make_rates
+from .rates import Rates
 from .resolve import OptimizerLike, program_key, resolve_optimizer
+from .resolve_rates import (
+    ScheduleLike,
+    SchedulesLike,
+    make_rates,
+    make_schedules,
+)
 from .settable import make_settable
 from .spec import Optimizer
 
@@ -28,6 +34,7 @@ class Optimization:
         optimizer: One of `poptorch.optim`.
         rates: Sets its learning rates.
         spec: The `ipufit.Optimizer` that it was made from; None if from none.
+        schedules: Set other values of its parameter groups, by name.
 
     Attributes:
         optimizer: One of `poptorch.optim`.
@@ -44,6 +51,7 @@ class Optimization:
         optimizer: torch.optim.Optimizer,
         rates: Rates,
         spec: Optimizer | None = None,
+        schedules: Mapping[str, Rates] | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.num_updates = 0
@@ -53,6 +61,7 @@ class Optimization:
             spec and spec.name == "sgd" and spec.global_clipnorm is not None
         )
         self._rates = rates
+        self._schedules = dict(schedules or {})
         self._spec = spec
         self._told: set[str] = set()
         ramp = spec.loss_scaling if spec else None
@@ -84,9 +93,23 @@ class Optimization:
         return self._rates.describe()
 
     @property
+    def schedules(self) -> dict[str, str]:
+        """The schedules of other values of parameter groups, in words, by name."""
+        return {name: rates.describe() for name, rates in self._schedules.items()}
+
+    @property
     def needs_total(self) -> bool:
-        """Whether the schedule is stretched over the updates of a fit."""
-        return self._rates.needs_total
+        """Whether a schedule is stretched over the updates of a fit."""
+        return any(rates.needs_total for rates in self._all_rates)
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether a schedule has lengths in epochs."""
+        return any(rates.needs_epochs for rates in self._all_rates)
+
+    @property
+    def _all_rates(self) -> tuple[Rates, ...]:
+        return (self._rates, *self._schedules.values())
 
     def news(self) -> list[str]:
         """Lines about what was chosen for the user, each given once."""
@@ -97,34 +120,45 @@ class Optimization:
         self._told.update(new)
         return new
 
-    def begin_fit(self, total_updates: int | None, updates_per_call: int) -> None:
+    def begin_fit(
+        self,
+        total_updates: int | None,
+        updates_per_call: int,
+        epochs: int | None = None,
+    ) -> None:
         """Prepare for the updates of a fit, and set the values of the first.
 
         Args:
             total_updates: Number of updates it will make; None if unknown.
             updates_per_call: Number of updates that share one learning rate, since
                 values reach the device between calls only.
+            epochs: Number of epochs it will have; None outside `fit`.
 
         Raises:
-            ConfigError: The schedule needs to know the total, or doesn't fit in.
+            ConfigError: A schedule needs to know the total, or doesn't fit in.
 
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
         """
-        self._rates.begin_fit(self.num_updates, total_updates)
+        for rates in self._all_rates:
+            rates.begin_fit(self.num_updates, total_updates, epochs)
         self.before_call()
-        if self.has_schedule and updates_per_call > 1:
+        shared = [n for n, rates in self._schedules.items() if rates.is_per_update]
+        if self._rates.is_per_update:
+            shared.insert(0, "learning rate")
+        if shared and updates_per_call > 1:
             warnings.warn(
                 f"A call makes {updates_per_call} updates (device_iterations), which "
-                "share one learning rate: the schedule's for the first of them. With "
-                "device_iterations=1 each has its own.",
+                f"share one {' and one '.join(shared)}: the schedule's for the first "
+                "of them. With device_iterations=1 each has its own.",
                 SharedRateWarning,
                 stacklevel=4,
             )
 
     def before_call(self) -> None:
         """Set the values of the next update, and of all that share its call."""
-        self._rates.write(self.num_updates)
+        for rates in self._all_rates:
+            rates.write(self.num_updates)
         if self._ramp is not None:
             scaling = self._ramp.value(self.num_updates)
             self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
@@ -134,38 +168,73 @@ class Optimization:
 
         The optimiser's own state isn't among them.
         """
-        return {"num_updates": self.num_updates, "rates": self._rates.state_dict()}
+        state = {"num_updates": self.num_updates, "rates": self._rates.state_dict()}
+        if self._schedules:
+            others = self._schedules.items()
+            state["schedules"] = {name: one.state_dict() for name, one in others}
+        return state
 
     @property
     def state_kind(self) -> Kind:
-        """The kind of value that states of the same optimiser and schedule are."""
-        rates = self._rates.state_dict()
-        kinds = {name: like(value) for name, value in rates.items()}
-        if "total" in rates:  # nobody knows it before the first fit
-            kinds["total"] = optional(count)
-        kind = fields({"num_updates": count, "rates": fields(kinds, is_closed=True)})
+        """The kind of value that states of the same optimiser and schedules are."""
+        kinds = {"num_updates": count, "rates": _kind_of(self._rates)}
+        if self._schedules:
+            others = {name: _kind_of(one) for name, one in self._schedules.items()}
+            kinds["schedules"] = fields(others, is_closed=True)
+        kind = fields(kinds)
 
         def check(value: Any, where: str) -> str | None:
             fault = kind(value, where)
-            if fault is None and self.needs_total and value["num_updates"]:
-                return count(value["rates"]["total"], f"{where}.rates.total")
+            if fault is None and value["num_updates"]:
+                return self._unknown_lengths(value, where)
             return fault
 
         return check
 
+    def _unknown_lengths(self, state: Mapping[str, Any], where: str) -> str | None:
+        """Say which length is missing, though updates were made with it."""
+        parts = [(self._rates, state["rates"], f"{where}.rates")]
+        for name, rates in self._schedules.items():
+            saved = state["schedules"][name]
+            parts.append((rates, saved, f"{where}.schedules.{name}"))
+        for rates, saved, place in parts:
+            lengths = {"total": rates.needs_total, "per_epoch": rates.needs_epochs}
+            for name in (name for name, is_needed in lengths.items() if is_needed):
+                fault = count(saved[name], f"{place}.{name}")
+                if fault is not None:
+                    return fault
+        return None
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same optimiser and schedule."""
+        """Go on from a state of the same optimiser and schedules."""
         self.num_updates = int(state["num_updates"])
         self._rates.load_state_dict(state["rates"])
+        for name, rates in self._schedules.items():
+            rates.load_state_dict(state["schedules"][name])
 
     def after_call(self, num_updates: int) -> None:
         """Count the updates of a call, and step torch's scheduler as often."""
         self.num_updates += num_updates
         self._rates.advance(num_updates)
 
+    def end_epoch(self) -> None:
+        """Step a scheduler of torch that is stepped per epoch."""
+        self._rates.end_epoch()
+
+
+def _kind_of(rates: Rates) -> Kind:
+    kinds = {name: like(value) for name, value in rates.state_dict().items()}
+    for name in ("total", "per_epoch"):  # nobody knows them before the first fit
+        if name in kinds:
+            kinds[name] = optional(count)
+    return fields(kinds, is_closed=True)
+
 
 def resolve_optimization(
-    optimizer: OptimizerLike, lr_schedule: ScheduleLike, module: torch.nn.Module
+    optimizer: OptimizerLike,
+    lr_schedule: ScheduleLike,
+    module: torch.nn.Module,
+    schedules: SchedulesLike = None,
 ) -> Optimization:
     """Join the optimiser that is meant with what changes its values.
 
@@ -173,6 +242,7 @@ def resolve_optimization(
         optimizer: As for `resolve_optimizer`.
         lr_schedule: As for `make_rates`.
         module: Its parameters are given to an optimizer that has none.
+        schedules: As for `make_schedules`.
 
     Raises:
         UnknownNameError: A name is unknown.
@@ -196,6 +266,7 @@ def resolve_optimization(
         optimizer = Optimizer(optimizer)
     resolved = resolve_optimizer(optimizer, module)
     rates = make_rates(lr_schedule, resolved, optimizer)
+    others = make_schedules(schedules, resolved)
     make_settable(resolved, rates.describe() if rates.is_scheduled else None)
     spec = optimizer if isinstance(optimizer, Optimizer) else None
-    return Optimization(resolved, rates, spec)
+    return Optimization(resolved, rates, spec, others)

@@ -1,27 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates by name, counted in weight updates.
+"""Schedules by name, counted in weight updates.
 
-A schedule is a factor on each parameter group's own rate. Its formulas are those of
-torch's schedulers and of the transformers library, where these have it.
+A schedule is a factor on each parameter group's own rate, or other value. `formulas.py`
+has the formulas.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
-from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Sequence
 
 from ipufit.errors import ConfigError, UnknownNameError
 
 from .checks import check_number, check_whole
+from .formulas import ENDING, FORMULAS
 
 _WARMUP = ("warmup_updates", "warmup_fraction", "initial", "total_updates")
+_IN_EPOCHS = {
+    "warmup_epochs": "warmup_updates",
+    "total_epochs": "total_updates",
+    "every_epochs": "every_updates",
+    "boundary_epochs": "boundaries",
+}
+"""Lengths in epochs, and the settings that are the same in updates."""
+
+_SETTINGS = sorted({name for one in FORMULAS.values() for name in one.settings})
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate changes from update to update.
+    """How the learning rate, or another value, changes from update to update.
+
+    Lengths are numbers of updates, or of epochs, which needn't be whole. `fit` makes
+    updates of epochs, rounded to the nearest.
 
     With a warm-up the factor rises in a straight line from `initial` to 1, and the rest
     of the schedule follows. Names, with `p` the share of the rest that is done:
@@ -47,6 +59,7 @@ class Schedule:
         total_updates: Where the schedule ends; updates are counted over all fits since
             `compile`. None for the updates of one fit: each begins anew.
         final: Factor at the end and from there on; 0 by default (4e-6 for "one_cycle").
+            Above 1 only for other values than learning rates.
         cycles: Number of cycles of "cosine_restarts", 1 by default.
         power: Exponent of "polynomial", 1 by default.
         gamma: Factor of "exponential", where it must be given, and of "step", 0.1 by
@@ -56,6 +69,10 @@ class Schedule:
         boundaries: Update counts at which "step" steps, in increasing order.
         timescale: Number of updates for "inverse_sqrt": the length of the warm-up by
             default, which makes it Noam's, or 10000 without one.
+        warmup_epochs: `warmup_updates`, in epochs.
+        total_epochs: `total_updates`, in epochs.
+        every_epochs: `every_updates`, in epochs.
+        boundary_epochs: `boundaries`, in epochs.
 
     Raises:
         UnknownNameError: The name is unknown.
@@ -79,10 +96,14 @@ class Schedule:
     every_updates: int | None = None
     boundaries: Sequence[int] | None = None
     timescale: int | None = None
+    warmup_epochs: float | None = None
+    total_epochs: float | None = None
+    every_epochs: float | None = None
+    boundary_epochs: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or self.name.lower() not in _KINDS:
-            raise UnknownNameError("schedule", str(self.name), _KINDS)
+        if not isinstance(self.name, str) or self.name.lower() not in FORMULAS:
+            raise UnknownNameError("schedule", str(self.name), FORMULAS)
         self._set("name", self.name.lower())
         self._refuse_strangers()
         self._check_ranges()
@@ -92,13 +113,57 @@ class Schedule:
                 "Schedule('exponential') needs gamma, the factor of each update, as in "
                 "Schedule('exponential', gamma=0.999)."
             )
-        if self.warmup_updates is not None and self.warmup_fraction is not None:
-            raise ConfigError(
-                f"{self._who} has warmup_updates={self.warmup_updates} and "
-                f"warmup_fraction={self.warmup_fraction}. Give one of them."
-            )
+        self._refuse_twins()
+        if self.needs_epochs:
+            return  # the rest can be checked when `fit` knows the length of an epoch
         if self.total_updates is not None or not self.needs_total:
             self.check_fits(self.total_updates or 0)
+
+    def __repr__(self) -> str:
+        """Show lengths in epochs only if there are any."""
+        names = [field.name for field in fields(self)]
+        shown = [
+            n for n in names if n not in _IN_EPOCHS or getattr(self, n) is not None
+        ]
+        return f"Schedule({', '.join(f'{n}={getattr(self, n)!r}' for n in shown)})"
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether a length is in epochs: `factor` is that of `in_updates` then."""
+        return any(getattr(self, name) is not None for name in _IN_EPOCHS)
+
+    @property
+    def counts_all_fits(self) -> bool:
+        """Whether updates are counted since `compile`; else each fit begins anew."""
+        return self.total_updates is not None or self.total_epochs is not None
+
+    def in_updates(self, updates_per_epoch: int) -> Schedule:
+        """Make updates of the lengths in epochs.
+
+        Args:
+            updates_per_epoch: Number of updates of an epoch.
+
+        Raises:
+            ConfigError: Lengths don't fit each other.
+
+        Example:
+            >>> schedule = Schedule("step", warmup_epochs=0.5, boundary_epochs=(2, 3))
+            >>> schedule = schedule.in_updates(100)
+            >>> schedule.warmup_updates, schedule.boundaries
+            (50, (200, 300))
+        """
+        changes: dict[str, Any] = {}
+        for name, twin in _IN_EPOCHS.items():
+            value = getattr(self, name)
+            changes[name] = None
+            if isinstance(value, (list, tuple)):
+                changes[twin] = [
+                    max(1, _rounded(one * updates_per_epoch)) for one in value
+                ]
+            elif value is not None:
+                least = 0 if name == "warmup_epochs" else 1
+                changes[twin] = max(least, _rounded(value * updates_per_epoch))
+        return replace(self, **changes)
 
     @property
     def needs_total(self) -> bool:
@@ -108,7 +173,7 @@ class Schedule:
             >>> Schedule("cosine").needs_total, Schedule("constant").needs_total
             (True, False)
         """
-        return self.warmup_fraction is not None or self.name in _ENDING
+        return self.warmup_fraction is not None or self.name in ENDING
 
     def factor(self, update: int, total: int | None = None) -> float:
         """Compute the factor on the learning rate of an update.
@@ -134,7 +199,7 @@ class Schedule:
                 "data is unknown. Give it: total_updates=..., or fit(steps_per_epoch="
                 "...)."
             )
-        return _KINDS[self.name].factor(self, update, total or 0)
+        return FORMULAS[self.name].factor(self, update, total or 0)
 
     def check_fits(self, total: int) -> None:
         """Refuse a warm-up that leaves too little of the updates.
@@ -151,7 +216,7 @@ class Schedule:
             ipufit.errors.ConfigError: Schedule('linear') warms up for 10 updates...
         """
         warmup = self.warmup(total)
-        if self.name in _ENDING and self.warmup_updates and warmup >= total:
+        if self.name in ENDING and self.warmup_updates and warmup >= total:
             raise ConfigError(
                 f"{self._who} warms up for {warmup} updates, but there are "
                 f"{total} in all. Use fewer warmup_updates, a warmup_fraction, or "
@@ -190,10 +255,10 @@ class Schedule:
         object.__setattr__(self, name, value)  # frozen for all others
 
     def _refuse_strangers(self) -> None:
-        kind = _KINDS[self.name]
+        kind = FORMULAS[self.name]
         for name in _SETTINGS:
             if name not in kind.settings and getattr(self, name) is not None:
-                owners = [n for n, k in _KINDS.items() if name in k.settings]
+                owners = [n for n, k in FORMULAS.items() if name in k.settings]
                 raise ConfigError(
                     f"{self._who} has no {name}. It has "
                     f"{', '.join((*kind.settings, *_WARMUP))}; {name} belongs to "
@@ -204,9 +269,12 @@ class Schedule:
         numbers: dict[str, dict[str, float]] = {
             "warmup_fraction": {"least": 0, "below": 1},
             "initial": {"least": 0, "most": 1},
-            "final": {"least": 0, "most": 1},
+            "final": {"least": 0},
             "power": {"above": 0},
             "gamma": {"above": 0, "most": 1},
+            "warmup_epochs": {"least": 0},
+            "total_epochs": {"above": 0},
+            "every_epochs": {"above": 0},
         }
         for name, bounds in numbers.items():
             if getattr(self, name) is not None:
@@ -220,126 +288,35 @@ class Schedule:
     def _check_boundaries(self) -> None:
         if self.name != "step":
             return
-        given: Any = self.boundaries
+        name = "boundaries" if self.boundary_epochs is None else "boundary_epochs"
+        given: Any = getattr(self, name)
         if not isinstance(given, (list, tuple)) or not given:
             raise ConfigError(
-                f"{self._who} has boundaries={given!r}: give the updates at which the "
-                "rate is multiplied by gamma, as in boundaries=(1000, 2000)."
+                f"{self._who} has {name}={given!r}: give the updates at which the "
+                "rate is multiplied by gamma, as in boundaries=(1000, 2000), or the "
+                "epochs, as in boundary_epochs=(30, 60)."
             )
         for boundary in given:
-            check_whole(self._who, "a boundary", boundary, least=1)
+            if name == "boundaries":
+                check_whole(self._who, "a boundary", boundary, least=1)
+            else:
+                check_number(self._who, "a boundary", boundary, above=0)
         if list(given) != sorted(set(given)):
-            raise ConfigError(f"{self._who} has boundaries={given}: sort them.")
-        self._set("boundaries", tuple(given))
+            raise ConfigError(
+                f"{self._who} has {name}={given}: sort them, each above the one before."
+            )
+        self._set(name, tuple(given))
+
+    def _refuse_twins(self) -> None:
+        pairs = [("warmup_updates", "warmup_fraction"), *_IN_EPOCHS.items()]
+        for one, other in (*pairs, ("warmup_epochs", "warmup_fraction")):
+            values = getattr(self, one), getattr(self, other)
+            if None not in values:
+                raise ConfigError(
+                    f"{self._who} has {one}={values[0]} and {other}={values[1]}. Give "
+                    "one of them."
+                )
 
 
-# Formulas ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A formula, and the settings it has besides those of the warm-up."""
-
-    factor: Callable[[Schedule, int, int], float]
-    settings: tuple[str, ...] = ()
-
-
-def _warmed_up(
-    rest: Callable[[Schedule, int, int], float],
-) -> Callable[[Schedule, int, int], float]:
-    """Put a warm-up before a formula of the updates after it, and of their number."""
-
-    def factor(schedule: Schedule, update: int, total: int) -> float:
-        warmup = schedule.warmup(total)
-        if update < warmup:
-            return _between(schedule.initial or 0.0, 1.0, update / warmup)
-        return rest(schedule, update - warmup, max(1, total - warmup))
-
-    return factor
-
-
-def _between(start: float, end: float, share: float) -> float:
-    return start + (end - start) * share
-
-
-def _half_cosine(start: float, end: float, share: float) -> float:
-    return end + (start - end) * (1.0 + math.cos(math.pi * share)) / 2.0
-
-
-def _constant(schedule: Schedule, update: int, total: int) -> float:
-    return 1.0
-
-
-def _linear(schedule: Schedule, update: int, total: int) -> float:
-    return _between(1.0, schedule.final or 0.0, min(1.0, update / total))
-
-
-def _cosine(schedule: Schedule, update: int, total: int) -> float:
-    return _half_cosine(1.0, schedule.final or 0.0, min(1.0, update / total))
-
-
-def _cosine_restarts(schedule: Schedule, update: int, total: int) -> float:
-    final = schedule.final or 0.0
-    if update >= total:
-        return final
-    share = update * (schedule.cycles or 1) % total / total
-    return _half_cosine(1.0, final, share)
-
-
-def _polynomial(schedule: Schedule, update: int, total: int) -> float:
-    power = 1.0 if schedule.power is None else schedule.power
-    left = (1.0 - min(1.0, update / total)) ** power
-    return _between(schedule.final or 0.0, 1.0, left)
-
-
-def _exponential(schedule: Schedule, update: int, total: int) -> float:
-    gamma = 1.0 if schedule.gamma is None else schedule.gamma
-    return float(gamma ** (update / (schedule.every_updates or 1)))
-
-
-def _inverse_sqrt(schedule: Schedule, update: int, total: int) -> float:
-    warmup = schedule.warmup(total)
-    timescale = schedule.timescale or warmup or 10_000
-    since = max(0, update - warmup)
-    return _WARM_CONSTANT(schedule, update, total) * math.sqrt(
-        timescale / (since + timescale)
-    )
-
-
-def _step(schedule: Schedule, update: int, total: int) -> float:
-    gamma = 0.1 if schedule.gamma is None else schedule.gamma
-    passed = bisect.bisect_right(schedule.boundaries or (), update)
-    return float(_WARM_CONSTANT(schedule, update, total) * gamma**passed)
-
-
-def _one_cycle(schedule: Schedule, update: int, total: int) -> float:
-    """Compute torch's one cycle: `initial` at the first update, `final` at the last."""
-    initial = 1.0 / 25.0 if schedule.initial is None else schedule.initial
-    final = 1.0 / 25.0 / 1e4 if schedule.final is None else schedule.final
-    if schedule.warmup_updates is not None:
-        top = schedule.warmup_updates - 1.0
-    else:
-        share = schedule.warmup_fraction
-        top = (0.3 if share is None else share) * total - 1.0
-    if update < top:
-        return _half_cosine(initial, 1.0, update / top)
-    rest = total - 1 - top
-    share = min(1.0, (update - top) / rest) if rest > 0 else 1.0
-    return _half_cosine(1.0, final, share)
-
-
-_WARM_CONSTANT = _warmed_up(_constant)
-
-_KINDS = {
-    "constant": _Kind(_WARM_CONSTANT),
-    "linear": _Kind(_warmed_up(_linear), ("final",)),
-    "cosine": _Kind(_warmed_up(_cosine), ("final",)),
-    "cosine_restarts": _Kind(_warmed_up(_cosine_restarts), ("final", "cycles")),
-    "polynomial": _Kind(_warmed_up(_polynomial), ("final", "power")),
-    "exponential": _Kind(_warmed_up(_exponential), ("gamma", "every_updates")),
-    "step": _Kind(_step, ("boundaries", "gamma")),
-    "inverse_sqrt": _Kind(_inverse_sqrt, ("timescale",)),
-    "one_cycle": _Kind(_one_cycle, ("final",)),
-}
-_ENDING = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
-_SETTINGS = sorted({name for kind in _KINDS.values() for name in kind.settings})
+def _rounded(value: float) -> int:
+    return math.floor(value + 0.5)

@@ -231,11 +231,16 @@ def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_schedule(optimization: Optimization, saved: Mapping[str, Any]) -> None:
-    own, given = optimization.state_dict()["rates"], saved["rates"]
-    if _names(own) != _names(given):
+    own = optimization.state_dict()
+    if _names(own["rates"]) != _names(saved["rates"]):
         raise ConfigError(
             "The checkpoint was saved with another learning rate schedule than "
             "compile() got. Compile with the same lr_schedule."
+        )
+    if set(own.get("schedules", ())) != set(saved.get("schedules", ())):
+        raise ConfigError(
+            "The checkpoint was saved with schedules of other values than compile() "
+            "got. Compile with the same schedules."
         )
 
 

@@ -283,7 +283,6 @@ def test_its_own_total_wins():
         ({"total_updates": 0}, "total_updates=0"),
         ({"initial": 2}, "initial=2"),
         ({"final": -1}, "final=-1"),
-        ({"final": 1.5}, r"final=1\.5"),
         ({"power": 2}, r"has no power.*belongs to 'polynomial'"),
         ({"gamma": 0.5}, "belongs to 'exponential', 'step'"),
         ({"warmup_updates": 10, "total_updates": 10}, "warms up for 10 updates"),
@@ -327,3 +326,42 @@ def test_an_unknown_name_is_refused(name):
 
 def test_a_name_may_be_written_in_capitals():
     assert Schedule("Cosine") == Schedule("cosine")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"warmup_epochs": -1}, "warmup_epochs=-1"),
+        ({"warmup_epochs": 1, "warmup_updates": 3}, "Give one of them"),
+        ({"warmup_epochs": 1, "warmup_fraction": 0.5}, "Give one of them"),
+        ({"total_epochs": 1, "total_updates": 3}, "Give one of them"),
+        ({"total_epochs": 0}, "total_epochs=0"),
+        ({"boundary_epochs": (1,)}, "has no boundary_epochs"),
+        ({"every_epochs": 1}, "has no every_epochs"),
+    ],
+)
+def test_unusable_lengths_in_epochs_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Schedule("linear", **settings)
+
+
+def test_boundaries_in_epochs_are_sorted_and_no_others_are_given():
+    for boundaries in ((), (2, 1), (0, 1), 3):
+        with pytest.raises(ConfigError, match="boundar"):
+            Schedule("step", boundary_epochs=boundaries)
+    with pytest.raises(ConfigError, match="Give one of them"):
+        Schedule("step", boundary_epochs=(1,), boundaries=(30,))
+    with pytest.raises(ConfigError, match="each above the one before"):
+        Schedule("step", boundary_epochs=(0.4, 0.45)).in_updates(3)
+
+
+def test_epochs_are_rounded_to_the_nearest_update_and_are_at_least_one():
+    schedule = Schedule("exponential", gamma=0.5, every_epochs=0.01, warmup_epochs=1.5)
+    schedule = schedule.in_updates(3)
+    assert (schedule.every_updates, schedule.warmup_updates) == (1, 5)
+    assert not schedule.needs_epochs
+
+
+def test_lengths_in_epochs_are_shown_where_there_are_any():
+    assert "epochs" not in repr(Schedule("linear"))
+    assert repr(Schedule("linear", total_epochs=2)).endswith("total_epochs=2)")
