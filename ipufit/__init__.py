@@ -33,7 +33,12 @@ if TYPE_CHECKING:
         Throughput,
         WandbLogger,
     )
-    from .checkpoint import Checkpoint, CheckpointStore, load_checkpoint
+    from .checkpoint import (
+        Checkpoint,
+        CheckpointStore,
+        average_checkpoints,
+        load_checkpoint,
+    )
     from .config import IPUConfig
     from .data import CachedDataset, generated
     from .errors import (
@@ -122,6 +127,7 @@ __all__ = [
     "WandbLogger",
     "WholeStreamWarning",
     "__version__",
+    "average_checkpoints",
     "generated",
     "load_checkpoint",
     "log",
@@ -132,7 +138,12 @@ _HOMES = {
     "_poptorch": ["poptorch"],
     "_version": ["__version__"],
     "batching": ["BatchPlan"],
-    "checkpoint": ["Checkpoint", "CheckpointStore", "load_checkpoint"],
+    "checkpoint": [
+        "Checkpoint",
+        "CheckpointStore",
+        "average_checkpoints",
+        "load_checkpoint",
+    ],
     "config": ["IPUConfig"],
     "data": ["CachedDataset", "generated"],
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],

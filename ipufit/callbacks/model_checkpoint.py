@@ -19,6 +19,7 @@ from ipufit.checkpoint import (
     BackgroundWriter,
     Checkpoint,
     CheckpointStore,
+    Moment,
     save_weights,
     write_checkpoint,
     written_by_one,
@@ -219,9 +220,10 @@ class ModelCheckpoint(MonitorCallback):
         if self.save_weights_only:
             with file_errors("can't be written", path):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._write_weights(epoch, path)
+            self._write_weights(epoch, path, self._moment(logs))
         elif self.store is None:
-            self.run.after_hooks(partial(self._write, epoch, path))
+            moment = self._moment(logs)
+            self.run.after_hooks(partial(self._write, epoch, path, moment))
         else:
             value = logs.get(self.monitor)
             if value is not None:
@@ -241,22 +243,32 @@ class ModelCheckpoint(MonitorCallback):
                 self._keep(self.store, epoch, None)
             else:
                 fields = {"epoch": epoch + 1, "batch": self.last_update + 1}
-                self._write(epoch, self._path(fields))
+                self._write(epoch, self._path(fields), self._moment({}))
         except (ConfigError, UnsupportedError) as error:
             warn_of_unsaved_eviction(error)
 
-    def _write_weights(self, epoch: int, path: str) -> None:
+    def _moment(self, logs: dict[str, Any]) -> Moment:
+        """When it is saved, and the figure then, by which the best can be averaged."""
+        value = logs.get(self.monitor)
+        if value is None:
+            return Moment(self.run.updates)
+        mode = direction_of(self.monitor, self.run.directions)
+        mode = mode if self.mode == "auto" else self.mode
+        return Moment(self.run.updates, self.monitor, float(value), mode)
+
+    def _write_weights(self, epoch: int, path: str, moment: Moment) -> None:
         if self._writer is None:
-            self.model.save_weights(path)
+            self.model.save_weights(path, moment=moment)
             self._say_finished(epoch, path)
         else:
             model = self.model
             self._do(
-                epoch, lambda: partial(_write_weights, path, model.copied_weights())
+                epoch,
+                lambda: partial(_write_weights, path, moment, model.copied_weights()),
             )
 
-    def _write(self, epoch: int, path: str) -> None:
-        self._do(epoch, lambda: partial(_write_whole, path, self._checkpoint()))
+    def _write(self, epoch: int, path: str, moment: Moment) -> None:
+        self._do(epoch, lambda: partial(_write_whole, path, moment, self._checkpoint()))
 
     def _keep(self, store: CheckpointStore, epoch: int, value: float | None) -> None:
         self._do(
@@ -267,6 +279,7 @@ class ModelCheckpoint(MonitorCallback):
                 epoch=self.run.epoch + self.run.is_epoch_done,
                 update=self.run.updates,
                 metric=value,
+                monitor=self.monitor,
             ),
         )
 
@@ -323,13 +336,13 @@ class ModelCheckpoint(MonitorCallback):
         return True
 
 
-def _write_weights(path: str, weights: dict[str, Any]) -> str:
-    save_weights(weights, path)
+def _write_weights(path: str, moment: Moment, weights: dict[str, Any]) -> str:
+    save_weights(weights, path, moment=moment)
     return path
 
 
-def _write_whole(path: str, checkpoint: Checkpoint) -> str:
-    write_checkpoint(path, checkpoint)
+def _write_whole(path: str, moment: Moment, checkpoint: Checkpoint) -> str:
+    write_checkpoint(path, checkpoint, moment=moment)
     return path
 
 

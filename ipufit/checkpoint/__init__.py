@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ipufit._lazy import imported_at_first_use
 
 if TYPE_CHECKING:
+    from .averaging import average_checkpoints
     from .background import BackgroundWriter
     from .directory import MANIFEST, belongs
     from .format import (
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
         write_checkpoint,
     )
     from .manifest import Manifest, Record
+    from .moment import Moment
     from .one_writer import written_by_one
     from .store import CheckpointStore, load_newest
-    from .tensors import copied_tensors
+    from .tensors import copied_tensors, names_that_differ
     from .weights import load_weights, save_weights
 
 __all__ = [
@@ -34,12 +36,15 @@ __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "Manifest",
+    "Moment",
     "Record",
+    "average_checkpoints",
     "belongs",
     "copied_tensors",
     "load_checkpoint",
     "load_newest",
     "load_weights",
+    "names_that_differ",
     "read_checkpoint",
     "read_manifest",
     "save_weights",
@@ -49,6 +54,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "averaging": ("average_checkpoints",),
     "background": ("BackgroundWriter",),
     "directory": ("MANIFEST", "belongs"),
     "format": (
@@ -60,9 +66,10 @@ _HOMES = {
         "write_checkpoint",
     ),
     "manifest": ("Manifest", "Record"),
+    "moment": ("Moment",),
     "one_writer": ("written_by_one",),
     "store": ("CheckpointStore", "load_newest"),
-    "tensors": ("copied_tensors",),
+    "tensors": ("copied_tensors", "names_that_differ"),
     "weights": ("load_weights", "save_weights"),
 }
 

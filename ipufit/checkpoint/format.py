@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
@@ -30,6 +31,7 @@ from .atomic import (
 from .directory import GROUP, MANIFEST, STATE, SUFFIX
 from .json_values import dump_json, load_json
 from .manifest import Manifest, Record, dump_manifest
+from .moment import Moment
 from .reading import Member, opened_checkpoint, read_standing
 from .tensors import check_tensors, read_tensors, tensor_parts
 
@@ -52,7 +54,11 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    path: PathLike, checkpoint: Checkpoint, *, record: Record | None = None
+    path: PathLike,
+    checkpoint: Checkpoint,
+    *,
+    record: Record | None = None,
+    moment: Moment | None = None,
 ) -> None:
     """Write a checkpoint, or leave the old one whole.
 
@@ -64,6 +70,8 @@ def write_checkpoint(
         checkpoint: The checkpoint. Its tensors are read while this runs, and not kept.
         record: Sequence number, epoch and figure, by which a `CheckpointStore` orders
             checkpoints.
+        moment: When in a run it is saved and the figure it has then, for
+            `average_checkpoints`.
 
     Raises:
         UnsupportedError: A value or tensor can't be written; no file was.
@@ -85,7 +93,7 @@ def write_checkpoint(
         directory.settle(target)
         beside = beside_of(target, "partial")
         try:
-            _fill(beside, contents, record)
+            _fill(beside, contents, record, moment)
             directory.put(beside, target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -116,6 +124,26 @@ def read_checkpoint(path: PathLike) -> Checkpoint:
 
 
 load_checkpoint = read_checkpoint  # the public name
+
+
+def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
+    """Read one group of tensors of a checkpoint, and no other.
+
+    Args:
+        path: The checkpoint's directory.
+        group: Name of the group, such as "model".
+
+    Returns:
+        The tensors by name, on the host; those that are tied are one tensor. Nothing
+        if the checkpoint has no such group.
+
+    Raises:
+        MissingCheckpointError: There is no checkpoint.
+        DamagedCheckpointError: The manifest, or the file of the group, is missing, cut,
+            changed or malformed.
+        CheckpointError: A newer ipufit wrote it, or a file can't be read.
+    """
+    return read_standing(path, partial(_group, group + SUFFIX))
 
 
 def verify_checkpoint(path: PathLike) -> Manifest:
@@ -170,11 +198,14 @@ def _contents(checkpoint: Checkpoint) -> dict[str, Iterable[Part]]:
 
 
 def _fill(
-    beside: Path, contents: Mapping[str, Iterable[Part]], record: Record | None
+    beside: Path,
+    contents: Mapping[str, Iterable[Part]],
+    record: Record | None,
+    moment: Moment | None,
 ) -> None:
     os.mkdir(beside)
     files = {name: write_file(beside / name, parts) for name, parts in contents.items()}
-    write_file(beside / MANIFEST, [dump_manifest(files, record)])
+    write_file(beside / MANIFEST, [dump_manifest(files, record, moment)])
     sync_directory(beside)
 
 
@@ -200,6 +231,13 @@ def _checkpoint(path: Path, folder: int) -> Checkpoint:
                     name, lambda file: read_tensors(file, file.size)
                 )
     return Checkpoint(tensors, state, path)
+
+
+def _group(name: str, path: Path, folder: int) -> dict[str, Tensor]:
+    with opened_checkpoint(path, folder) as opened:
+        if name not in opened.manifest.files:
+            return {}
+        return opened.load(name, lambda file: read_tensors(file, file.size))
 
 
 def _verified(path: Path, folder: int) -> Manifest:

@@ -20,6 +20,7 @@ from ipufit.errors import CheckpointError
 from .atomic import Written
 from .directory import MANIFEST, STATE, belongs
 from .json_values import dump_json, load_json
+from .moment import Moment, moment_of
 
 FORMAT = "ipufit-checkpoint"
 VERSION = 1
@@ -56,37 +57,43 @@ class Manifest:
         record: The store's numbers; None if no store wrote the checkpoint.
         ipufit: The version of ipufit that wrote it.
         torch: The version of torch that wrote it.
+        moment: When in a run it was saved; None if the writer didn't say.
     """
 
     files: Mapping[str, Written]
     record: Record | None
     ipufit: str
     torch: str
+    moment: Moment | None = None
 
 
-def dump_manifest(files: Mapping[str, Written], record: Record | None) -> bytes:
+def dump_manifest(
+    files: Mapping[str, Written],
+    record: Record | None,
+    moment: Moment | None = None,
+) -> bytes:
     """Encode a manifest of this version.
 
     Args:
         files: Size and SHA-256 by name.
         record: The store's numbers; None if no store writes the checkpoint.
+        moment: When in a run it is saved, if that is known.
 
     Returns:
         The bytes of `manifest.json`.
     """
     listed = [{"name": name, **written._asdict()} for name, written in files.items()]
-    data = dump_json(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "manifest_sha256": _NO_DIGEST,
-            "ipufit": __version__,
-            "torch": str(torch.__version__),
-            "record": None if record is None else asdict(record),
-            "files": listed,
-        },
-        indent=1,
-    )
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "manifest_sha256": _NO_DIGEST,
+        "ipufit": __version__,
+        "torch": str(torch.__version__),
+        "record": None if record is None else asdict(record),
+    }
+    if moment is not None:
+        content["moment"] = moment.plain()
+    data = dump_json({**content, "files": listed}, indent=1)
     digest = hashlib.sha256(data).hexdigest()
     return data.replace(_NO_DIGEST.encode(), digest.encode(), 1)
 
@@ -110,7 +117,8 @@ def load_manifest(data: bytes) -> Manifest:
     if not isinstance(writer, str) or not isinstance(its_torch, str):
         raise ValueError("it doesn't say which ipufit and torch wrote it")
     record = None if given.get("record") is None else _record(given["record"])
-    return Manifest(_files(given.get("files")), record, writer, its_torch)
+    moment = None if given.get("moment") is None else moment_of(given["moment"])
+    return Manifest(_files(given.get("files")), record, writer, its_torch, moment)
 
 
 def _check_digest(given: Mapping[str, Any], data: bytes) -> None:

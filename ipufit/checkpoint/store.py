@@ -30,6 +30,7 @@ from . import directory
 from .format import Checkpoint, read_checkpoint, write_checkpoint
 from .listing import NAME, Entry, always_deleted, listed, quoted
 from .manifest import Record
+from .moment import Moment
 from .one_writer import written_by_one
 from .reading import MAX_READS
 
@@ -95,6 +96,7 @@ class CheckpointStore:
         epoch: int,
         update: int,
         metric: float | None = None,
+        monitor: str | None = None,
     ) -> Path:
         """Write a checkpoint; once it is durable, delete those that needn't be kept.
 
@@ -103,6 +105,7 @@ class CheckpointStore:
             epoch: Number of complete epochs.
             update: Number of weight updates.
             metric: The figure that the best is chosen by; NaN is never best.
+            monitor: Name of that figure.
 
         Returns:
             The checkpoint's directory.
@@ -116,7 +119,11 @@ class CheckpointStore:
         """
         return written_by_one(
             lambda: self.save_here(
-                checkpoint, epoch=epoch, update=update, metric=metric
+                checkpoint,
+                epoch=epoch,
+                update=update,
+                metric=metric,
+                monitor=monitor,
             )
         )
 
@@ -127,6 +134,7 @@ class CheckpointStore:
         epoch: int,
         update: int,
         metric: float | None = None,
+        monitor: str | None = None,
     ) -> Path:
         """Write a checkpoint in this process, as `save` does in one for all.
 
@@ -142,7 +150,8 @@ class CheckpointStore:
                 metric=None if metric is None else float(metric),
             )
             path = self._free_path(record.update)
-            write_checkpoint(path, checkpoint, record=record)
+            moment = Moment(record.update, monitor, record.metric, self.mode)
+            write_checkpoint(path, checkpoint, record=record, moment=moment)
             self._known_damaged.discard(path)
             self._rotate()
             return path

@@ -106,7 +106,9 @@ def _is_name(key: Any) -> bool:
     return key.encode("utf-8", "replace").decode("utf-8") == key  # no lone surrogates
 
 
-def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[Part]:
+def tensor_parts(
+    tensors: Mapping[str, Tensor], more: Mapping[str, str] | None = None
+) -> Iterator[Part]:
     """The bytes of a safetensors file, part by part.
 
     Tied tensors are written under each of their names, so that plain torch can load
@@ -115,6 +117,7 @@ def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[Part]:
     Args:
         tensors: Tensors by name, which passed `check_tensors`. They may be on any
             device and of any stride; if they must be copied, it is one at a time.
+        more: Further metadata.
 
     Yields:
         The header, then the values of one tensor after the other.
@@ -124,7 +127,7 @@ def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[Part]:
     for name in order:
         begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
         offsets[name] = [begin, end]
-    metadata = {"format": "pt"}
+    metadata = {"format": "pt", **(more or {})}
     tied = tied_names(tensors)
     if tied:
         metadata[TIED_KEY] = json.dumps(tied)
@@ -158,6 +161,24 @@ def tied_names(tensors: Mapping[str, Tensor]) -> list[list[str]]:
             form = (tensor.dtype, tensor.shape, tensor.stride(), lazy)
             groups.setdefault((memory, form), []).append(name)
     return [names for names in groups.values() if len(names) > 1]
+
+
+def names_that_differ(
+    own: Mapping[str, Tensor], given: Mapping[str, Tensor], *properties: str
+) -> list[str]:
+    """Names of tensors that only one of two has, or that have other properties.
+
+    Example:
+        >>> names_that_differ({"a": torch.ones(2)}, {"a": torch.ones(3)}, "shape")
+        ['a']
+    """
+    return [
+        name
+        for name in sorted({*own, *given})
+        if name not in own
+        or name not in given
+        or any(getattr(own[name], p) != getattr(given[name], p) for p in properties)
+    ]
 
 
 def copied_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ The file is in the format of safetensors. A state dict of torch can be read, too
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import warnings
 import zipfile
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 import torch
-from safetensors import SafetensorError  # type: ignore[attr-defined,unused-ignore]
+from safetensors import (  # type: ignore[attr-defined,unused-ignore]
+    SafetensorError,
+    safe_open,
+)
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,6 +27,7 @@ from ipufit.errors import ConfigError, DataError, MissingCheckpointError
 from ipufit.types import PathLike
 
 from .atomic import replace_file
+from .moment import AVERAGED_KEY, Moment
 from .tensors import check_tensors, tensor_parts
 
 SUFFIX = ".safetensors"
@@ -31,7 +36,13 @@ _ZIP = b"PK\x03\x04"
 _IS_DIRECTORY = 0x10
 
 
-def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
+def save_weights(
+    weights: Mapping[str, Tensor],
+    path: PathLike,
+    *,
+    moment: Moment | None = None,
+    averaged: Sequence[str] | None = None,
+) -> None:
     """Write weights to a file, or leave the old file whole.
 
     The file is written beside its target, synced and then renamed. Tied weights are
@@ -40,6 +51,10 @@ def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
     Args:
         weights: Tensors by name.
         path: Ends in `.safetensors`; its folder is made if there is none.
+        moment: When in a run they are saved and the figure they have then, for
+            `average_checkpoints`.
+        averaged: Names of the checkpoints whose average the weights are, if they are
+            one: `average_checkpoints` leaves them out then.
 
     Raises:
         ConfigError: The path ends in something else.
@@ -55,8 +70,11 @@ def save_weights(weights: Mapping[str, Tensor], path: PathLike) -> None:
     """
     target = _checked(path)
     check_tensors(weights, "weights")
+    more = {} if moment is None else moment.metadata()
+    if averaged is not None:
+        more[AVERAGED_KEY] = json.dumps(list(averaged))
     with file_errors("can't be written", target):
-        replace_file(target, tensor_parts(weights))
+        replace_file(target, tensor_parts(weights, more))
 
 
 def load_weights(path: PathLike) -> dict[str, Tensor]:
@@ -95,14 +113,39 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
         return _state_dict(target) if is_torchs else _of_safetensors(target)
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors.
+
+    Raises:
+        DataError: The file is damaged.
+        MissingCheckpointError: There is no file.
+        FileError: The file can't be read.
+    """
+    opened: Any = safe_open  # which has no types
+    with file_errors("can't be read", path):
+        if not path.exists():
+            raise MissingCheckpointError(f"There is no file {str(path)!r} any more.")
+        with path.open("rb"):  # raises an OSError, which safetensors would put in words
+            pass
+        try:
+            with opened(str(path), framework="pt") as file:
+                return dict(file.metadata() or {})
+        except SafetensorError as error:
+            raise _no_whole_file(path, error) from error
+
+
 def _of_safetensors(target: Path) -> dict[str, Tensor]:
     try:
         weights: dict[str, Tensor] = load_file(str(target))
     except SafetensorError as error:
-        raise DataError(
-            f"{str(target)!r} is no whole safetensors file ({error}). Use another copy."
-        ) from error
+        raise _no_whole_file(target, error) from error
     return weights
+
+
+def _no_whole_file(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{str(path)!r} is no whole safetensors file ({error}). Use another copy."
+    )
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 
 from ipufit import checkpoint as files
 from ipufit.engine import check_shapes
 from ipufit.errors import DataError
-from ipufit.resume import names_that_differ
 from ipufit.types import PathLike
 
 from .parts import Model
@@ -41,21 +40,31 @@ def copied_weights(self: Model) -> dict[str, torch.Tensor]:
     return files.copied_tensors(fetched_state(self))
 
 
-def set_weights(self: Model, weights: Sequence[Any]) -> None:
+def set_weights(self: Model, weights: Sequence[Any] | Mapping[str, Any]) -> None:
     """Set the weights and buffers, on the device too.
 
     Args:
-        weights: Arrays as from `get_weights`.
+        weights: Arrays as from `get_weights`; or a state dict, such as the one that
+            `average_checkpoints` gives.
 
     Raises:
-        DataError: The weights aren't arrays, or their number or a shape is wrong.
+        DataError: The weights aren't arrays, or their number, a name or a shape is
+            wrong.
     """
     check_shapes(self.module)
     state = self.module.state_dict()
+    if isinstance(weights, Mapping):
+        odd = sorted(str(name) for name in {*state} ^ {*weights})
+        if odd:
+            raise DataError(
+                f"These weights are of another module: {', '.join(odd)} are only in "
+                "one of the two."
+            )
+        weights = [weights[name] for name in state]
     if not isinstance(weights, (tuple, list)):
         raise DataError(
-            f"set_weights() takes a list of arrays, in the order of state_dict(), "
-            f"and got a {type(weights).__name__}."
+            "set_weights() takes a list of arrays, in the order of state_dict(), or a "
+            f"state dict, and got a {type(weights).__name__}."
         )
     if len(weights) != len(state):
         raise DataError(
@@ -72,11 +81,15 @@ def set_weights(self: Model, weights: Sequence[Any]) -> None:
     _set_state(self, given)
 
 
-def save_weights(self: Model, path: PathLike) -> None:
+def save_weights(
+    self: Model, path: PathLike, *, moment: files.Moment | None = None
+) -> None:
     """Write the weights to a safetensors file, under the module's own names.
 
     Args:
         path: A file whose name ends in `.safetensors`.
+        moment: When in a run they are saved, and the figure that they have then, as
+            `ModelCheckpoint` tells it for `average_checkpoints`.
 
     Raises:
         ConfigError: The name ends in something else.
@@ -85,7 +98,7 @@ def save_weights(self: Model, path: PathLike) -> None:
     weights = fetched_state(self)
 
     def write() -> str:
-        files.save_weights(weights, path)
+        files.save_weights(weights, path, moment=moment)
         return str(path)
 
     files.written_by_one(write)
@@ -106,7 +119,7 @@ def load_weights(self: Model, path: PathLike) -> None:
     """
     check_shapes(self.module)
     given, state = files.load_weights(path), self.module.state_dict()
-    odd = names_that_differ(state, given, "shape")
+    odd = files.names_that_differ(state, given, "shape")
     if odd:
         raise DataError(
             f"{str(path)!r} has the weights of another module: {', '.join(odd)} "

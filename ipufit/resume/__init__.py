@@ -11,7 +11,6 @@ from .trained import (
     TrainedState,
     check_weights,
     groups_of_module,
-    names_that_differ,
 )
 
 __all__ = [
@@ -25,6 +24,5 @@ __all__ = [
     "epochs_to_go",
     "find_checkpoint",
     "groups_of_module",
-    "names_that_differ",
     "position_of",
 ]

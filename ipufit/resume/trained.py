@@ -194,30 +194,12 @@ def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
     Raises:
         ConfigError: A name, shape or dtype differs.
     """
-    odd = names_that_differ(own, given, "shape", "dtype")
+    odd = files.names_that_differ(own, given, "shape", "dtype")
     if odd:
         raise ConfigError(
             f"The checkpoint has the weights of another module: {', '.join(odd)} are "
             "only in one of the two, or have other shapes or types."
         )
-
-
-def names_that_differ(
-    own: Mapping[str, Tensor], given: Mapping[str, Tensor], *properties: str
-) -> list[str]:
-    """Names of tensors that only one of two has, or that have other properties.
-
-    Example:
-        >>> names_that_differ({"a": torch.ones(2)}, {"a": torch.ones(3)}, "shape")
-        ['a']
-    """
-    return [
-        name
-        for name in sorted({*own, *given})
-        if name not in own
-        or name not in given
-        or any(getattr(own[name], p) != getattr(given[name], p) for p in properties)
-    ]
 
 
 def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class ScriptedModel:
     def swap_weights(self, *, is_average):
         pass
 
-    def save_weights(self, path):
+    def save_weights(self, path, *, moment=None):
         assert Path(path).parent.is_dir()
         self.saved.append(Path(path).name)
 

@@ -489,7 +489,7 @@ def test_what_is_written_in_the_background_is_the_same(path):
 def test_training_goes_on_while_it_is_written(monkeypatch):
     held, seen = threading.Event(), []
 
-    def write(path, checkpoint):
+    def write(path, checkpoint, **_):
         assert held.wait(timeout=60)  # until a later call has been made
         seen.append(checkpoint.state["run"]["updates"])
 
@@ -517,7 +517,7 @@ def test_a_background_run_goes_on_as_an_uninterrupted_one(tmp_path):
 
 
 def test_a_failure_in_the_background_is_raised(monkeypatch):
-    def write(path, checkpoint):
+    def write(path, checkpoint, **_):
         raise CheckpointError("the disk is full")
 
     monkeypatch.setattr("ipufit.callbacks.model_checkpoint.write_checkpoint", write)
@@ -559,7 +559,7 @@ class Raise(Callback):
         self.has_ended = True
 
 
-def full(path, checkpoint):
+def full(path, checkpoint, **_):
     raise CheckpointError("the disk is full")
 
 
@@ -595,7 +595,7 @@ def test_callbacks_after_one_that_fails_hear_the_end(monkeypatch, error):
 def test_a_backup_stays_if_the_last_write_fails(monkeypatch, is_before):
     write = write_checkpoint
 
-    def fail_at_last(path, checkpoint):
+    def fail_at_last(path, checkpoint, **_):
         if checkpoint.state["run"]["epoch"] == 2:
             full(path, checkpoint)
         write(path, checkpoint)
@@ -615,7 +615,7 @@ def test_a_backup_stays_if_the_last_write_fails(monkeypatch, is_before):
 def test_an_eviction_is_saved_though_the_write_before_failed(monkeypatch):
     write, failed = write_checkpoint, []
 
-    def fail_once(path, checkpoint):
+    def fail_once(path, checkpoint, **_):
         if not failed:
             failed.append(path)
             full(path, checkpoint)
@@ -670,7 +670,7 @@ def test_weights_of_any_dtype_and_tied_ones_are_written_in_the_background():
 def test_the_state_is_copied_when_the_write_before_is_done(monkeypatch, path):
     under_way, gate = [], threading.Event()
 
-    def write(*arguments):
+    def write(*arguments, **_):
         under_way.append(1)
         gate.wait(0.01)  # long enough for an early copy to be seen
         under_way.clear()
