@@ -8,6 +8,7 @@ from .cached import CachedDataset
 from .calls import Call, Loading
 from .columns import column_names
 from .epochs import Epochs
+from .example import example_of
 from .generation import GeneratedDataset, generated
 from .host_random import (
     HostRandomState,
@@ -48,6 +49,7 @@ __all__ = [
     "as_source",
     "check_random_state",
     "column_names",
+    "example_of",
     "fit_sources",
     "generated",
     "mixed",

@@ -16,6 +16,7 @@ from .evaluating import (
     default_batch_size,
     evaluation_of,
     figures_of,
+    require_ipus,
 )
 from .inference import outputs_of_calls, whole_outputs
 from .parts import Model, settings_of
@@ -65,6 +66,7 @@ def train_on_batch(
         ['loss']
     """
     settings_of(self)
+    require_ipus(self)
     source = as_batch(x, y, sample_weight)
     training, batches = training_of(
         self,
@@ -109,6 +111,7 @@ def test_on_batch(
         DataError: Data that can't be used.
     """
     settings_of(self)
+    require_ipus(self)
     source = as_batch(x, y, sample_weight)
     size, rows = default_batch_size(self.config), source.rows_of_first
     test = evaluation_of(self, source, size, rows_in_one_call=rows)

@@ -176,6 +176,20 @@ def check_processes(model: Model, plan: BatchPlan) -> None:
         )
 
 
+def require_ipus(model: Model) -> None:
+    """Refuse to run programs that are compiled for IPUs which aren't there.
+
+    Raises:
+        ConfigError: The config is offline.
+    """
+    if model.config.offline:
+        raise ConfigError(
+            "The config has offline=True, so that programs are compiled and can't be "
+            "run. model.build(x, y) compiles them here, and cache_dir= keeps them; run "
+            "where the IPUs are, with offline=False."
+        )
+
+
 def loading_of(config: IPUConfig) -> Loading:
     """How map-style data is loaded."""
     return Loading(config.num_workers, config.loader_mode)

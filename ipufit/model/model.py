@@ -20,6 +20,7 @@ from ipufit.optimizers import WeightAverage
 
 from . import (
     batches,
+    building,
     compiling,
     copying,
     fitting,
@@ -94,6 +95,7 @@ class IPUModel:
 
     # Keras's methods.
     compile = compiling.compile
+    build = building.build
     fit = fitting.fit
     evaluate = inference.evaluate
     predict = inference.predict

@@ -13,6 +13,7 @@ from ipufit.distributed import exchanges_off
 from ipufit.state import RunState
 from ipufit.types import Verbose
 
+from .evaluating import require_ipus
 from .parts import Model
 
 
@@ -36,7 +37,11 @@ def under_way(
 
     Yields:
         All callbacks, and the display among them.
+
+    Raises:
+        ConfigError: The config is offline.
     """
+    require_ipus(model)
     given = CallbackList(callbacks).callbacks
     run.processes = model.processes
     own_display = make_progress(verbose if run.processes.is_first else 0)

@@ -46,10 +46,16 @@ class IPUs:
         return own
 
     def attach(self, program: Program) -> None:
-        """Attach a program if it isn't, which uploads the host's weights."""
-        if program.executor.isAttachedToDevice():
+        """Attach a program if it isn't, which uploads the host's weights.
+
+        One that was compiled for IPUs which aren't there stays as it is.
+        """
+        executor = program.executor
+        if executor.isAttachedToDevice():
             return
-        self.acquire(program.executor, program.executor.attachToDevice)
+        if executor.options.connection_type == poptorch.ConnectionType.Never:
+            return
+        self.acquire(executor, executor.attachToDevice)
         program.on_device = fingerprint(program.weights)
         if isinstance(program, TrainingProgram):
             program.sent = ()  # the optimiser's state brings the values of its time

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`build`: has the programs of the next runs compiled before any of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Iterator, Mapping
+
+from ipufit._failures import do_all
+from ipufit._poptorch import poptorch
+from ipufit.batching import BatchPlan
+from ipufit.callbacks import CallbackList, ProgressDisplay, make_progress
+from ipufit.callbacks.base import CallbackLike
+from ipufit.data import HostRandomState, Source, TrainingBatches, example_of
+from ipufit.distributed import exchanges_off
+from ipufit.engine import Training, give_shapes
+from ipufit.types import Verbose
+
+from .evaluating import inference_batches, inference_plan, rows_to_evaluate
+from .parts import Model
+from .training import training_of
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """A program that `build` has made ready.
+
+    Attributes:
+        name: "training" or "inference".
+        plan: The factors of a call.
+        seconds: Time that PopTorch took to trace and compile it; 0 if the model had the
+            program already.
+        cache: "hit" if PopTorch has found the executable in its cache, "miss" if it has
+            compiled one and put it there, "none" if it did neither: there is no cache,
+            or PopTorch keeps nothing in it (an IPU model, the emulator), or the model
+            had the program.
+    """
+
+    name: str
+    plan: BatchPlan
+    seconds: float
+    cache: str
+
+    def __str__(self) -> str:
+        """The program in a line."""
+        ending = {"hit": ", from the cache", "miss": ", put into the cache"}
+        return (
+            f"{self.name} program of {self.plan.samples_per_call} samples per call: "
+            f"{self.seconds:.1f}s{ending.get(self.cache, '')}"
+        )
+
+
+@dataclass(frozen=True)
+class Build:
+    """The programs that `build` has made ready, in the order of their compilation.
+
+    Example:
+        >>> plan = BatchPlan(4)
+        >>> print(Build((BuiltProgram("inference", plan, 2.5, "miss"),)))
+        inference program of 4 samples per call: 2.5s, put into the cache
+    """
+
+    programs: tuple[BuiltProgram, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Time that all of them took."""
+        return sum(program.seconds for program in self.programs)
+
+    def __str__(self) -> str:
+        """A line for each program."""
+        return "\n".join(map(str, self.programs))
+
+
+def build(
+    self: Model,
+    x: Any,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: Verbose = "auto",
+    callbacks: CallbackLike = None,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    validation_batch_size: int | None = None,
+    *,
+    drop_last: bool | str = True,
+) -> Build:
+    """Have the programs of the next runs compiled, before any data is gone through.
+
+    Compiling takes minutes on IPUs, and it is here that a module fails which an IPU
+    can't run. The next `fit`, `evaluate` and `predict` with the same arguments compile
+    nothing. The weights, the optimizer and the random states stay as they are.
+
+    The training program is built if `compile` was called and there are targets, or
+    the module returns its own loss. The inference program is built for validation in
+    `fit`, and for `evaluate` and `predict` without a `batch_size`. These are one
+    program if the config has a `micro_batch_size`, and may be two if it hasn't.
+
+    Args:
+        x: Data as for `fit`; only its first sample is read, or the first batch of a
+            loader. Or a batch; or tensors with shapes and types alone, such as
+            `torch.empty(1, 3, 224, 224, device="meta")`. Dim 0 counts samples, and
+            one is enough.
+        y: Targets, as for `fit`.
+        batch_size: As for `fit`; without a training program as for `predict`.
+        verbose: 0 for nothing, else a line for each program.
+        callbacks: Callbacks of the `fit` to come. One that watches gradients makes
+            another program.
+        class_weight: As for `fit`.
+        sample_weight: As for `fit`.
+        validation_batch_size: As for `fit`.
+        drop_last: As for `fit`. To pad counts only if the samples don't fill their
+            calls, so `x` must have as many samples as the data then.
+
+    Returns:
+        The programs, with the seconds that each took, and whether it came from the
+        cache of executables.
+
+    Raises:
+        DataError: Data that can't be used, or a generator, which would lose its first
+            batch.
+        ConfigError: The batch size is not made of its factors.
+        Error: PopTorch refuses something (`ipufit.poptorch.Error`).
+
+    Example:
+        >>> import torch
+        >>> from ipufit import IPUConfig, IPUModel
+        >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
+        >>> model.compile("adamw", "cross_entropy")
+        >>> x = torch.empty(1, 4, device="meta")
+        >>> y = torch.empty(1, dtype=torch.int64, device="meta")
+        >>> built = model.build(x, y, batch_size=32, verbose=0)
+        >>> [program.name for program in built.programs]
+        ['inference', 'training']
+    """
+    source = example_of(
+        x,
+        y,
+        sample_weight,
+        is_whole=drop_last is not True,
+        num_workers=self.config.num_workers,
+        processes=self.processes,
+    )
+    give_shapes(self.module, source)
+    before = HostRandomState()
+    try:
+        trained = None
+        if _is_trained(self, source):
+            trained = training_of(
+                self,
+                source,
+                batch_size,
+                shuffle=True,
+                drop_last=drop_last,
+                class_weight=class_weight,
+                watched=CallbackList(callbacks).watched_gradients(self.module),
+            )
+        size = batch_size if trained is None else validation_batch_size
+        plans = _inference_plans(self, source, size, trained and trained[0].plan)
+        shown = make_progress(verbose if self.processes.is_first else 0)
+        return Build(tuple(_built(self, source, plans, trained, shown)))
+    except BaseException:
+        with exchanges_off():  # other processes are elsewhere
+            do_all([self._executors.detach], is_failing=True)
+        raise
+    finally:
+        before.put_back()
+
+
+def _is_trained(model: Model, source: Source) -> bool:
+    """Whether there is a training program to build."""
+    if model._settings is None:
+        return False
+    return model._settings.objective.owns_loss or source.structure.has_targets
+
+
+def _inference_plans(
+    model: Model, source: Source, batch_size: int | None, training: BatchPlan | None
+) -> dict[BatchPlan, poptorch.Options]:
+    """The inference programs of the next runs: their plans and options.
+
+    Args:
+        model: The model.
+        source: The data.
+        batch_size: As for `predict`, or for the validation of `fit`.
+        training: Plan of the training; None if there is none.
+    """
+    sizes = [rows_to_evaluate(model.config, source, batch_size, None, training)[0]]
+    if training is not None:
+        sizes.append(rows_to_evaluate(model.config, source, None, None)[0])
+    return dict(inference_plan(model.config, size) for size in sizes)
+
+
+def _built(
+    model: Model,
+    source: Source,
+    plans: Mapping[BatchPlan, poptorch.Options],
+    trained: tuple[Training, TrainingBatches] | None,
+    display: ProgressDisplay,
+) -> Iterator[BuiltProgram]:
+    """Have programs built; that of the training is attached if IPUs are short."""
+    settings = model._settings
+    owns_loss = settings is not None and settings.objective.owns_loss
+    for plan, options in plans.items():
+        watch = _Watch(display, options)
+        model._executors.prepare_inference(
+            inference_batches(model, source, plan, options, None),
+            plan,
+            options,
+            watch,
+            owns_loss=owns_loss,
+        )
+        yield watch.built("inference", plan)
+    if trained is not None:
+        training, batches = trained
+        watch = _Watch(display, training.options)
+        training.prepare(batches, watch)
+        yield watch.built("training", training.plan)
+
+
+class _Watch(ProgressDisplay):
+    """Looks at the cache of executables before a compilation and after it.
+
+    Args:
+        display: Display of the user's, which is told too.
+        options: Options of the program.
+    """
+
+    def __init__(self, display: ProgressDisplay, options: poptorch.Options) -> None:
+        super().__init__()
+        self._display = display
+        given = options.toDict()
+        self._folder = (
+            given.get("cachePath") if given.get("enableEngineCaching") else ""
+        )
+        self._taken, self._cache = 0.0, "none"
+        self._before: set[str] = set()
+
+    def compiling(self, what: str) -> None:
+        """Remember the files."""
+        self._before = _executables(self._folder)
+        self._display.compiling(what)
+
+    def compiled(self, what: str, seconds: float) -> None:
+        """Compare the files."""
+        self._display.compiled(what, seconds)
+        self._taken += seconds
+        if _executables(self._folder) - self._before:
+            self._cache = "miss"
+        elif self._before:
+            self._cache = "hit"
+
+    def built(self, name: str, plan: BatchPlan) -> BuiltProgram:
+        """Say what was seen."""
+        return BuiltProgram(name, plan, self._taken, self._cache)
+
+
+def _executables(folder: Any) -> set[str]:
+    """Names of the executables in PopART's cache: it writes one file for each program.
+
+    Their names are hashes of the programs (PopART, `Executablex::getCachePath`), so a
+    program whose executable was found adds no file.
+    """
+    try:
+        names = os.listdir(folder) if folder else []
+    except OSError:  # PopART makes the folder
+        names = []
+    return {name for name in names if name.endswith(".popef")}

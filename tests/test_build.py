@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`IPUModel.build`: programs compiled before the data is gone through."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from ipufit import (
+    ConfigError,
+    DataError,
+    GradientMonitor,
+    IPUConfig,
+    IPUModel,
+    poptorch,
+)
+from tests import reference
+from tests.engine.counting import Moves
+
+X, Y = reference.samples(32)
+SPEC = (
+    torch.empty(1, 3, device="meta"),
+    torch.empty(1, dtype=torch.int64, device="meta"),
+)
+
+
+class OwnLoss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+
+    def forward(self, x, labels):
+        out = self.layer(x)
+        return out, torch.nn.functional.cross_entropy(out, labels)
+
+
+class Counted(Dataset):
+    """Notes which samples are read."""
+
+    def __init__(self):
+        self.read = []
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        self.read.append(int(index))
+        return X[index], Y[index]
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    watching = Moves().watch(monkeypatch)
+    yield watching
+    watching.stop()
+
+
+def make(optimizer="adam", *, dropout=0.0, **config):
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(3, 5), torch.nn.Dropout(dropout), torch.nn.Linear(5, 4)
+    )
+    model = IPUModel(module, IPUConfig(**{"seed": 1, **config}))
+    model.compile(optimizer, "cross_entropy", metrics=["accuracy"])
+    return model
+
+
+def names(built):
+    return [program.name for program in built.programs]
+
+
+CASES = {
+    "plain": ({}, {}),
+    "one micro-batch": ({"micro_batch_size": 4}, {}),
+    "all factors": (
+        {"replicas": 2, "gradient_accumulation": 2, "device_iterations": 2},
+        {},
+    ),
+    "padded": ({}, {"drop_last": "pad", "batch_size": 12}),
+    "class weights": ({}, {"class_weight": {1: 2.0}}),
+    "sample weights": ({}, {"sample_weight": torch.ones(32)}),
+    "gradients": ({}, {"callbacks": [GradientMonitor()]}),
+    "validation": ({}, {"validation_batch_size": 16}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_that_the_next_runs_compile_nothing(case, moves):
+    config, arguments = CASES[case]
+    arguments = {"batch_size": 8, **arguments}
+    model = make(**config)
+    built = model.build(X, Y, verbose=0, **arguments)
+    compiled = moves.taken()["compiled"]
+    assert compiled == len(built.programs)
+    assert names(built)[-1] == "training"
+    assert built.seconds > 0
+    model.fit(X, Y, validation_data=(X, Y), verbose=0, **arguments)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert moves.taken()["compiled"] == 0
+
+
+def test_that_one_inference_program_serves_all_with_a_micro_batch_size(moves):
+    model = make(micro_batch_size=4)
+    assert names(model.build(X, Y, 8, 0)) == ["inference", "training"]
+    again = model.build(X, Y, 8, 0)
+    assert moves.taken()["compiled"] == 2
+    assert again.seconds == 0
+
+
+def test_that_shapes_and_types_are_enough(moves):
+    model = make()
+    model.build(*SPEC, batch_size=8, verbose=0)
+    compiled = moves.taken()["compiled"]
+    assert compiled == 3
+    model.fit(X, Y, 8, validation_data=(X, Y), verbose=0)
+    assert moves.taken()["compiled"] == 0
+
+
+def test_that_shapes_nest_as_inputs_do(moves):
+    model = IPUModel(OwnLoss(), IPUConfig(micro_batch_size=8))
+    model.compile("sgd")
+    built = model.build({"x": SPEC[0], "labels": SPEC[1]}, verbose=0)
+    assert names(built) == ["inference", "training"]
+    moves.clear()
+    model.fit({"x": X, "labels": Y}, verbose=0)
+    assert moves["compiled"] == 0
+
+
+def test_that_a_dataset_gives_its_first_sample_only():
+    data = Counted()
+    make().build(data, batch_size=8, verbose=0)
+    assert set(data.read) == {0}
+
+
+@pytest.mark.parametrize("seed", [1, None])
+@pytest.mark.parametrize("is_loader", [False, True])
+def test_that_a_run_has_the_same_bits_after_it(seed, is_loader):
+    data = TensorDataset(X, Y)
+
+    def train(*, is_built):
+        model = make(dropout=0.3 if seed else 0.0, seed=seed)
+        model.compile("adam", "cross_entropy", lr_schedule="cosine")
+        torch.manual_seed(7)
+        np.random.seed(7)
+        x = DataLoader(data, 8, shuffle=True) if is_loader else data
+        if is_built:
+            model.build(x, batch_size=8, verbose=0)
+        losses = model.fit(x, batch_size=8, epochs=2, verbose=0).history["loss"]
+        return losses, model.get_weights()
+
+    losses, weights = train(is_built=False)
+    built_losses, built_weights = train(is_built=True)
+    assert losses == built_losses
+    assert all(map(np.array_equal, weights, built_weights))
+
+
+def test_that_training_goes_on_as_if_nothing_was_built_in_between():
+    def train(*, is_built):
+        model = make()
+        model.fit(X, Y, 8, shuffle=False, verbose=0)
+        if is_built:
+            model.build(X, Y, 16, verbose=0)
+        model.fit(X, Y, 8, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    weights, built = train(is_built=False), train(is_built=True)
+    assert all(map(np.array_equal, weights, built))
+
+
+def test_that_a_model_without_targets_or_settings_has_inference_only(moves):
+    assert names(make().build(X, verbose=0)) == ["inference"]
+    model = IPUModel(torch.nn.Linear(3, 4))
+    assert names(model.build(X, Y, 16, verbose=0)) == ["inference"]
+    moves.clear()
+    model.predict(X, 16, verbose=0)
+    assert moves["compiled"] == 0
+
+
+def test_the_cache_of_executables(tmp_path):
+    folder = tmp_path / "cache"
+    files = iter(["1.popef", "2.popef"])
+
+    def write():  # as PopART does
+        folder.mkdir(exist_ok=True)
+        (folder / next(files, "2.popef")).write_bytes(b"")
+
+    def seen(**config):
+        built = make(micro_batch_size=4, **config).build(X, Y, 8, 0)
+        return [program.cache for program in built.programs]
+
+    handle = poptorch.registerPostCompileHook(write)
+    try:
+        assert seen(cache_dir=folder) == ["miss", "miss"]
+        assert seen(cache_dir=folder) == ["hit", "hit"]
+        assert seen() == ["none", "none"]
+    finally:
+        handle.remove()
+    assert sorted(os.listdir(folder)) == ["1.popef", "2.popef"]
+
+
+def test_the_lines_that_a_build_prints(capsys):
+    built = make(micro_batch_size=4).build(X, Y, 8, verbose=2)
+    out = capsys.readouterr().out
+    assert "Compiled the training program" in out
+    assert str(built).splitlines()[1].startswith("training program of 8 samples")
+
+
+def test_that_a_generator_is_refused_before_a_batch_is_taken():
+    batches = iter([(X, Y)])
+    with pytest.raises(DataError, match="gone through once"):
+        make().build(batches)
+    assert len(list(batches)) == 1
+
+
+def test_that_wrong_arguments_are_refused(moves):
+    with pytest.raises(ConfigError, match="verbose"):
+        make().build(X, Y, verbose="loud")
+    with pytest.raises(ConfigError, match="drop_last"):
+        make().build(X, Y, drop_last="some", verbose=0)
+    with pytest.raises(ConfigError):
+        make(micro_batch_size=3).build(X, Y, 8, verbose=0)
+    assert not moves["compiled"]
+
+
+def test_that_a_module_fails_at_once_and_leaves_the_ipus():
+    class Branching(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+    model = IPUModel(Branching())
+    with pytest.raises(poptorch.Error):
+        model.build(X, verbose=0)
+
+
+class TestOffline:
+    def test_that_programs_are_compiled(self, moves):
+        built = make(offline=True, micro_batch_size=4).build(X, Y, 8, 0)
+        assert names(built) == ["inference", "training"]
+        assert moves["compiled"] == 2
+        assert not moves["attachToDevice"]
+
+    @pytest.mark.parametrize(
+        "run",
+        [
+            lambda model: model.fit(X, Y, verbose=0),
+            lambda model: model.evaluate(X, Y, verbose=0),
+            lambda model: model.predict(X, verbose=0),
+            lambda model: model.train_on_batch(X, Y),
+            lambda model: model.test_on_batch(X, Y),
+            lambda model: model.predict_on_batch(X),
+        ],
+    )
+    def test_that_nothing_runs(self, run, moves):
+        with pytest.raises(ConfigError, match=r"offline=True.*build"):
+            run(make(offline=True))
+        assert not moves["compiled"]
+
+
+def test_the_code_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[1] / "docs" / "compile-ahead.md"
+    pieces = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
+    names = {}
+    for piece in pieces:
+        exec(compile(piece, str(page), "exec"), names)
+    assert len(pieces) >= 2
+    assert [program.name for program in names["built"].programs][-1] == "training"
