@@ -79,9 +79,7 @@ def test_process_0_alone_profiles():
 
 @pytest.mark.parametrize("steps", [0, -2, 1.5, True])
 def test_a_number_of_calls_that_is_none_is_refused(steps):
-    with pytest.raises(
-        ConfigError, match=r"profile_steps=.* is not a whole"
-    ):
+    with pytest.raises(ConfigError, match=r"profile_steps=.* is not a whole"):
         Instruments(profiled_calls=steps)
     with pytest.raises(ConfigError, match="synthetic=1 is neither True nor False"):
         Instruments(is_synthetic=1)
