@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import warnings
 
-from ipufit.callbacks import BackupAndRestore, CallbackList, ModelCheckpoint
+from ipufit import callbacks as known  # whose names are imported at their first use
+from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import Instruments
 from ipufit.errors import ConfigError, SyntheticDataWarning
@@ -37,10 +38,11 @@ def instrumented(
     if not instruments.is_synthetic:
         return model
     settings_of(model)
+    writers = known.BackupAndRestore, known.ModelCheckpoint
     keeping = [
         type(callback).__name__
         for callback in CallbackList(callbacks).callbacks
-        if isinstance(callback, (BackupAndRestore, ModelCheckpoint))
+        if isinstance(callback, writers)
     ]
     if resume is not None or keeping:
         what = "resume=" if resume is not None else " and ".join(keeping)
