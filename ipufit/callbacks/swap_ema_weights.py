@@ -13,7 +13,8 @@ class SwapEMAWeights(Callback):
 
     As in Keras, but the trained weights always come back: after `evaluate`, `predict`
     and a validation, and if an error or Ctrl-C ends one of them. After `fit` the
-    averages are the weights, as without this callback.
+    averages are the weights, as without this callback. Unlike Keras's, the average has
+    the buffers of floats too, such as the statistics of batch norm.
 
     It needs an optimizer that keeps an average: `Optimizer(..., ema_momentum=0.999)`.
 
@@ -47,7 +48,7 @@ class SwapEMAWeights(Callback):
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
         """Put the averages into the model."""
-        self.model.swap_weights(is_average=True)
+        self.model.swap_weights(is_average=True, is_joint=True)
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """Put the trained weights back."""
@@ -63,7 +64,7 @@ class SwapEMAWeights(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Put the averages into the model, with `swap_on_epoch`."""
         if self.swap_on_epoch:
-            self.model.swap_weights(is_average=True)
+            self.model.swap_weights(is_average=True, is_joint=True)
 
     def close(self) -> None:
         """Put the trained weights back, after an error too."""

@@ -122,13 +122,16 @@ def _with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig
     return dataclasses.replace(config, device_iterations=steps_per_execution)
 
 
-def swap_weights(self: Model, *, is_average: bool) -> None:
+def swap_weights(self: Model, *, is_average: bool, is_joint: bool = False) -> None:
     """Put the running average in the place of the weights, or the weights back.
 
     Training on would average the averages: have the weights back before.
 
     Args:
         is_average: True for the average, False for the weights.
+        is_joint: Whether all processes of a run call it together. Then all get the
+            averages that process 0 has of buffers, as it is with buffers in an
+            evaluation.
 
     Raises:
         ConfigError: There is no average: `compile` got no `ema_momentum`.
@@ -143,7 +146,10 @@ def swap_weights(self: Model, *, is_average: bool) -> None:
         return
     self._executors.fetch_weights()
     if is_average:
+        self._executors.common.take_back()
         average.swap_in()
+        if is_joint:
+            self._executors.share_buffers()
     else:
         average.swap_out()
     self._executors.send_weights()

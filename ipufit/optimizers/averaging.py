@@ -15,11 +15,14 @@ from .checks import check_number
 
 
 class WeightAverage:
-    """An exponential moving average of a module's parameters, as Keras keeps it.
+    """An exponential moving average of a module's weights, as Keras keeps it.
 
     After the first update it is the weights; after each further one it becomes
-    `momentum * average + (1 - momentum) * weights`. Parameters are averaged; buffers,
-    such as the statistics of batch norm, are not, and stay as training left them.
+    `momentum * average + (1 - momentum) * weights`. Parameters are averaged, and
+    buffers of floats with them: the statistics of batch norm belong to the weights that
+    made them. Buffers of other dtypes are not, nor are 0-d ones, which are the host's
+    to change. They stay as training left them, and so does a value that isn't finite in
+    a buffer, such as a mask's.
 
     Averages are kept in float32 at least: small steps would get lost in float16.
 
@@ -63,12 +66,15 @@ class WeightAverage:
         `momentum ** num_updates`, and takes the last weights for the rest.
         """
         share = 1.0 - self._momentum**num_updates
-        for name, parameter in self._module.named_parameters():
-            weights = _widened(parameter)
+        buffers = self._buffers()
+        for name, tensor in self._averaged().items():
+            weights = _widened(tensor)
             if self.num_updates == 0:
                 self._averages[name] = weights.clone()
-            else:
-                self._averages[name].lerp_(weights, share)
+                continue
+            moved = self._averages[name].lerp_(weights, share)
+            if name in buffers:
+                torch.where(moved.isfinite(), moved, weights, out=moved)
         self.num_updates += num_updates
 
     @contextlib.contextmanager
@@ -92,14 +98,14 @@ class WeightAverage:
     def swap_in(self) -> None:
         """Put the averages into the module, until `swap_out`."""
         if self._kept is None:
-            parameters = self._module.named_parameters()
-            self._kept = {name: p.detach().clone() for name, p in parameters}
-            _copy(self._averages, dict(self._module.named_parameters()))
+            own = self._averaged()
+            self._kept = {name: t.detach().clone() for name, t in own.items()}
+            _copy(self._averages, own)
 
     def swap_out(self) -> None:
         """Put the weights back, if the averages were swapped in."""
         if self._kept is not None:
-            _copy(self._kept, dict(self._module.named_parameters()))
+            _copy(self._kept, self._averaged())
             self._kept = None
 
     def apply(self) -> None:
@@ -108,40 +114,65 @@ class WeightAverage:
         If the averages were swapped in, they stay.
         """
         self._kept = None
-        _copy(self._averages, dict(self._module.named_parameters()))
+        _copy(self._averages, self._averaged())
 
     def state_dict(self) -> dict[str, Any]:
-        """Give `num_updates`, and copies of the `averages` by parameter name."""
+        """Give `num_updates`, and copies of the `averages` by name."""
         averages = {name: value.clone() for name, value in self._averages.items()}
         return {"num_updates": self.num_updates, "averages": averages}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state of `state_dict` that is of other parameters.
+        """Refuse a state of `state_dict` that is of another module.
 
         Raises:
             ConfigError: The state has other averages, or none after updates.
         """
         averages: Mapping[str, Tensor] = state["averages"]
-        parameters = self._module.named_parameters() if state["num_updates"] else ()
-        own = {n: (p.shape, _widest(p.dtype)) for n, p in parameters}
+        tensors = self._averaged() if state["num_updates"] else {}
+        own = {n: (p.shape, _widest(p.dtype)) for n, p in tensors.items()}
         given = {n: (value.shape, value.dtype) for n, value in averages.items()}
+        if not any(name in given for name in self._buffers()):  # from before they were
+            own = {n: form for n, form in own.items() if n not in self._buffers()}
         if given != own:
             odd = sorted(n for n in {*own, *given} if own.get(n) != given.get(n))
             raise ConfigError(
-                f"These averages are of other parameters: {', '.join(odd)}. Load the "
+                f"These averages are of another module: {', '.join(odd)}. Load the "
                 "state of the same module."
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of `state_dict`.
 
+        Older states have no averages of buffers. These begin with the buffers that the
+        module has now.
+
         Raises:
-            ConfigError: The state is of other parameters.
+            ConfigError: The state is of another module.
         """
         self.check_state(state)
         averages: Mapping[str, Tensor] = state["averages"]
         self.num_updates = state["num_updates"]
-        self._averages = {n: _widened(v).clone() for n, v in averages.items()}
+        begun = {n: averages.get(n, t) for n, t in self._averaged().items()}
+        given = begun if self.num_updates else {}
+        self._averages = {n: _widened(v).clone() for n, v in given.items()}
+
+    @property
+    def averages(self) -> dict[str, Tensor]:
+        """The averages by name, not copied; before the first update the weights."""
+        return self._averages or {
+            name: _widened(tensor) for name, tensor in self._averaged().items()
+        }
+
+    def _averaged(self) -> dict[str, Tensor]:
+        """The tensors of the module that are averaged, as they are now."""
+        return {**dict(self._module.named_parameters()), **self._buffers()}
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {
+            name: buffer
+            for name, buffer in self._module.named_buffers()
+            if buffer.is_floating_point() and buffer.dim()
+        }
 
 
 def _widened(values: Tensor) -> Tensor:
@@ -154,8 +185,6 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
 
 
 @torch.no_grad()
-def _copy(
-    values: Mapping[str, Tensor], parameters: Mapping[str, torch.nn.Parameter]
-) -> None:
+def _copy(values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
-        parameters[name].copy_(value)
+        tensors[name].copy_(value)

@@ -48,7 +48,7 @@ from .trained import (
     set_groups,
 )
 
-_GROUPS, _LOSSES = ("model", "buffers"), "losses"
+_GROUPS, _LOSSES, _AVERAGE = ("model", "buffers"), "losses", "average"
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Snapshot:
         return {
             f"{group}/{name}": tensor
             for group, tensors in groups.items()
-            if group in (*_GROUPS, _LOSSES)
+            if group in (*_GROUPS, _LOSSES, _AVERAGE)
             for name, tensor in tensors.items()
             if name in names.get(group, of_module) and tensor.is_floating_point()
         }
@@ -186,7 +186,9 @@ class Snapshot:
 
     def _groups(self) -> dict[str, Mapping[str, Tensor]]:
         of_module = groups_of_module(self.training.executors.module)
-        return {**of_module, _LOSSES: self._tensors_of_losses()}
+        average = self.training.average
+        groups = {**of_module, _LOSSES: self._tensors_of_losses()}
+        return groups if average is None else {**groups, _AVERAGE: average.averages}
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Go on from a checkpoint, once `on_train_begin` was called.

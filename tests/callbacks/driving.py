@@ -36,7 +36,7 @@ class ScriptedModel:
     def set_weights(self, weights):
         self.weights = [weight.copy() for weight in weights]
 
-    def swap_weights(self, *, is_average):
+    def swap_weights(self, *, is_average, is_joint=False):
         pass
 
     def save_weights(self, path, *, moment=None):

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import ConfigError, IPUModel, Optimizer
+from ipufit import Checkpoint, ConfigError, IPUModel, Optimizer, load_checkpoint
 from ipufit.callbacks import LambdaCallback, SwapEMAWeights
+from ipufit.checkpoint import write_checkpoint
 
 X = torch.arange(8.0).reshape(8, 1) / 8
 Y = 1 - 2 * X
@@ -181,3 +182,70 @@ def test_the_model_tells_its_updates_and_its_average():
     model = model_of()
     fit(model, None, epochs=2)
     assert model.num_updates == model.weight_average.num_updates == 4
+
+
+def norm_model():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4))
+    model = IPUModel(module)
+    model.compile(Optimizer("sgd", 0.1, ema_momentum=0.5), "mse")
+    return model
+
+
+def test_statistics_of_batch_norm_are_averaged_with_the_weights():
+    model, states = norm_model(), []
+    look = LambdaCallback(
+        on_train_batch_end=lambda *_: states.append(model.copied_weights())
+    )
+    y = Y.expand(8, 4).contiguous()
+    history = model.fit(
+        X,
+        y,
+        batch_size=4,
+        epochs=3,
+        shuffle=False,
+        validation_data=(X, y),
+        callbacks=[SwapEMAWeights(), look],
+        verbose=0,
+    ).history
+    averages = None
+    for state in states:
+        floats = {n: t for n, t in state.items() if t.is_floating_point()}
+        averages = {
+            n: t if averages is None else (averages[n] + t) / 2
+            for n, t in floats.items()
+        }
+    for name, expected in averages.items():
+        torch.testing.assert_close(model.module.state_dict()[name], expected)
+    module = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4)).eval()
+    module.load_state_dict({**states[-1], **averages})
+    module.requires_grad_(False)
+    expected = float((module(X) - y).square().mean())
+    assert history["val_loss"][-1] == pytest.approx(expected, rel=1e-4)
+    module.load_state_dict({**states[-1], **{"0.bias": averages["0.bias"]}})
+    assert abs(float((module(X) - y).square().mean()) - expected) > 1e-6
+    assert not torch.equal(averages["1.running_mean"], states[-1]["1.running_mean"])
+
+
+def test_a_checkpoint_without_averages_of_buffers_is_loaded(tmp_path):
+    model = norm_model()
+    y = Y.expand(8, 4).contiguous()
+    arguments = {"batch_size": 4, "epochs": 1, "shuffle": False, "verbose": 0}
+    model.fit(X, y, **arguments)
+    model.save(tmp_path / "new")
+    taken = load_checkpoint(tmp_path / "new")
+    average, state = dict(taken.tensors["average"]), dict(taken.state)
+    names = state["tensors"]["average"]
+    for name in ("1.running_mean", "1.running_var"):  # as they were written before
+        del average[name], names[name]
+    tensors = {**taken.tensors, "average": average}
+    write_checkpoint(tmp_path / "old", Checkpoint(tensors, state))
+    other = norm_model()
+    other.load(tmp_path / "old")
+    for one in (model, other):
+        one.fit(X, y, **arguments)
+    for name, tensor in model.copied_weights().items():
+        found = other.copied_weights()[name]
+        assert tensor.shape == found.shape
+        if "running" not in name and "num_batches" not in name:
+            assert torch.equal(found, tensor)

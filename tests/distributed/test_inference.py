@@ -163,6 +163,61 @@ def test_all_devices_get_weights_alike(pool):
     assert one == other
 
 
+def averaged(*, is_swapping):
+    """Losses of validations of running averages, those they would be, and the end."""
+    torch.manual_seed(0)
+    model = ipufit.IPUModel(Averaged(), ipufit.IPUConfig(seed=1))
+    optimizer = ipufit.Optimizer("sgd", 0.1, ema_momentum=0.5)
+    model.compile(optimizer, "cross_entropy")
+    x, y, _ = samples(32)
+    calls, expected = [], []
+
+    class Average(ipufit.Callback):
+        """Averages what process 0 has after each call, by plain arithmetic."""
+
+        def on_train_batch_end(self, batch, logs):
+            with torch.no_grad():
+                for name, tensor in model.copied_weights().items():
+                    calls.append((name, tensor))
+
+        def on_epoch_end(self, epoch, logs):
+            found = {}
+            for name, tensor in calls:
+                tensor = model.processes.first(tensor)
+                if tensor.is_floating_point() and name in found:
+                    tensor = (found[name] + tensor) / 2
+                found[name] = tensor
+            module = Averaged().eval()
+            module.load_state_dict(found)
+            with torch.no_grad():
+                loss = torch.nn.functional.cross_entropy(module(x), y)
+            expected.append(float(loss))
+
+    swapping = [ipufit.SwapEMAWeights()] if is_swapping else []
+    history = model.fit(
+        x,
+        y,
+        batch_size=8,
+        epochs=3,
+        verbose=0,
+        validation_data=(x, y),
+        callbacks=[*swapping, Average()],
+    ).history
+    state = {n: t.numpy() for n, t in model.module.state_dict().items()}
+    return history["val_loss"], expected, state
+
+
+def test_averages_of_buffers_are_those_of_process_0(pool):
+    plain = pool.run(averaged, is_swapping=False)
+    for own, without in zip(pool.run(averaged, is_swapping=True), plain):
+        losses, expected, state = own
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert losses != pytest.approx(without[0], rel=1e-5)
+        for name, value in state.items():
+            np.testing.assert_array_equal(value, without[2][name])
+            np.testing.assert_array_equal(value, plain[0][2][name])
+
+
 def late_group():
     torch.distributed.destroy_process_group()
     model = model_of()

@@ -8,6 +8,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import torch
 
 from ipufit import ConfigError, IpufitWarning, IPUModel, Optimizer
 from ipufit.callbacks import CSVLogger, LambdaCallback, SwapEMAWeights, TensorBoard
@@ -169,6 +170,32 @@ def test_averages_that_are_missing_are_found_when_fit_begins():
         model.evaluate(x, y, callbacks=[THEIRS.SwapEMAWeights()], verbose=0)
     with pytest.raises(ConfigError, match="no running average"):
         ipu.fit(x, y, callbacks=[SwapEMAWeights()], **common)
+
+
+def test_statistics_of_batch_norm_are_averaged():
+    x, y = data(16)
+    common = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+    theirs, mine = [], []
+    for momentum in (None, 0.5):
+        model = keras.Sequential(
+            [
+                keras.Input((x.shape[1],)),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1),
+            ]
+        )
+        average = {} if momentum is None else {"ema_momentum": momentum}
+        use = {**average, "use_ema": momentum is not None}
+        model.compile(keras.optimizers.SGD(0.1, **use), "mse")
+        model.fit(x, y, **common)
+        theirs.append(keras.ops.convert_to_numpy(model.layers[0].moving_mean))
+        module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+        ipu = IPUModel(module)
+        ipu.compile(Optimizer("sgd", 0.1, **average), "mse")
+        ipu.fit(x, y, **common)
+        mine.append(module[0].running_mean.numpy().copy())
+    assert np.array_equal(*theirs)
+    assert not np.allclose(*mine)
 
 
 def test_before_the_first_update_the_average_is_the_weights():

@@ -97,14 +97,72 @@ def test_before_the_first_update_nothing_changes(module):
     assert value(module) == 7.0
 
 
-def test_buffers_stay_as_training_left_them(module):
+def test_buffers_of_floats_are_averaged_and_others_stay(module):
+    module.register_buffer("level", torch.tensor(0.0))
     average = WeightAverage(module, 0.5)
     for mean in (1.0, 2.0):
         module[1].running_mean.fill_(mean)
+        module[1].num_batches_tracked.add_(1)
+        module.level.fill_(mean)
         average.update(1)
     with average.swapped():
-        assert module[1].running_mean.tolist() == [2.0, 2.0]
-    assert not any("running" in name for name in average.state_dict()["averages"])
+        assert module[1].running_mean.tolist() == [1.5, 1.5]
+        assert module[1].running_var.tolist() == [1.0, 1.0]
+        assert module[1].num_batches_tracked == 2
+        assert module.level == 2.0  # 0-d: the host's
+    assert module[1].running_mean.tolist() == [2.0, 2.0]
+    names = {name for name in average.state_dict()["averages"] if name[:2] == "1."}
+    assert names == {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
+
+
+def test_buffers_that_are_not_finite_stay_as_they_are():
+    module = torch.nn.Linear(1, 1)
+    module.register_buffer("mask", torch.tensor([0.25, -torch.inf, torch.nan]))
+    module.register_buffer("level", torch.zeros(1), persistent=False)
+    average = WeightAverage(module, 0.5)
+    for value in (1.0, torch.inf, 3.0, 5.0):
+        module.level.fill_(value)
+        average.update(1)
+    average.apply()
+    torch.testing.assert_close(
+        module.mask, torch.tensor([0.25, -torch.inf, torch.nan]), equal_nan=True
+    )
+    assert module.level.item() == 4.0
+
+
+def test_parameters_are_averaged_the_same_bit_by_bit_beside_buffers():
+    torch.manual_seed(0)
+    alone = torch.nn.Linear(5, 5)
+    beside = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.BatchNorm1d(5))
+    averages = WeightAverage(alone, 0.9), WeightAverage(beside, 0.9)
+    for _ in range(9):
+        with torch.no_grad():
+            alone.weight.copy_(torch.randn(5, 5))
+            beside[0].weight.copy_(alone.weight)
+        for average in averages:
+            average.update(2)
+    for average in averages:
+        average.apply()
+    assert torch.equal(alone.weight, beside[0].weight)
+
+
+def test_an_older_state_has_no_averages_of_buffers(module):
+    first = WeightAverage(module, 0.5)
+    fill(module, 1.0)
+    first.update(1)
+    state = first.state_dict()
+    del state["averages"]["1.running_mean"], state["averages"]["1.running_var"]
+    module[1].running_mean.fill_(4.0)
+    second = WeightAverage(module, 0.5)
+    second.load_state_dict(state)
+    module[1].running_mean.fill_(6.0)
+    second.update(1)
+    second.apply()
+    assert module[1].running_mean.tolist() == [5.0, 5.0]
+    assert module[1].running_var.tolist() == [1.0, 1.0]
+    state["averages"]["1.running_var"] = torch.ones(2)
+    with pytest.raises(ConfigError, match=r"1\.running_mean"):
+        second.load_state_dict(state)
 
 
 def test_half_precision_weights_have_an_average_in_single_precision():
@@ -141,7 +199,7 @@ def test_a_state_of_another_module_is_refused(module):
     average = WeightAverage(module, 0.5)
     average.update(1)
     other = WeightAverage(torch.nn.Sequential(torch.nn.Linear(2, 3)), 0.5)
-    with pytest.raises(ConfigError, match=r"0\.bias, 0\.weight, 1\.bias, 1\.weight"):
+    with pytest.raises(ConfigError, match=r"0\.bias, 0\.weight, 1\.bias, 1\.runn"):
         other.load_state_dict(average.state_dict())
     fresh = WeightAverage(module, 0.5)
     fresh.load_state_dict(WeightAverage(module, 0.5).state_dict())
