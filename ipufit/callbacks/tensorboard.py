@@ -9,6 +9,7 @@ from typing import Any
 from ipufit._files import file_errors
 
 from .figure_logger import FigureLogger
+from .histograms import check_histogram_freq, histogram_values, is_histogram_due
 from .learning_rate import learning_rate
 from .optional import need
 
@@ -20,6 +21,8 @@ class TensorBoard(FigureLogger):
     for every epoch, 0-based, and `batch_<name>` for updates, with `update_freq`. In
     `validation`: `epoch_<name>` without `val_`, and for every `evaluate` and validation
     `evaluation_<name>_vs_iterations`, at the number of updates since `compile`.
+    With `histogram_freq` also, in `train`, a histogram of each weight and buffer of
+    floats, under its name with `/` for `.`, so that TensorBoard groups them by module.
 
     Show them with `tensorboard --logdir logs`.
 
@@ -28,9 +31,13 @@ class TensorBoard(FigureLogger):
         update_freq: `"epoch"` for the figures of epochs only. A number n for those of
             the epoch so far too, after each call that makes an n-th update. `"batch"`
             is the same as 1.
+        histogram_freq: Number of epochs from one histogram of the weights to the next,
+            from the first epoch on; 0 for none. Each brings all weights to the host,
+            and leaves out values that aren't finite.
 
     Raises:
-        ConfigError: If `update_freq` has another value, or tensorboard isn't installed.
+        ConfigError: If `update_freq` or `histogram_freq` has another value, or
+            tensorboard isn't installed.
 
     Example:
         >>> from ipufit import ConfigError
@@ -47,8 +54,10 @@ class TensorBoard(FigureLogger):
         self,
         log_dir: str | os.PathLike[str] = "logs",
         update_freq: int | str = "epoch",
+        histogram_freq: int = 0,
     ) -> None:
         super().__init__(update_freq)
+        self.histogram_freq = check_histogram_freq(histogram_freq)
         self.log_dir = os.fspath(log_dir)
         module = need("torch.utils.tensorboard", "TensorBoard", "ipufit[tensorboard]")
         self._make_writer = module.SummaryWriter
@@ -72,6 +81,10 @@ class TensorBoard(FigureLogger):
         training["learning_rate"] = learning_rate(self.model.optimizer)
         self._write("train", "epoch_{}", training, epoch)
         self._write("validation", "epoch_{}", validation, epoch)
+        if is_histogram_due(self.histogram_freq, epoch):
+            writer = self._writer("train")
+            for name, values in histogram_values(self.model):
+                writer.add_histogram(name.replace(".", "/"), values, epoch)
         self._flush()
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
@@ -89,12 +102,16 @@ class TensorBoard(FigureLogger):
     def _write(self, folder: str, tag: str, logs: dict[str, Any], step: int) -> None:
         if not logs:
             return
+        writer = self._writer(folder)
+        for name, value in logs.items():
+            writer.add_scalar(tag.format(name), value, step)
+
+    def _writer(self, folder: str) -> Any:
         if folder not in self._writers:
             path = os.path.join(self.log_dir, folder)
             with file_errors("can't be written", path):
                 self._writers[folder] = self._make_writer(path)
-        for name, value in logs.items():
-            self._writers[folder].add_scalar(tag.format(name), value, step)
+        return self._writers[folder]
 
     def _flush(self) -> None:
         for writer in self._writers.values():

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .figure_logger import RunLogger
+from .histograms import check_histogram_freq, histogram_values, is_histogram_due
 from .optional import need
 
 
@@ -13,7 +14,8 @@ class WandbLogger(RunLogger):
     """Log figures to Weights & Biases.
 
     Figures of epochs are `epoch/<name>`, with `epoch/epoch` (0-based). Figures of calls
-    are `batch/<name>`, with `batch/updates`. They go to the active run, `wandb.run`.
+    are `batch/<name>`, with `batch/updates`. Histograms of weights are `weights/<name>`
+    and come with the figures of their epoch. They go to the active run, `wandb.run`.
     If there is none, one is begun with the first epoch and finished with `fit`, as
     failed if `fit` raised. A resumed `fit` continues its run.
 
@@ -21,13 +23,17 @@ class WandbLogger(RunLogger):
         update_freq: `"epoch"` for the figures of epochs only. A number n for those of
             the epoch so far too, after each call that makes an n-th update. `"batch"`
             is the same as 1.
+        histogram_freq: Number of epochs from one histogram of the weights to the next,
+            from the first epoch on; 0 for none. Each brings all weights to the host,
+            and leaves out values that aren't finite.
         **arguments: Arguments of `wandb.init`, such as `project`, `name` or `config`.
 
     Attributes:
         run_id: Id of the run that the logger began; None if it began none.
 
     Raises:
-        ConfigError: If `update_freq` has another value, or wandb isn't installed.
+        ConfigError: If `update_freq` or `histogram_freq` has another value, or wandb
+            isn't installed.
 
     Example:
         >>> from ipufit import ConfigError
@@ -40,8 +46,15 @@ class WandbLogger(RunLogger):
         True
     """
 
-    def __init__(self, update_freq: int | str = "epoch", **arguments: Any) -> None:
+    def __init__(
+        self,
+        update_freq: int | str = "epoch",
+        *,
+        histogram_freq: int = 0,
+        **arguments: Any,
+    ) -> None:
         super().__init__(update_freq, arguments)
+        self.histogram_freq = check_histogram_freq(histogram_freq)
         self._wandb = need("wandb", "WandbLogger", "wandb")
 
     def active_run(self) -> Any:
@@ -61,11 +74,18 @@ class WandbLogger(RunLogger):
 
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """Log the figures of an epoch as `epoch/<name>`."""
-        self._log("epoch", {"epoch": epoch, **logs})
+        histograms = {}
+        if is_histogram_due(self.histogram_freq, epoch):
+            histograms = {
+                f"weights/{name}": self._wandb.Histogram(values)
+                for name, values in histogram_values(self.model)
+            }
+        self._log("epoch", {"epoch": epoch, **logs}, histograms)
 
     def write_updates(self, logs: dict[str, Any]) -> None:
         """Log the figures so far as `batch/<name>`."""
-        self._log("batch", {"updates": self.updates, **logs})
+        self._log("batch", {"updates": self.updates, **logs}, {})
 
-    def _log(self, group: str, figures: dict[str, Any]) -> None:
-        self._active.log({f"{group}/{name}": value for name, value in figures.items()})
+    def _log(self, group: str, figures: dict[str, Any], more: dict[str, Any]) -> None:
+        named = {f"{group}/{name}": value for name, value in figures.items()}
+        self._active.log({**named, **more})

@@ -11,6 +11,7 @@ class TensorBoardDouble:
 
     def __init__(self):
         self.scalars = []
+        self.histograms = []
         self.open = []
         double = self
 
@@ -22,6 +23,10 @@ class TensorBoardDouble:
             def add_scalar(self, tag, value, step):
                 assert self.log_dir in double.open
                 double.scalars.append((self.log_dir, tag, value, step))
+
+            def add_histogram(self, tag, values, step):
+                assert self.log_dir in double.open
+                double.histograms.append((self.log_dir, tag, values, step))
 
             def flush(self):
                 assert self.log_dir in double.open
@@ -38,6 +43,7 @@ class WandbDouble:
     def __init__(self):
         self.run = None
         self.runs = []
+        self.Histogram = list
 
     def init(self, **arguments):
         assert self.run is None

@@ -104,9 +104,10 @@ def test_epochs_are_written_whatever_the_frequency(monkeypatch):
     ]
 
 
-def test_tensorboard_takes_figures_only(monkeypatch):
+def test_tensorboard_takes_figures_and_histograms_only(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", TensorBoardDouble())
-    for argument in ("histogram_freq", "write_graph", "write_images", "profile_batch"):
+    assert TensorBoard("logs", histogram_freq=2).histogram_freq == 2
+    for argument in ("write_graph", "write_images", "profile_batch"):
         THEIRS.TensorBoard("logs", **{argument: 0})
         with pytest.raises(TypeError, match=argument):
             TensorBoard("logs", **{argument: 0})

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of a model, as values to make histograms of."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+import numpy as np
+
+from ipufit.errors import ConfigError
+
+
+def check_histogram_freq(freq: Any) -> int:
+    """Refuse a frequency of histograms that is none.
+
+    Args:
+        freq: Number of epochs from one histogram to the next; 0 for none.
+
+    Raises:
+        ConfigError: It is no such number.
+
+    Example:
+        >>> check_histogram_freq(5)
+        5
+    """
+    if not isinstance(freq, int) or isinstance(freq, bool) or freq < 0:
+        raise ConfigError(
+            f"histogram_freq={freq!r} is no number of epochs: give 1 for histograms of "
+            "the weights after each epoch, n for each n-th, 0 for none."
+        )
+    return freq
+
+
+def is_histogram_due(freq: int, epoch: int) -> bool:
+    """Whether an epoch (0-based) has histograms: as in Keras the first one has.
+
+    Example:
+        >>> [epoch for epoch in range(6) if is_histogram_due(2, epoch)]
+        [0, 2, 4]
+    """
+    return freq > 0 and epoch % freq == 0
+
+
+def histogram_values(model: Any) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """The finite values of each weight and each buffer of floats, by name.
+
+    All weights are copied to the host. A tensor without finite values is left out.
+
+    Args:
+        model: Model with `copied_weights`.
+
+    Yields:
+        Name in the state dict, and float32 values in one dimension.
+    """
+    for name, tensor in model.copied_weights().items():
+        if tensor.is_floating_point():
+            values: np.ndarray[Any, Any] = tensor.float().reshape(-1).numpy()
+            finite = values[np.isfinite(values)]
+            if finite.size:
+                yield name, finite
