@@ -36,6 +36,8 @@ class RunState:
         is_evicted: Whether the run was told to end (SIGTERM), in all its processes.
         was_told_to_end: Whether this process was; the others may not know yet.
         processes: The processes that the run has.
+        validated: Figures of this epoch's last validation; empty before it.
+        validated_calls: Calls that this epoch had made then; 0 before.
 
     Example:
         >>> run = RunState()
@@ -60,6 +62,8 @@ class RunState:
     is_evicted: bool = False
     was_told_to_end: bool = False
     processes: Processes = field(default_factory=Processes)
+    validated: Logs = field(default_factory=dict)
+    validated_calls: int = 0
     _is_ending: bool = field(default=False, repr=False)
     _on_eviction: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)
@@ -67,6 +71,7 @@ class RunState:
     def begin_epoch(self, epoch: int) -> None:
         """Count the calls of a new epoch."""
         self.epoch, self.is_epoch_done = epoch, False
+        self.validated, self.validated_calls = {}, 0
 
     def count_call(self, updates: int, samples: int) -> None:
         """Count a call of training."""

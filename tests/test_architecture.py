@@ -55,8 +55,9 @@ FLOORS = {
         "types": -1,
     },
     ENGINE: {
-        "": 12,
-        "loop": 11,
+        "": 13,
+        "loop": 12,
+        "validations": 11,
         "interruption": 10,
         "evaluation": 9,
         "training": 9,

@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
 from ipufit import (
+    BackupAndRestore,
+    Callback,
     ConfigError,
+    DataError,
     IPUConfig,
     IPUModel,
     LambdaCallback,
@@ -195,3 +201,118 @@ def test_unusable_schedules_are_refused(optimizer, schedules, message):
 def test_a_learning_rate_does_not_grow_by_a_schedule():
     with pytest.raises(ConfigError, match=r"final=1\.5"):
         model_of("sgd", lr_schedule=Schedule("linear", final=1.5))
+
+
+# Validations within epochs ------------------------------------------------------------
+
+
+class Heard(Callback):
+    """The calls of an epoch and its validations, in order, with what these found."""
+
+    def __init__(self):
+        self.events = []
+        self.figures = []
+
+    def on_train_batch_end(self, batch, logs):
+        self.events.append(batch)
+
+    def on_test_begin(self, logs):
+        self.events.append("test")
+
+    def on_test_end(self, logs):
+        self.figures.append(logs["loss"])
+
+    def on_epoch_end(self, epoch, logs):
+        self.events.append("end")
+        self.figures.append(logs.get("val_loss"))
+
+
+def validated_fit(model, *callbacks, **fitted):
+    arguments = {"batch_size": 8, "verbose": 0, "validation_data": data(12), **fitted}
+    return model.fit(*data(), callbacks=[*callbacks], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("updates", "freq", "expected"),
+    [
+        (None, 1, [0, 1, 2, 3, "test", "end"]),
+        (3, 1, [0, 1, 2, "test", 3, "test", "end"]),
+        (3, 2, [0, 1, 2, "test", 3, "end"]),
+        (2, 1, [0, 1, "test", 2, 3, "test", "end"]),
+        (1, 2, [0, "test", 1, "test", 2, "test", 3, "test", "end"]),
+        (9, 2, [0, 1, 2, 3, "end"]),
+    ],
+)
+def test_validations_come_between_calls_and_not_twice(updates, freq, expected):
+    heard = Heard()
+    validated_fit(model_of(), heard, validation_updates=updates, validation_freq=freq)
+    assert heard.events == expected
+    # The epoch's row has the figures of its last validation.
+    tests = heard.figures[:-1]
+    assert heard.figures[-1] == (tests[-1] if tests else None)
+    assert len(set(tests)) == len(tests)  # each of other weights
+
+
+def test_validations_within_epochs_do_not_change_the_training():
+    plain, often = model_of(), model_of()
+    plain.fit(*data(), batch_size=8, epochs=2, verbose=0)
+    history = validated_fit(often, epochs=2, validation_updates=1)
+    assert len(history.history["val_loss"]) == 2
+    assert history.history["val_loss"][0] != history.history["val_loss"][1]
+    for mine, theirs in zip(plain.module.parameters(), often.module.parameters()):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_run_evicted_in_a_validation_within_an_epoch_goes_on_with_it(tmp_path):
+    class Evict(Callback):
+        is_saved = False
+        left = 2
+
+        def on_test_batch_end(self, batch, logs):
+            self.left -= 1
+            if not self.left:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    fitted = {"epochs": 2, "validation_updates": 2, "validation_freq": 2}
+    whole, expected = model_of(), Heard()
+    history = validated_fit(whole, expected, **fitted)
+    evict = Evict()
+    validated_fit(model_of(), BackupAndRestore(tmp_path), Heard(), evict, **fitted)
+    assert evict.run.stop_reason == "SIGTERM"
+    second, heard = model_of(), Heard()
+    resumed = validated_fit(second, BackupAndRestore(tmp_path), heard, **fitted)
+    assert resumed.history == history.history
+    assert heard.events == expected.events[-len(heard.events) :]
+    assert heard.events[0] == "test"  # it is made anew
+    for mine, theirs in zip(second.module.parameters(), whole.module.parameters()):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("config", "fitted", "error", "message"),
+    [
+        ({}, {"validation_updates": 0}, ConfigError, "validation_updates"),
+        ({}, {"validation_updates": 1.5}, ConfigError, "validation_updates"),
+        (
+            {"device_iterations": 2},
+            {"validation_updates": 3},
+            ConfigError,
+            "no multiple of the 2 updates",
+        ),
+        (
+            {},
+            {"validation_updates": 2, "validation_data": None},
+            ConfigError,
+            "nothing to validate on",
+        ),
+        (
+            {},
+            {"validation_updates": 2, "validation_data": iter([data(8)])},
+            DataError,
+            "gone through once",
+        ),
+    ],
+)
+def test_unusable_validations_within_epochs_are_refused(config, fitted, error, message):
+    with pytest.raises(error, match=message):
+        validated_fit(model_of(config=IPUConfig(seed=7, **config)), **fitted)

@@ -404,6 +404,18 @@ SCENARIOS = {
         fitted={"validation_freq": 2},
         compiled={"metrics": ["accuracy", "f1"]},
     ),
+    "validation within epochs": Scenario(
+        data=lambda: {**dict(zip("xy", samples(COUNT))), **validated()},
+        fitted={"validation_freq": 2, "validation_updates": 2},
+        compiled={"metrics": ["accuracy"]},
+    ),
+    "validation between calls that draw": Scenario(
+        data=lambda: {
+            "x": DataLoader(Augmented(), 6, shuffle=True),
+            "validation_data": DataLoader(Augmented(10), 3, shuffle=True),
+        },
+        fitted={"validation_updates": 2, "batch_size": 6},
+    ),
     "class weights": Scenario(fitted={"class_weight": {0: 2.0, 1: 0.5}}),
     "sample weights": Scenario(data=weighted),
     "padded": Scenario(

@@ -16,14 +16,14 @@ from ipufit.errors import (
     NonFiniteLossWarning,
 )
 from ipufit.state import RunState
-from ipufit.types import Logs
 
 from .agreement import Agreement
 from .coverage import check_rows, cut
 from .evaluation import Evaluation
-from .interruption import ended_in_order, undone_if_evicted, until_stopped
+from .interruption import ended_in_order, until_stopped
 from .programs.executors import Executors
 from .training import Training
+from .validations import Validations
 
 EpochToGo = Tuple[int, bool]
 """The number of an epoch, from 0, and whether it is validated."""
@@ -37,6 +37,7 @@ def train(
     hooks: CallbackList,
     run: RunState,
     display: ProgressDisplay,
+    validation_calls: int | None = None,
 ) -> None:
     """Train epoch after epoch, and validate, with hooks in Keras's order.
 
@@ -52,11 +53,14 @@ def train(
         hooks: Callbacks of the run.
         run: State of the run.
         display: Hears of compilations.
+        validation_calls: Calls of an epoch from one validation to the next; None for
+            none within epochs.
 
     Raises:
         DataError: An epoch had not one call.
     """
     updates = training.plan.device_iterations
+    validations = Validations(validation, validation_calls, hooks, run, display)
     hooks.on_train_begin({})
     heard = "on_train_batch_end", "on_batch_end"
     with ended_in_order(training, hooks, run):
@@ -67,7 +71,8 @@ def train(
                 run.begin_epoch(epoch)
                 training.figures.reset()
                 hooks.on_epoch_begin(epoch, {})
-            for call in until_stopped(calls, run, agreement.settle):
+            to_make = validations.between(calls)
+            for call in until_stopped(to_make, run, agreement.settle):
                 first = run.calls * updates
                 hooks.on_train_batch_begin(first, {})
                 training.run(call)
@@ -76,12 +81,7 @@ def train(
                 logs = agreement.running(training.figures)
                 hooks.on_train_batch_end(first + updates - 1, logs)
             _check_length(calls, training, run)
-            validated: Logs = {}
-            if validation is not None and is_validated:
-                with undone_if_evicted(run, calls.generators):
-                    validation.prepare(display)
-                    validated = validation.run(hooks, run)
-                run.directions.update(validation.figures.directions)
+            validated = validations.at_end(calls, is_validated=is_validated)
             training.figures.gather()  # an eviction before saves each process's own
             figures = training.figures.logs()
             figures.update({f"val_{name}": v for name, v in validated.items()})

@@ -29,6 +29,8 @@ class FitPlan:
         calls: The calls of an epoch, cut from passes.
         epochs: The epochs to come, 0-based, and whether each is validated.
         validation: Program, data and figures to validate with; None for no validation.
+        validation_calls: Calls of an epoch from one validation to the next; None for
+            none within epochs.
         callbacks: The user's.
         checkpoint: Checkpoint of the run to go on with; None for a new run.
         arguments: Arguments that a resumed run must have too, by name.
@@ -41,6 +43,7 @@ class FitPlan:
     calls: Epochs
     epochs: Mapping[int, bool]
     validation: Evaluation | None
+    validation_calls: int | None
     callbacks: CallbackLike
     checkpoint: files.Checkpoint | None
     arguments: Mapping[str, Any]
@@ -126,6 +129,7 @@ def run(model: Model, plan: FitPlan) -> History:
                 hooks,
                 state,
                 display,
+                plan.validation_calls,
             )
     if training.instruments.is_synthetic:
         model._executors.detach()  # the model is a copy, which nobody can ask to

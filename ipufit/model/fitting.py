@@ -54,6 +54,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Sequence[int] = 1,
     *,
+    validation_updates: int | None = None,
     drop_last: bool | str = True,
     resume: PathLike | None = None,
     synthetic: bool = False,
@@ -96,6 +97,8 @@ def fit(
         validation_batch_size: Samples of one validation pass over all replicas. By
             default the micro-batch of the training on each of them.
         validation_freq: Validate every so many epochs, or after these (1-based).
+        validation_updates: Validate within epochs too, after every so many updates of
+            each. The epoch's row of `History` has the figures of its last validation.
         drop_last: Leave out the samples that don't fill a call; they are counted
             and reported. `"pad"`, or False, fills the call with rows that count
             nothing, so that the loss of the last update is the mean over its real
@@ -155,17 +158,17 @@ def fit(
     )
     done = 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
     calls = Epochs(batches, training.plan, steps_per_epoch, len(epochs_to_come), done)
-    validation = None
-    if validation_source is not None:
-        size = validation_batch_size, validation_steps
-        times = sum(epochs_to_come.values())
-        validation = _validation_of(self, validation_source, *size, training, times)
+    every = _validation_calls(validation_updates, training.plan, validation_source)
+    times = sum(epochs_to_come.values()) + (2 if every else 0)
+    size = validation_batch_size, validation_steps
+    validation = _validation_of(self, validation_source, *size, training, times)
     plan = FitPlan(
         training=training,
         batches=batches,
         calls=calls,
         epochs=epochs_to_come,
         validation=validation,
+        validation_calls=every,
         callbacks=callbacks,
         checkpoint=checkpoint,
         arguments={
@@ -173,6 +176,7 @@ def fit(
             "drop_last": drop_last,
             "class_weight": class_weight,
             "steps_per_epoch": steps_per_epoch,
+            "validation_updates": validation_updates,
             "precision": self.config.precision,
         },
         settings=settings.in_words,
@@ -195,22 +199,24 @@ def fit(
 
 def _validation_of(
     model: Model,
-    source: Source,
+    source: Source | None,
     batch_size: int | None,
     steps: int | None,
     training: Training,
     num_validations: int,
-) -> Evaluation:
+) -> Evaluation | None:
     """The validation of a fit; a generator without `steps` can be gone through once.
 
     Raises:
         DataError: It would have to be gone through several times.
     """
+    if source is None:
+        return None
     is_one_shot = isinstance(source, StreamSource) and source.is_one_shot
     if steps is None and is_one_shot and num_validations > 1:
         raise DataError(
-            f"`validation_data` is a generator, which can be gone through once, and "
-            f"there are {num_validations} validations. Pass a loader or a dataset, "
+            "`validation_data` is a generator, which can be gone through once, and "
+            "there are several validations. Pass a loader or a dataset, "
             "which can be begun anew."
         )
     size, max_rows = rows_to_evaluate(
@@ -225,6 +231,32 @@ def _validation_of(
         "validate",
         instruments=training.instruments,
     )
+
+
+def _validation_calls(
+    updates: int | None, plan: BatchPlan, source: Source | None
+) -> int | None:
+    """Calls from one validation within an epoch to the next; None for none.
+
+    Raises:
+        ConfigError: There is no data for it, or a call ends in between.
+    """
+    if updates is None:
+        return None
+    check_positive("validation_updates", updates)
+    calls, rest = divmod(updates, plan.device_iterations)
+    if rest:
+        raise ConfigError(
+            f"validation_updates={updates} is no multiple of the "
+            f"{plan.device_iterations} updates that a call makes (device_iterations), "
+            "and a validation comes between calls. Choose a multiple."
+        )
+    if source is None:
+        raise ConfigError(
+            f"validation_updates={updates} was given, and there is nothing to validate "
+            "on. Pass validation_data, or leave it out."
+        )
+    return calls
 
 
 def _warn_of_tail(model: Model, batches: TrainingBatches, plan: BatchPlan) -> None:

@@ -65,6 +65,7 @@ def _figures(value: Any, where: str) -> str | None:
     return list_of(number, length)(value["sums"], f"{where}.sums")
 
 
+_VALIDATED = fields({"validated": dict_of(number), "validated_calls": count})
 _STREAMS = fields({"pass": count, "validation": count})
 _PROCESSES = list_of(fields({"num_blocks": _STREAMS, "figures": optional(_figures)}))
 _FACTORS = [field.name for field in dataclasses.fields(BatchPlan)]
@@ -93,6 +94,10 @@ _RUN = fields(
 def of_run(value: Any, where: str) -> str | None:
     """The kind of the state of a run, besides the trained state of its model."""
     fault = _RUN(value, where)
+    if fault is not None:
+        return fault
+    validated = {"validated": {}, "validated_calls": 0, **value["run"]}
+    fault = _VALIDATED(validated, f"{where}.run")
     if fault is not None:
         return fault
     processes = value.get("processes", [])

@@ -116,6 +116,7 @@ class Snapshot:
                 **{name: getattr(run, name) for name in COUNTERS},
                 "epoch": run.epoch + run.is_epoch_done,
                 "stop_reason": run.stop_reason,
+                **_validation_of(run),
             },
             "data": {
                 "seed": self.batches.seed,
@@ -216,6 +217,8 @@ class Snapshot:
         # Callbacks may look at the counters when they load their states.
         for name in (*COUNTERS, "stop_reason"):
             setattr(run, name, state["run"][name])
+        run.validated = dict(state["run"].get("validated", {}))
+        run.validated_calls = state["run"].get("validated_calls", 0)
         self.hooks.load_state_dict(callbacks_of(checkpoint))
         # on_train_begin may have set other rates than the run had.
         set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
@@ -243,6 +246,13 @@ class Snapshot:
             for name, tensor in buffers_of(checkpoint, processes.index, group).items():
                 own[name].copy_(tensor)
         executors.send_weights()
+
+
+def _validation_of(run: RunState) -> dict[str, Any]:
+    """The last validation within the epoch under way, if there was one."""
+    if run.is_epoch_done or not run.validated_calls:
+        return {}
+    return {"validated": dict(run.validated), "validated_calls": run.validated_calls}
 
 
 def check_has_run(checkpoint: files.Checkpoint) -> None:
