@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     )
     from .metrics import Metric, StreamedMetric
     from .model import IPUModel
-    from .optimizers import LossScaleRamp, Optimizer, PerEpoch, Schedule
+    from .optimizers import Frozen, LossScaleRamp, Optimizer, PerEpoch, Schedule, freeze
     from .scalars import log
 
 __all__ = [
@@ -93,6 +93,7 @@ __all__ = [
     "EarlyStopping",
     "EmptyUpdatesWarning",
     "FileError",
+    "Frozen",
     "GradientMonitor",
     "History",
     "IPUConfig",
@@ -128,6 +129,7 @@ __all__ = [
     "WholeStreamWarning",
     "__version__",
     "average_checkpoints",
+    "freeze",
     "generated",
     "load_checkpoint",
     "log",
@@ -149,7 +151,14 @@ _HOMES = {
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "model": ["IPUModel"],
-    "optimizers": ["LossScaleRamp", "Optimizer", "PerEpoch", "Schedule"],
+    "optimizers": [
+        "Frozen",
+        "LossScaleRamp",
+        "Optimizer",
+        "PerEpoch",
+        "Schedule",
+        "freeze",
+    ],
     "scalars": ["log"],
 }
 _PACKAGES = ("distributed", "metrics")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .averaging import WeightAverage
+from .freezing import Frozen, freeze
 from .loss_scaling import LossScaleRamp
 from .optimization import Optimization, resolve_optimization
 from .resolve import (
@@ -18,6 +19,7 @@ from .spec import Optimizer
 from .torch_rates import PerEpoch
 
 __all__ = [
+    "Frozen",
     "LossScaleRamp",
     "Optimization",
     "Optimizer",
@@ -28,6 +30,7 @@ __all__ = [
     "SchedulesLike",
     "WeightAverage",
     "check_covers",
+    "freeze",
     "hyper_parameters",
     "resolve_optimization",
     "resolve_optimizer",
