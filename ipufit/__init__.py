@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         WholeStreamWarning,
     )
     from .metrics import Metric, StreamedMetric
-    from .model import IPUModel
+    from .model import IPUModel, compare
     from .optimizers import Frozen, LossScaleRamp, Optimizer, PerEpoch, Schedule, freeze
     from .scalars import log
 
@@ -129,6 +129,7 @@ __all__ = [
     "WholeStreamWarning",
     "__version__",
     "average_checkpoints",
+    "compare",
     "freeze",
     "generated",
     "load_checkpoint",
@@ -159,6 +160,8 @@ _HOMES = {
         "Schedule",
         "freeze",
     ],
+    "model": ["IPUModel", "compare"],
+    "optimizers": ["LossScaleRamp", "Optimizer", "Schedule"],
     "scalars": ["log"],
 }
 _PACKAGES = ("distributed", "metrics")

@@ -12,12 +12,14 @@ from .objective.resolve import resolve_objective
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
+from .traced.reference import HostUpdate, host_outputs, host_update
 from .training import Training
 
 __all__ = [
     "Evaluation",
     "Executors",
     "Figures",
+    "HostUpdate",
     "Objective",
     "Sums",
     "Training",
@@ -25,6 +27,8 @@ __all__ = [
     "check_shapes",
     "describe_coverage",
     "give_shapes",
+    "host_outputs",
+    "host_update",
     "joined",
     "lazy_layers",
     "predictions",

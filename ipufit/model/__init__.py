@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from .comparing import compare
+from .comparison import Comparison, Difference
 from .model import IPUModel
 
-__all__ = ["IPUModel"]
+__all__ = ["Comparison", "Difference", "IPUModel", "compare"]

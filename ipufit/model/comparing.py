@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compare`: a batch on the device beside the same batch on the host."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from typing import Any, Iterable, Iterator, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ipufit._tree import Structure
+from ipufit.callbacks import make_progress
+from ipufit.config import IPUConfig
+from ipufit.data import HostRandomState, StreamSource, as_source
+from ipufit.engine import HostUpdate, host_outputs, host_update
+from ipufit.errors import ConfigError
+
+from .comparison import Comparison, Difference, differences
+from .copying import state_of
+from .evaluating import require_ipus
+from .model import IPUModel
+from .training import training_of
+
+_NUMBERS = (bool, int, float, tuple)
+
+
+def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
+    """Compare what the device computes for a batch with plain torch in float32.
+
+    Outputs are compared in eval mode; and for one weight update on the batch, if
+    `compile` was called and there are targets: the loss, the gradients, and the
+    updated weights. It is how one finds what half precision has broken.
+
+    The host computes in float32, with the weights as they are: rounded, in a module
+    that is float16. It splits the update into the same micro-batches. The update is the
+    first one of the optimizer, without momentum of earlier ones, with the learning
+    rates and the other values that the optimizer has now. The host's is made by the
+    `step` of the same optimizer, from the host's gradients.
+
+    Dropout layers are off. The model stays as it is: everything is done on copies, and
+    random states are put back. Its IPUs are given back first, as by `model.detach()`.
+    Two programs are compiled, three with `layers`.
+
+    Args:
+        model: Compiled, or not, to compare outputs only.
+        batch: A batch as a loader gives it: inputs, `(inputs, targets)`, or `(inputs,
+            targets, weights)`. Its samples are those of one update.
+        layers: Compare the outputs of the layers too, in eval mode: of the modules
+            without children that give tensors with a row for each sample. Stages of a
+            pipeline that end early send them along.
+
+    Returns:
+        The largest difference of each tensor, the worst first. It prints as a table.
+
+    Raises:
+        ConfigError: `model` is none, or the batch is not made of the config's factors;
+            or the config is offline.
+        DataError: Data that can't be used.
+        Error: PopTorch refuses something (`ipufit.poptorch.Error`).
+
+    Example:
+        >>> import torch
+        >>> from ipufit import IPUModel, compare
+        >>> model = IPUModel(torch.nn.Linear(4, 3))
+        >>> model.compile("sgd", "cross_entropy")
+        >>> found = compare(model, (torch.randn(8, 4), torch.randint(0, 3, (8,))))
+        >>> sorted({one.part for one in found.differences})
+        ['gradient', 'loss', 'output', 'weight']
+        >>> max(one.share for one in found.differences) < 1e-3
+        True
+    """
+    if not isinstance(model, IPUModel):
+        raise ConfigError(f"model={model!r:.80} is not an ipufit.IPUModel.")
+    require_ipus(model)
+    before = HostRandomState()
+    try:
+        source = as_source(iter([batch]), name="batch")
+        assert isinstance(source, StreamSource)  # noqa: S101 - an iterator is one
+        data = _Data(source, next(iter(source.blocks())))
+        model.detach()
+        found = _compared(_Twin(model), data)
+        of_layers = tuple(_of_layers(_Twin(model).model, data)) if layers else ()
+    finally:
+        before.put_back()
+    everything = sorted(
+        (*found.differences, *of_layers), key=lambda one: one.rank, reverse=True
+    )
+    return dataclasses.replace(found, differences=tuple(everything), layers=of_layers)
+
+
+class _Data(NamedTuple):
+    """The batch.
+
+    Attributes:
+        source: How it nests.
+        leaves: Its tensors.
+    """
+
+    source: StreamSource
+    leaves: list[Tensor]
+
+    @property
+    def inputs(self) -> Any:
+        structure = self.source.structure
+        return structure.inputs.rebuild(self.leaves[: structure.num_inputs])
+
+    @property
+    def wide(self) -> list[Tensor]:
+        """The tensors, with floating-point numbers as float32."""
+        return [t.float() if t.is_floating_point() else t for t in self.leaves]
+
+    @property
+    def wide_inputs(self) -> Any:
+        structure = self.source.structure
+        return structure.inputs.rebuild(self.wide[: structure.num_inputs])
+
+
+class _Twin:
+    """A copy of a model with its weights and a new optimizer, and one for the host.
+
+    Attributes:
+        model: The copy, which makes one update per call; its dropout layers are off.
+        host: A float32 copy of its module.
+        optimizer: An optimizer of the host's module; None if the model isn't compiled.
+        dropouts: Names of the dropout layers.
+    """
+
+    def __init__(self, model: IPUModel) -> None:
+        state = {**state_of(model), "trained": None, "attributes": {}}
+        if state["arguments"] is not None:
+            once = {"lr_schedule": None, "steps_per_execution": None}
+            state["arguments"] = {**state["arguments"], **once}
+        state = copy.deepcopy({**state, "config": _one_update(state["config"])})
+        module: torch.nn.Module = state["module"]
+        if not module.training:
+            module.train()
+        self.dropouts = []
+        for name, child in module.named_modules():
+            if isinstance(child, torch.nn.modules.dropout._DropoutNd):
+                child.training = False
+                self.dropouts.append(name)
+        self.model = IPUModel.__new__(IPUModel)
+        self.model.__setstate__(state)
+        if self.model.optimizer is not None and model.optimizer is not None:
+            _take_values(self.model.optimizer, model.optimizer)
+        self.host, self.optimizer = copy.deepcopy((module, self.model.optimizer))
+        self.host.float()
+        # PopTorch's copies lack some values, such as LAMB's largest norm.
+        for name, value in getattr(self.model.optimizer, "__dict__", {}).items():
+            if isinstance(value, _NUMBERS) and name not in vars(self.optimizer):
+                vars(self.optimizer)[name] = value
+
+
+def _one_update(config: IPUConfig) -> IPUConfig:
+    """A config whose calls make one update, and that profiles nothing."""
+    changes: dict[str, Any] = {"device_iterations": 1, "profile_dir": None}
+    own = config.training_options
+    if own is not None:
+        own = own.clone()
+        changes["training_options"] = own.deviceIterations(1)
+    return dataclasses.replace(config, **changes)
+
+
+def _take_values(new: torch.optim.Optimizer, old: torch.optim.Optimizer) -> None:
+    """Give an optimizer the learning rates and other numbers of another one."""
+    for group, values in zip(new.param_groups, old.param_groups):
+        for name, value in values.items():
+            if isinstance(value, _NUMBERS) and name in group:
+                group[name] = value
+    if hasattr(old, "loss_scaling"):
+        new.loss_scaling = old.loss_scaling  # type: ignore[attr-defined]
+
+
+def _compared(twin: _Twin, data: _Data) -> Comparison:
+    """Compare outputs, and an update if there is one."""
+    settings = twin.model._settings
+    owns_loss = settings is not None and settings.objective.owns_loss
+    on_host = host_outputs(twin.host, data.wide_inputs, owns_loss=owns_loss)
+    on_device = twin.model.predict_on_batch(data.inputs)
+    found = list(differences("output", _named(on_host), _named(on_device)))
+    notes = []
+    if twin.dropouts:
+        notes.append(f"Dropout layers are off: {', '.join(twin.dropouts)}.")
+    is_trained = owns_loss or data.source.structure.has_targets
+    if settings is None or not is_trained:
+        notes.append("Only outputs: compile() wasn't called, or there are no targets.")
+    else:
+        found += _of_update(twin, data, notes)
+    twin.model.detach()
+    return Comparison(tuple(found), notes=tuple(notes))
+
+
+def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Difference]:
+    """Compare the loss, the gradients, and the weights after an update."""
+    model, settings = twin.model, twin.model._settings
+    assert settings is not None  # noqa: S101 - the caller has looked
+    optimization = settings.optimization
+    rows = data.source.rows_of_first
+    expected = host_update(
+        twin.host,
+        settings.objective,
+        data.source.structure,
+        data.wide,
+        model.config.training_plan(rows).micro_batch_size,
+    )
+    # A tensor that isn't in the program can't be watched.
+    known = {n: g for n, g in expected.gradients.items() if g is not None}
+    if optimization.automatic_loss_scaling:
+        notes.append("No gradients: the loss scaling is automatic, and unknown here.")
+        known = {}
+    if expected.draws:
+        notes.append(
+            "forward draws random numbers in train mode: loss, gradients and weights "
+            "differ by those."
+        )
+    training, batches = training_of(
+        model,
+        data.source,
+        rows,
+        shuffle=False,
+        drop_last=True,
+        class_weight=None,
+        watched=list(known),
+    )
+    training.prepare(batches, make_progress(0))
+    training.figures.reset()
+    sums, _ = model._executors.train(list(data.leaves))
+    training.figures.add(sums)
+    training.figures.gather()
+    loss = torch.tensor(training.figures.loss)
+    yield from differences("loss", {"": torch.tensor(expected.loss)}, {"": loss})
+    yield from differences("gradient", known, training.gradients())
+    model._executors.fetch_weights()
+    is_single = training.plan.replicas * training.plan.processes == 1
+    yield from _of_state(twin, expected, notes, has_buffers=is_single)
+
+
+def _of_state(
+    twin: _Twin, expected: HostUpdate, notes: list[str], *, has_buffers: bool
+) -> Iterator[Difference]:
+    """Compare weights after an update, and buffers if there is one replica."""
+    module = twin.model.module
+    reason = _step_on_host(twin.optimizer, twin.model.optimizer)
+    if reason:
+        notes.append(f"No weights: {reason}.")
+    else:
+        parameters = dict(twin.host.named_parameters())
+        named = {n: parameters[n] for n in expected.gradients}
+        yield from differences("weight", named, dict(module.named_parameters()))
+    buffers = {n: b for n, b in twin.host.named_buffers() if b.is_floating_point()}
+    if buffers and has_buffers:
+        yield from differences("buffer", buffers, dict(module.named_buffers()))
+    elif buffers:
+        notes.append("No buffers: each replica has its own.")
+
+
+def _step_on_host(optimizer: Any, on_device: Any) -> str:
+    """Make the first update of an optimizer on the host, by PopTorch's formula.
+
+    Returns:
+        The reason why that can't be done; empty if it was.
+    """
+    kind = type(optimizer).__name__
+    if on_device.has_state() and optimizer.has_state():
+        return "the optimizer was given with a state, which only a device can use"
+    if any(group.get("use_tf_variant") for group in optimizer.param_groups) or getattr(
+        optimizer, "use_tf_variant", False
+    ):
+        return f"the host's {kind} knows no use_tf_variant"
+    limit = getattr(optimizer, "max_grad_norm", None)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if limit is not None and math.isfinite(limit):
+        # PopTorch's SGD clips gradients of the scaled loss.
+        scale = float(optimizer.loss_scaling) if kind == "SGD" else 1.0
+        _clip([p.grad for p in parameters if p.grad is not None], limit / scale)
+    for group in optimizer.param_groups:
+        if kind != "SGD" or not group["dampening"]:
+            continue
+        if not group["momentum"]:
+            return "dampening counts on devices only, where there is no momentum"
+        for parameter in group["params"]:  # torch dampens from the second update on
+            zeros = torch.zeros_like(parameter)
+            optimizer.state[parameter]["momentum_buffer"] = zeros
+    optimizer.step()
+    return ""
+
+
+def _clip(gradients: Iterable[Tensor], limit: float) -> None:
+    """Scale gradients down to a common norm, if theirs is larger."""
+    given = list(gradients)
+    norm = float(torch.stack([g.norm() for g in given]).norm()) if given else 0.0
+    if norm > limit:
+        for gradient in given:
+            gradient.mul_(limit / norm)
+
+
+def _named(outputs: Any) -> dict[str, Tensor]:
+    """The tensors of outputs, by their place."""
+    leaves = [
+        leaf
+        for leaf in Structure.of_outputs(outputs).flatten(outputs)
+        if isinstance(leaf, Tensor)
+    ]
+    if len(leaves) == 1:
+        return {"": leaves[0]}
+    return {str(index): leaf for index, leaf in enumerate(leaves)}
+
+
+def _of_layers(model: IPUModel, data: _Data) -> Iterator[Difference]:
+    """Compare the outputs of layers, in the order of their calls."""
+    module = model.module
+    host = copy.deepcopy(module).float()
+    _return_layers(module)
+    _return_layers(host)
+    on_host = host_outputs(host, data.wide_inputs, owns_loss=False)
+    bare = IPUModel(module, dataclasses.replace(model._given_config))
+    on_device = bare.predict_on_batch(data.inputs)
+    bare.detach()
+    yield from differences("layer", on_host, on_device)
+
+
+def _return_layers(module: torch.nn.Module) -> None:
+    """Have a module return the outputs of its layers in the place of its own."""
+    found: dict[str, Tensor] = {}
+    rows: list[int] = []
+
+    def begin(_: Any, args: Any, kwargs: Any) -> None:
+        found.clear()
+        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        rows[:] = [len(given[0])] if given and given[0].dim() else [0]
+
+    def keep(name: str, output: Any) -> None:
+        is_row_wise = isinstance(output, Tensor) and output.dim() > 0
+        if not is_row_wise or [len(output)] != rows:
+            return
+        if output.is_floating_point() and not any(o is output for o in found.values()):
+            times = sum(1 for key in found if key.split(" ")[0] == name)
+            found[f"{name} (call {times + 1})" if times else name] = output
+
+    for name, child in module.named_modules():
+        if child is not module and not any(True for _ in child.children()):
+            child.register_forward_hook(
+                lambda _, __, output, name=name: keep(name, output)
+            )
+    module.register_forward_pre_hook(begin, with_kwargs=True)
+    module.register_forward_hook(lambda *_: dict(found))

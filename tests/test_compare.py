@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ipufit.compare`: a batch on the device beside the same batch on the host."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import ipufit
+from ipufit import ConfigError, IPUConfig, IPUModel, Optimizer, compare, poptorch
+from ipufit.model.comparison import Comparison, Difference, differences
+from tests import reference
+
+X, Y = reference.samples(32)
+HAS_HALF = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 1)
+
+
+def network(dropout=0.0):
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 6),
+        torch.nn.LayerNorm(6),
+        torch.nn.Dropout(dropout),
+        torch.nn.Linear(6, 4),
+    )
+
+
+def make(optimizer="adam", loss="cross_entropy", module=None, **config):
+    model = IPUModel(module or network(), IPUConfig(**config))
+    model.compile(optimizer, loss)
+    return model
+
+
+class OwnLoss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+
+    def forward(self, x, labels):
+        out = self.layer(x)
+        return out, torch.nn.functional.cross_entropy(out, labels)
+
+
+class OnDevice(torch.nn.Module):
+    """Computes something else on the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(3, 4)
+        self.second = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        if poptorch.isRunningOnIpu():
+            x = x * 1.5
+        return self.second(x)
+
+
+class Large(torch.nn.Module):
+    """Has values that float16 doesn't."""
+
+    def __init__(self):
+        super().__init__()
+        self.small = torch.nn.Linear(3, 8)
+        self.large = torch.nn.Linear(8, 8)
+        self.head = torch.nn.Linear(8, 4)
+        with torch.no_grad():
+            self.small.weight.fill_(200.0)
+            self.large.weight.fill_(200.0)
+
+    def forward(self, x):
+        return self.head(self.large(self.small(x)))
+
+
+def parts(found):
+    return {one.part for one in found.differences}
+
+
+OPTIMIZERS = {
+    "sgd": "sgd",
+    "momentum": Optimizer("sgd", 0.1, momentum=0.9, weight_decay=0.1),
+    "dampening": Optimizer("sgd", 0.1, momentum=0.9, dampening=0.3),
+    "adam": "adam",
+    "adamw": Optimizer("adamw", 0.01, weight_decay=0.1, no_decay=("bias",)),
+    "rmsprop": Optimizer("rmsprop", 0.01, momentum=0.5, centered=True),
+    "lamb": "lamb",
+    "clipped": Optimizer("adam", 0.01, global_clipnorm=0.01),
+    "clipped sgd": Optimizer("sgd", 0.1, global_clipnorm=0.01, loss_scaling=8.0),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_that_float32_agrees(optimizer):
+    found = compare(make(OPTIMIZERS[optimizer]), (X, Y))
+    assert parts(found) == {"output", "loss", "gradient", "weight"}
+    assert len(found.of("gradient")) == len(found.of("weight")) == 6
+    assert max(one.share for one in found.differences) < 1e-4
+    assert found.notes == ("Dropout layers are off: 2.",)
+
+
+LAYOUTS = {
+    "all factors": {"replicas": 2, "gradient_accumulation": 2, "micro_batch_size": 8},
+    "iterations": {"device_iterations": 4, "micro_batch_size": 32},
+    "own options": {"training_options": poptorch.Options().deviceIterations(2)},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_that_layouts_agree(layout):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    found = compare(make("sgd", module=module, **LAYOUTS[layout]), (X, Y))
+    assert max(one.share for one in found.of("weight")) < 1e-5
+    assert max(one.share for one in found.of("output")) < 1e-5
+    assert abs(found.of("loss")[0].absolute) < 1e-5
+    assert ("buffer" in parts(found)) == (layout != "all factors")
+
+
+def test_that_other_batches_agree():
+    own = IPUModel(OwnLoss())
+    own.compile("sgd")
+    for model, batch in (
+        (own, ({"x": X, "labels": Y},)),
+        (own, {"x": X, "labels": Y}),
+        (make("sgd", torch.nn.CrossEntropyLoss(reduction="sum")), (X, Y)),
+        (make("sgd"), (X, Y, torch.linspace(0, 2, 32))),
+    ):
+        found = compare(model, batch)
+        assert {"output", "loss", "gradient", "weight"} <= parts(found)
+        assert max(one.share for one in found.differences) < 1e-5
+
+
+def test_that_a_model_without_settings_or_targets_compares_outputs():
+    for model, batch in ((IPUModel(network()), (X, Y)), (make(), X)):
+        found = compare(model, batch)
+        assert parts(found) == {"output"}
+        assert "Only outputs" in found.notes[-1]
+
+
+def test_that_a_difference_is_found_where_it_is():
+    found = compare(make(module=OnDevice()), (X, Y), layers=True)
+    (output,) = found.of("output")
+    assert output.share > 0.01
+    assert output.absolute == pytest.approx(abs(output.host - output.device), rel=1e-3)
+    assert len(output.index) == 2
+    assert [(one.name, one.share > 0.01) for one in found.layers] == [
+        ("first", False),
+        ("second", True),
+    ]
+    assert found.first_broken_layer is None
+    shares = [one.share for one in found.differences]
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.skipif(not HAS_HALF, reason="torch computes nothing in float16 here")
+def test_that_half_precision_shows_where_it_breaks():
+    found = compare(
+        make("sgd", module=Large(), precision="float16"), (X, Y), layers=True
+    )
+    assert found.first_broken_layer == "large"
+    assert [one.num_broken > 0 for one in found.layers] == [False, True, True]
+    text = str(found)
+    assert "first broken layer: large" in text
+    assert re.search(r"inf|nan", text)
+    assert "broken" in text
+    assert found.differences[0].num_broken
+
+
+@pytest.mark.skipif(not HAS_HALF, reason="torch computes nothing in float16 here")
+def test_that_the_reference_of_half_precision_is_float32():
+    found = compare(make("sgd", precision="float16"), (X, Y))
+    (output,) = found.of("output")
+    assert 0 < output.share < 1e-2
+
+
+def test_that_the_model_stays_as_it_is():
+    def train(*, compares):
+        model = make("adam", module=network(dropout=0.3), seed=1)
+        model.fit(X, Y, 8, verbose=0)
+        before = model.num_updates, copy.deepcopy(model.get_weights())
+        modes = [part.training for part in model.module.modules()]
+        torch.manual_seed(5)
+        if compares:
+            compare(model, (X, Y), layers=True)
+        assert model.num_updates == before[0]
+        assert all((a == b).all() for a, b in zip(model.get_weights(), before[1]))
+        assert [part.training for part in model.module.modules()] == modes
+        assert not model.module._forward_hooks
+        drawn = torch.rand(3).tolist()
+        history = model.fit(X, Y, 8, epochs=2, verbose=0)
+        return drawn, history.history, [one.tolist() for one in model.get_weights()]
+
+    assert train(compares=True) == train(compares=False)
+
+
+def test_that_rates_are_those_of_now():
+    model = make(Optimizer("sgd", 0.5))
+    model.optimizer.param_groups[0]["lr"] = 0.0
+    before = model.module[0].weight.detach().clone()
+    found = compare(model, (X, Y))
+    weight = next(one for one in found.of("weight") if one.name == "0.weight")
+    assert weight.device == before[weight.index]
+
+
+def test_that_random_numbers_are_noted():
+    class Noisy(OnDevice):
+        def forward(self, x):
+            return torch.nn.functional.dropout(self.first(x), 0.5, self.training)
+
+    found = compare(make(module=Noisy()), (X, Y))
+    assert "draws random numbers" in " ".join(found.notes)
+
+
+def test_what_cannot_be_compared():
+    with pytest.raises(ConfigError, match=r"is not an ipufit\.IPUModel"):
+        compare(network(), (X, Y))
+    with pytest.raises(ConfigError, match="offline"):
+        compare(make(offline=True), (X, Y))
+    with pytest.raises(ConfigError):
+        compare(make(micro_batch_size=5), (X, Y))
+    scaled = make(Optimizer("adam", loss_scaling="auto"))
+    found = compare(scaled, (X, Y))
+    assert "gradient" not in parts(found)
+    assert "No gradients" in " ".join(found.notes)
+
+
+class TestDifferences:
+    def one(self, host, device):
+        (found,) = differences("output", {"": host}, {"": device})
+        return found
+
+    def test_the_largest_is_measured_three_ways(self):
+        found = self.one(torch.tensor([[1.0, -8.0], [2.0, 0.0]]), torch.ones(2, 2))
+        assert found.index == (0, 1)
+        assert (found.absolute, found.relative, found.share) == (9.0, 9 / 8, 9 / 8)
+        assert (found.host, found.device, found.num_elements) == (-8.0, 1.0, 4)
+
+    def test_values_that_are_no_numbers(self):
+        nan, inf = float("nan"), float("inf")
+        found = self.one(
+            torch.tensor([9.0, nan, inf, 1.0]), torch.tensor([1, nan, inf, nan])
+        )
+        assert (found.num_broken, found.index) == (1, (3,))
+        assert self.one(torch.tensor([inf]), torch.tensor([-inf])).num_broken == 1
+        assert self.one(torch.tensor([inf]), torch.tensor([inf])).absolute == 0
+
+    def test_zeros_and_scalars(self):
+        assert self.one(torch.zeros(2), torch.ones(2)).share == float("inf")
+        assert self.one(torch.zeros(()), torch.zeros(())).share == 0
+        assert self.one(torch.zeros(0), torch.zeros(0)).absolute == 0
+
+    def test_that_a_table_fits_in_100_columns(self):
+        long = ".".join(["encoder"] * 20)
+        rows = tuple(
+            Difference(
+                "gradient", long, (10000,) * 4, -1e-30, -1e30, *[1e-9] * 3, n, 10**9
+            )
+            for n in (0, 10**8)
+        )
+        table = Comparison(rows * 30, (), (long.replace(".", " "),))
+        lines = str(table).splitlines()
+        assert max(map(len, lines)) <= 100
+        assert "and 40 more" in str(table)
+        assert "100000000 broken" in str(table)
+
+
+def test_the_code_of_the_page(capsys):
+    page = Path(__file__).parents[1] / "docs" / "compare.md"
+    pieces = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
+    names = {"ipufit": ipufit}
+    for piece in pieces:
+        exec(compile(piece, str(page), "exec"), names)
+    assert len(pieces) >= 2
+    assert "tensor" in capsys.readouterr().out
