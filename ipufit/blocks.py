@@ -68,6 +68,8 @@ def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
     """
     found: dict[str, Begun] = {}
     for name, child in module.named_modules():
+        if not child._forward_pre_hooks:
+            continue
         probe = torch.nn.Module()  # PopTorch can remove its hooks, not list them
         probe._forward_pre_hooks.update(child._forward_pre_hooks)
         poptorch.removeBlocks(probe)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ._tree import Structure
 from .blocks import Begun, annotated_blocks, started_blocks
 from .config import IPUConfig
+from .placement import find_beginnings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,20 +203,21 @@ def _calls(
 
     Without inputs the layers are in the order in which they were made, without shapes.
     """
-    annotated = annotated_blocks(module)
-    of_stages = {name: (name, None) for stage in config.stages for name in stage}
-    begins: dict[str, Begun] = {**annotated, **of_stages}
     first = config.first_block
     now: Begun | None = None if first is None else (first, None)
+    begins, ends = _begun_at(module, config)
     called: dict[str, Begun | None] = {}
     shapes: dict[str, str] = {}
     if inputs is None:
-        names = [name for name, _ in module.named_modules()]
-        if not {*of_stages} <= {*names, *(name for name, _ in annotated.values())}:
-            begins, now = {}, None  # forward begins them, nobody knows where
-        for name in names:
+        if not _are_begun(config, begins, ends):
+            begins, ends, now = {}, {}, None  # forward begins them, nobody knows where
+        last = None
+        for name, _ in module.named_modules():
+            if last is not None and not name.startswith(f"{last}."):
+                now, last = ends[last], None
             now = begins.get(name, now)
             called[name] = now
+            last = name if name in ends else last
         return called, shapes
     # In half precision many operations exist on devices only.
     twin = copy.deepcopy(module).float().eval()
@@ -230,6 +232,8 @@ def _calls(
             called.setdefault(name, now)
 
         def keep(_module: Any, _inputs: Any, output: Any, name: str) -> None:
+            nonlocal now
+            now = ends.get(name, now)
             shapes.setdefault(name, _describe(output))
 
         for name, child in twin.named_modules():
@@ -242,6 +246,27 @@ def _calls(
         else:
             twin(inputs)
     return called, shapes
+
+
+def _begun_at(
+    module: torch.nn.Module, config: IPUConfig
+) -> tuple[dict[str, Begun], dict[str, Begun]]:
+    """The blocks that begin before and after submodules, as far as that is known."""
+    before, after = find_beginnings(module, config)
+    return (
+        {**annotated_blocks(module), **{n: (b, None) for n, b in before.items()}},
+        {name: (block, None) for name, block in after.items()},
+    )
+
+
+def _are_begun(
+    config: IPUConfig, begins: dict[str, Begun], ends: dict[str, Begun]
+) -> bool:
+    """Whether it is known where all stages begin."""
+    names = {name for stage in config.stages for name in stage}
+    if config.layers_per_ipu is not None:
+        return True
+    return names <= {name for name, _ in (*begins.values(), *ends.values())}
 
 
 def _describe(output: Any) -> str:
@@ -275,11 +300,11 @@ def _stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | N
     name, ipu = block
     for index, names in enumerate(config.stages):
         if name in names:
-            given = config.pipeline[index]
+            given = config.placement[index]
             if ipu is not None and getattr(given, "_ipu", 0) is None:
                 return index, ipu  # the stage leaves it to the block
             return index, config.stage_ipus[index]
-    has_default = config.pipeline is None and config.training_options is None
+    has_default = config.placement is None and config.training_options is None
     return (ipu, ipu) if has_default else (None, ipu)
 
 

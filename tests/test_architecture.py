@@ -33,6 +33,7 @@ FLOORS = {
         "data": 3,
         "summary": 3,
         "blocks": 2,
+        "placement": 2.5,
         "config": 2,
         "distributed": 1.5,
         "launch": 2,

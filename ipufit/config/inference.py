@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Mapping
 
 from ipufit.errors import ConfigError, UnknownNameError
@@ -10,6 +11,7 @@ from ipufit.errors import ConfigError, UnknownNameError
 OVERRIDABLE = (
     "replicas",
     "pipeline",
+    "layers_per_ipu",
     "execution",
     "loss_block",
     "stochastic_rounding",
@@ -54,3 +56,31 @@ def check_inference(given: Any) -> dict[str, Any]:
         if name not in OVERRIDABLE:
             raise UnknownNameError("field of inference", str(name), OVERRIDABLE)
     return dict(given)
+
+
+def changed_for_inference(config: Any) -> Any:
+    """Make the `IPUConfig` of `evaluate` and `predict`, with what `inference` says.
+
+    Other stages need another block for the loss: it is the last one again, unless
+    `inference` names it.
+
+    Args:
+        config: An `IPUConfig` with a checked `inference`.
+
+    Raises:
+        ConfigError: The fields don't fit together.
+    """
+    changes = dict(config.inference)
+    if not {"pipeline", "layers_per_ipu"}.isdisjoint(changes):
+        defaults = {"pipeline": None, "layers_per_ipu": None, "loss_block": None}
+        changes = {**defaults, **changes}
+    own = config.training_options
+    if own is not None and own.Distributed.numProcesses > 1:
+        changes["process_id"] = own.Distributed.processId
+        changes["num_processes"] = own.Distributed.numProcesses
+    # Of training alone; one replica of inference needn't share what isn't there.
+    changes.update(inference=None, training_options=None, shard_optimizer=False)
+    try:
+        return dataclasses.replace(config, **changes)
+    except ConfigError as error:
+        raise ConfigError(f"With inference={config.inference!r}: {error}") from None

@@ -8,7 +8,7 @@ them; or you can pass whole `poptorch.Options` of your own.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Mapping, Sequence
 
 from ipufit._poptorch import poptorch
@@ -16,7 +16,8 @@ from ipufit.batching import BatchPlan, derive_plan
 from ipufit.distributed import ProcessInfo
 
 from .checks import check_fields, check_num_ipus, check_process
-from .inference import check_inference
+from .inference import changed_for_inference, check_inference
+from .layers import check_layers, layer_stages
 from .memory import RECOMPUTE_WORDS, check_memory, memory_proportions
 from .options import (
     build_inference_options,
@@ -43,9 +44,15 @@ class IPUConfig:
             validation: `device_iterations` by default. More of them make fewer, larger
             calls, which changes no figure; the last call is padded to as many.
         pipeline: The stages of the model, in the order of the data, one IPU each:
-            names of the model's `poptorch.Block`s or of its submodules, sequences of
-            such names, or `poptorch.Stage`s; or a ready PopTorch strategy. None for a
-            model on one IPU, or one that begins `poptorch.Block(ipu_id=...)`s.
+            names of its submodules, or patterns of them as in `fnmatch`
+            (`"encoder.layer.[0-5]*"`); names of the model's `poptorch.Block`s;
+            sequences of such names, or `poptorch.Stage`s; or a ready PopTorch strategy.
+            None for a model on one IPU, or one that begins blocks itself.
+        layers_per_ipu: Stages by the number of layers on each IPU, instead: `[0, 4, 4,
+            4]` for the 12 layers of a `ModuleList` or `Sequential`, the only one of
+            that length. What comes before them is on the first IPU, what comes after
+            on the last. -1 stands for the rest. Several lists, or another, by name:
+            `{"encoder.layer": [0, 4, 4, 4]}`.
         execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one after
             the other.
         loss_block: The block that the loss joins, and all else that ipufit adds. By
@@ -109,6 +116,9 @@ class IPUConfig:
     device_iterations: int = 1
     inference_iterations: int | None = None
     pipeline: Any = None
+    layers_per_ipu: Sequence[int] | Mapping[str, Sequence[int]] | None = field(
+        default=None, hash=False
+    )
     execution: str = "pipelined"
     loss_block: str | None = None
     precision: str = "float32"
@@ -138,13 +148,14 @@ class IPUConfig:
         check_fields(vars(self))
         check_process(self.process_id, self.num_processes)
         check_pipeline(self.pipeline)
+        check_layers(self.layers_per_ipu, self.pipeline)
         self._check_num_ipus()
         memory_proportions(self.available_memory_proportion, self.stage_ipus)
         take_own_options(self)
         check_memory(self)
         if self.inference is not None:
             object.__setattr__(self, "inference", check_inference(self.inference))
-            replace(self, inference=None, **self.inference)  # checks them, too
+            changed_for_inference(self)  # checks them, too
 
     def __repr__(self) -> str:
         """The class, and the fields that aren't at their defaults."""
@@ -164,12 +175,16 @@ class IPUConfig:
 
     # Plans ------------------------------------------------------------------
 
-    def training_plan(self, batch_size: int | None = None) -> BatchPlan:
+    def training_plan(
+        self, batch_size: int | None = None, own_stages: int = 1
+    ) -> BatchPlan:
         """Derive the factors of a training call.
 
         Args:
             batch_size: Samples per weight update; None to take the product of the
                 factors given, or 32 if none is.
+            own_stages: Stages of blocks that the model begins itself: they count where
+                gradient accumulation is left open.
 
         Raises:
             ConfigError: The factors don't multiply up to `batch_size`.
@@ -179,6 +194,9 @@ class IPUConfig:
             8
         """
         own = self.training_options
+        stages = self._ipu_changes()
+        if self.gradient_accumulation is None:
+            stages = max(stages, own_stages)
         return derive_plan(
             batch_size,
             micro_batch_size=self.micro_batch_size,
@@ -192,14 +210,15 @@ class IPUConfig:
             device_iterations=(
                 self.device_iterations if own is None else own.device_iterations
             ),
-            stages=self._ipu_changes() if own is None and self.is_pipelined else 1,
+            stages=stages if own is None and self.is_pipelined else 1,
         )
 
-    def inference_plan(self, batch_size: int) -> BatchPlan:
+    def inference_plan(self, batch_size: int, own_stages: int = 1) -> BatchPlan:
         """Derive the factors of an inference call, with iterations for all stages.
 
         Args:
             batch_size: Samples of one forward pass on every replica.
+            own_stages: Stages of blocks that the model begins itself.
 
         Example:
             >>> IPUConfig(pipeline=("a", "b", "c")).inference_plan(8).device_iterations
@@ -209,6 +228,7 @@ class IPUConfig:
         iterations = max(
             self.inference_iterations or self.device_iterations,
             self.inference_config._least_inference_iterations(),
+            own_stages,
         )
         return derive_plan(
             batch_size,
@@ -265,6 +285,23 @@ class IPUConfig:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
+    def placement(self) -> Any:
+        """Stages, or a strategy of PopTorch: `pipeline`, or what stands for it.
+
+        Example:
+            >>> IPUConfig(layers_per_ipu=[0, 4]).placement
+            ('layers on IPU 0', 'layers on IPU 1')
+        """
+        if self.layers_per_ipu is None:
+            return self.pipeline
+        return layer_stages(self.layers_per_ipu)
+
+    @property
+    def _listed_stages(self) -> Sequence[Any]:
+        given = self.placement
+        return given if has_stages(given) else ()
+
+    @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
         """Names of each stage; empty without a pipeline or with a strategy.
 
@@ -272,8 +309,7 @@ class IPUConfig:
             >>> IPUConfig(pipeline=["a", ("b", "c")]).stages
             (('a',), ('b', 'c'))
         """
-        pipeline = self.pipeline if has_stages(self.pipeline) else ()
-        return tuple(stage_names(stage) for stage in pipeline)
+        return tuple(stage_names(stage) for stage in self._listed_stages)
 
     @property
     def stage_ipus(self) -> tuple[int, ...]:
@@ -283,8 +319,8 @@ class IPUConfig:
             >>> IPUConfig(pipeline=["a", ("b", "c")]).stage_ipus
             (0, 1)
         """
-        pipeline = self.pipeline if has_stages(self.pipeline) else ()
-        return tuple(stage_ipu(stage, index) for index, stage in enumerate(pipeline))
+        given = enumerate(self._listed_stages)
+        return tuple(stage_ipu(stage, index) for index, stage in given)
 
     @property
     def first_block(self) -> str | None:
@@ -332,7 +368,7 @@ class IPUConfig:
             return self
         known = self.__dict__.get("_inference_config")
         if known is None:
-            known = replace(self, inference=None, **self.inference)
+            known = changed_for_inference(self)
             self.__dict__["_inference_config"] = known
         config: IPUConfig = known
         return config

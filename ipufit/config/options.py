@@ -180,7 +180,7 @@ def derived(
     # Schedulers of torch add attributes to the optimiser; each would be a warning.
     options.relaxOptimizerAttributesChecks(True)
     strategy = strategy_of(
-        config.pipeline,
+        config.placement,
         is_pipelined=config.is_pipelined,
         is_short=is_short,
     )

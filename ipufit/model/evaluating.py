@@ -18,6 +18,7 @@ from ipufit.engine import (
     give_shapes,
 )
 from ipufit.errors import ConfigError, CoverageWarning, UnsupportedError
+from ipufit.placement import own_stages
 from ipufit.types import Logs
 
 from .parts import Model, settings_of
@@ -53,7 +54,7 @@ def evaluation_of(
     settings = settings_of(model)
     require_targets(source, settings.objective, name, purpose)
     give_shapes(model.module, source)
-    plan, options = inference_plan(model.config, batch_size, rows_in_one_call)
+    plan, options = inference_plan(model, batch_size, rows_in_one_call)
     if options.output_mode == poptorch.OutputMode.Sum.value:
         raise ConfigError(
             "inference_options ask for OutputMode.Sum, which adds outputs of "
@@ -73,12 +74,12 @@ def evaluation_of(
 
 
 def inference_plan(
-    config: IPUConfig, batch_size: int, rows_in_one_call: int | None = None
+    model: Model, batch_size: int, rows_in_one_call: int | None = None
 ) -> tuple[BatchPlan, poptorch.Options]:
     """The factors of a call that evaluates or predicts, and PopTorch's options.
 
     Args:
-        config: The layout.
+        model: The model, with its config.
         batch_size: Samples of one pass over all replicas.
         rows_in_one_call: Samples that one call takes, if the config leaves the
             micro-batch open; None to go by the batch size.
@@ -86,8 +87,10 @@ def inference_plan(
     Raises:
         ConfigError: The replicas don't divide the batch size.
     """
+    config = model.config
     count = config.process.count
-    plan = config.inference_plan(-(-batch_size // count) * count)
+    stages = own_stages(model.module, config.inference_config)
+    plan = config.inference_plan(-(-batch_size // count) * count, stages)
     if rows_in_one_call is not None and config.micro_batch_size is None:
         num_micro_batches = plan.micro_batches_per_call * plan.processes
         micro_batch_size = -(-rows_in_one_call // num_micro_batches)

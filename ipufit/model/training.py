@@ -11,6 +11,7 @@ from ipufit.data import Position, Source, TrainingBatches
 from ipufit.engine import Objective, Training, WatchedGradients, give_shapes
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.optimizers import check_covers
+from ipufit.placement import own_stages
 from ipufit.resume import position_of
 
 from .evaluating import check_processes, loading_of, require_targets
@@ -59,7 +60,7 @@ def training_of(
     _check_weighting(settings.objective, class_weight, drop_last)
     if batch_size is None and config.micro_batch_size is None:
         batch_size = source.batch_size
-    plan = config.training_plan(batch_size)
+    plan = config.training_plan(batch_size, own_stages(model.module, config))
     check_processes(model, plan)
     if checkpoint is None:
         seed, start = config.seed, Position(model._data.num_passes)

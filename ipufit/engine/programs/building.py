@@ -23,7 +23,7 @@ from ipufit.engine.objective.objective import Objective
 from ipufit.engine.traced.heads import InferenceHead, TrainingHead
 from ipufit.engine.traced.recomputing import kept_submodules, recomputed_between
 from ipufit.engine.traced.refusals import refuse_tied_buffers, require_trained_weights
-from ipufit.engine.traced.stages import check_stage_names, stage_blocks
+from ipufit.engine.traced.stages import ShortPipelineError, stage_blocks
 from ipufit.engine.traced.step import Step
 from ipufit.engine.weights.counters import Counters
 from ipufit.engine.weights.fingerprint import fingerprint
@@ -37,6 +37,7 @@ from ipufit.engine.weights.wrapping import (
     weights_of,
 )
 from ipufit.optimizers import hyper_parameters
+from ipufit.placement import find_beginnings
 
 from .optimizer_link import give_states
 from .programs import Program, TrainingProgram
@@ -62,8 +63,8 @@ class Builder:
 
     def __post_init__(self) -> None:
         """Refuse names in the config that the module doesn't have."""
-        check_stage_names(self.module, self.config.stages)
-        check_stage_names(self.module, self.config.inference_config.stages)
+        find_beginnings(self.module, self.config)
+        find_beginnings(self.module, self.config.inference_config)
         kept_submodules(self.module, self.config.recompute_patterns)
 
     def training(
@@ -151,12 +152,26 @@ class Builder:
         step = Step(self.module, config, structure, values, head)
         roots = roots_of(self.module)
 
-        def trace(given: list[Tensor]) -> poptorch.PoplarExecutor:
+        def trace(
+            given: list[Tensor], options: poptorch.Options = options
+        ) -> poptorch.PoplarExecutor:
             executor = poptorch.inferenceModel(step, options=options)
             compile_it(executor, given)
             return executor
 
-        executor = self._traced(step, roots, num_micro_batches, trace, training=False)
+        def traced(trace: Callable[[list[Tensor]], T]) -> T:
+            return self._traced(step, roots, num_micro_batches, trace, training=False)
+
+        try:
+            executor = traced(trace)
+        except ShortPipelineError:
+            given = config.placement, config.customize, config.inference_options
+            if any(one is not None for one in given):
+                raise
+            # One stage after the other, the numbers are the same.
+            sharded = options.clone()
+            sharded.setExecutionStrategy(poptorch.ShardedExecution())
+            executor = traced(lambda given: trace(given, sharded))
         return Program(
             executor,
             step,
@@ -187,8 +202,8 @@ class Builder:
             stack.callback(make_plain, weights)
             stack.enter_context(changed_numbers_warned(roots))
             stack.enter_context(mode(step, training=training, root=self.module))
-            stages = (self.config if training else self.config.inference_config).stages
-            stack.enter_context(stage_blocks(self.module, stages))
+            config = self.config if training else self.config.inference_config
+            stack.enter_context(stage_blocks(self.module, config))
             kept = self.config.recompute_patterns if training else ()
             stack.enter_context(recomputed_between(self.module, kept))
             return trace(given)

@@ -5,45 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any, ContextManager, Iterator, Sequence
+from typing import Any, ContextManager, Iterator
 
 import torch
 
 from ipufit._poptorch import poptorch
 from ipufit.blocks import Blocks, annotated_blocks
+from ipufit.config import IPUConfig
 from ipufit.errors import ConfigError, UnknownNameError
+from ipufit.placement import Beginnings, find_beginnings
 
 
-def check_stage_names(module: torch.nn.Module, stages: Sequence[Sequence[str]]) -> None:
-    """Refuse a mistyped submodule among the names of stages.
-
-    The model's own blocks can't be known before it runs. But a pipeline names either
-    submodules or blocks, not both.
-
-    Args:
-        stages: Names of each stage.
-
-    Raises:
-        UnknownNameError: Some names are submodules, and some are not.
-
-    Example:
-        >>> check_stage_names(torch.nn.Sequential(torch.nn.ReLU()), [["0"], ["1"]])
-        Traceback (most recent call last):
-        ipufit.errors.UnknownNameError: Unknown submodule in pipeline '1'. Known: 0.
-    """
-    submodules = {name for name, _ in module.named_modules() if name}
-    names = [name for stage in stages for name in stage]
-    strangers = [name for name in names if name not in submodules]
-    if strangers and len(strangers) < len(names):
-        raise UnknownNameError("submodule in pipeline", strangers[0], submodules)
+class ShortPipelineError(ConfigError):
+    """A call has too few micro-batches for the blocks that the model begins itself."""
 
 
 def check_stages_begin(
-    module: torch.nn.Module,
-    stages: Sequence[Sequence[str]],
-    started: Blocks,
-    *,
-    training: bool,
+    module: torch.nn.Module, config: IPUConfig, started: Blocks, *, training: bool
 ) -> None:
     """Refuse names of stages that nothing begins: PopTorch would pass over them.
 
@@ -51,70 +29,88 @@ def check_stages_begin(
 
     Args:
         module: The user's module, whose `forward` has been traced.
-        stages: Names of each stage.
+        config: Names the stages.
         started: Blocks that `forward` has begun.
         training: Whether the program trains. In inference `forward` may leave parts
             out.
 
     Raises:
         UnknownNameError: A name is no submodule, and no block that was begun.
-        ConfigError: A name is a submodule that was never called.
+        ConfigError: A name is a submodule that was never called, or a pattern of such.
 
     Example:
         >>> module = torch.nn.ModuleDict({"encoder": torch.nn.ReLU()})
-        >>> check_stages_begin(module, [["enc"]], [], training=True)
+        >>> config = IPUConfig(pipeline=["enc"])
+        >>> check_stages_begin(module, config, [], training=True)
         Traceback (most recent call last):
         ipufit.errors.UnknownNameError: Unknown submodule or block in pipeline 'enc'...
     """
-    submodules = dict(module.named_modules())
     begun = {name for name, _ in started if name is not None}
     begun.update(name for name, _ in annotated_blocks(module).values() if name)
     is_counted = any(name is None for name, _ in started)  # their ids are numbers
-    names = [name for stage in stages for name in stage]
+    names = [name for stage in config.stages for name in stage]
+    if config.layers_per_ipu is not None:
+        del names[0]  # it begins before the module
     missing = [n for n in names if n not in begun and not (is_counted and n.isdigit())]
     if not missing or (not training and len(missing) < len(names)):
         return
+    beginnings = find_beginnings(module, config)
+    meant = {*beginnings.before.values(), *beginnings.after.values()}
     for name in missing:
-        if name not in submodules:
-            known = begun.union(n for n in submodules if n)
+        if name not in meant:
+            known = begun.union(n for n, _ in module.named_modules() if n)
             raise UnknownNameError("submodule or block in pipeline", name, known)
-    inner = [n for n in submodules if n.startswith(f"{missing[0]}.")]
-    raise ConfigError(
-        f"pipeline names {missing[0]!r}, a {type(submodules[missing[0]]).__name__} "
+    raise _never_called(module, beginnings, missing[0])
+
+
+def _never_called(
+    module: torch.nn.Module, beginnings: Beginnings, block: str
+) -> ConfigError:
+    submodules = dict(module.named_modules())
+    places = (*beginnings.before.items(), *beginnings.after.items())
+    names = [name for name, begun in places if begun == block]
+    if block not in submodules:
+        return ConfigError(
+            f"The stage {block!r} begins at {', '.join(names[:3])}, and `forward` "
+            "calls none of these: a stage begins where a submodule is called. Name one "
+            "that is called, or begin a block there: with poptorch.Block(...)."
+        )
+    inner = [n for n in submodules if n.startswith(f"{block}.")]
+    return ConfigError(
+        f"pipeline names {block!r}, a {type(submodules[block]).__name__} "
         "that `forward` never calls: a stage begins where its submodule is called. "
         + (
             f"Name the first that is called in it, such as {inner[0]!r}, or "
             if inner
             else "Name one that is called, or "
         )
-        + f"begin a block there: with poptorch.Block({missing[0]!r})."
+        + f"begin a block there: with poptorch.Block({block!r})."
     )
 
 
 @contextlib.contextmanager
-def stage_blocks(
-    module: torch.nn.Module, stages: Sequence[Sequence[str]]
-) -> Iterator[None]:
-    """Begin a block where a submodule that `stages` names begins.
+def stage_blocks(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
+    """Begin a block where a submodule that a config's stages name begins.
 
     Other names are blocks that the model makes itself. The hooks are only there while a
     program is traced, so the user's module stays as it was.
 
     Args:
-        stages: Names of each stage.
+        module: The user's module.
+        config: Names the stages.
 
     Raises:
-        ConfigError: The model's own blocks need more micro-batches than a call has.
+        ShortPipelineError: The model's own blocks need more micro-batches than a call
+            has.
     """
     submodules = dict(module.named_modules())
+    beginnings = find_beginnings(module, config)
     handles: list[Any] = []
-    for name in (name for stage in stages for name in stage):
-        if name in submodules:
-            handles.append(
-                submodules[name].register_forward_pre_hook(
-                    lambda _module, _inputs, name=name: poptorch.Block.start(name)
-                )
-            )
+    for name, block in beginnings.before.items():
+        begin = _Begin(block)
+        handles.append(submodules[name].register_forward_pre_hook(begin))
+    for name, block in beginnings.after.items():
+        handles.append(submodules[name].register_forward_hook(_Begin(block)))
     try:
         yield
     except poptorch.Error as error:
@@ -123,6 +119,16 @@ def stage_blocks(
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _Begin:
+    """A hook that begins a block."""
+
+    def __init__(self, block: str) -> None:
+        self._block = block
+
+    def __call__(self, *_args: Any) -> None:
+        poptorch.Block.start(self._block)
 
 
 def _refuse_short_pipeline(error: poptorch.Error) -> None:
@@ -140,7 +146,7 @@ def _refuse_short_pipeline(error: poptorch.Error) -> None:
         else f"a call needs {least} micro-batches: use "
         f"IPUConfig(inference_iterations={least}) or more,"
     )
-    raise ConfigError(
+    raise ShortPipelineError(
         f"The model begins blocks of {stages} stages, and {way} or name the blocks in "
         "pipeline=(...), so that ipufit sees to it, or take execution='sharded', which "
         "runs one stage after the other."

@@ -60,7 +60,7 @@ class Step(torch.nn.Module):
         self._head = head
         self.host_values = tuple(host_values)
         self._structure = structure
-        self._stages = config.stages
+        self._config = config
         self._first_block = config.first_block
         self._last_block = config.last_block
         self._dtype = _DTYPES[config.precision]
@@ -112,13 +112,13 @@ class Step(torch.nn.Module):
         losses, probabilities = LossObserver(), ProbabilityObserver()
         with contextlib.ExitStack() as stack:
             scalars = stack.enter_context(collected())
-            blocks = stack.enter_context(started_blocks(self._stages))
+            blocks = stack.enter_context(started_blocks(self._config.stages))
             stack.enter_context(observing.also(losses))
             stack.enter_context(observing.also(probabilities))
             stack.enter_context(self._head.explained(self.module))
             outputs = call_module(self.module, inputs)
         check_stages_begin(
-            self.module, self._stages, blocks, training=self._head.is_training
+            self.module, self._config, blocks, training=self._head.is_training
         )
         found = probability_outputs(outputs, probabilities)
         return Called(outputs, scalars, blocks, losses, found)

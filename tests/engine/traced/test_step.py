@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ipufit import (
     UnsupportedError,
     poptorch,
 )
-from ipufit.engine.traced.stages import check_stage_names
+from ipufit.placement import find_beginnings
 from tests import reference
 
 X, Y = reference.samples(48)
@@ -218,9 +219,14 @@ def test_a_pipeline_of_own_blocks_that_calls_cannot_fill_is_explained():
     with pytest.raises(ConfigError, match=r"2 stages.*gradient_accumulation=3"):
         own_blocks().fit(X, Y, batch_size=8, verbose=0)
     three = nn.Sequential(*(InBlock(ipu) for ipu in range(3)))
-    model = IPUModel(three, IPUConfig(micro_batch_size=4, inference_iterations=2))
+    with torch.no_grad():
+        expected = three(X)
+    config = IPUConfig(micro_batch_size=4, inference_iterations=2)
+    outputs = IPUModel(three, config).predict(X, verbose=0)
+    torch.testing.assert_close(outputs, expected)  # one stage after the other
+    config = dataclasses.replace(config, customize=lambda *_: None)
     with pytest.raises(ConfigError, match=r"3 stages.*inference_iterations=3"):
-        model.predict(X, verbose=0)
+        IPUModel(three, config).predict(X, verbose=0)
 
 
 class InBlock(nn.Linear):
@@ -352,7 +358,8 @@ def test_a_mistyped_submodule_beside_others_is_refused_before_anything_happens()
 
 def test_names_that_are_no_submodules_are_the_models_own_blocks():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    check_stage_names(module, [["first"], ["second"]])
+    config = IPUConfig(pipeline=["first", "second"])
+    assert not find_beginnings(module, config).before
 
 
 class Halves(nn.Module):

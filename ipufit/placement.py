@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the stages of a config begin in a module."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Union
+
+import torch
+
+from .blocks import annotated_blocks
+from .config import IPUConfig
+from .config.layers import REST, check_filled, layer_lists
+from .errors import ConfigError, UnknownNameError
+
+Layers = Union[torch.nn.ModuleList, torch.nn.Sequential]
+
+
+class Beginnings(NamedTuple):
+    """Blocks that ipufit begins, by the names of the submodules where it does.
+
+    Attributes:
+        before: Blocks that begin when a submodule is called.
+        after: Blocks that begin when it has returned.
+    """
+
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+
+
+def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
+    """Find the submodules that begin the stages of a config.
+
+    A pattern is a block of its own name, which begins at each submodule that it
+    matches: at the first that is called, and where it runs already that makes no
+    difference. Names of the module's own blocks, which it begins itself, aren't found.
+
+    Raises:
+        UnknownNameError: A name is no submodule though others are, or a pattern
+            matches none; or there is no such list of layers.
+        ConfigError: A submodule is named by two stages, or the numbers of layers don't
+            fit the module.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+        >>> find_beginnings(network, IPUConfig(pipeline=["0", "[1-9]"])).before
+        {'0': '0', '1': '[1-9]'}
+        >>> find_beginnings(network, IPUConfig(layers_per_ipu=[1, -1])).before
+        {'0': 'layers on IPU 0', '1': 'layers on IPU 1'}
+    """
+    if config.layers_per_ipu is not None:
+        return _of_layers(module, config)
+    names = [name for name, _ in module.named_modules() if name]
+    before: dict[str, str] = {}
+    stage_of: dict[str, int] = {}
+    strangers = []
+    for number, stage in enumerate(config.stages):
+        for given in stage:
+            matches = _matches(given, names)
+            if not matches:
+                strangers.append(given)
+            for name in matches:
+                if stage_of.setdefault(name, number) != number:
+                    raise ConfigError(
+                        f"pipeline has {before[name]!r} and {given!r} in different "
+                        f"stages, and both stand for the submodule {name}. Have one "
+                        "of them match fewer."
+                    )
+                before.setdefault(name, given)
+    own = {name for name, _ in annotated_blocks(module).values()}
+    for given in strangers:
+        # Blocks that `forward` begins aren't known before it runs. But a pipeline
+        # names either submodules or blocks, not both.
+        if given not in own and (before or _is_surely_pattern(given)):
+            raise UnknownNameError("submodule in pipeline", given, names)
+    return Beginnings(before, {})
+
+
+def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:
+    """Count the stages that a module's `BeginBlock`s make, if they make any.
+
+    PopTorch's default puts each on the stage of its IPU. What is before the first is on
+    IPU 0. Blocks that `forward` begins are only known when it runs.
+
+    Args:
+        config: The program's config; stages that it has go before the module's.
+
+    Returns:
+        Forward stages; 1 without a pipeline of them.
+
+    Example:
+        >>> from ipufit import poptorch
+        >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+        >>> _ = poptorch.BeginBlock(network[1], ipu_id=1)
+        >>> own_stages(network, IPUConfig())
+        2
+    """
+    if config.placement is not None or not config.is_pipelined:
+        return 1
+    return len({0, *(ipu for _, ipu in annotated_blocks(module).values() if ipu)})
+
+
+def _matches(given: str, names: Sequence[str]) -> list[str]:
+    if given in names:
+        return [given]
+    return [name for name in names if fnmatch.fnmatchcase(name, given)]
+
+
+def _is_surely_pattern(name: str) -> bool:
+    """Whether it is a pattern, and not the name of a block such as `"layer[0]"`."""
+    return "*" in name or "?" in name
+
+
+def _of_layers(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
+    given, stages = config.layers_per_ipu, config.stages
+    placed = {
+        name: (layers, _expanded(given, name, numbers, len(layers)))
+        for name, layers, numbers in _lists(module, given)
+    }
+    columns = [numbers for _, numbers in placed.values()]
+    check_filled(given, columns)
+    before: dict[str, str] = {}
+    blocks: dict[int, set[str]] = {}
+    last = ""
+    for name, (layers, numbers) in placed.items():
+        ipus = [ipu for ipu, count in enumerate(numbers) for _ in range(count)]
+        for (key, layer), ipu in zip(layers._modules.items(), ipus):
+            last = f"{name}.{key}" if name else key
+            before[last] = stages[ipu][0]
+            blocks.setdefault(id(layer), set()).add(stages[ipu][0])
+    # A layer in several places, such as an activation, joins what runs.
+    known = {name: id(child) for name, child in module.named_modules()}
+    moving = {one for one, on in blocks.items() if len(on) > 1}
+    before = {name: b for name, b in before.items() if known.get(name) not in moving}
+    before = {name: block for name, block in before.items() if name in known}
+    has_rest = not any(column[-1] for column in columns)
+    return Beginnings(before, {last: stages[-1][0]} if has_rest else {})
+
+
+def _lists(
+    module: torch.nn.Module, given: Any
+) -> Iterator[tuple[str, Layers, Sequence[int]]]:
+    """The lists of layers of a module, and the numbers for each."""
+    lists = {
+        name: child
+        for name, child in module.named_modules()
+        if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))
+    }
+    for name, numbers in layer_lists(given).items():
+        if name is None:
+            name = _fitting(lists, given, numbers)
+        elif name not in lists:
+            raise UnknownNameError("list of layers in layers_per_ipu", name, lists)
+        yield name, lists[name], numbers
+
+
+def _fitting(lists: Mapping[str, Layers], given: Any, numbers: Sequence[int]) -> str:
+    """The list that numbers are for: of their length, or the longest for a rest."""
+    count = sum(one for one in numbers if one != REST)
+    lengths = {name: len(layers) for name, layers in lists.items()}
+    wanted = max(lengths.values(), default=0) if REST in numbers else count
+    fitting = [name for name, length in lengths.items() if length == wanted]
+    outer = [
+        name
+        for name in fitting
+        if not any(_is_inside(name, other) for other in fitting if other != name)
+    ]
+    if not outer:
+        has = ", ".join(f"{name or 'itself'} ({n})" for name, n in lengths.items())
+        raise ConfigError(
+            f"layers_per_ipu={given!r} places {count} layers, and the model has no "
+            f"ModuleList or Sequential of so many. It has {has or 'none at all'}. Give "
+            "numbers that add up, -1 for the rest, or names in pipeline=(...)."
+        )
+    if len(outer) > 1:
+        raise ConfigError(
+            f"layers_per_ipu={given!r} may be about {' or '.join(outer)}, lists of "
+            f"{wanted} layers: name the one, as in {{{outer[0]!r}: {given!r}}}."
+        )
+    return outer[0]
+
+
+def _is_inside(name: str, other: str) -> bool:
+    return not other or name.startswith(f"{other}.")
+
+
+def _expanded(
+    given: Any, name: str, numbers: Sequence[int], count: int
+) -> Sequence[int]:
+    """Numbers of layers with the rest divided evenly; the last IPUs get one more."""
+    fixed = sum(one for one in numbers if one != REST)
+    shares = [ipu for ipu, one in enumerate(numbers) if one == REST]
+    if fixed > count or (fixed < count and not shares):
+        raise ConfigError(
+            f"layers_per_ipu={given!r} places {fixed} layers of "
+            f"{name or 'the Sequential'}, which has {count}. Give numbers that add up "
+            "to that, or -1 for the rest."
+        )
+    expanded = list(numbers)
+    for place, ipu in enumerate(shares):
+        even, more = divmod(count - fixed, len(shares))
+        expanded[ipu] = even + (place >= len(shares) - more)
+    return expanded
