@@ -62,7 +62,7 @@ def changed_for_inference(config: Any) -> Any:
     """Make the `IPUConfig` of `evaluate` and `predict`, with what `inference` says.
 
     Other stages need another block for the loss: it is the last one again, unless
-    `inference` names it.
+    `inference` names it. No pipeline in the place of one is a single stage.
 
     Args:
         config: An `IPUConfig` with a checked `inference`.
@@ -74,6 +74,10 @@ def changed_for_inference(config: Any) -> Any:
     if not {"pipeline", "layers_per_ipu"}.isdisjoint(changes):
         defaults = {"pipeline": None, "layers_per_ipu": None, "loss_block": None}
         changes = {**defaults, **changes}
+    if config.inference.get("pipeline", ()) is None and config.pipeline is not None:
+        # All on one IPU, blocks that the model begins by name, too.
+        names = tuple(name for stage in config.stages for name in stage)
+        changes["pipeline"] = (names,) if names else None
     own = config.training_options
     if own is not None and own.Distributed.numProcesses > 1:
         changes["process_id"] = own.Distributed.processId

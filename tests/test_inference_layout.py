@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`IPUConfig(inference=...)` in `evaluate`, `predict` and validation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ipufit import IPUConfig, IPUModel, poptorch
+from tests import reference
+from tests.strategies import spread
+
+X, Y = reference.samples(48)
+
+
+def network():
+    torch.manual_seed(0)
+    sizes = (3, 6, 6, 6, 4)
+    layers = [
+        nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(sizes, sizes[1:])
+    ]
+    return nn.Sequential(*layers)
+
+
+class Named(nn.Module):
+    """Begins blocks by names, which have IPUs in a config only."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = network()
+
+    def forward(self, x):
+        for number, part in enumerate(self.parts):
+            with poptorch.Block(f"part {number}"):
+                x = part(x)
+        return x
+
+
+FOUR = {"pipeline": ("0", "1", "2", "3")}
+OWN = {"pipeline": tuple(f"part {number}" for number in range(4))}
+LAYOUTS = {
+    "one IPU": (network, FOUR, {"pipeline": None}, 1, 1),
+    "one stage": (network, FOUR, {"pipeline": [("0", "1", "2", "3")]}, 1, 1),
+    "two stages": (network, FOUR, {"pipeline": ["0", "[123]"]}, 2, 2),
+    "numbers of layers": (network, FOUR, {"layers_per_ipu": [3, 1]}, 2, 2),
+    "from layers to names": (
+        network,
+        {"layers_per_ipu": [1, 1, 1, 1]},
+        {"pipeline": ("0", "3")},
+        2,
+        2,
+    ),
+    "from layers to one": (
+        network,
+        {"layers_per_ipu": [1, 1, 1, 1]},
+        {"pipeline": None},
+        1,
+        1,
+    ),
+    "sharded": (network, FOUR, {"execution": "sharded"}, 4, 1),
+    "two replicas on one IPU each": (
+        network,
+        FOUR,
+        {"pipeline": None, "replicas": 2},
+        2,
+        1,
+    ),
+    "own blocks on one": (Named, OWN, {"pipeline": None}, 1, 1),
+    "own blocks on two": (
+        Named,
+        OWN,
+        {"pipeline": [("part 0", "part 1"), ("part 2", "part 3")]},
+        2,
+        2,
+    ),
+    "another block of the loss": (
+        network,
+        {**FOUR, "loss_block": "3"},
+        {"pipeline": ("0", "2")},
+        2,
+        2,
+    ),
+    "other memory": (
+        network,
+        {**FOUR, "available_memory_proportion": (0.1, 0.2, 0.3, 0.4)},
+        {"available_memory_proportion": 0.9, "partials": "half"},
+        4,
+        4,
+    ),
+}
+
+
+class Wrapped:
+    """Options that programs were made with, and how often IPUs were given back."""
+
+    def __init__(self, monkeypatch):
+        self.detached = 0
+        self.options = {}
+        self.modes = {"trainingModel": [], "inferenceModel": []}
+        for kind in self.modes:
+            monkeypatch.setattr(
+                poptorch, kind, self._spy(kind, getattr(poptorch, kind))
+            )
+        detach = poptorch.PoplarExecutor.detachFromDevice
+
+        def counted(executor):
+            self.detached += 1
+            detach(executor)
+
+        monkeypatch.setattr(poptorch.PoplarExecutor, "detachFromDevice", counted)
+
+    def _spy(self, kind, make):
+        def made(module, options=None, **others):
+            self.modes[kind].append(options.toDict())
+            return make(module, options=options, **others)
+
+        return made
+
+
+def trained(make, **config):
+    """Figures of a fit with validation, and the weights of another after it."""
+    module = make()
+    model = IPUModel(module, IPUConfig(micro_batch_size=3, **config))
+    model.compile("adam", "cross_entropy", metrics=["accuracy"])
+    fit = {"batch_size": 24, "shuffle": False, "verbose": 0}
+    history = model.fit(X, Y, validation_data=(X, Y), **fit)
+    with torch.no_grad():
+        expected = module.eval()(X)
+    torch.testing.assert_close(model.predict(X, verbose=0), expected)
+    evaluated = model.evaluate(X, Y, verbose=0)
+    assert evaluated["loss"] == pytest.approx(history.history["val_loss"][0], rel=1e-6)
+    model.fit(X, Y, **fit)  # goes on from what it had
+    model.detach()
+    return history.history, reference.weights(module)
+
+
+@pytest.fixture(scope="module")
+def on_one_ipu():
+    return trained(network, gradient_accumulation=8)
+
+
+@pytest.mark.parametrize("name", spread(list(LAYOUTS)))
+def test_a_pipeline_is_evaluated_with_a_layout_of_its_own(
+    monkeypatch, on_one_ipu, name
+):
+    make, training, inference, num_ipus, iterations = LAYOUTS[name]
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")  # the training program takes all
+    wrapped = Wrapped(monkeypatch)
+    figures, weights = trained(make, **training, inference=inference)
+    plain, plain_weights = on_one_ipu
+    assert figures == {name: pytest.approx(plain[name], rel=1e-5) for name in plain}
+    for mine, theirs in zip(weights.values(), plain_weights.values()):
+        torch.testing.assert_close(mine, theirs)
+    options = wrapped.modes["inferenceModel"][0]
+    replicas = inference.get("replicas", 1)
+    assert options["device_iterations"] == iterations
+    assert options["replication_factor"] == replicas
+    is_sharded = options["execution_mode"] == 1
+    assert is_sharded == ("execution" in inference or name == "from layers to one")
+    assert wrapped.modes["trainingModel"][0]["execution_mode"] == 0
+    config = IPUConfig(**training, inference=inference)
+    assert config.inference_config.num_ipus == num_ipus
+
+
+def test_programs_take_turns_where_ipus_are_short(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
+    wrapped = Wrapped(monkeypatch)
+    trained(network, **FOUR, inference={"pipeline": None})
+    assert wrapped.detached >= 4  # two of them at the end
+
+
+def test_programs_that_fit_beside_each_other_stay_attached(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
+    wrapped = Wrapped(monkeypatch)
+    config = IPUConfig(pipeline=("0", "2"), inference={"pipeline": None})
+    model = IPUModel(network(), config)
+    model.compile("sgd", "cross_entropy")
+    for _ in range(2):
+        model.fit(X, Y, batch_size=24, verbose=0, validation_data=(X, Y))
+    assert wrapped.detached == 0
+    model.detach()
