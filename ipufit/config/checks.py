@@ -10,6 +10,8 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import check_positive
 from ipufit.errors import ConfigError
 
+from .precision import PRECISIONS
+
 MOST_IPUS = 64
 """IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
 
@@ -17,7 +19,7 @@ IO_TILES = range(32, 193, 2)
 """Numbers of IO tiles that PopTorch takes."""
 
 _CHOICES = {
-    "precision": ("float32", "float16"),
+    "precision": PRECISIONS,
     "execution": ("pipelined", "sharded"),
     "loader_mode": ("sync", "async", "async_rebatched"),
     "partials": (None, "half", "float"),
@@ -150,6 +152,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "recompute": (
         lambda value: value is None or _is_patterns(value),
         "neither 'auto', 'off' nor names or patterns of submodules",
+    ),
+    "float32_modules": (
+        lambda value: value is None or _is_patterns(value),
+        "neither 'norm', 'loss' nor names or patterns of submodules",
     ),
     "cache_dir": (_none_or(str, os.PathLike), "not a path"),
     "customize": (

@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "micro_batch_size": "give batch_size to evaluate, predict or validation",
     "gradient_accumulation": "inference accumulates nothing",
     "precision": "the weights have one precision, in training and inference",
+    "float32_modules": "they have one precision, in training and inference",
 }
 
 

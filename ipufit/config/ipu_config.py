@@ -11,6 +11,8 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Mapping, Sequence
 
+import torch
+
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan, derive_plan
 from ipufit.distributed import ProcessInfo
@@ -26,6 +28,7 @@ from .options import (
 )
 from .own_options import Customize
 from .pipeline import check_pipeline, has_stages, stage_ipu, stage_names
+from .precision import Precision, check_precision, precision_of
 from .processes import remembered_process, replicas_for
 
 
@@ -58,10 +61,15 @@ class IPUConfig:
         loss_block: The block that the loss joins, and all else that ipufit adds. By
             default the last of `pipeline`, or the last block that the model begins
             with `poptorch.Block`.
-        precision: `"float32"`, or `"float16"` for weights and activations; figures
-            are summed in float32 all the same.
+        precision: Bits of activations, then of weights. `"16.16"`, or `"float16"`:
+            both are float16. `"16.32"`: activations are float16, and float32 weights
+            are rounded where they are used. `"32.32"`, or `"float32"`, the default.
+            Losses and figures of `compile` are float32 in each.
+        float32_modules: Names or patterns of submodules that compute in float32 all the
+            same, and keep float32 weights; `"norm"` for normalisation layers, and
+            `"loss"` for torch's losses.
         stochastic_rounding: Round float16 results of training up or down at random,
-            unbiased; by default if `precision` is float16. `evaluate` and `predict`
+            unbiased; by default if weights are float16. `evaluate` and `predict`
             round to the nearest unless `inference` says otherwise.
         partials: Type of the sums in convolutions and matrix products: `"half"` or
             `"float"`; PopTorch's default otherwise.
@@ -122,6 +130,7 @@ class IPUConfig:
     execution: str = "pipelined"
     loss_block: str | None = None
     precision: str = "float32"
+    float32_modules: str | Sequence[str] | None = None
     stochastic_rounding: bool | None = None
     partials: str | None = None
     offload_optimizer: bool = False
@@ -153,6 +162,7 @@ class IPUConfig:
         memory_proportions(self.available_memory_proportion, self.stage_ipus)
         take_own_options(self)
         check_memory(self)
+        check_precision(self.precision, self.float32_modules)
         if self.inference is not None:
             object.__setattr__(self, "inference", check_inference(self.inference))
             changed_for_inference(self)  # checks them, too
@@ -337,6 +347,34 @@ class IPUConfig:
         if self.loss_block is not None:
             return self.loss_block
         return self.stages[-1][-1] if self.stages else None
+
+    @property
+    def types(self) -> Precision:
+        """The types of activations and of weights, which `precision` names."""
+        return precision_of(self.precision)
+
+    @property
+    def rounds_at_random(self) -> bool | None:
+        """Whether training rounds at random; None for PopTorch's default, which is no.
+
+        Example:
+            >>> IPUConfig(precision="16.16").rounds_at_random
+            True
+        """
+        if self.stochastic_rounding is None and self.types.weights == torch.float16:
+            return True
+        return self.stochastic_rounding
+
+    @property
+    def float32_patterns(self) -> tuple[str, ...]:
+        """Words and patterns of `float32_modules`; empty for none.
+
+        Example:
+            >>> IPUConfig(precision="16.16", float32_modules="norm").float32_patterns
+            ('norm',)
+        """
+        given = self.float32_modules or ()
+        return (given,) if isinstance(given, str) else tuple(given)
 
     @property
     def is_pipelined(self) -> bool:

@@ -147,11 +147,8 @@ def derived_training(config: Config, plan: BatchPlan) -> poptorch.Options:
     """The options of training that a config stands for, whatever own ones it has."""
     options = derived(config, plan)
     options.Training.gradientAccumulation(plan.gradient_accumulation)
-    is_rounded = config.stochastic_rounding
-    if is_rounded is None and config.precision == "float16":
-        is_rounded = True
-    if is_rounded is not None:
-        options.Precision.enableStochasticRounding(is_rounded)
+    if config.rounds_at_random is not None:
+        options.Precision.enableStochasticRounding(config.rounds_at_random)
     if config.profile_dir is not None and config.process.is_first:
         options.enableProfiling(config.profile_dir)
     return options

@@ -14,8 +14,10 @@ from .programs.gradients import WatchedGradients
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
 from .traced.reference import HostUpdate, host_outputs, host_update
 from .training import Training
+from .weights.precision import Counterparts, in_own_types
 
 __all__ = [
+    "Counterparts",
     "Evaluation",
     "Executors",
     "Figures",
@@ -29,6 +31,7 @@ __all__ = [
     "give_shapes",
     "host_outputs",
     "host_update",
+    "in_own_types",
     "joined",
     "lazy_layers",
     "predictions",

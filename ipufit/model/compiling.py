@@ -84,7 +84,10 @@ def compile(
     """
     config = _with_steps(self._given_config, steps_per_execution)
     objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics)
-    optimization = resolve_optimization(optimizer, lr_schedule, self.module, schedules)
+    own = self._counterparts.own
+    optimization = resolve_optimization(
+        optimizer, lr_schedule, self.module, schedules, own
+    )
     momentum = optimization.ema_momentum
     self._settings = CompileSettings(
         objective=objective,

@@ -16,7 +16,7 @@ from typing import Any, Mapping, TypeVar
 import torch
 
 from ipufit import checkpoint as files
-from ipufit.engine import lazy_layers
+from ipufit.engine import Counterparts, lazy_layers
 from ipufit.errors import UnsupportedError
 from ipufit.resume import groups_of_module
 
@@ -45,6 +45,7 @@ def state_of(model: Model) -> dict[str, Any]:
         "module": model.module,
         "config": model._given_config,
         "arguments": None if settings is None else dict(settings.arguments),
+        "counterparts": _counterparts_in_use(model),
         "trained": _beyond_the_module(model) if is_trained else None,
         "is_swapped": average is not None and average.is_swapped,
         "data": replace(model._data, source=None),
@@ -61,6 +62,7 @@ def restore(model: Any, state: Mapping[str, Any]) -> None:
     """
     model._data = state["data"]
     vars(model).update(state["attributes"])
+    model._counterparts = Counterparts(state.get("counterparts", ()))
     if state["arguments"] is None:
         return
     model.compile(**state["arguments"])
@@ -124,6 +126,16 @@ def check_picklable(state: Mapping[str, Any]) -> None:
                 "are found by their names. copy.deepcopy(model) takes any, and "
                 "model.save(path) keeps what was learnt."
             ) from error
+
+
+def _counterparts_in_use(model: Model) -> list[tuple[Any, Any]]:
+    """The parameters of the module that was given which the optimizer given has."""
+    settings = model._settings
+    optimizer = None if settings is None else settings.arguments["optimizer"]
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return []
+    given = [one for group in optimizer.param_groups for one in group["params"]]
+    return model._counterparts.among(given)
 
 
 def _beyond_the_module(model: Model) -> files.Checkpoint:

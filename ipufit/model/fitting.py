@@ -25,7 +25,7 @@ from ipufit.errors import (
     DroppedRowsWarning,
     EmptyUpdatesWarning,
 )
-from ipufit.resume import check_same_run, find_checkpoint
+from ipufit.resume import check_same_run, find_checkpoint, numeric_settings
 from ipufit.types import PathLike, Verbose
 
 from .evaluating import evaluation_of, rows_to_evaluate, warn_of_coverage
@@ -177,7 +177,7 @@ def fit(
             "class_weight": class_weight,
             "steps_per_epoch": steps_per_epoch,
             "validation_updates": validation_updates,
-            "precision": self.config.precision,
+            **numeric_settings(self.config),
         },
         settings=settings.in_words,
         params={"verbose": verbose, "epochs": epochs},

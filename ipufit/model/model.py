@@ -14,7 +14,7 @@ import torch
 from ipufit.callbacks import History
 from ipufit.config import IPUConfig
 from ipufit.distributed import Processes, configure, get_process_info
-from ipufit.engine import Executors
+from ipufit.engine import Executors, in_own_types
 from ipufit.errors import ConfigError
 from ipufit.optimizers import WeightAverage
 
@@ -51,13 +51,18 @@ class IPUModel:
 
     Args:
         module: Any module. Its weights are the ones trained: after `fit` they are in
-            it, whatever device they were on. With `precision="float16"` they become
-            float16.
+            it, whatever device they were on. If `config` asks for weights of another
+            type, a copy with such weights is trained instead: `model.module`. The
+            module that was given stays as it was.
         config: Layout on IPUs; one IPU by default.
+        in_place: Change the types of the module's own weights rather than those of a
+            copy.
 
     Raises:
-        ConfigError: `module` is no torch module, or `config` no `IPUConfig`.
-        UnknownNameError: `pipeline` names something else among submodules.
+        ConfigError: `module` is no torch module, or `config` no `IPUConfig`; or the
+            module can't be copied.
+        UnknownNameError: `pipeline` names something else among submodules, or a
+            pattern of `float32_modules` matches none.
 
     Example:
         >>> import torch
@@ -73,25 +78,29 @@ class IPUModel:
     """
 
     def __init__(
-        self, module: torch.nn.Module, config: IPUConfig | None = None
+        self,
+        module: torch.nn.Module,
+        config: IPUConfig | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ConfigError(f"module={module!r} is not a torch.nn.Module.")
         if config is not None and not isinstance(config, IPUConfig):
             raise ConfigError(f"config={config!r} is not an ipufit.IPUConfig.")
-        self.module = module
         self.config = self._given_config = config or IPUConfig()
+        self.module, self._counterparts = in_own_types(
+            module, self.config, in_place=in_place
+        )
         self.history: History | None = None
         process = self.config.process
         if process != get_process_info():
             configure(process)  # for datasets that ask, and files
         self.processes = Processes(process)
-        self._executors = Executors(module, self.config, self.processes)
+        self._executors = Executors(self.module, self.config, self.processes)
         self._settings: CompileSettings | None = None
         self._runs = Runs()
         self._data = PastData()
-        if self.config.precision == "float16":
-            module.half()
 
     # Keras's methods.
     compile = compiling.compile

@@ -12,7 +12,7 @@ from ipufit.callbacks import CallbackList, History
 from ipufit.config import IPUConfig
 from ipufit.data import Source
 from ipufit.distributed import Processes
-from ipufit.engine import Executors, Figures, Objective
+from ipufit.engine import Counterparts, Executors, Figures, Objective
 from ipufit.errors import NotCompiledError
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.resume import Snapshot
@@ -92,6 +92,7 @@ class Model(Protocol):
     processes: Processes
     history: History | None
     _given_config: IPUConfig
+    _counterparts: Counterparts
     _executors: Executors
     _settings: CompileSettings | None
     _runs: Runs

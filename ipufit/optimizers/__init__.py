@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .averaging import WeightAverage
+from .decay import is_norm
 from .freezing import Frozen, freeze
 from .loss_scaling import LossScaleRamp
 from .optimization import Optimization, resolve_optimization
@@ -32,6 +33,7 @@ __all__ = [
     "check_covers",
     "freeze",
     "hyper_parameters",
+    "is_norm",
     "resolve_optimization",
     "resolve_optimizer",
 ]

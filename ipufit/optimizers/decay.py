@@ -156,6 +156,16 @@ def _of_norms(module: torch.nn.Module) -> set[int]:
     return {
         id(parameter)
         for layer in module.modules()
-        if isinstance(layer, _NORMS) or type(layer).__name__.endswith("Norm")
+        if is_norm(layer)
         for parameter in layer.parameters(recurse=False)
     }
+
+
+def is_norm(layer: torch.nn.Module) -> bool:
+    """Whether it is one of torch's normalisation layers, or named like one.
+
+    Example:
+        >>> is_norm(torch.nn.LayerNorm(2)), is_norm(torch.nn.Linear(2, 2))
+        (True, False)
+    """
+    return isinstance(layer, _NORMS) or type(layer).__name__.endswith("Norm")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 
@@ -235,6 +235,7 @@ def resolve_optimization(
     lr_schedule: ScheduleLike,
     module: torch.nn.Module,
     schedules: SchedulesLike = None,
+    own: Callable[[Any], Any] | None = None,
 ) -> Optimization:
     """Join the optimiser that is meant with what changes its values.
 
@@ -243,6 +244,7 @@ def resolve_optimization(
         lr_schedule: As for `make_rates`.
         module: Its parameters are given to an optimizer that has none.
         schedules: As for `make_schedules`.
+        own: As for `resolve_optimizer`.
 
     Raises:
         UnknownNameError: A name is unknown.
@@ -264,7 +266,7 @@ def resolve_optimization(
     """
     if isinstance(optimizer, str):
         optimizer = Optimizer(optimizer)
-    resolved = resolve_optimizer(optimizer, module)
+    resolved = resolve_optimizer(optimizer, module, own)
     rates = make_rates(lr_schedule, resolved, optimizer)
     others = make_schedules(schedules, resolved)
     make_settable(resolved, rates.describe() if rates.is_scheduled else None)

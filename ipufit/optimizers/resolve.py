@@ -8,7 +8,7 @@ neither fault, so torch's are rebuilt as PopTorch's, with their parameter groups
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 import torch
 
@@ -25,7 +25,9 @@ _HAS_NO_COUNTERPART = ("amsgrad", "maximize")
 
 
 def resolve_optimizer(
-    optimizer: OptimizerLike, module: torch.nn.Module
+    optimizer: OptimizerLike,
+    module: torch.nn.Module,
+    own: Callable[[Any], Any] | None = None,
 ) -> torch.optim.Optimizer:
     """Give the PopTorch optimiser that a name or another optimiser stands for.
 
@@ -35,6 +37,9 @@ def resolve_optimizer(
         optimizer: A name, an `ipufit.Optimizer`, a torch optimiser (SGD, Adam, AdamW,
             RMSprop), or one of `poptorch.optim`, which is used as it is.
         module: Its parameters are given to a named optimiser.
+        own: Gives the module's parameter in the place of one of the module that it is
+            a copy of. An optimiser of `poptorch.optim` has the module's parameters
+            from then on.
 
     Returns:
         An optimiser of `poptorch.optim`.
@@ -65,12 +70,14 @@ def resolve_optimizer(
             f"optimizer={optimizer!r} is neither a name ({', '.join(NAMES)}) nor "
             "an ipufit.Optimizer, nor an optimizer made with the module's parameters."
         )
-    _refuse_strangers(optimizer, module)
+    groups = _own_groups(optimizer, module, own or _itself)
     if isinstance(optimizer, poptorch.optim.Optimizer):
+        for group, parameters in zip(optimizer.param_groups, groups):
+            group["params"] = parameters
         return optimizer
     for kind in KINDS.values():
         if type(optimizer) is kind.torch_class:
-            return _rebuild(optimizer, kind)
+            return _rebuild(optimizer, kind, groups)
     raise UnsupportedError(
         f"{_class_name(optimizer)} can't run on an IPU. Use one of "
         f"{', '.join(NAMES)}, torch.optim's SGD, Adam, AdamW or RMSprop, or "
@@ -78,18 +85,26 @@ def resolve_optimizer(
     )
 
 
-def _refuse_strangers(
-    optimizer: torch.optim.Optimizer, module: torch.nn.Module
-) -> None:
-    own = {id(parameter) for parameter in module.parameters()}
-    groups = optimizer.param_groups
-    strangers = sum(id(p) not in own for group in groups for p in group["params"])
+def _own_groups(
+    optimizer: torch.optim.Optimizer,
+    module: torch.nn.Module,
+    own: Callable[[Any], Any],
+) -> list[list[Any]]:
+    """The module's parameters in the groups of an optimiser."""
+    groups = [[own(one) for one in group["params"]] for group in optimizer.param_groups]
+    known = {id(parameter) for parameter in module.parameters()}
+    strangers = sum(id(one) not in known for group in groups for one in group)
     if strangers:
         raise ConfigError(
             f"{strangers} parameters of this {_class_name(optimizer)} are not the "
             "module's. Make it with module.parameters() of the module that you passed "
-            "to IPUModel."
+            "to IPUModel, or with model.module.parameters()."
         )
+    return groups
+
+
+def _itself(parameter: Any) -> Any:
+    return parameter
 
 
 def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
@@ -183,7 +198,9 @@ def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
     return type(optimizer), groups, attributes, id(optimizer) if is_combined else None
 
 
-def _rebuild(optimizer: torch.optim.Optimizer, kind: Kind) -> torch.optim.Optimizer:
+def _rebuild(
+    optimizer: torch.optim.Optimizer, kind: Kind, parameters: list[list[Any]]
+) -> torch.optim.Optimizer:
     for name in _HAS_NO_COUNTERPART:
         if any(group.get(name) for group in optimizer.param_groups):
             raise UnsupportedError(
@@ -204,8 +221,8 @@ def _rebuild(optimizer: torch.optim.Optimizer, kind: Kind) -> torch.optim.Optimi
         )
     settings = kind.known(optimizer.defaults)
     groups: list[dict[str, Any]] = [
-        {name: plain(group[name]) for name in ("params", *settings)}
-        for group in optimizer.param_groups
+        {"params": own, **{name: plain(group[name]) for name in settings}}
+        for group, own in zip(optimizer.param_groups, parameters)
     ]
     defaults = {name: plain(optimizer.defaults[name]) for name in settings}
     if not isinstance(defaults["lr"], float):  # every group has its own
@@ -234,17 +251,13 @@ def _drop_velocity(optimizer: torch.optim.Optimizer) -> None:
 def plain(value: Any) -> Any:
     """Convert a group's value to what PopTorch takes: no tensors, tuples of floats.
 
-    Parameters stay as they are.
-
     Example:
         >>> plain([torch.tensor(0.5), 1])
         (0.5, 1.0)
     """
     if isinstance(value, torch.Tensor):
         return value.item()
-    if isinstance(value, (tuple, list)) and not isinstance(
-        value[0], torch.nn.Parameter
-    ):
+    if isinstance(value, (tuple, list)):
         return tuple(plain(element) for element in value)
     return float(value) if type(value) is int else value
 

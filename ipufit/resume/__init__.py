@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .finding import find_checkpoint
 from .same_run import check_same_run
-from .settings import compiled_settings, described
+from .settings import compiled_settings, described, numeric_settings
 from .snapshot import Snapshot, check_has_run, epochs_to_go, position_of
 from .trained import (
     TrainedState,
@@ -24,5 +24,6 @@ __all__ = [
     "epochs_to_go",
     "find_checkpoint",
     "groups_of_module",
+    "numeric_settings",
     "position_of",
 ]

@@ -74,6 +74,21 @@ def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     }
 
 
+def numeric_settings(config: IPUConfig) -> dict[str, Any]:
+    """The fields of a config that change the numbers of a training.
+
+    Example:
+        >>> numeric_settings(IPUConfig(precision="16.16", partials="half"))
+        {'precision': 'float16', 'float32_modules': (), 'stochastic_rounding': True, ...
+    """
+    return {
+        "precision": config.types.word,
+        "float32_modules": config.float32_patterns,
+        "stochastic_rounding": bool(config.rounds_at_random),
+        "partials": config.partials,
+    }
+
+
 def config_in_words(config: IPUConfig) -> dict[str, str]:
     """The fields of a config that were set, for people who look into a checkpoint.
 

@@ -26,7 +26,10 @@ def training_options(**settings):
         ({"replicas": True}, "replicas=True"),
         ({"device_iterations": None}, "device_iterations=None"),
         ({"device_iterations": 2.5}, r"device_iterations=2\.5"),
-        ({"precision": "bf16"}, "precision='bf16' is none of 'float32', 'float16'"),
+        (
+            {"precision": "bf16"},
+            "precision='bf16' is none of 'float16', 'float32', '16.16'",
+        ),
         ({"execution": "phased"}, "execution='phased' is none of"),
         ({"pipeline": "layer1"}, r"pipeline=\('layer1', ...\)"),
         ({"pipeline": 3}, "pipeline=3 is neither"),

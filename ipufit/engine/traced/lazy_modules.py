@@ -9,6 +9,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ipufit.data import Source
 from ipufit.engine.weights.modes import mode
+from ipufit.engine.weights.precision import change_types
 from ipufit.errors import ConfigError
 
 from .calling import call_module
@@ -37,15 +38,18 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
     if not lazy_layers(module):
         return
     leaves = [_as_on_devices(leaf) for leaf in source.example(1, inputs_only=True)]
-    is_half = any(p.dtype == torch.float16 for p in module.parameters())
-    if is_half:  # in which many operations exist on devices only
+    weights = [*module.named_parameters(), *module.named_buffers()]
+    in_half = {name for name, weight in weights if weight.dtype == torch.float16}
+    if in_half:  # in which many operations exist on devices only
         module.float()
     try:
         with mode(module, training=False), torch.no_grad():
             call_module(module, source.structure.inputs.rebuild(leaves))
     finally:
-        if is_half:
-            module.half()
+        if in_half:
+            now = [*module.named_parameters(), *module.named_buffers()]
+            halves = {id(one): torch.float16 for name, one in now if name in in_half}
+            change_types(module, halves)
     left = lazy_layers(module)
     if left:
         raise ConfigError(

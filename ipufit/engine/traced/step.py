@@ -25,6 +25,7 @@ from ipufit.engine.weights.wrapping import weights_of
 from ipufit.scalars import collected
 
 from .calling import call_module
+from .casting import computed_in
 from .heads import Called, Findings, Head
 from .stages import check_stages_begin, last_block
 
@@ -32,7 +33,6 @@ _OVERLAPS = {
     "accumulation": poptorch.OverlapMode.OverlapAccumulationLoop,
     "device_iterations": poptorch.OverlapMode.OverlapDeviceIterationLoop,
 }
-_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 class Step(torch.nn.Module):
@@ -63,7 +63,7 @@ class Step(torch.nn.Module):
         self._config = config
         self._first_block = config.first_block
         self._last_block = config.last_block
-        self._dtype = _DTYPES[config.precision]
+        self._config = config
         self._overlap = _OVERLAPS.get(config.overlap_io or "")
         # PopTorch traces a shallow copy, which shares this list.
         self._found: list[Findings] = []
@@ -116,6 +116,7 @@ class Step(torch.nn.Module):
             stack.enter_context(observing.also(losses))
             stack.enter_context(observing.also(probabilities))
             stack.enter_context(self._head.explained(self.module))
+            stack.enter_context(computed_in(self.module, self._config))
             outputs = call_module(self.module, inputs)
         check_stages_begin(
             self.module, self._config, blocks, training=self._head.is_training
@@ -140,7 +141,5 @@ class Step(torch.nn.Module):
         )
 
     def _cast(self, tensor: Tensor) -> Tensor:
-        if self._dtype == torch.float32 or not tensor.is_floating_point():
-            return tensor
-        narrowed: Tensor = tensor.to(self._dtype)
-        return narrowed
+        is_cast = self._config.types.is_half and tensor.is_floating_point()
+        return tensor.to(torch.float16) if is_cast else tensor

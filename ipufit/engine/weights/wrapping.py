@@ -63,10 +63,20 @@ def remember_classes(weights: Iterable[Tensor]) -> None:
             _PLAIN[weight] = type(weight)
 
 
+def plain_class(weight: Tensor) -> type[Tensor]:
+    """The class that a weight had before PopTorch wrapped it, if it did.
+
+    Example:
+        >>> plain_class(torch.zeros(1))
+        <class 'torch.Tensor'>
+    """
+    return _PLAIN.get(weight, type(weight))
+
+
 def make_plain(weights: Iterable[Tensor]) -> None:
     """Give weights the classes that they had before they were wrapped."""
     for weight in weights:
-        weight.__class__ = _PLAIN.get(weight, type(weight))
+        weight.__class__ = plain_class(weight)
 
 
 class Wrappers:

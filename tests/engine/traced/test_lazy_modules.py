@@ -116,7 +116,7 @@ def test_half_precision_gets_shapes_in_full():
     module, expected, _ = pairs()
     model = IPUModel(module, IPUConfig(precision="float16"))
     model.predict(X, verbose=0)
-    assert_same(module, expected.half())
+    assert_same(model.module, expected.half())
 
 
 def test_only_lazy_modules_are_run_and_once():

@@ -335,7 +335,7 @@ def test_half_precision_trains_and_reports_in_single():
         "cross_entropy",
         metrics=["accuracy"],
     )
-    assert {p.dtype for p in module.parameters()} == {torch.float16}
+    assert {p.dtype for p in model.module.parameters()} == {torch.float16}
     x, y = reference.samples(4096)
     history = model.fit(x, y, batch_size=512, shuffle=False, epochs=2, verbose=0)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
@@ -343,7 +343,8 @@ def test_half_precision_trains_and_reports_in_single():
         expected = reference.train(twin, optimizer, x, y, 512).figures()
         for name, value in expected.items():
             assert history.history[name][epoch] == pytest.approx(value, abs=0.01)
-    assert {p.dtype for p in module.parameters()} == {torch.float16}
+    assert {p.dtype for p in model.module.parameters()} == {torch.float16}
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
     assert model.predict(x[:5], verbose=0).dtype == torch.float16
     # 4096 samples: sums in float16 would be exact to 4 at best.
     accuracy = model.evaluate(x, y, verbose=0)["accuracy"]

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module in the types that a config asks for: as a copy, or changed in place."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import weakref
+from typing import Any, Iterator, Mapping, MutableMapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ipufit.config import IPUConfig
+from ipufit.errors import ConfigError, UnknownNameError
+from ipufit.optimizers import is_norm
+
+from .wrapping import plain_class, unfetched
+
+
+def _is_loss(part: torch.nn.Module) -> bool:
+    return isinstance(part, torch.nn.modules.loss._Loss)
+
+
+_WORDS = {"norm": is_norm, "loss": _is_loss}
+"""Kinds of submodules that `float32_modules` has words for."""
+
+
+def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Find the submodules that compute in float32.
+
+    Args:
+        patterns: `"norm"` for normalisation layers, `"loss"` for torch's losses, and
+            names or patterns of submodules, as in `fnmatch`.
+
+    Raises:
+        UnknownNameError: A word or pattern matches none.
+
+    Example:
+        >>> module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+        >>> float32_submodules(module, ["norm"])
+        ['1']
+    """
+    parts = {name: part for name, part in module.named_modules() if name}
+    found: set[str] = set()
+    for word in patterns:
+        is_kind = _WORDS.get(word)
+        matching = set(fnmatch.filter(parts, word))
+        if is_kind is not None:
+            matching.update(name for name, part in parts.items() if is_kind(part))
+        if not matching:
+            known = (*parts, *_WORDS)
+            raise UnknownNameError("submodule in float32_modules", word, known)
+        found |= matching
+    return [name for name in parts if name in found]
+
+
+class Counterparts:
+    """The parameters of a module that was given, and those of the copy in its place.
+
+    The module that was given may go: nothing here keeps it.
+
+    Args:
+        pairs: Each parameter that was given, and its counterpart.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        self._own: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+        self._before: list[tuple[weakref.ReferenceType[Tensor], Any]] = []
+        for given, own in pairs:
+            self._own[given] = own
+            self._before.append((weakref.ref(given), _state(given)))
+
+    def own(self, parameter: Tensor) -> Tensor:
+        """The counterpart of a parameter that was given; any other one itself.
+
+        Example:
+            >>> given, own = torch.zeros(1), torch.ones(1)
+            >>> Counterparts([(given, own)]).own(given)
+            tensor([1.])
+        """
+        return self._own.get(parameter, parameter)
+
+    def among(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """The pairs of those parameters that were given."""
+        return [(one, self._own[one]) for one in parameters if one in self._own]
+
+    def changed(self) -> bool:
+        """Whether the given parameters were changed, frozen or thawed; once only."""
+        now = [(reference, reference()) for reference, _ in self._before]
+        alive = [(reference, one) for reference, one in now if one is not None]
+        states = [(reference, _state(one)) for reference, one in alive]
+        before = {id(reference): state for reference, state in self._before}
+        self._before = states
+        return any(before[id(reference)] != state for reference, state in states)
+
+
+def _state(parameter: Tensor) -> tuple[Any, ...]:
+    named = "requires_grad", "_version"
+    return tuple(unfetched(parameter, name) for name in named)
+
+
+def in_own_types(
+    module: torch.nn.Module, config: IPUConfig, *, in_place: bool
+) -> tuple[torch.nn.Module, Counterparts]:
+    """Give a module whose weights have the types that a config asks for.
+
+    Args:
+        module: It stays as it is unless `in_place`.
+        config: Has the precision, and the submodules that are float32 all the same.
+        in_place: Change the types of this module's own weights.
+
+    Returns:
+        The module itself if nothing has to change, or if it may be changed; else a
+        copy. And the copy's counterparts of its parameters.
+
+    Raises:
+        UnknownNameError: `float32_modules` has a pattern that matches nothing.
+        ConfigError: A copy is needed, and the module can't be copied.
+
+    Example:
+        >>> given = torch.nn.Linear(2, 1)
+        >>> own, _ = in_own_types(given, IPUConfig(precision="16.16"), in_place=False)
+        >>> own.weight.dtype, given.weight.dtype
+        (torch.float16, torch.float32)
+    """
+    names = float32_submodules(module, config.float32_patterns)
+    wanted = {id(one): (one, dtype) for one, dtype in _changes(module, config, names)}
+    if not wanted:
+        return module, Counterparts()
+    if in_place:
+        change_types(module, {key: dtype for key, (_, dtype) in wanted.items()})
+        return module, Counterparts()
+    for one in (*module.parameters(), *module.buffers()):
+        if _is_lazy(one):  # torch can't copy lazy buffers
+            wanted.setdefault(id(one), (one, one.dtype))
+    memo: dict[int, Any] = {
+        key: _converted(one, dtype) for key, (one, dtype) in wanted.items()
+    }
+    try:
+        own = copy.deepcopy(module, memo)
+    except Exception as error:  # a user's attribute may raise anything
+        raise ConfigError(
+            f"precision={config.precision!r} makes a copy of the module in these "
+            f"types, and {type(module).__name__} can't be copied: {error}. Give "
+            "IPUModel(..., in_place=True) to have its own weights changed."
+        ) from error
+    return own, Counterparts([(one, memo[id(one)]) for one in module.parameters()])
+
+
+def change_types(module: torch.nn.Module, dtypes: Mapping[int, torch.dtype]) -> None:
+    """Change the types of weights of a module, as `Module.half` does it of all.
+
+    Args:
+        dtypes: Types of parameters and buffers, by their ids; others keep theirs.
+
+    Example:
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> change_types(layer, {id(layer.bias): torch.float16})
+        >>> layer.weight.dtype, layer.bias.dtype
+        (torch.float32, torch.float16)
+    """
+
+    def change(weight: Tensor) -> Tensor:
+        dtype = dtypes.get(id(weight))
+        return weight if dtype is None else weight.to(dtype)
+
+    module._apply(change)  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def _changes(
+    module: torch.nn.Module, config: IPUConfig, float32_names: Sequence[str]
+) -> Iterator[tuple[Tensor, torch.dtype]]:
+    """Weights that don't have the types that they should have, and these types."""
+    if not config.types.is_half:
+        return
+    kept = {
+        id(weight)
+        for name in float32_names
+        for weight in _floating(module.get_submodule(name))
+    }
+    for weight in _floating(module):
+        is_kept = id(weight) in kept  # a tied weight is kept by any of its names
+        dtype = torch.float32 if is_kept else config.types.weights
+        now = unfetched(weight, "dtype")
+        if now != dtype and not (now == torch.float64 and dtype == torch.float32):
+            yield weight, dtype
+
+
+def _floating(module: torch.nn.Module) -> list[Tensor]:
+    weights = [*module.parameters(), *module.buffers()]
+    return [one for one in weights if unfetched(one, "dtype").is_floating_point]
+
+
+def _is_lazy(weight: Tensor) -> bool:
+    return issubclass(type(weight), (UninitializedBuffer, UninitializedParameter))
+
+
+def _converted(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of a weight in another type; of its class, as `copy.deepcopy` makes it."""
+    kind: Any = plain_class(weight)
+    if _is_lazy(weight):
+        lazy: Tensor = kind(weight.requires_grad, device=weight.device, dtype=dtype)
+        return lazy
+    value: Tensor = weight.detach().to(dtype)
+    if issubclass(kind, torch.nn.Parameter):
+        value = kind(value, weight.requires_grad)
+    return value

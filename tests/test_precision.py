@@ -1,0 +1,573 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Precision: what is computed in which type, on whose weights, rounded how."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, linear
+
+from ipufit import (
+    BackupAndRestore,
+    ConfigError,
+    IPUConfig,
+    IPUModel,
+    UnknownNameError,
+    poptorch,
+)
+from ipufit.callbacks import Callback
+from tests import reference
+
+HALF, SINGLE = torch.float16, torch.float32
+X, Y = reference.samples(24)
+
+
+def dtypes(module):
+    return {name: p.dtype for name, p in module.named_parameters()}
+
+
+class Noted(nn.Module):
+    """Runs layers, and notes the type that each gets and gives."""
+
+    def __init__(self, **layers):
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+        self.seen = []
+
+    def forward(self, x):
+        for name, layer in self.layers.items():
+            before, x = x.dtype, layer(x)
+            self.seen.append((name, before, x.dtype))
+        return x
+
+
+class Doubtful(nn.Module):
+    """A weight of its own, a buffer, and the types that it computes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((4,), 0.5))
+        self.register_buffer("shift", torch.zeros(4))
+        self.seen = []
+
+    def forward(self, x):
+        result = x * self.scale + self.shift
+        self.seen += [x.dtype, self.scale.dtype, result.dtype]
+        return result
+
+
+def seen_in(model):
+    """Types that a trace of the model's `forward` has seen."""
+    model.module.seen.clear()
+    model.predict(torch.randn(3, 4), verbose=0)
+    return model.module.seen
+
+
+# Words ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "weights", "outputs"),
+    [
+        ("float32", SINGLE, SINGLE),
+        ("32.32", SINGLE, SINGLE),
+        ("16.32", SINGLE, HALF),
+        ("16.16", HALF, HALF),
+        ("float16", HALF, HALF),
+    ],
+)
+def test_words_say_the_types_of_activations_and_of_weights(word, weights, outputs):
+    model = IPUModel(reference.network(), IPUConfig(precision=word))
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, 8, verbose=0)
+    assert set(dtypes(model.module).values()) == {weights}
+    assert model.predict(X, verbose=0).dtype == outputs
+
+
+def test_two_names_of_a_precision_give_the_same_numbers():
+    for one, other in (("float16", "16.16"), ("float32", "32.32")):
+        histories = []
+        for word in (one, other):
+            model = IPUModel(reference.network(), IPUConfig(precision=word, seed=3))
+            model.compile("sgd", "cross_entropy")
+            histories.append(model.fit(X, Y, 8, verbose=0).history)
+        assert histories[0] == histories[1]
+
+
+# Float32 weights, float16 activations ---------------------------------------------
+
+
+class Rounded(torch.autograd.Function):
+    """Rounding to float16, of values and of their gradients."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.half().float()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.half().float()
+
+
+def test_master_weights_train_as_torch_does_with_rounded_ones():
+    layer, twin = nn.Linear(3, 4), nn.Linear(3, 4)
+    twin.load_state_dict(layer.state_dict())
+    model = IPUModel(layer, IPUConfig(precision="16.32"))
+    model.compile(torch.optim.SGD(layer.parameters(), lr=0.5), "cross_entropy")
+    model.fit(X, Y, 8, epochs=3, shuffle=False, verbose=0)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.5)
+    rounded = Rounded.apply
+    for _ in range(3):
+        for rows in torch.arange(24).split(8):
+            weights = rounded(twin.weight), rounded(twin.bias)
+            outputs = rounded(linear(rounded(X[rows]), *weights))
+            optimizer.zero_grad()
+            cross_entropy(outputs, Y[rows]).backward()
+            optimizer.step()
+    reference.assert_same_weights(layer, twin, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("word", "moves"), [("16.16", False), ("16.32", True)])
+def test_steps_that_float16_cannot_hold_reach_master_weights(word, moves):
+    config = IPUConfig(precision=word, stochastic_rounding=False)
+    module = reference.network()
+    model = IPUModel(module, config)
+    model.compile(torch.optim.SGD(module.parameters(), lr=1e-5), "cross_entropy")
+    before = reference.weights(model.module)
+    model.fit(X, Y, 8, epochs=2, verbose=0)
+    after = reference.weights(model.module)
+    assert (not torch.equal(after["2.weight"], before["2.weight"])) == moves
+
+
+class Tied(nn.Module):
+    """Words in, scores of words out, by the weights of one table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 4)
+        self.norm = nn.LayerNorm(4)
+        self.decoder = nn.Linear(4, 6)
+        self.decoder.weight = self.table.weight
+        self.seen = []
+
+    def forward(self, words):
+        hidden = self.norm(self.table(words))
+        scores = self.decoder(hidden) + hidden @ self.table.weight.t()
+        self.seen += [hidden.dtype, scores.dtype]
+        return scores
+
+
+@pytest.mark.parametrize("more", [{}, {"float32_modules": "decoder"}])
+@pytest.mark.parametrize("word", ["16.16", "16.32"])
+def test_tied_weights_stay_tied(word, more):
+    model = IPUModel(Tied(), IPUConfig(precision=word, **more))
+    model.compile("sgd", "cross_entropy")
+    words = torch.arange(12) % 6
+    before = model.module.table.weight.detach().clone()
+    model.fit(words, words, 6, epochs=2, verbose=0)
+    module = model.module
+    assert set(module.seen) == {HALF}
+    assert module.decoder.weight is module.table.weight
+    assert not torch.equal(before, module.table.weight)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 5)
+        self.bn = nn.BatchNorm1d(5)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.head(self.bn(self.inner(x)))
+
+
+@pytest.mark.parametrize(
+    ("config", "statistics"),
+    [
+        ({"precision": "16.32"}, SINGLE),
+        ({"precision": "16.16", "float32_modules": "bn"}, SINGLE),
+        ({"precision": "16.16"}, HALF),
+    ],
+)
+def test_running_statistics_are_as_exact_as_weights(config, statistics):
+    torch.manual_seed(0)
+    module = Normed()
+    twin = copy.deepcopy(module)
+    model = IPUModel(module, IPUConfig(**config))
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, 24, verbose=0)
+    twin(X)
+    mean = model.module.bn.running_mean
+    assert mean.dtype == statistics
+    torch.testing.assert_close(mean.float(), twin.bn.running_mean, atol=2e-3, rtol=0)
+    assert model.predict(X, verbose=0).dtype == HALF
+
+
+def test_casts_belong_to_the_stages_of_their_weights(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
+    config = IPUConfig(
+        precision="16.32",
+        pipeline=("0", "2"),
+        gradient_accumulation=4,
+        float32_modules=["2"],
+    )
+    model = IPUModel(reference.network(), config)
+    model.compile("sgd", "cross_entropy")
+    assert model.fit(X, Y, 8, verbose=0).history["loss"][0] > 0
+    assert model.predict(X, 8, verbose=0).dtype == HALF
+
+
+def test_blocks_of_the_model_may_begin_in_a_float32_module(monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
+    module = reference.network()
+    poptorch.BeginBlock(module[0], ipu_id=0)
+    poptorch.BeginBlock(module[2], ipu_id=1)
+    config = IPUConfig(
+        precision="16.16", gradient_accumulation=4, float32_modules=["2"]
+    )
+    model = IPUModel(module, config)
+    model.compile("sgd", "cross_entropy")
+    assert model.fit(X, Y, 8, verbose=0).history["loss"][0] > 0
+    assert dtypes(model.module)["2.weight"] == SINGLE
+
+
+# Modules in float32 ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["16.16", "16.32"])
+def test_named_modules_compute_in_float32(word):
+    module = Noted(
+        first=nn.Linear(4, 4),
+        own=Doubtful(),
+        norm=nn.LayerNorm(4),
+        last=nn.Linear(4, 2),
+    )
+    given = IPUConfig(precision=word, float32_modules=["layers.own", "norm"])
+    model = IPUModel(module, given)
+    types = [(name, HALF, HALF) for name in ("first", "own", "norm", "last")]
+    assert seen_in(model) == types
+    assert set(model.module.layers["own"].seen) == {SINGLE}
+    other = SINGLE if word == "16.32" else HALF
+    found = dtypes(model.module)
+    assert found.pop("layers.own.scale") == found.pop("layers.norm.weight") == SINGLE
+    assert found.pop("layers.norm.bias") == SINGLE
+    assert set(found.values()) == {other}
+    assert not any(part._forward_hooks for part in model.module.modules())
+
+
+@pytest.mark.parametrize("word", ["16.16", "16.32"])
+def test_others_compute_in_float16(word):
+    model = IPUModel(Doubtful(), IPUConfig(precision=word))
+    assert seen_in(model) == [HALF, HALF, HALF]
+
+
+class OwnLoss(nn.Module):
+    """A loss that float16 can't hold, of a submodule or a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        self.criterion = nn.MSELoss()
+
+    def forward(self, x, y):
+        outputs = self.layer(x)
+        return outputs, self.criterion(outputs, y)
+
+
+@pytest.mark.filterwarnings("ignore::ipufit.errors.NonFiniteLossWarning")
+@pytest.mark.parametrize(
+    ("more", "is_finite"), [({}, False), ({"float32_modules": "loss"}, True)]
+)
+def test_losses_inside_the_module_are_float32_if_asked(more, is_finite):
+    model = IPUModel(OwnLoss(), IPUConfig(precision="16.32", **more))
+    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0))
+    targets = torch.full((24, 4), 500.0)  # their squares are beyond float16
+    data = {"x": X, "y": targets}
+    loss = model.fit(data, batch_size=8, verbose=0).history["loss"][0]
+    expected = 250_000 if is_finite else float("inf")
+    assert loss == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("word", ["16.16", "16.32"])
+def test_losses_of_compile_are_float32(word):
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append(outputs.dtype)
+        return (outputs - targets).pow(2).mean()
+
+    model = IPUModel(nn.Linear(3, 4), IPUConfig(precision=word))
+    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), loss)
+    history = model.fit(X, torch.full((24, 4), 500.0), 8, verbose=0).history
+    assert set(seen) == {SINGLE}
+    assert history["loss"][0] == pytest.approx(250_000, rel=0.02)
+
+
+def test_names_that_match_nothing_are_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"'headd'.* Did you mean 'head'\?"):
+        IPUModel(Normed(), IPUConfig(precision="16.16", float32_modules=["headd"]))
+    with pytest.raises(UnknownNameError, match="'norm'"):
+        IPUModel(nn.ReLU(), IPUConfig(precision="16.16", float32_modules="norm"))
+
+
+def test_float32_modules_need_a_float16_model():
+    with pytest.raises(ConfigError, match=r"everything is float32: give\s+precision"):
+        IPUConfig(float32_modules=["head"])
+    for wrong in (3, [], [3], ""):
+        with pytest.raises(ConfigError, match="float32_modules="):
+            IPUConfig(precision="16.16", float32_modules=wrong)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(3, 5, batch_first=True)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.head(self.cells(x.unsqueeze(1).repeat(1, 2, 1))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"precision": "16.16"},
+        {"precision": "16.32"},
+        {"precision": "16.16", "float32_modules": "cells"},
+    ],
+)
+def test_recurrent_layers_keep_their_lists_of_weights(config):
+    model = IPUModel(Recurrent(), IPUConfig(**config))
+    model.compile("sgd", "cross_entropy")
+    before = reference.weights(model.module)
+    model.fit(X, Y, 8, verbose=0)
+    after = reference.weights(model.module)
+    assert all(not torch.equal(after[name], before[name]) for name in before)
+    assert model.predict(X, verbose=0).dtype == HALF
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LazyLinear(5)
+        self.bn = nn.LazyBatchNorm1d()
+        self.head = nn.LazyLinear(4)
+
+    def forward(self, x):
+        return self.head(self.bn(self.inner(x)))
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("word", ["16.16", "16.32"])
+def test_lazy_weights_get_the_types_that_they_should_have(word):
+    model = IPUModel(Lazy(), IPUConfig(precision=word, float32_modules=["bn"]))
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, 8, verbose=0)
+    found = dtypes(model.module)
+    assert found["bn.weight"] == model.module.bn.running_var.dtype == SINGLE
+    assert found["inner.weight"] == (HALF if word == "16.16" else SINGLE)
+
+
+# Rounding -------------------------------------------------------------------------
+
+
+class Rounding(NamedTuple):
+    config: dict
+    trains_at_random: bool
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Rounding({"precision": "16.16"}, True),
+        Rounding({"precision": "16.32"}, False),
+        Rounding({"precision": "16.32", "stochastic_rounding": True}, True),
+        Rounding({"precision": "16.16", "stochastic_rounding": False}, False),
+    ],
+)
+def test_only_training_rounds_at_random(case):
+    """Additions that float16 can't hold: lost to the nearest, or not at random."""
+
+    class Adding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return (x + 0.5) + self.weight
+
+    class Outputs(Callback):
+        def on_train_batch_end(self, batch, logs):
+            losses.append(logs["loss"])
+
+    losses = []
+    model = IPUModel(Adding(), IPUConfig(seed=1, **case.config))
+    sgd = torch.optim.SGD(model.module.parameters(), lr=0.0)
+    model.compile(sgd, lambda outputs, targets: (outputs - targets).abs().mean())
+    x, y = torch.full((64, 8), 2048.0), torch.full((64, 8), 2048.0)
+    model.fit(x, y, 64, verbose=0, callbacks=[Outputs()])
+    assert (losses[0] > 0) == case.trains_at_random
+    assert model.evaluate(x, y, verbose=0)["loss"] == 0
+    assert (model.predict(x, verbose=0) == 2048).all()
+
+
+# Whose weights --------------------------------------------------------------------
+
+
+def test_the_module_that_was_given_stays_as_it_was():
+    module = reference.network()
+    before = reference.weights(module)
+    model = IPUModel(module, IPUConfig(precision="16.16"))
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, 8, verbose=0)
+    for name, weight in reference.weights(module).items():
+        assert torch.equal(weight, before[name])
+    assert model.module is not module
+    trained = model.get_weights()[0]
+    assert torch.equal(torch.as_tensor(trained), model.module[0].weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("config", "given"),
+    [
+        ({}, SINGLE),
+        ({"precision": "16.32"}, SINGLE),
+        ({"precision": "16.32", "float32_modules": ["2"]}, SINGLE),
+        ({"precision": "16.16"}, HALF),
+    ],
+)
+def test_a_module_that_has_these_types_is_trained_itself(config, given):
+    module = reference.network(dtype=given)
+    assert IPUModel(module, IPUConfig(**config)).module is module
+
+
+def test_a_module_may_be_changed_in_place():
+    module = reference.network()
+    weight = module[0].weight
+    config = IPUConfig(precision="16.16", float32_modules=["2"])
+    assert IPUModel(module, config, in_place=True).module is module
+    assert module[0].weight is weight
+    assert weight.dtype == HALF
+    assert module[2].weight.dtype == SINGLE
+
+
+def test_float16_weights_become_masters_of_float32():
+    model = IPUModel(reference.network(dtype=HALF), IPUConfig(precision="16.32"))
+    assert set(dtypes(model.module).values()) == {SINGLE}
+
+
+def test_a_module_that_cannot_be_copied_is_refused_with_a_way_out():
+    module = reference.network()
+    module.file = (value for value in ())  # nobody can copy a generator
+    config = IPUConfig(precision="16.16")
+    with pytest.raises(ConfigError, match=r"can't be copied: .* in_place=True"):
+        IPUModel(module, config)
+    assert IPUModel(module, config, in_place=True).module is module
+
+
+def of_torch(module):
+    return torch.optim.SGD(
+        [
+            {"params": module[0].parameters(), "lr": 0.5},
+            {"params": module[2].parameters(), "lr": 0.0},
+        ],
+        lr=0.1,
+    )
+
+
+def of_poptorch(module):
+    return poptorch.optim.SGD(
+        [
+            {"params": list(module[0].parameters()), "lr": 0.5},
+            {"params": list(module[2].parameters()), "lr": 0.0},
+        ],
+        lr=0.1,
+    )
+
+
+@pytest.mark.parametrize("make", [of_torch, of_poptorch])
+def test_optimizers_of_the_module_that_was_given_train_the_copy(make):
+    module = reference.network()
+    model = IPUModel(module, IPUConfig(precision="16.16"))
+    optimizer = make(module)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    model.compile(optimizer, "cross_entropy", lr_schedule=schedule)
+    before = reference.weights(model.module)
+    model.fit(X, Y, 8, verbose=0)
+    after = reference.weights(model.module)
+    assert not torch.equal(after["0.weight"], before["0.weight"])
+    assert torch.equal(after["2.weight"], before["2.weight"])
+    rates = [group["lr"] for group in model.optimizer.param_groups]
+    assert rates == [pytest.approx(0.5 * 0.5**3), 0.0]
+    if make is of_poptorch:
+        assert model.optimizer is optimizer
+
+
+def test_optimizers_of_another_module_are_refused():
+    model = IPUModel(reference.network(), IPUConfig(precision="16.16"))
+    with pytest.raises(ConfigError, match=r"or with model\.module\.parameters\(\)"):
+        model.compile(of_torch(reference.network()), "cross_entropy")
+
+
+@pytest.mark.parametrize("make", [of_torch, of_poptorch])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_copies_of_a_copy_go_on(make, copied):
+    module = reference.network()
+    config = IPUConfig(precision="16.16", float32_modules=["2"], seed=4)
+    model = IPUModel(module, config)
+    model.compile(make(module), "cross_entropy")
+    model.fit(X, Y, 8, verbose=0)
+    other = copied(model)
+    reference.assert_same_weights(other.module, model.module, rtol=0, atol=0)
+    assert dtypes(other.module) == dtypes(model.module)
+    other.fit(X, Y, 8, verbose=0)
+
+
+def test_a_shallow_copy_shares_the_copied_module():
+    module = reference.network()
+    model = IPUModel(module, IPUConfig(precision="16.16"))
+    model.compile(of_torch(module), "cross_entropy")
+    other = copy.copy(model)
+    assert other.module is model.module
+    other.fit(X, Y, 8, verbose=0)
+
+
+# Resuming -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"precision": "16.32"}, "precision was 'float16' and is '16.32'"),
+        ({"float32_modules": "2"}, r"float32_modules was \[\] and is \['2'\]"),
+        ({"partials": "half"}, "partials was None and is 'half'"),
+        (
+            {"stochastic_rounding": False},
+            "stochastic_rounding was True and is False",
+        ),
+        ({"precision": "float16", "stochastic_rounding": True}, None),
+    ],
+)
+def test_a_resumed_run_has_the_same_precision(change, message, tmp_path):
+    def fit(epochs, **more):
+        config = {"precision": "16.16", "seed": 2, **more}
+        model = IPUModel(reference.network(), IPUConfig(**config))
+        model.compile("sgd", "cross_entropy")
+        saver = BackupAndRestore(tmp_path / "run", delete_checkpoint=False)
+        told = {"callbacks": saver, "verbose": 0}
+        model.fit(X, Y, 8, epochs=epochs, **told)
+
+    fit(1)
+    if message is None:
+        fit(2, **change)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            fit(2, **change)
