@@ -151,7 +151,7 @@ _HOMES = {
     "data": ["CachedDataset", "generated"],
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
-    "model": ["IPUModel"],
+    "model": ["IPUModel", "compare"],
     "optimizers": [
         "Frozen",
         "LossScaleRamp",
@@ -160,8 +160,6 @@ _HOMES = {
         "Schedule",
         "freeze",
     ],
-    "model": ["IPUModel", "compare"],
-    "optimizers": ["LossScaleRamp", "Optimizer", "Schedule"],
     "scalars": ["log"],
 }
 _PACKAGES = ("distributed", "metrics")
