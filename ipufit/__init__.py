@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         WholeStreamWarning,
     )
     from .metrics import Metric, StreamedMetric
+    from .mixing import Mixing
     from .model import IPUModel, compare
     from .optimizers import Frozen, LossScaleRamp, Optimizer, PerEpoch, Schedule, freeze
     from .scalars import log
@@ -106,6 +107,7 @@ __all__ = [
     "MLflowLogger",
     "Metric",
     "MissingCheckpointError",
+    "Mixing",
     "ModelCheckpoint",
     "NonFiniteGradientWarning",
     "NonFiniteLossWarning",
@@ -151,6 +153,7 @@ _HOMES = {
     "data": ["CachedDataset", "generated"],
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
+    "mixing": ["Mixing"],
     "model": ["IPUModel", "compare"],
     "optimizers": [
         "Frozen",

@@ -39,6 +39,7 @@ FLOORS = {
         "launch": 2,
         "losses": 3,  # some are means of what metrics compute
         "metrics": 2,
+        "mixing": 2,
         "optimizers": 2,
         "scalars": 2,
         "state": 2,

@@ -40,7 +40,9 @@ class SampleStructure:
         inputs: Structure of the inputs.
         targets: Structure of the targets; without leaves if there are none.
         weights: Structure of the sample weights; without leaves if there are none.
-        is_padded: Whether a batch ends with one more tensor, the share of each row.
+        is_padded: Whether a batch goes on with one more tensor, the share of each row.
+        is_mixed: Whether a batch ends with one more tensor, of which
+            `ipufit.mixing.Coefficients` are taken.
 
     Example:
         >>> structure = SampleStructure(Structure.of({"a": 0}), Structure.of(0))
@@ -52,6 +54,7 @@ class SampleStructure:
     targets: Structure = NOTHING
     weights: Structure = NOTHING
     is_padded: bool = False
+    is_mixed: bool = False
 
     @classmethod
     def of(cls, parts: Sequence[Any]) -> SampleStructure:
@@ -94,6 +97,10 @@ class SampleStructure:
         targets = self.targets.rebuild(rest)
         weights = self.weights.rebuild(rest) if self.has_weights else None
         return Labels(targets, weights, next(rest) if self.is_padded else None)
+
+    def mixing(self, tensors: Sequence[Any]) -> Any:
+        """The tensor that says how samples are mixed, of a batch; None without one."""
+        return tensors[-1] if self.is_mixed else None
 
     def flatten(self, parts: Sequence[Any]) -> list[Any]:
         """The leaves of `(inputs, targets, weights)`; missing ones may be left out.

@@ -17,12 +17,14 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
 from ipufit.errors import DataError
+from ipufit.mixing import Mixing
 from ipufit.types import Batch
 
 from .calls import PLAIN, Call, CallLoader, Loading
 from .class_weights import ClassWeights
 from .division import Division
 from .host_random import RandomState, random_state, set_random_state
+from .mixed_rows import MixedRows
 from .orders import BEGINNING, Order, Position
 from .passes import Pass, Replay
 from .rebatching import pad, rebatched, shares
@@ -41,11 +43,12 @@ class TrainingBatches:
         plan: The factors of a call.
         options: Options of the training model.
         shuffle: Whether to draw a new order for every pass. Streams keep their order.
-        seed: Seed of the orders, and of samples that other processes load; None draws
-            one from torch's global generator.
+        seed: Seed of the orders, of samples that other processes load, and of how
+            samples are mixed; None draws one from torch's global generator.
         drop_last: True to leave out samples that don't fill a call; `"pad"` to fill
             the call with rows that don't count.
         class_weight: Class index to weight; None if all classes weigh the same.
+        mixing: How samples are mixed; None if they aren't.
         loading: How map-style data is loaded.
         start: Position at which to begin. Samples before it are not loaded, except
             from a stream, whose batches are drawn and dropped.
@@ -53,8 +56,9 @@ class TrainingBatches:
             process 0.
 
     Raises:
-        DataError: There are not enough samples for one call, or `class_weight` can't
-            be used.
+        ConfigError: Micro-batches have one sample, and samples are mixed.
+        DataError: There are not enough samples for one call, or `class_weight` or
+            `mixing` can't be used.
 
     Attributes:
         structure: How the tensors of a batch nest.
@@ -77,6 +81,7 @@ class TrainingBatches:
         seed: int | None = None,
         drop_last: bool | str = True,
         class_weight: Any = None,
+        mixing: Mixing | None = None,
         loading: Loading = PLAIN,
         start: Position = BEGINNING,
         processes: Processes = ALONE,
@@ -104,13 +109,19 @@ class TrainingBatches:
         self._is_padding = is_padding and bool(may_be_short)
         if self._is_padding:
             self.structure = self.structure.padded()
+        self._mixed_rows: MixedRows | None = None
+        if mixing is not None:
+            self._mixed_rows = MixedRows(
+                mixing, self.structure, source.example(1), plan, self._division
+            )
+            self.structure = self._mixed_rows.structure
         self.num_calls: int | None = None
         self.num_dropped: int | None = 0 if is_padding else None
         self.num_empty_updates = 0
         if count is not None:
             self._count(count)
         self.is_seeded = loading.seeds(source.dataset, processes)
-        if shuffle or self.is_seeded:
+        if shuffle or self.is_seeded or mixing is not None:
             if seed is None:
                 # Drawn here and not in a process that loads: those copy this one.
                 seed = int(torch.empty((), dtype=torch.int64).random_())
@@ -286,7 +297,7 @@ class TrainingBatches:
         num_all: int,
         in_updates: Tensor | None = None,
     ) -> Batch:
-        """The batch with class weights and shares of rows appended to it.
+        """The batch with class weights, shares and coefficients of rows appended.
 
         Args:
             num_real: Number of its real rows.
@@ -302,4 +313,6 @@ class TrainingBatches:
             batch.append(
                 shares(num_real, self._rows, division.block, in_updates, division.count)
             )
+        if self._mixed_rows is not None:
+            batch.append(self._mixed_rows.of(batch, self.seed, self.position))
         return batch

@@ -18,6 +18,7 @@ from ipufit.optimizers import Optimization, WeightAverage
 from .coverage import check_rows, cut, returned_rows
 from .objective.dtypes import widened_all
 from .objective.figures import Figures
+from .objective.mixed import dominant_labels
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
 
@@ -107,6 +108,9 @@ class Training:
         check_rows(outputs, rows.numel())
         is_real = rows.lt(call.num_real)
         labels = self.structure.labels(call.batch)
+        mixing = self.structure.mixing(call.batch)
+        if mixing is not None:
+            labels = dominant_labels(labels, mixing, self.plan.micro_batch_size)
         parts = cut((labels.targets, labels.weights), rows[is_real])
         outputs, labels = widened_all(cut(outputs, is_real), Labels(*parts))
         self.figures.stream(outputs, labels)

@@ -5,5 +5,13 @@ from __future__ import annotations
 
 from .loss import Loss, LossTerms
 from .resolve import LossLike, resolve_loss
+from .smoothing import check_smoothing, smoothed
 
-__all__ = ["Loss", "LossLike", "LossTerms", "resolve_loss"]
+__all__ = [
+    "Loss",
+    "LossLike",
+    "LossTerms",
+    "check_smoothing",
+    "resolve_loss",
+    "smoothed",
+]

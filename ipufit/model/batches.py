@@ -65,7 +65,7 @@ def train_on_batch(
         >>> list(model.train_on_batch(torch.zeros(4, 2), torch.zeros(4, 1)))
         ['loss']
     """
-    settings_of(self)
+    settings = settings_of(self)
     require_ipus(self)
     source = as_batch(x, y, sample_weight)
     training, batches = training_of(
@@ -75,6 +75,7 @@ def train_on_batch(
         shuffle=False,
         drop_last=True,
         class_weight=class_weight,
+        num_passes=settings.optimization.num_updates,  # so that no batch draws alike
     )
     _begin_loop(self, training.plan.device_iterations)
     training.prepare(batches, make_progress(0))

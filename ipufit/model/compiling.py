@@ -8,10 +8,11 @@ from typing import Any, Dict, Sequence, Union
 
 from ipufit.batching import check_positive
 from ipufit.config import IPUConfig
-from ipufit.engine import Figures, resolve_objective
-from ipufit.errors import ConfigError
-from ipufit.losses import LossLike
+from ipufit.engine import Figures, Objective, resolve_objective
+from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.losses import LossLike, check_smoothing
 from ipufit.metrics import MetricLike
+from ipufit.mixing import Mixing
 from ipufit.optimizers import (
     OptimizerLike,
     ScheduleLike,
@@ -19,7 +20,7 @@ from ipufit.optimizers import (
     WeightAverage,
     resolve_optimization,
 )
-from ipufit.resume import compiled_settings
+from ipufit.resume import compiled_settings, described
 
 from .parts import CompileSettings, Model, settings_of
 
@@ -39,6 +40,8 @@ def compile(
     *,
     lr_schedule: ScheduleLike = None,
     schedules: SchedulesLike = None,
+    augment: Mixing | None = None,
+    label_smoothing: float = 0.0,
 ) -> None:
     """Say how to train and what to report.
 
@@ -75,15 +78,23 @@ def compile(
         schedules: Schedules of other values of parameter groups by name, as in
             `{"weight_decay": ipufit.Schedule("cosine")}`: "momentum", "eps", "alpha",
             and "beta1" and "beta2", the parts of `betas`. They are factors, too.
+        augment: `ipufit.Mixing(mixup=0.2, cutmix=1.0)` mixes the images that it is
+            trained on, on the device. Metrics of training then count the target that
+            has the larger share of an image.
+        label_smoothing: Part of each target that all classes share in training, 0.1
+            for example. `evaluate` and validations report the loss without it, so
+            that models are compared by the same loss.
 
     Raises:
         ConfigError: Something of an unusable type, or settings that contradict
             each other.
         UnknownNameError: A name that stands for nothing; the nearest is suggested.
-        UnsupportedError: An optimizer or a setting that IPUs don't have.
+        UnsupportedError: An optimizer or a setting that IPUs don't have; or samples
+            can't be mixed, or labels smoothed, in the loss.
     """
     config = _with_steps(self._given_config, steps_per_execution)
     objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics)
+    trained = _augmented(objective, augment, label_smoothing)
     own = self._counterparts.own
     optimization = resolve_optimization(
         optimizer, lr_schedule, self.module, schedules, own
@@ -92,10 +103,15 @@ def compile(
     self._settings = CompileSettings(
         objective=objective,
         optimization=optimization,
-        training_figures=Figures(objective.fresh(), self.processes),
+        training_figures=Figures(trained.fresh(), self.processes),
         test_figures=Figures(objective.fresh(), self.processes),
         average=None if momentum is None else WeightAverage(self.module, momentum),
-        in_words=compiled_settings(objective, optimization),
+        in_words={
+            **compiled_settings(objective, optimization),
+            "augment": described(augment),
+            "label_smoothing": described(label_smoothing),
+        },
+        mixing=augment,
         arguments={
             "optimizer": optimizer,
             "loss": loss,
@@ -105,10 +121,40 @@ def compile(
             "steps_per_execution": steps_per_execution,
             "lr_schedule": lr_schedule,
             "schedules": schedules,
+            "augment": augment,
+            "label_smoothing": label_smoothing,
         },
     )
     self.config = config
     self._executors.drop_incomplete()
+
+
+def _augmented(
+    objective: Objective, mixing: Mixing | None, label_smoothing: float
+) -> Objective:
+    """The objective of training, which has smoothed labels.
+
+    Raises:
+        ConfigError: `augment` or `label_smoothing` is of an unusable type or number.
+        UnsupportedError: The module returns its own loss, or the loss has no classes.
+    """
+    if mixing is not None and not isinstance(mixing, Mixing):
+        raise ConfigError(
+            f"augment={mixing!r} is no ipufit.Mixing: pass Mixing(mixup=0.2, "
+            "cutmix=1.0), or one of its two numbers."
+        )
+    check_smoothing(label_smoothing)
+    for what, is_given in (
+        (f"augment={mixing!r}", mixing is not None),
+        (f"label_smoothing={label_smoothing!r}", label_smoothing > 0),
+    ):
+        if is_given and objective.owns_loss:
+            raise UnsupportedError(
+                f"{what} was given, but the module returns its own loss, of whose "
+                "targets nothing is known: compile() got none. Pass "
+                "loss='cross_entropy' or the like, or leave it out."
+            )
+    return objective.smoothed(label_smoothing)
 
 
 def _with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:

@@ -14,6 +14,7 @@ from ipufit.data import Source
 from ipufit.distributed import Processes
 from ipufit.engine import Counterparts, Executors, Figures, Objective
 from ipufit.errors import NotCompiledError
+from ipufit.mixing import Mixing
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.resume import Snapshot
 from ipufit.state import RunState
@@ -29,6 +30,7 @@ class CompileSettings:
         training_figures: Figures of `fit`.
         test_figures: Figures of `evaluate` and of validations.
         average: The running average of the weights; None for none.
+        mixing: How samples are mixed in training; None if they aren't.
         in_words: Each setting as text, which a resumed run compares.
         arguments: The arguments of `compile` by name, of which copies are made.
     """
@@ -38,6 +40,7 @@ class CompileSettings:
     training_figures: Figures
     test_figures: Figures
     average: WeightAverage | None
+    mixing: Mixing | None
     in_words: dict[str, str]
     arguments: Mapping[str, Any]
 

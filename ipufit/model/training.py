@@ -29,6 +29,7 @@ def training_of(
     checkpoint: files.Checkpoint | None = None,
     watched: Sequence[str] = (),
     instruments: Instruments = NO_INSTRUMENTS,
+    num_passes: int | None = None,
 ) -> tuple[Training, TrainingBatches]:
     """The training of a compiled model on data, and the calls of a pass.
 
@@ -44,6 +45,7 @@ def training_of(
             for a new run.
         watched: Names of parameters whose gradients come back.
         instruments: Settings that this run adds to those of the config.
+        num_passes: Number of the next pass over the data; None for that of the model.
 
     Raises:
         ConfigError: The optimiser lacks a weight, or the batch size a factor.
@@ -63,7 +65,8 @@ def training_of(
     plan = config.training_plan(batch_size, own_stages(model.module, config))
     check_processes(model, plan)
     if checkpoint is None:
-        seed, start = config.seed, Position(model._data.num_passes)
+        number = model._data.num_passes if num_passes is None else num_passes
+        seed, start = config.seed, Position(number)
     else:
         seed, start = checkpoint.state["data"]["seed"], position_of(checkpoint)
     give_shapes(model.module, source)
@@ -90,6 +93,7 @@ def training_of(
         seed=seed,
         drop_last=drop_last,
         class_weight=class_weight,
+        mixing=settings.mixing,
         loading=loading_of(config),
         start=start,
         processes=model.processes,

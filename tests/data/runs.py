@@ -70,6 +70,7 @@ def data_of(kind):
     loader = TensorDataset(x, y)
     return {
         "arrays": {"x": x, "y": y, "validation_split": 0.3},
+        "mixed": {"x": x, "y": y},
         "weights": {"x": x, "y": y, "class_weight": {0: 0.5, 1: 3.0}},
         "dataset": {"x": Transformed(), **validation},
         "cache": {"x": ipufit.CachedDataset(loader), **validation},
@@ -90,9 +91,15 @@ def fitted(kind, drop_last="pad"):
     random.seed(3)
     network = torch.nn.Linear(3, 2)
     config = {"seed": 5, "num_workers": 1 if kind == "dataset" else 0}
+    is_mixed = kind == "mixed"
+    if is_mixed:
+        config["micro_batch_size"] = 3  # whose samples are mixed
     model = ipufit.IPUModel(network, ipufit.IPUConfig(**config))
     model.compile(
-        ipufit.Optimizer("sgd", lr=0.3), "cross_entropy", metrics=["accuracy"]
+        ipufit.Optimizer("sgd", lr=0.3),
+        "cross_entropy",
+        metrics=["accuracy"],
+        augment=ipufit.Mixing(mixup=0.4) if is_mixed else None,
     )
     given = data_of(kind)
     with warnings.catch_warnings():

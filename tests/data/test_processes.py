@@ -11,6 +11,7 @@ from tests.data.runs import by_batches, fitted
 KINDS = [
     "arrays",
     "weights",
+    "mixed",
     "dataset",
     "cache",
     "loader",

@@ -15,7 +15,7 @@ from ipufit._poptorch import poptorch
 from ipufit.data import Labels
 from ipufit.engine.observers.divisions import divisions_refused
 from ipufit.errors import ConfigError, DataError, IpufitError
-from ipufit.losses import Loss, LossTerms
+from ipufit.losses import Loss, LossTerms, smoothed
 from ipufit.metrics import FunctionMetric, Metric, StreamedMetric
 
 from .logits import check_logits
@@ -128,6 +128,17 @@ class Objective:
             for m in self.measures
         )
         return replace(self, measures=measures)
+
+    def smoothed(self, amount: float) -> Objective:
+        """The objective with smoothed labels in its losses, which must have classes.
+
+        Args:
+            amount: As for `ipufit.losses.smoothed`.
+        """
+        if not amount:
+            return self
+        losses = tuple((key, smoothed(loss, amount)) for key, loss in self.losses)
+        return replace(self, losses=losses)
 
     @property
     def _keys(self) -> list[OutputKey]:

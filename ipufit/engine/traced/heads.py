@@ -14,6 +14,7 @@ from ipufit.blocks import Blocks
 from ipufit.data import SampleStructure
 from ipufit.engine.objective.dtypes import widened_all
 from ipufit.engine.objective.figures import Entry, vector_of
+from ipufit.engine.objective.mixed import dominant_labels, mixed_loss_terms
 from ipufit.engine.objective.objective import Objective
 from ipufit.engine.objective.outputs import (
     OWN_LOSS,
@@ -131,7 +132,12 @@ class TrainingHead:
             terms = self._own_terms(own, wide, rows)
         else:
             self._objective.check_logits(wide, labels, called.probabilities)
-            terms = self._objective.loss_terms(wide, labels, rows)
+            mixing = self._structure.mixing(tensors)
+            if mixing is None:
+                terms = self._objective.loss_terms(wide, labels, rows)
+            else:
+                terms = mixed_loss_terms(self._objective, wide, labels, rows, mixing)
+                labels = dominant_labels(labels, mixing)
         with observing.also(called.losses):
             vector, entries = vector_of(
                 self._objective, wide, labels, rows, terms, called.scalars

@@ -22,6 +22,7 @@ from ipufit.engine.observers.probabilities import ProbabilityObserver
 from ipufit.engine.observers.whole_buffers import BufferObserver
 from ipufit.engine.weights.host_values import HostValue, replaced_by_inputs
 from ipufit.engine.weights.wrapping import weights_of
+from ipufit.mixing import mixed_inputs
 from ipufit.scalars import collected
 
 from .calling import call_module
@@ -108,6 +109,9 @@ class Step(torch.nn.Module):
 
     def _called(self, tensors: Sequence[Tensor], observing: Observing) -> Called:
         given = [self._cast(tensor) for tensor in tensors[: self._structure.num_inputs]]
+        mixing = self._structure.mixing(tensors)
+        if mixing is not None:
+            given = [mixed_inputs(self._as_floats(one), mixing) for one in given]
         inputs = self._structure.inputs.rebuild(given)
         losses, probabilities = LossObserver(), ProbabilityObserver()
         with contextlib.ExitStack() as stack:
@@ -139,6 +143,13 @@ class Step(torch.nn.Module):
             one if place == self._head.index_of_loss else mark(one, self._overlap)
             for place, one in enumerate(returned)
         )
+
+    def _as_floats(self, tensor: Tensor) -> Tensor:
+        """Pixels of 8 bits in the dtype of the program, so that they can be mixed."""
+        if tensor.is_floating_point():
+            return tensor
+        floats: Tensor = tensor.to(self._dtype)
+        return floats
 
     def _cast(self, tensor: Tensor) -> Tensor:
         is_cast = self._config.types.is_half and tensor.is_floating_point()

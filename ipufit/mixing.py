@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixup and CutMix: each sample is mixed with another of its micro-batch.
+
+The host draws how much of each sample is kept, and which box is cut out. The device
+mixes the inputs, and the loss weighs the targets of both samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Mixup and CutMix of the samples that a model is trained on.
+
+    Each sample is mixed with the one before it in its micro-batch, the first with the
+    last. Shuffled data has other pairs in every epoch.
+
+    Mixup adds pixels: `x = share * x + (1 - share) * other`. CutMix cuts a box out, and
+    puts the same box of the other sample there; `share` is the part that is left. In
+    both the loss is `share * loss(y) + (1 - share) * loss(y of the other)`. With both,
+    each sample has one of them, with equal probability. `evaluate` and `predict` never
+    mix.
+
+    Everything is drawn on the host, from the seed of the run (`IPUConfig(seed=...)`)
+    and the number of the micro-batch in its pass over the data. So a run that is
+    resumed in mid-epoch draws the same numbers, and so do other replicas, gradient
+    accumulation, device iterations and processes with the same micro-batch size.
+
+    Args:
+        mixup: Alpha of mixup: shares come from Beta(alpha, alpha), at least a half of
+            each sample is kept. 0.2 is usual for ImageNet; 0 for no mixup.
+        cutmix: Alpha of CutMix: the part of the image that is kept comes from
+            Beta(alpha, alpha). 1.0 is usual; 0 for no CutMix.
+        probability: Probability of each sample to be mixed.
+
+    Raises:
+        ConfigError: A number out of its range, or neither of the two is asked for.
+
+    Sources:
+        Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), and Yun et
+        al., "CutMix" (2019), whose box is cut off at the borders of the image.
+
+    Example:
+        >>> from ipufit import IPUConfig, IPUModel
+        >>> images, classes = torch.rand(8, 3, 4, 4), torch.arange(8) % 2
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> model = IPUModel(network, IPUConfig(micro_batch_size=4, seed=1))
+        >>> mixing = Mixing(mixup=0.2, cutmix=1.0)
+        >>> model.compile("sgd", "cross_entropy", augment=mixing, label_smoothing=0.1)
+        >>> list(model.fit(images, classes, verbose=0).history)
+        ['loss']
+    """
+
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("mixup", self.mixup), ("cutmix", self.cutmix)):
+            if not _is_number(value) or not 0 <= value < math.inf:
+                raise ConfigError(
+                    f"{name}={value!r} is not a number of 0 or more: it is the alpha "
+                    "of a Beta distribution, such as Mixing(mixup=0.2, cutmix=1.0)."
+                )
+        if not self.mixup and not self.cutmix:
+            raise ConfigError(
+                "Mixing() mixes nothing: give it an alpha, as in Mixing(mixup=0.2) or "
+                "Mixing(cutmix=1.0)."
+            )
+        if not _is_number(self.probability) or not 0 < self.probability <= 1:
+            raise ConfigError(
+                f"probability={self.probability!r} is not a number above 0 and up to 1."
+            )
+
+    def coefficients(
+        self, seeds: Sequence[int], rows: int, size: tuple[int, int] | None = None
+    ) -> Tensor:
+        """Draw how to mix the samples of some micro-batches.
+
+        Args:
+            seeds: A seed for each micro-batch.
+            rows: Samples of a micro-batch.
+            size: Height and width of the images; None without CutMix.
+
+        Returns:
+            `[len(seeds) * rows, 1 or 6]`, float32: `Coefficients` of each sample,
+            without CutMix only the first.
+
+        Example:
+            >>> Mixing(mixup=0.2).coefficients([1], rows=2)
+            tensor([[0.9959],
+                    [0.6193]])
+        """
+        drawn = [self._drawn(seed, rows, size) for seed in seeds]
+        columns: Tensor = torch.cat(drawn).to(torch.float32)
+        return columns
+
+    def _drawn(self, seed: int, rows: int, size: tuple[int, int] | None) -> Tensor:
+        # The streams of RandomState are the same in every version of NumPy.
+        random = np.random.RandomState([seed % 2**32, seed >> 32])
+        is_mixed = random.random_sample(rows) < self.probability
+        has_box = np.full(rows, size is not None)
+        if self.mixup and self.cutmix:
+            has_box &= random.random_sample(rows) < 0.5
+        blend = np.ones(rows)
+        if self.mixup:
+            part = random.beta(self.mixup, self.mixup, rows)
+            blend = np.where(is_mixed & ~has_box, np.maximum(part, 1 - part), 1.0)
+        if size is None:
+            return torch.stack([torch.from_numpy(blend)], dim=1)
+        cut = np.sqrt(1 - random.beta(self.cutmix, self.cutmix, rows))
+        cut = np.where(is_mixed & has_box, cut, 0.0)
+        edges = []
+        for length in size:
+            half, centre = length * cut / 2, length * random.random_sample(rows)
+            for edge in (centre - half, centre + half):
+                edges.append(np.rint(np.clip(edge, 0, length)))
+        top, bottom, left, right = edges
+        area = (bottom - top) * (right - left) / (size[0] * size[1])
+        drawn = (blend * (1 - area), blend, *edges)
+        return torch.stack([torch.from_numpy(one) for one in drawn], dim=1)
+
+
+class Coefficients(NamedTuple):
+    """How the samples of micro-batches are mixed, each `[rows]`.
+
+    Attributes:
+        share: Part of the loss that a sample's own target has.
+        blend: Weight of its own pixels outside the box; the same as `share` without
+            CutMix.
+        box: Top, bottom, left and right of the box, in pixels, with all pixels of the
+            other sample; None without CutMix.
+    """
+
+    share: Tensor
+    blend: Tensor
+    box: tuple[Tensor, Tensor, Tensor, Tensor] | None
+
+    @classmethod
+    def of(cls, columns: Tensor) -> Coefficients:
+        """Take them from the tensor that `Mixing.coefficients` draws; traceable."""
+        if columns.shape[1] == 1:
+            return cls(columns[:, 0], columns[:, 0], None)
+        share, blend, top, bottom, left, right = (columns[:, i] for i in range(6))
+        return cls(share, blend, (top, bottom, left, right))
+
+
+def mixed_inputs(inputs: Tensor, columns: Tensor) -> Tensor:
+    """Mix the inputs of one micro-batch; traceable.
+
+    Args:
+        inputs: `[rows, ...]`, floating; with CutMix its last axes are height and width.
+        columns: Result of `Mixing.coefficients`.
+
+    Returns:
+        Tensor of the same shape and type.
+
+    Example:
+        >>> mixed_inputs(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.75], [1.0]]))
+        tensor([[0.7500],
+                [0.0000]])
+    """
+    given = Coefficients.of(columns)
+    own = given.blend.reshape((-1, *(1,) * (inputs.dim() - 1)))
+    if given.box is not None:
+        top, bottom, left, right = given.box
+        height, width = inputs.shape[-2:]
+        rows = _inside(height, top, bottom).reshape(-1, height, 1)
+        columns_inside = _inside(width, left, right).reshape(-1, 1, width)
+        box = rows.mul(columns_inside)
+        box = box.reshape((-1, *(1,) * (inputs.dim() - 3), height, width))
+        own = own.mul(1.0 - box)
+    own = own.to(inputs.dtype)
+    mixed: Tensor = inputs.mul(own) + rolled(inputs).mul(1.0 - own)
+    return mixed
+
+
+def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:
+    """Mark the places from `first` up to `end` by 1, others by 0; `[rows, length]`."""
+    places = torch.arange(length, dtype=torch.float32, device=first.device)
+    is_after = places.reshape(1, -1).ge(first.reshape(-1, 1)).to(torch.float32)
+    is_before = places.reshape(1, -1).lt(end.reshape(-1, 1)).to(torch.float32)
+    is_inside: Tensor = is_after.mul(is_before)
+    return is_inside
+
+
+def rolled(values: Tensor, micro_batch_size: int | None = None) -> Tensor:
+    """Give each row the one before it in its micro-batch, the first the last.
+
+    Args:
+        values: `[rows, ...]`.
+        micro_batch_size: Rows of a micro-batch; None if `values` is one.
+
+    Example:
+        >>> rolled(torch.tensor([1, 2, 3, 4]), 2)
+        tensor([2, 1, 4, 3])
+    """
+    if micro_batch_size is None:
+        others: Tensor = torch.roll(values, 1, 0)
+        return others
+    parts = values.reshape(-1, micro_batch_size, *values.shape[1:])
+    before: Tensor = torch.roll(parts, 1, 1)
+    return before.reshape(values.shape)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
