@@ -205,12 +205,13 @@ def rolled(values: Tensor, micro_batch_size: int | None = None) -> Tensor:
         >>> rolled(torch.tensor([1, 2, 3, 4]), 2)
         tensor([2, 1, 4, 3])
     """
+    others: Tensor
     if micro_batch_size is None:
-        others: Tensor = torch.roll(values, 1, 0)
-        return others
-    parts = values.reshape(-1, micro_batch_size, *values.shape[1:])
-    before: Tensor = torch.roll(parts, 1, 1)
-    return before.reshape(values.shape)
+        others = torch.roll(values, 1, 0)
+    else:
+        parts = values.reshape(-1, micro_batch_size, *values.shape[1:])
+        others = torch.roll(parts, 1, 1).reshape(values.shape)
+    return others
 
 
 def _is_number(value: object) -> bool:

@@ -18,7 +18,8 @@ from ipufit.emulator._tracing.tensor_devices import RANDOM_FACTORIES
 _CHANGES = frozenset({"__setitem__", "__iand__", "__ior__", "__ixor__"})
 _RANDOM = frozenset(
     """
-    alpha_dropout bernoulli bernoulli_ dropout dropout1d dropout2d dropout3d
+    _sample_dirichlet _standard_gamma alpha_dropout bernoulli bernoulli_ binomial
+    dropout dropout1d dropout2d dropout3d
     exponential_ feature_alpha_dropout feature_dropout multinomial normal_ poisson
     rand_like randint_like randn_like random_ rrelu uniform_
     """.split()  # noqa: SIM905 - one per line would be a page

@@ -51,6 +51,49 @@ def creates_on_device(operation: Operation) -> bool:
     return True
 
 
+class HostDevices:
+    """The devices that a model has read from tensors of the host.
+
+    They are told by their identity: tensors of an emulated device have
+    `torch.device("cpu")` too, but each reading gives an object of its own.
+
+    Example:
+        >>> devices, table = HostDevices(), torch.zeros(1)
+        >>> read = Operation(torch.Tensor.device.__get__, "__get__", (table,), {})
+        >>> device = devices.noted(read, table.device)
+        >>> rand = Operation(torch.rand, "rand", (2,), {"device": device})
+        >>> devices.named(rand).kwargs
+        {'device': 'cpu'}
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, torch.device] = {}  # kept alive: ids are reused
+
+    def noted(self, operation: Operation, result: Any) -> Any:
+        """Note the result of an operation on tensors of the host if it's a device."""
+        if operation.name == "__get__" and isinstance(result, torch.device):
+            self._known[id(result)] = result
+        return result
+
+    def named(self, operation: Operation) -> Operation:
+        """Write "cpu" for such a device: a factory that gets it uses the host.
+
+        So does `torch.distributions`, which gives samples the device of the
+        distribution's parameters.
+        """
+        if not self._known:
+            return operation
+        args, kwargs = operation.args, operation.kwargs
+        if operation.name == "to":
+            args = (*args[:1], *map(self._name, args[1:]))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self._name(kwargs["device"])}
+        return replace(operation, args=args, kwargs=kwargs)
+
+    def _name(self, value: Any) -> Any:
+        return "cpu" if self._known.get(id(value)) is value is not None else value
+
+
 def moves_to_host(operation: Operation) -> bool:
     """Whether an operation is `tensor.to("cpu")`.
 

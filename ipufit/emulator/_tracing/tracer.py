@@ -36,6 +36,7 @@ from ipufit.emulator._tracing.refusals import (
 )
 from ipufit.emulator._tracing.sizes import new_of_size, with_plain_sizes
 from ipufit.emulator._tracing.tensor_devices import (
+    HostDevices,
     creates_on_device,
     with_emulated_devices,
 )
@@ -76,6 +77,7 @@ class Tracer(TorchFunctionMode):
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.recording = recording
+        self._host_devices = HostDevices()
 
     def __torch_function__(
         self,
@@ -88,13 +90,15 @@ class Tracer(TorchFunctionMode):
         func = recorded(func)
         name = getattr(func, "__name__", str(func))
         operation = Operation(func, name, args, kwargs or {})
+        operation = self._host_devices.named(operation)
         for rewrite in _REWRITES:
             operation = rewrite(operation, self.recording.nodes)
         touched = operation.tensors()
         on_device = [t for t in touched if self.recording.is_on_device(t)]
         is_creating = creates_on_device(operation)
         if not on_device and not is_creating:
-            return operation.run()  # the host's, which no program repeats
+            # The host's, which no program repeats.
+            return self._host_devices.noted(operation, operation.run())
         if on_device:
             if operation.name in _ANSWERS:
                 return _ANSWERS[operation.name](operation)

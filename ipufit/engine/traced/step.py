@@ -13,6 +13,7 @@ from ipufit._poptorch import poptorch
 from ipufit.blocks import started_blocks
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure
+from ipufit.engine.baked_in.host_samples import host_samples_warned
 from ipufit.engine.baked_in.values import random_draws_warned
 from ipufit.engine.objective.logits import probability_outputs
 from ipufit.engine.observers.autograd import AutogradObserver
@@ -94,7 +95,7 @@ class Step(torch.nn.Module):
             buffers = BufferObserver(dict(self.named_buffers()))
             autograd = AutogradObserver(is_training=self._head.is_training)
             observing = Observing(autograd, buffers)
-            with observing, random_draws_warned():
+            with observing, random_draws_warned(), host_samples_warned(self.module):
                 if self._first_block is not None:  # casts and transfers belong to it
                     poptorch.Block.start(self._first_block)
                 batch = self._loaded(tensors[:count])

@@ -104,3 +104,91 @@ def test_random_numbers_around_tensors_go_where_these_are(caplog):
     with caplog.at_level("WARNING"):
         poptorch.inferenceModel(module)(torch.ones(2, 6))
     assert sum("forcing to IPU" in line for line in said(caplog)) == 1
+
+
+# torch.distributions --------------------------------------------------------------
+
+D = torch.distributions
+FORMS = {
+    "uniform": lambda: D.Uniform(0.0, 1.0),
+    "normal": lambda: D.Normal(0.0, 1.0),
+    "bernoulli": lambda: D.Bernoulli(0.5),
+    "exponential": lambda: D.Exponential(1.0),
+}
+"""Those of PopTorch's user guide ("Random samplers")."""
+
+
+@pytest.mark.parametrize("name", [*FORMS, "beta", "categorical"])
+def test_a_distribution_of_the_host_is_sampled_there_once(name):
+    """`torch.rand(device=low.device)` and the like are calls on the host's tensors."""
+    more = {
+        "beta": lambda: D.Beta(0.5, 0.5),
+        "categorical": lambda: D.Categorical(torch.ones(4)),
+    }
+    distribution = {**FORMS, **more}[name]()
+    drawn = []
+
+    def forward(m, x):
+        drawn.append(distribution.sample((3,)))
+        return x + drawn[-1].to(x.device)
+
+    executor = poptorch.inferenceModel(Function(forward))
+    for _ in range(2):
+        assert torch.equal(executor(torch.zeros(3)), drawn[-1].float())
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_sample_of_the_host_is_not_on_the_ipu(name):
+    distribution = FORMS[name]()
+    module = Function(lambda m, x: x + distribution.sample())
+    with pytest.raises(poptorch.Error, match=r"Expected an IPU tensor but got.*`add`"):
+        poptorch.inferenceModel(module)(torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_distribution_that_forward_makes_is_sampled_by_the_device(name):
+    module = Function(lambda m, x: x + FORMS[name]().sample(x.shape))
+    executor = poptorch.inferenceModel(module)
+    samples = [executor(torch.zeros(40)) for _ in range(2)]
+    assert not torch.equal(*samples)
+
+
+def test_a_box_as_in_graphcores_cutmix_keeps_one_size():
+    """Graphcore's examples, `vision/cnns/pytorch/datasets/augmentations.py`."""
+
+    def forward(m, x):
+        off = torch.tensor(1.0)
+        share = m.shares.sample().to(off.device)
+        return x * torch.where(torch.rand(()) < 0.5, off, share)
+
+    module = Function(forward, shares=D.Uniform(0.2, 0.8))
+    executor = poptorch.inferenceModel(module)
+    seen = {round(executor(torch.ones(1)).item(), 6) for _ in range(20)}
+    assert len(seen) == 2
+    assert max(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: D.Beta(0.5, 0.5),
+        lambda: D.Gamma(1.0, 1.0),
+        lambda: D.Categorical(torch.ones(4)),
+    ],
+)
+def test_samplers_that_no_ipu_has_are_refused(make, monkeypatch):
+    monkeypatch.setenv("IPUFIT_EMULATOR_STRICT", "1")
+    module = Function(lambda m, x: x + make().sample())
+    with pytest.raises(poptorch.Error, match="Unsupported ops found"):
+        poptorch.inferenceModel(module)(torch.zeros(3))
+
+
+def test_the_device_of_the_host_is_the_hosts():
+    """`copy_` from the IPU to the host is refused (`RegisterAtenOverloads.cpp`)."""
+    table = torch.zeros(3)
+    module = Function(lambda m, x: x + torch.ones(3, device=table.device))
+    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+        poptorch.inferenceModel(module)(torch.zeros(3))
+    module = Function(lambda m, x: x.to(table.device))
+    with pytest.raises(poptorch.Error, match="needs the value"):
+        poptorch.inferenceModel(module)(torch.zeros(3))

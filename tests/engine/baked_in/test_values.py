@@ -608,6 +608,36 @@ def test_random_numbers_of_torch_in_forward_are_the_device_s():
     model.fit(X, Y, batch_size=8, shuffle=True, verbose=0)
 
 
+class Noisy(Of):
+    def __init__(self):
+        super().__init__()
+        self.noise = torch.distributions.Uniform(0.0, 1.0)
+
+
+class NoisyOnHost(Noisy):
+    def forward(self, x):
+        return self.net(x) * self.noise.sample().to(x.device)
+
+
+class NoisyOnDevice(Noisy):
+    def forward(self, x):
+        return self.net(x) * torch.distributions.Uniform(0.0, 1.0).sample()
+
+
+@pytest.mark.parametrize("use", ["fit", "evaluate"])
+def test_a_sample_of_a_distribution_of_the_host_is_said(use):
+    model = still(NoisyOnHost())
+    with pytest.warns(BakedInWarning, match=r"samples module\.noise, a Uniform that"):
+        getattr(model, use)(X, Y, batch_size=8, verbose=0)
+    assert not {"sample", "rsample"} & vars(model.module.noise).keys()
+    getattr(model, use)(X, Y, batch_size=8, verbose=0)  # says it once
+
+
+def test_a_distribution_that_forward_makes_is_the_device_s():
+    model = still(NoisyOnDevice())
+    model.fit(X, Y, batch_size=8, shuffle=True, verbose=0)
+
+
 def test_beyond_the_bound_compile_makes_it_count(monkeypatch):
     monkeypatch.setattr("ipufit.engine.baked_in.code_walk.DEPTH", 1)
     model = still(OfADict())
