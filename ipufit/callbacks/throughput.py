@@ -7,10 +7,29 @@ import time
 from typing import Any, Callable, ClassVar, Mapping
 
 from ipufit._kinds import Kind, count, dict_of, number
+from ipufit.errors import ConfigError
+from ipufit.types import Verbose
 
 from .base import Callback
+from .messages import say
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
+
+
+def throughput_line(samples_per_second: float) -> str:
+    """The line that `benchmarks.yml` files of Graphcore's examples look for.
+
+    Args:
+        samples_per_second: Samples of all processes per second.
+
+    Example:
+        >>> throughput_line(1234.567)
+        'throughput: 1234.6 samples/sec'
+        >>> throughput_line(0.01234567)
+        'throughput: 0.012346 samples/sec'
+    """
+    shown = format(samples_per_second, ".1f" if samples_per_second >= 100 else ".5g")
+    return f"throughput: {shown} samples/sec"
 
 
 class Throughput(Callback):
@@ -25,10 +44,19 @@ class Throughput(Callback):
     - `latency_ms`: mean milliseconds from a call's data being ready to its figures
       being ready.
 
-    With several processes samples are those of all, and times those of process 0.
+    It also prints a line, `throughput: 1234.5 samples/sec`, which existing
+    `benchmarks.yml` files find by their regular expressions.
+
+    With several processes samples are those of all, and times those of process 0,
+    which prints.
 
     Args:
+        verbose: 1 prints the line after every epoch, 0 doesn't, "auto" does where `fit`
+            shows anything.
         clock: Returns the time in seconds, from any origin.
+
+    Raises:
+        ConfigError: `verbose` is something else.
 
     Attributes:
         latencies_ms: Mean milliseconds per call of the last epoch (`"training"`), the
@@ -57,7 +85,18 @@ class Throughput(Callback):
         "calls": dict_of(count),
     }
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        verbose: Verbose = "auto",
+    ) -> None:
+        if verbose not in ("auto", 0, 1):
+            raise ConfigError(
+                f"verbose={verbose!r}: Throughput prints a line after every epoch (1), "
+                "or not (0), or as fit does ('auto')."
+            )
+        self.verbose = verbose
         self._clock = clock
         self._since: float | None = None
         self._call_began = 0.0
@@ -100,6 +139,8 @@ class Throughput(Callback):
             measured = rate, self.latencies_ms[TRAINING]
             rate, latency = self.run.processes.first(measured)
             logs["samples_per_second"], logs["latency_ms"] = rate, latency
+            if self._prints() and self.run.processes.is_first:
+                say(throughput_line(rate))
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
         """Begin a new mean over calls."""
@@ -122,6 +163,11 @@ class Throughput(Callback):
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Add the call's time."""
         self._add_call(PREDICTION, self._clock())
+
+    def _prints(self) -> bool:
+        if self.verbose == "auto":
+            return bool(self.params.get("verbose", 0))
+        return bool(self.verbose)
 
     def _begin_epoch(self) -> None:
         self.epoch_seconds, self.epoch_samples = 0.0, 0

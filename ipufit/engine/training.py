@@ -67,12 +67,20 @@ class Training:
         )
         self.figures.adopt(entries)
 
-    def run(self, call: Call) -> None:
-        """Train on one call, and add to the figures."""
+    def run(self, call: Call, *, is_scheduled: bool = True) -> None:
+        """Train on one call, and add to the figures.
+
+        Args:
+            call: Batch of the call.
+            is_scheduled: False to leave learning rates and the count of updates as
+                they are.
+        """
         updates = self.plan.device_iterations
-        self.optimization.before_call()
+        if is_scheduled:
+            self.optimization.before_call()
         sums, outputs = self.executors.train(call.batch)
-        self.optimization.after_call(updates)
+        if is_scheduled:
+            self.optimization.after_call(updates)
         if self.instruments.is_synthetic:  # nothing was written to what came back
             sums, outputs = torch.zeros_like(sums), None
         self.figures.add(sums)

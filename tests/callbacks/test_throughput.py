@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
-from ipufit import IPUConfig, IPUModel
+from ipufit import ConfigError, IPUConfig, IPUModel
 from ipufit.callbacks import CallbackList, LambdaCallback, Throughput
 from ipufit.state import RunState
 
@@ -116,3 +118,35 @@ def test_real_time_is_measured_by_default():
     history = model.fit(x, x, batch_size=4, callbacks=Throughput(), verbose=0).history
     assert history["samples_per_second"][0] > 0
     assert history["latency_ms"][0] > 0
+
+
+# The line ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verbose", "of_fit", "lines"),
+    [("auto", 0, 0), ("auto", 2, 3), (1, 0, 3), (0, 2, 0)],
+)
+def test_each_epoch_prints_a_line_that_benchmark_files_find(
+    verbose, of_fit, lines, capsys
+):
+    model = IPUModel(torch.nn.Linear(2, 1))
+    model.compile("sgd", "mse")
+    history = model.fit(
+        torch.zeros(8, 2),
+        torch.zeros(8, 1),
+        batch_size=4,
+        epochs=3,
+        verbose=of_fit,
+        callbacks=Throughput(verbose=verbose),
+    )
+    # Of vision/cnns/pytorch/train/benchmarks.yml in graphcore/examples.
+    found = re.findall(r"throughput: *(.*?) samples\/sec", capsys.readouterr().out)
+    assert len(found) == lines
+    rates = history.history["samples_per_second"][:lines]
+    assert [float(rate) for rate in found] == pytest.approx(rates, rel=1e-3)
+
+
+def test_a_way_to_print_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="verbose=2: Throughput prints a line"):
+        Throughput(verbose=2)
