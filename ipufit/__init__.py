@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     )
     from .metrics import Metric, StreamedMetric
     from .mixing import Mixing
-    from .model import IPUModel, compare
+    from .model import BenchmarkResult, IPUModel, compare
     from .optimizers import Frozen, LossScaleRamp, Optimizer, PerEpoch, Schedule, freeze
     from .scalars import log
 
@@ -77,6 +77,7 @@ __all__ = [
     "BackupAndRestore",
     "BakedInWarning",
     "BatchPlan",
+    "BenchmarkResult",
     "CSVLogger",
     "CachedDataset",
     "Callback",
@@ -154,7 +155,7 @@ _HOMES = {
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "mixing": ["Mixing"],
-    "model": ["IPUModel", "compare"],
+    "model": ["BenchmarkResult", "IPUModel", "compare"],
     "optimizers": [
         "Frozen",
         "LossScaleRamp",

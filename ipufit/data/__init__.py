@@ -9,7 +9,7 @@ from .calls import Call, Loading
 from .columns import column_names
 from .epochs import Epochs
 from .example import example_of
-from .generation import GeneratedDataset, generated
+from .generation import GeneratedDataset, generated, generated_like
 from .host_random import (
     HostRandomState,
     RandomState,
@@ -18,8 +18,9 @@ from .host_random import (
     set_random_state,
 )
 from .inference import InferenceBatches
+from .kinds import is_stream
 from .orders import Position
-from .passes import Replay
+from .passes import Replay, generators_of
 from .rebatching import pad
 from .seeded import mixed, seed_all
 from .source import IndexedSource, Source, StreamSource
@@ -52,6 +53,9 @@ __all__ = [
     "example_of",
     "fit_sources",
     "generated",
+    "generated_like",
+    "generators_of",
+    "is_stream",
     "mixed",
     "pad",
     "random_state",

@@ -16,9 +16,13 @@ from ipufit._tree import CONSTANT, Structure
 from ipufit.batching import check_positive
 from ipufit.errors import ConfigError
 
+from .arrays import in_memory
 from .kinds import describe, is_indexed
 from .seeded import mixed
+from .source import IndexedSource, Source
 from .values import as_tensor
+
+_DISTINCT = 64
 
 _WHOLE_RANGES = {torch.uint8: (0, 256), torch.bool: (0, 2)}
 """Ranges of types that need none to be given."""
@@ -137,6 +141,22 @@ class GeneratedDataset(Dataset):  # type: ignore[type-arg]
     def __repr__(self) -> str:
         tensors = ", ".join(f"{list(leaf.shape)} {leaf.dtype}" for leaf in self.leaves)
         return f"<{self.n} generated samples of {tensors}>"
+
+
+def generated_like(source: Source, n: int) -> IndexedSource:
+    """Random samples in memory, of the shapes and types that others have.
+
+    Args:
+        source: The others; its first sample counts.
+        n: Number of samples. The first 64 are drawn, and come again.
+    """
+    leaves = [_leaf_like(leaf, f"sample 0 of {source.name}") for leaf in source.first()]
+    structure = Structure.of([0] * len(leaves))
+    drawn = GeneratedDataset(structure, tuple(leaves), min(n, _DISTINCT), 0)
+    rows = torch.arange(n) % len(drawn)
+    samples = zip(*(drawn[index] for index in range(len(drawn))))
+    tensors = [torch.stack(leaf)[rows] for leaf in samples]
+    return in_memory(tensors, source.structure, source.name)
 
 
 def _structure(spec: Any, made: list[Leaf], where: str) -> Structure:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from .benchmark_result import BenchmarkResult
 from .comparing import compare
 from .comparison import Comparison, Difference
 from .model import IPUModel
 
-__all__ = ["Comparison", "Difference", "IPUModel", "compare"]
+__all__ = ["BenchmarkResult", "Comparison", "Difference", "IPUModel", "compare"]

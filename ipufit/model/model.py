@@ -20,6 +20,7 @@ from ipufit.optimizers import WeightAverage
 
 from . import (
     batches,
+    benchmarking,
     building,
     compiling,
     copying,
@@ -111,6 +112,7 @@ class IPUModel:
     train_on_batch = batches.train_on_batch
     test_on_batch = batches.test_on_batch
     predict_on_batch = batches.predict_on_batch
+    benchmark = benchmarking.benchmark
     summary = inspecting.summary
     reset_metrics = compiling.reset_metrics
 

@@ -41,7 +41,7 @@ from .common_weights import CommonWeights
 from .host_weights import HostWeights
 from .ipus import IPUs
 from .optimizer_link import bind_optimizer, send_changes
-from .programs import KeptPrograms, Program, ProgramT, TrainingProgram
+from .programs import KeptPrograms, Program, ProgramT, TrainingProgram, ready
 
 _TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
     weakref.WeakKeyDictionary()
@@ -258,7 +258,7 @@ class Executors:
         Raises:
             ConfigError: The code would read another value now than the program has.
         """
-        program = _ready(self._training)
+        program = ready(self._training)
         self.common.take_back()
         program.baked_in.check()
         program.trained_parts.check()
@@ -281,7 +281,7 @@ class Executors:
         Returns:
             One tensor after the other in dim 0, as the output mode returns them.
         """
-        value: Tensor = _ready(self._training).executor.getAnchoredTensor(name)
+        value: Tensor = ready(self._training).executor.getAnchoredTensor(name)
         return value
 
     def infer(self, batch: list[Tensor]) -> tuple[Any, Scalars]:
@@ -293,13 +293,19 @@ class Executors:
         Raises:
             ConfigError: The code would read another value now than the program has.
         """
-        program = _ready(self._inference)
+        program = ready(self._inference)
         program.baked_in.check()
         self._ipus.attach(program)
         if program.must_compare:
             self._refresh(program)
         packing: Packing = program.findings.packing
         return packing.unpack(program.run(batch))
+
+    def latency(self, *, is_training: bool) -> tuple[float, float, float]:
+        """Least, largest and mean latency of the last call in seconds, by PopTorch."""
+        program = ready(self._training if is_training else self._inference)
+        low, high, mean = program.executor.getLatency()
+        return low, high, mean
 
     # Weights ----------------------------------------------------------------
 
@@ -353,7 +359,7 @@ class Executors:
 
     def set_device_random_state(self, state: list[int]) -> None:
         """Have the training device's generator go on from a state."""
-        _ready(self._training).executor.rng_state = state
+        ready(self._training).executor.rng_state = state
 
     @property
     def inference_program(self) -> object:
@@ -363,12 +369,12 @@ class Executors:
     @property
     def gives_scalars(self) -> bool:
         """Whether the inference program gives scalars: an own loss, or logged ones."""
-        return bool(_ready(self._inference).findings.packing.names)
+        return bool(ready(self._inference).findings.packing.names)
 
     @property
     def probabilities(self) -> dict[str, str]:
         """The outputs of the inference program that are probabilities, by name."""
-        found: dict[str, str] = _ready(self._inference).findings.probabilities
+        found: dict[str, str] = ready(self._inference).findings.probabilities
         return found
 
     # IPUs -------------------------------------------------------------------
@@ -390,9 +396,3 @@ class Executors:
 def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:
     """The part of a key that two kinds of programs share."""
     return plan, [(tuple(tensor.shape), tensor.dtype) for tensor in example]
-
-
-def _ready(program: Any) -> Any:
-    if program is None:
-        raise RuntimeError("the program was not prepared")
-    return program

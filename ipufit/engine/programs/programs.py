@@ -145,3 +145,10 @@ class KeptPrograms(Generic[ProgramT]):
         """Destroy all programs."""
         while self._kept:
             self._kept.pop()[1].executor.destroy()
+
+
+def ready(program: Any) -> Any:
+    """The program, which was prepared before it is used."""
+    if program is None:
+        raise RuntimeError("the program was not prepared")
+    return program
