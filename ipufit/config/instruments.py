@@ -31,7 +31,7 @@ class Instruments:
         ConfigError: `is_synthetic` is no bool, or `profiled_calls` isn't 1 or more.
 
     Example:
-        >>> options = poptorch.Options()
+        >>> options = poptorch.Options().outputMode(poptorch.OutputMode.Sum)
         >>> Instruments(profiled_calls=3).set_training(options, IPUConfig())
         >>> options.toDict()["engineOptions"]["autoReport.directory"]
         'profile'

@@ -14,7 +14,6 @@ from typing import Any, Mapping, Sequence
 import torch
 
 from ipufit._poptorch import poptorch
-from ipufit.batching import BatchPlan, derive_plan
 from ipufit.distributed import ProcessInfo
 
 from .checks import check_fields, check_num_ipus, check_process
@@ -28,6 +27,7 @@ from .options import (
 )
 from .own_options import Customize
 from .pipeline import check_pipeline, has_stages, stage_ipu, stage_names
+from .plans import inference_plan, training_plan
 from .precision import Precision, check_precision, precision_of
 from .processes import remembered_process, replicas_for
 
@@ -182,72 +182,6 @@ class IPUConfig:
         if has_own and self.inference_options is not None:
             return  # replicas and stages are theirs
         check_num_ipus(self.own_replicas, self.stage_ipus)
-
-    # Plans ------------------------------------------------------------------
-
-    def training_plan(
-        self, batch_size: int | None = None, own_stages: int = 1
-    ) -> BatchPlan:
-        """Derive the factors of a training call.
-
-        Args:
-            batch_size: Samples per weight update; None to take the product of the
-                factors given, or 32 if none is.
-            own_stages: Stages of blocks that the model begins itself: they count where
-                gradient accumulation is left open.
-
-        Raises:
-            ConfigError: The factors don't multiply up to `batch_size`.
-
-        Example:
-            >>> IPUConfig(replicas=4).training_plan(batch_size=32).micro_batch_size
-            8
-        """
-        own = self.training_options
-        stages = self._ipu_changes()
-        if self.gradient_accumulation is None:
-            stages = max(stages, own_stages)
-        return derive_plan(
-            batch_size,
-            micro_batch_size=self.micro_batch_size,
-            gradient_accumulation=(
-                self.gradient_accumulation
-                if own is None
-                else own.Training.gradient_accumulation
-            ),
-            replicas=self.num_replicas,
-            processes=self.process.count,
-            device_iterations=(
-                self.device_iterations if own is None else own.device_iterations
-            ),
-            stages=stages if own is None and self.is_pipelined else 1,
-        )
-
-    def inference_plan(self, batch_size: int, own_stages: int = 1) -> BatchPlan:
-        """Derive the factors of an inference call, with iterations for all stages.
-
-        Args:
-            batch_size: Samples of one forward pass on every replica.
-            own_stages: Stages of blocks that the model begins itself.
-
-        Example:
-            >>> IPUConfig(pipeline=("a", "b", "c")).inference_plan(8).device_iterations
-            3
-        """
-        own = self.inference_options
-        iterations = max(
-            self.inference_iterations or self.device_iterations,
-            self.inference_config._least_inference_iterations(),
-            own_stages,
-        )
-        return derive_plan(
-            batch_size,
-            micro_batch_size=None,
-            gradient_accumulation=1,
-            replicas=self.num_inference_replicas,
-            processes=self.process.count,
-            device_iterations=iterations if own is None else own.device_iterations,
-        )
 
     @property
     def num_stages(self) -> int:
@@ -411,23 +345,9 @@ class IPUConfig:
         config: IPUConfig = known
         return config
 
-    def _ipu_changes(self) -> int:
-        """Forward stages as PopTorch counts them (`CompilerImpl.cpp`).
+    # Plans and options: functions of other files --------------------------------
 
-        They begin on IPU 0: a first stage elsewhere makes one more.
-        """
-        return self.num_stages + (self.stage_ipus[:1] not in ((), (0,)))
-
-    def _least_inference_iterations(self) -> int:
-        if self.stages:
-            return self._ipu_changes() if self.is_pipelined else 1
-        if self.pipeline is not None and self.gradient_accumulation is not None:
-            # The stages of a strategy are unknown, but training with G micro-batches
-            # per update allows at most (G + 1) / 2 of them.
-            return (self.gradient_accumulation + 1) // 2
-        return 1
-
-    # Options ----------------------------------------------------------------
-
+    training_plan = training_plan
+    inference_plan = inference_plan
     build_training_options = build_training_options
     build_inference_options = build_inference_options

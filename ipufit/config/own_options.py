@@ -160,7 +160,8 @@ def customized(
 
     Example:
         >>> own = lambda options, is_training: options.modelName("mine")
-        >>> customized(own, poptorch.Options(), is_training=True).toDict()["model_name"]
+        >>> options = poptorch.Options().outputMode(poptorch.OutputMode.All)
+        >>> customized(own, options, is_training=True).toDict()["model_name"]
         'mine'
     """
     if customize is None:
