@@ -19,9 +19,11 @@ from ipufit import (
     IPUConfig,
     IPUModel,
     LambdaCallback,
+    LossScaleRamp,
     Optimizer,
     PerEpoch,
     Schedule,
+    poptorch,
 )
 
 
@@ -316,3 +318,161 @@ def test_a_run_evicted_in_a_validation_within_an_epoch_goes_on_with_it(tmp_path)
 def test_unusable_validations_within_epochs_are_refused(config, fitted, error, message):
     with pytest.raises(error, match=message):
         validated_fit(model_of(config=IPUConfig(seed=7, **config)), **fitted)
+
+
+# Rates for a batch size ---------------------------------------------------------------
+
+
+def same_weights(model, other):
+    pairs = zip(model.module.parameters(), other.module.parameters())
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("schedule", [None, "cosine"])
+def test_a_rate_for_a_batch_size_is_scaled_to_that_of_the_fit(schedule, capsys):
+    scaled = model_of(Optimizer("sgd", 0.1, per_batch_size=4), lr_schedule=schedule)
+    by_hand = model_of(Optimizer("sgd", 0.2), lr_schedule=schedule)
+    for model in (scaled, by_hand):
+        model.fit(*data(), batch_size=8, epochs=2, verbose=2)
+    assert same_weights(scaled, by_hand)
+    assert capsys.readouterr().out.count("Learning rate: 0.1 * 8 / 4 = 0.2\n") == 1
+    # Another batch size, another rate; and no other without.
+    rates = values_of(scaled, "lr", epochs=1, batch_size=16)
+    assert rates[0] == 0.4
+    again = values_of(scaled, "lr", epochs=1, batch_size=16)
+    assert again == rates
+
+
+def test_a_rate_set_by_hand_after_the_first_fit_stays():
+    model = model_of(Optimizer("sgd", 0.1, per_batch_size=4))
+    model.fit(*data(), batch_size=8, verbose=0)
+    model.optimizer.learning_rate = 0.3
+    assert values_of(model, "lr", epochs=1) == [0.3] * 4
+
+
+def test_replicas_count_for_the_rate_and_loops_of_batches_too():
+    config = IPUConfig(replicas=2, gradient_accumulation=2, micro_batch_size=2)
+    model = model_of(Optimizer("sgd", 0.1, per_batch_size=4), config)
+    model.fit(*data(), verbose=0)
+    assert model.optimizer.learning_rate == 0.2
+    model = model_of(Optimizer("sgd", 0.1, per_batch_size=4))
+    for _ in range(2):
+        model.train_on_batch(*data(8))
+    assert model.optimizer.learning_rate == 0.2
+
+
+def test_a_loaded_model_keeps_its_scaled_rate(tmp_path):
+    model, other = (model_of(Optimizer("sgd", 0.1, per_batch_size=4)) for _ in "12")
+    model.fit(*data(), batch_size=8, verbose=0)
+    model.save(tmp_path / "saved")
+    other.load(tmp_path / "saved")
+    assert other.optimizer.learning_rate == 0.2
+    for one in (model, other):
+        assert values_of(one, "lr", epochs=1, shuffle=False) == [0.2] * 4
+    assert same_weights(model, other)
+
+
+def test_a_scheduler_of_torch_keeps_rates_of_its_own():
+    with pytest.raises(ConfigError, match="StepLR keeps rates of its own"):
+        model_of(
+            Optimizer("sgd", 0.1, per_batch_size=4),
+            lr_schedule=lambda sgd: lr_scheduler.StepLR(sgd, 1),
+        )
+    for size in (0, 2.5, True):
+        with pytest.raises(ConfigError, match="per_batch_size"):
+            Optimizer("sgd", per_batch_size=size)
+
+
+# Loss scaling -------------------------------------------------------------------------
+
+
+HALF = {"precision": "float16", "seed": 7}
+
+
+def fitted_scaling(optimizer, **config):
+    model = model_of(optimizer, IPUConfig(**{**HALF, **config}))
+    model.fit(*data(), batch_size=8, verbose=2)
+    return model.optimizer.loss_scaling
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", Optimizer("adamw"), Optimizer("lamb")])
+def test_float16_has_a_loss_scaling_and_says_so(optimizer, capsys):
+    assert fitted_scaling(optimizer) == 128.0
+    expected = "Loss scaling: 128, since weights are float16; Optimizer(..., loss_scali"
+    assert capsys.readouterr().out.count(expected) == 1
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "config", "scaling"),
+    [
+        ("sgd", {"precision": "float32"}, 1.0),
+        (Optimizer("sgd", loss_scaling=1.0), {}, 1.0),
+        (Optimizer("sgd", loss_scaling=4.0), {}, 4.0),
+        (Optimizer("sgd", loss_scaling=LossScaleRamp(2, 2, 9, 8)), {}, 2.0),
+        (Optimizer("sgd", loss_scaling="auto"), {}, 1.0),
+    ],
+)
+def test_what_was_chosen_stays(optimizer, config, scaling, capsys):
+    assert fitted_scaling(optimizer, **config) == scaling
+    assert "Loss scaling" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, poptorch.optim.SGD])
+def test_a_given_optimizer_is_not_scaled(kind):
+    model = IPUModel(network(), IPUConfig(**HALF))
+    model.compile(kind(model.module.parameters(), lr=0.1), "cross_entropy")
+    model.fit(*data(), batch_size=8, verbose=0)
+    assert model.optimizer.loss_scaling == 1.0
+
+
+def test_weights_in_float16_are_enough():
+    module = nn.Sequential(nn.Linear(4, 2).half())
+    model = IPUModel(module)
+    model.compile("sgd", "cross_entropy")
+    assert model.optimizer.loss_scaling == 128.0
+
+
+def test_the_reported_loss_is_not_scaled_and_small_gradients_are_kept():
+    """Gradients of 2e-8 are lost in float16 unless the loss is scaled."""
+
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return (x * self.weight).sum(1, keepdim=True) * 1e-5
+
+    x, y = torch.full((8, 4), 1e-3), torch.ones(8, 1)
+    losses, moved = [], []
+    for scaling in (1.0, None):
+        model = IPUModel(Small(), IPUConfig(**HALF))
+        spec = Optimizer("adam", 0.5, eps=1e-12, loss_scaling=scaling)
+        model.compile(spec, "mse")
+        history = model.fit(x, y, batch_size=8, verbose=0)
+        losses.append(history.history["loss"][0])
+        moved.append(float(model.module.weight.detach().abs().max()))
+    assert losses == [1.0, 1.0]
+    assert moved == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("given", [None, 3.0])
+def test_the_velocity_scaling_follows_a_ramp_unless_it_was_given(given):
+    ramp = LossScaleRamp(4, factor=2, every_updates=2, maximum=64)
+    settings = {} if given is None else {"velocity_scaling": given}
+    spec = Optimizer(
+        "sgd", momentum=0.9, use_combined_accum=True, loss_scaling=ramp, **settings
+    )
+    found = values_of(model_of(spec), "velocity_scaling", epochs=1)
+    assert found == ([4.0, 4.0, 8.0, 8.0] if given is None else [3.0] * 4)
+
+
+def test_the_velocity_is_scaled_like_the_loss_in_float16():
+    spec = Optimizer("sgd", momentum=0.9, use_combined_accum=True)
+    model = model_of(spec, IPUConfig(**HALF))
+    assert model.optimizer.param_groups[0]["velocity_scaling"] == 128.0
+    given = Optimizer(
+        "sgd", momentum=0.9, use_combined_accum=True, velocity_scaling=2.0
+    )
+    model = model_of(given, IPUConfig(**HALF))
+    assert model.optimizer.param_groups[0]["velocity_scaling"] == 2.0

@@ -356,6 +356,19 @@ SCENARIOS = {
     "schedule in epochs of all fits": Scenario(
         compiled={"lr_schedule": Schedule("linear", warmup_epochs=1, total_epochs=4.5)}
     ),
+    "rate for a batch size": Scenario(
+        optimizer=lambda module: Optimizer("sgd", 0.2, per_batch_size=16),
+        compiled={"lr_schedule": Schedule("cosine", total_updates=20)},
+    ),
+    "velocity that follows a ramp": Scenario(
+        optimizer=lambda module: Optimizer(
+            "sgd",
+            0.05,
+            momentum=0.9,
+            use_combined_accum=True,
+            loss_scaling=LossScaleRamp(1.0, 2.0, 2, 64.0),
+        )
+    ),
     "schedules of other values": Scenario(
         optimizer=lambda module: Optimizer("adamw", 0.05, weight_decay=0.2),
         compiled={

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, make_progress
 from ipufit.config import IPUConfig
 from ipufit.data import StreamSource, as_batch
@@ -77,7 +78,7 @@ def train_on_batch(
         class_weight=class_weight,
         num_passes=settings.optimization.num_updates,  # so that no batch draws alike
     )
-    _begin_loop(self, training.plan.device_iterations)
+    _begin_loop(self, training.plan)
     training.prepare(batches, make_progress(0))
     training.figures.reset()
     for call in batches:
@@ -139,11 +140,12 @@ def predict_on_batch(self: Model, x: Any) -> Any:
     return whole_outputs(self, parts)
 
 
-def _begin_loop(model: Model, updates_per_call: int) -> None:
+def _begin_loop(model: Model, plan: BatchPlan) -> None:
     """Begin the schedule of a loop of batches; the next batch goes on with it."""
     optimization = settings_of(model).optimization
     if model._runs.batch_loop is not optimization:
-        optimization.begin_fit(None, updates_per_call)
+        updates_per_call, size = plan.device_iterations, plan.batch_size
+        optimization.begin_fit(None, updates_per_call, batch_size=size)
         model._runs.batch_loop = optimization
 
 

@@ -114,7 +114,10 @@ def run(model: Model, plan: FitPlan) -> History:
             snapshot.check(checkpoint)
         updates_per_call = training.plan.device_iterations
         training.optimization.begin_fit(
-            plan.total_updates, updates_per_call, len(plan.epochs)
+            plan.total_updates,
+            updates_per_call,
+            len(plan.epochs),
+            training.plan.batch_size,
         )
         if checkpoint is not None:
             snapshot.trained.put_back(checkpoint)

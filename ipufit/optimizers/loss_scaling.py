@@ -10,13 +10,22 @@ from ipufit.errors import ConfigError
 
 from .checks import check_number, check_whole
 
+FLOAT16_LOSS_SCALING = 128.0
+"""Loss scaling of float16 training where the user gives none.
+
+Graphcore's CNN training begins with it. It keeps most of the gradients that float16
+would lose, and leaves room below the largest float16, 65504, where gradients are sums.
+"""
+
 
 @dataclass(frozen=True)
 class LossScaleRamp:
     """Multiply the loss scaling by a factor every so many weight updates.
 
     Gradients shrink while training goes on, so float16 stands a larger scaling later
-    than at first. Updates are counted over all fits since `compile`.
+    than at first. Updates are counted over all fits since `compile`. The velocity of
+    SGD with `use_combined_accum=True` is scaled alike, unless `velocity_scaling` is
+    given.
 
     Args:
         initial: Scaling of the first updates.

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping
 import torch
 
 from ipufit._kinds import Kind, count, fields, like, optional
-from ipufit.errors import SharedRateWarning
+from ipufit.errors import ConfigError, SharedRateWarning
 
 from .decay import groups_in_words
 from .loss_scaling import LossScaleRamp
@@ -23,6 +23,7 @@ from .resolve_rates import (
 )
 from .settable import make_settable
 from .spec import Optimizer
+from .torch_rates import TorchRates
 
 
 class Optimization:
@@ -63,9 +64,17 @@ class Optimization:
         self._rates = rates
         self._schedules = dict(schedules or {})
         self._spec = spec
+        self._batch_size: int | None = None
+        self._notes: list[str] = []
         self._told: set[str] = set()
+        self._velocity_follows = bool(spec and spec.velocity_follows)
         ramp = spec.loss_scaling if spec else None
         self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
+
+    @property
+    def per_batch_size(self) -> int | None:
+        """Batch size that the learning rate is meant for; None for any."""
+        return self._spec.per_batch_size if self._spec else None
 
     @property
     def program_key(self) -> tuple[object, ...]:
@@ -113,9 +122,16 @@ class Optimization:
 
     def news(self) -> list[str]:
         """Lines about what was chosen for the user, each given once."""
-        lines = []
+        lines = list(self._notes)
         if self._spec is not None and len(self.optimizer.param_groups) > 1:
             lines.append(f"Optimizer groups: {groups_in_words(self.optimizer)}")
+        per = self.per_batch_size
+        if self._spec is not None and per is not None:
+            rate = self._spec.learning_rate
+            size = self._batch_size or per
+            lines.append(
+                f"Learning rate: {rate:g} * {size} / {per} = {rate * size / per:g}"
+            )
         new = [line for line in lines if line not in self._told]
         self._told.update(new)
         return new
@@ -125,6 +141,7 @@ class Optimization:
         total_updates: int | None,
         updates_per_call: int,
         epochs: int | None = None,
+        batch_size: int | None = None,
     ) -> None:
         """Prepare for the updates of a fit, and set the values of the first.
 
@@ -133,6 +150,8 @@ class Optimization:
             updates_per_call: Number of updates that share one learning rate, since
                 values reach the device between calls only.
             epochs: Number of epochs it will have; None outside `fit`.
+            batch_size: Number of samples of an update, for an optimizer whose rate is
+                meant for another number; None to leave the rate as it is.
 
         Raises:
             ConfigError: A schedule needs to know the total, or doesn't fit in.
@@ -140,6 +159,7 @@ class Optimization:
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
         """
+        self._scale_to(batch_size)
         for rates in self._all_rates:
             rates.begin_fit(self.num_updates, total_updates, epochs)
         self.before_call()
@@ -155,6 +175,21 @@ class Optimization:
                 stacklevel=4,
             )
 
+    def note(self, line: str) -> None:
+        """Have `news` give a line."""
+        self._notes.append(line)
+
+    def _scale_to(self, batch_size: int | None) -> None:
+        """Scale the rates, if they are meant for another batch size than now."""
+        per = self.per_batch_size
+        if per is None or batch_size in (None, self._batch_size):
+            return
+        factor = (batch_size or per) / (self._batch_size or per)
+        self._batch_size = batch_size
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+        self._rates.rescale(factor)
+
     def before_call(self) -> None:
         """Set the values of the next update, and of all that share its call."""
         for rates in self._all_rates:
@@ -162,6 +197,8 @@ class Optimization:
         if self._ramp is not None:
             scaling = self._ramp.value(self.num_updates)
             self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
+            for group in self.optimizer.param_groups if self._velocity_follows else ():
+                group["velocity_scaling"] = scaling
 
     def state_dict(self) -> dict[str, Any]:
         """Give the plain values that a resumed run needs to go on.
@@ -172,6 +209,8 @@ class Optimization:
         if self._schedules:
             others = self._schedules.items()
             state["schedules"] = {name: one.state_dict() for name, one in others}
+        if self._batch_size is not None:
+            state["batch_size"] = self._batch_size
         return state
 
     @property
@@ -185,6 +224,8 @@ class Optimization:
 
         def check(value: Any, where: str) -> str | None:
             fault = kind(value, where)
+            if fault is None and "batch_size" in value:
+                fault = count(value["batch_size"], f"{where}.batch_size")
             if fault is None and value["num_updates"]:
                 return self._unknown_lengths(value, where)
             return fault
@@ -209,6 +250,7 @@ class Optimization:
         """Go on from a state of the same optimiser and schedules."""
         self.num_updates = int(state["num_updates"])
         self._rates.load_state_dict(state["rates"])
+        self._batch_size = state.get("batch_size", self._batch_size)
         for name, rates in self._schedules.items():
             rates.load_state_dict(state["schedules"][name])
 
@@ -236,6 +278,8 @@ def resolve_optimization(
     module: torch.nn.Module,
     schedules: SchedulesLike = None,
     own: Callable[[Any], Any] | None = None,
+    *,
+    is_half: bool = False,
 ) -> Optimization:
     """Join the optimiser that is meant with what changes its values.
 
@@ -245,6 +289,7 @@ def resolve_optimization(
         module: Its parameters are given to an optimizer that has none.
         schedules: As for `make_schedules`.
         own: As for `resolve_optimizer`.
+        is_half: Whether training is in float16; weights in float16 say so, too.
 
     Raises:
         UnknownNameError: A name is unknown.
@@ -266,9 +311,25 @@ def resolve_optimization(
     """
     if isinstance(optimizer, str):
         optimizer = Optimizer(optimizer)
+    spec = optimizer if isinstance(optimizer, Optimizer) else None
+    is_half = is_half or any(p.dtype == torch.float16 for p in module.parameters())
+    is_scaled = is_half and spec is not None and spec.loss_scaling is None
+    if spec is not None and is_scaled:
+        optimizer = spec = spec.scaled_for_float16()
     resolved = resolve_optimizer(optimizer, module, own)
     rates = make_rates(lr_schedule, resolved, optimizer)
+    if spec and spec.per_batch_size and isinstance(rates, TorchRates):
+        raise ConfigError(
+            f"{rates.describe()} keeps rates of its own, and the optimizer has "
+            f"per_batch_size={spec.per_batch_size}, which scales them. Use an "
+            "ipufit.Schedule, or give the optimizer the rate for your batch size."
+        )
     others = make_schedules(schedules, resolved)
     make_settable(resolved, rates.describe() if rates.is_scheduled else None)
-    spec = optimizer if isinstance(optimizer, Optimizer) else None
-    return Optimization(resolved, rates, spec, others)
+    optimization = Optimization(resolved, rates, spec, others)
+    if spec is not None and is_scaled:
+        optimization.note(
+            f"Loss scaling: {spec.loss_scaling:g}, since weights are float16; "
+            "Optimizer(..., loss_scaling=1.0) turns it off"
+        )
+    return optimization

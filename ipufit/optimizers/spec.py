@@ -7,6 +7,7 @@ does differently is said in `docs/optimizers.md`.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
@@ -14,10 +15,10 @@ import torch
 
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
-from .checks import check_number
+from .checks import check_number, check_whole
 from .decay import parameter_groups, words
 from .kinds import ELSEWHERE, KINDS, OTHER_WORDS, Kind
-from .loss_scaling import LossScaleRamp
+from .loss_scaling import FLOAT16_LOSS_SCALING, LossScaleRamp
 
 
 @dataclass(frozen=True, init=False)
@@ -27,6 +28,9 @@ class Optimizer:
     Args:
         name: "sgd", "adam", "adamw", "rmsprop" or "lamb".
         learning_rate: 0.001 by default, 0.01 for SGD. torch's `lr` will do.
+        per_batch_size: Batch size that the learning rate is meant for. `fit` multiplies
+            the rate by its own batch size, the samples of an update, and divides it by
+            this one. None: the rate is taken as it is.
         weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
         no_decay: Parameters that do not decay: "bias", "norm" (normalisation layers),
             "bias_and_norm" for both, or patterns of their names such as "embed*".
@@ -39,7 +43,8 @@ class Optimizer:
         clipvalue: Keras's largest element: refused likewise.
         loss_scaling: Factor of the loss in float16 training: a number, a
             `LossScaleRamp`, or "auto" for PopTorch's automatic one. It is taken out
-            again before the update and from the reported loss.
+            again before the update and from the reported loss. None: 128 with float16
+            weights, else 1.
         ema_momentum: Train with a running average of the weights, as Keras's
             `use_ema`: from 0 to below 1; None for no average.
         **settings: Settings of the PopTorch optimizer by name, such as `betas`, `eps`,
@@ -65,6 +70,7 @@ class Optimizer:
     global_clipnorm: float | None = None
     loss_scaling: float | str | LossScaleRamp | None = None
     ema_momentum: float | None = None
+    per_batch_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __init__(
@@ -72,6 +78,7 @@ class Optimizer:
         name: str,
         learning_rate: float | None = None,
         *,
+        per_batch_size: int | None = None,
         weight_decay: float | None = None,
         no_decay: str | Sequence[str] = (),
         no_trust_ratio: str | Sequence[str] = (),
@@ -102,6 +109,7 @@ class Optimizer:
             "global_clipnorm": global_clipnorm,
             "loss_scaling": loss_scaling,
             "ema_momentum": ema_momentum,
+            "per_batch_size": per_batch_size,
             "settings": {n: _plain(v) for n, v in settings.items() if v is not None},
         }
         for key, value in values.items():
@@ -139,6 +147,33 @@ class Optimizer:
         if self.loss_scaling is None or isinstance(self.loss_scaling, str):
             return 1.0 if self.is_scaled_automatically else None
         return float(self.loss_scaling)
+
+    @property
+    def velocity_follows(self) -> bool:
+        """Whether SGD's velocity is to be scaled as the loss is, while that grows."""
+        return (
+            self._is_combined
+            and isinstance(self.loss_scaling, LossScaleRamp)
+            and "velocity_scaling" not in self.settings
+        )
+
+    def scaled_for_float16(self) -> Optimizer:
+        """Make the same with the default loss scaling of float16, if it has none.
+
+        Example:
+            >>> Optimizer("sgd").scaled_for_float16().loss_scaling
+            128.0
+            >>> Optimizer("sgd", loss_scaling=1.0).scaled_for_float16().loss_scaling
+            1.0
+        """
+        if self.loss_scaling is not None:
+            return self
+        scaled = copy.copy(self)
+        object.__setattr__(scaled, "loss_scaling", FLOAT16_LOSS_SCALING)
+        if self._is_combined:
+            settings = {"velocity_scaling": FLOAT16_LOSS_SCALING, **self.settings}
+            object.__setattr__(scaled, "settings", settings)
+        return scaled
 
     def bind(self, module: torch.nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer for the parameters of a module.
@@ -178,6 +213,9 @@ class Optimizer:
             "weight_decay": self.weight_decay,
             "loss_scaling": self.initial_loss_scaling,
             "max_grad_norm": self._max_grad_norm,
+            "velocity_scaling": (
+                self.initial_loss_scaling if self.velocity_follows else None
+            ),
             **more,
             **self.settings,
         }
@@ -211,6 +249,8 @@ class Optimizer:
                 "here, and the schedule to compile(lr_schedule=...)."
             )
         check_number(self._who, "learning_rate", self.learning_rate, least=0)
+        if self.per_batch_size is not None:
+            check_whole(self._who, "per_batch_size", self.per_batch_size, least=1)
         if self.weight_decay is not None:
             check_number(self._who, "weight_decay", self.weight_decay, least=0)
         if self.global_clipnorm is not None:
