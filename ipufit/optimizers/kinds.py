@@ -67,12 +67,24 @@ KINDS = {
 
 NAMES = tuple(KINDS)
 
+_NAMES = ", ".join(NAMES)
+
 ELSEWHERE = {
     "lars": "'lamb' adapts the rate of each layer as LARS does, with Adam's momentum",
-    **dict.fromkeys(
-        ("adadelta", "adafactor", "adagrad", "ftrl", "lion", "muon", "rprop"),
-        f"there are {', '.join(NAMES)}",
+    "adagrad": (
+        "'rmsprop' is nearest, which divides by a running mean of squared gradients "
+        "where Adagrad divides by their sum; alpha=0.999 makes it a long one"
     ),
+    "adadelta": (
+        "'rmsprop' is nearest, which needs a learning rate where Adadelta scales by "
+        "its earlier steps"
+    ),
+    "adafactor": (
+        "'adamw' is nearest, whose state is smaller with first_order_momentum_accum_"
+        "type=torch.float16; PopTorch has no factored second moment"
+    ),
+    "lion": "'adamw' is nearest, with a rate 3 to 10 times as large",
+    **dict.fromkeys(("ftrl", "muon", "rprop"), f"there are {_NAMES}"),
     **dict.fromkeys(("adamax", "nadam", "radam"), "'adamw' or 'adam' is nearest"),
 }
 """Names of optimizers that PopTorch doesn't have, and what it has instead."""

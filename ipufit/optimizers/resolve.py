@@ -15,7 +15,7 @@ import torch
 from ipufit._poptorch import poptorch
 from ipufit.errors import ConfigError, UnsupportedError
 
-from .kinds import KINDS, NAMES, Kind
+from .kinds import ELSEWHERE, KINDS, NAMES, Kind
 from .spec import Optimizer
 
 OptimizerLike = Union[str, Optimizer, torch.optim.Optimizer]
@@ -78,8 +78,10 @@ def resolve_optimizer(
     for kind in KINDS.values():
         if type(optimizer) is kind.torch_class:
             return _rebuild(optimizer, kind, groups)
+    nearest = ELSEWHERE.get(type(optimizer).__name__.lower())
     raise UnsupportedError(
-        f"{_class_name(optimizer)} can't run on an IPU. Use one of "
+        f"{_class_name(optimizer)} can't run on an IPU"
+        f"{'' if nearest is None else f' ({nearest})'}. Use one of "
         f"{', '.join(NAMES)}, torch.optim's SGD, Adam, AdamW or RMSprop, or "
         "an optimizer of poptorch.optim."
     )

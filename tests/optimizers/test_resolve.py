@@ -206,3 +206,10 @@ def test_hooks_around_steps_are_refused(kind):
     getattr(given, f"register_step_{kind}_hook")(lambda *_: None)
     with pytest.raises(UnsupportedError, match=f"SGD has a step {kind}-hook"):
         resolve_optimizer(given, module)
+
+
+def test_what_comes_nearest_is_said_of_an_optimizer_of_torch_too():
+    module = torch.nn.Linear(2, 1)
+    adagrad = torch.optim.Adagrad(module.parameters())
+    with pytest.raises(UnsupportedError, match=r"Adagrad can't run.*'rmsprop' is near"):
+        resolve_optimizer(adagrad, module)

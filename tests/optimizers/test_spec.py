@@ -209,7 +209,13 @@ def test_the_rate_may_be_called_as_in_torch():
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("lars", "no lars: 'lamb' adapts"), ("Adagrad", "no Adagrad: there are adam, ad")],
+    [
+        ("lars", "no lars: 'lamb' adapts"),
+        ("Adagrad", "no Adagrad: 'rmsprop' is nearest.*alpha=0.999"),
+        ("adafactor", "no adafactor: 'adamw' is nearest.*accum_type"),
+        ("lion", "no lion: 'adamw' is nearest"),
+        ("ftrl", "no ftrl: there are adam, ad"),
+    ],
 )
 def test_what_poptorch_lacks_is_said_with_what_it_has(name, advice):
     with pytest.raises(UnsupportedError, match=f"^PopTorch has {advice}"):
