@@ -17,6 +17,7 @@
     ├── BakedInWarning        forward changes, or draws, a number that is fixed
     ├── CheckpointWarning     a damaged checkpoint was passed over
     ├── DroppedRowsWarning    rows that don't fill a call were left out
+    ├── CopiedModuleWarning   a module was changed, and a copy of it is trained
     ├── CoverageWarning       figures cover only a part of the samples
     ├── ConstantBuffersWarning  whole numbers that `forward` changes in vain
     ├── OtherLayoutWarning    a run goes on with other replicas or processes
@@ -112,6 +113,10 @@ class CheckpointWarning(IpufitWarning):
 
 class DroppedRowsWarning(IpufitWarning):
     """Rows that don't fill a call were left out of an epoch."""
+
+
+class CopiedModuleWarning(IpufitWarning):
+    """A module was changed, and the model trains a copy of it in another precision."""
 
 
 class CoverageWarning(IpufitWarning):

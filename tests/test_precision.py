@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +17,7 @@ from torch.nn.functional import cross_entropy, linear
 from ipufit import (
     BackupAndRestore,
     ConfigError,
+    CopiedModuleWarning,
     IPUConfig,
     IPUModel,
     UnknownNameError,
@@ -267,6 +270,34 @@ def test_others_compute_in_float16(word):
     assert seen_in(model) == [HALF, HALF, HALF]
 
 
+class Sides(nn.Module):
+    """Products in float32 between sums in float16, which every torch computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = Doubtful(), Doubtful()
+        self.layer = nn.Linear(4, 4)
+        self.seen = self.after.seen
+
+    def forward(self, x):
+        return self.after(self.layer(self.before(x)))
+
+
+def test_gradients_reach_the_weights_on_both_sides_of_a_cast():
+    module = Sides()
+    given = reference.weights(module)
+    config = IPUConfig(precision="16.32", float32_modules=["layer"])
+    model = IPUModel(module, config)
+    model.compile(torch.optim.SGD(module.parameters(), lr=0.5), "cross_entropy")
+    x = torch.cat([X, X[:, :1]], dim=1)
+    history = model.fit(x, Y, 8, epochs=5, verbose=0).history["loss"]
+    assert history[-1] < history[0]
+    for name, weight in reference.weights(module).items():
+        assert weight.dtype == SINGLE
+        assert torch.equal(weight, given[name]) == name.endswith("shift")
+    assert seen_in(model) == [HALF, HALF, HALF]
+
+
 class OwnLoss(nn.Module):
     """A loss that float16 can't hold, of a submodule or a function."""
 
@@ -469,6 +500,39 @@ def test_a_module_that_cannot_be_copied_is_refused_with_a_way_out():
     with pytest.raises(ConfigError, match=r"can't be copied: .* in_place=True"):
         IPUModel(module, config)
     assert IPUModel(module, config, in_place=True).module is module
+
+
+def freeze(module):
+    module[0].requires_grad_(False)
+
+
+def load(module):
+    module.load_state_dict(reference.network(seed=1).state_dict())
+
+
+@pytest.mark.parametrize("change", [freeze, load])
+def test_later_changes_of_the_module_that_was_given_are_warned_of_once(change):
+    module = reference.network()
+    model = IPUModel(module, IPUConfig(precision="16.16"))
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, 8, verbose=0)
+    change(module)
+    with pytest.warns(CopiedModuleWarning, match="weights of model.module") as caught:
+        model.evaluate(X, Y, verbose=0)
+    assert caught[0].filename == __file__
+    model.fit(X, Y, 8, verbose=0)
+    change(model.module)
+    model.fit(X, Y, 8, verbose=0)
+
+
+def test_the_module_that_was_given_is_not_kept():
+    module = reference.network()
+    gone = weakref.ref(module[0].weight)
+    model = IPUModel(module, IPUConfig(precision="16.16"))
+    del module
+    gc.collect()
+    assert gone() is None
+    model.predict(X, verbose=0)
 
 
 def of_torch(module):

@@ -40,8 +40,12 @@ def under_way(
 
     Raises:
         ConfigError: The config is offline.
+
+    Warns:
+        CopiedModuleWarning: The module that was given has changed, and isn't what runs.
     """
     require_ipus(model)
+    model._counterparts.warn_of_changes()
     given = CallbackList(callbacks).callbacks
     run.processes = model.processes
     own_display = make_progress(verbose if run.processes.is_first else 0)

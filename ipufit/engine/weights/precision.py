@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import warnings
 import weakref
 from typing import Any, Iterator, Mapping, MutableMapping, Sequence
 
@@ -14,7 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit.config import IPUConfig
-from ipufit.errors import ConfigError, UnknownNameError
+from ipufit.errors import ConfigError, CopiedModuleWarning, UnknownNameError
 from ipufit.optimizers import is_norm
 
 from .wrapping import plain_class, unfetched
@@ -87,14 +88,24 @@ class Counterparts:
         """The pairs of those parameters that were given."""
         return [(one, self._own[one]) for one in parameters if one in self._own]
 
-    def changed(self) -> bool:
-        """Whether the given parameters were changed, frozen or thawed; once only."""
-        now = [(reference, reference()) for reference, _ in self._before]
-        alive = [(reference, one) for reference, one in now if one is not None]
-        states = [(reference, _state(one)) for reference, one in alive]
-        before = {id(reference): state for reference, state in self._before}
-        self._before = states
-        return any(before[id(reference)] != state for reference, state in states)
+    def warn_of_changes(self) -> None:
+        """Warn once of parameters that were changed, frozen or thawed since.
+
+        Warns:
+            CopiedModuleWarning: A parameter of the module that was given is another.
+        """
+        alive = [(one(), before) for one, before in self._before]
+        if all(one is None or _state(one) == before for one, before in alive):
+            return
+        self._before = []
+        warnings.warn(
+            "The module that was given to IPUModel has been changed since, and what "
+            "runs is model.module, a copy of it in the precision that was asked for: "
+            "the change doesn't count. Change, load or freeze the weights of "
+            "model.module, or give IPUModel(..., in_place=True).",
+            CopiedModuleWarning,
+            stacklevel=5,
+        )
 
 
 def _state(parameter: Tensor) -> tuple[Any, ...]:
