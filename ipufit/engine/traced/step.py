@@ -149,7 +149,7 @@ class Step(torch.nn.Module):
         """Pixels of 8 bits in the dtype of the program, so that they can be mixed."""
         if tensor.is_floating_point():
             return tensor
-        floats: Tensor = tensor.to(self._dtype)
+        floats: Tensor = tensor.to(self._config.types.activations)
         return floats
 
     def _cast(self, tensor: Tensor) -> Tensor:
