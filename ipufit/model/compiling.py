@@ -97,7 +97,7 @@ def compile(
     trained = _augmented(objective, augment, label_smoothing)
     own = self._counterparts.own
     optimization = resolve_optimization(
-        optimizer, lr_schedule, self.module, schedules, own
+        optimizer, lr_schedule, self.module, schedules, own=own
     )
     momentum = optimization.ema_momentum
     self._settings = CompileSettings(

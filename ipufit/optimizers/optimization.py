@@ -277,6 +277,7 @@ def resolve_optimization(
     lr_schedule: ScheduleLike,
     module: torch.nn.Module,
     schedules: SchedulesLike = None,
+    *,
     own: Callable[[Any], Any] | None = None,
     *,
     is_half: bool = False,
