@@ -816,6 +816,7 @@ BAD_SETTINGS = {
     "precision": ("float8", None),
     "execution": ("quick",),
     "pipeline": ("a", 3, [3], [()], ("a", "a")),
+    "layers_per_ipu": (4, "4", [], [4, None], [0, 0], {"layers": 4}),
     "loss_block": (3,),
     "offload_optimizer": ("yes", None),
     "available_memory_proportion": (2, "half", [0.1, "b"]),

@@ -22,6 +22,7 @@ PAGES = {
     "callbacks.md": 14,
     "config.md": 4,
     "memory.md": 1,
+    "pipelines.md": 5,
     "precision.md": 5,
     "traced.md": 2,
     "weights.md": 3,
