@@ -8,6 +8,7 @@ from .evaluation import Evaluation
 from .loop import predictions, train
 from .objective.figures import Figures, Sums
 from .objective.objective import Objective
+from .objective.outputs import named_outputs
 from .objective.resolve import resolve_objective
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
@@ -34,6 +35,7 @@ __all__ = [
     "in_own_types",
     "joined",
     "lazy_layers",
+    "named_outputs",
     "predictions",
     "resolve_objective",
     "train",

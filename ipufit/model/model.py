@@ -24,6 +24,7 @@ from . import (
     building,
     compiling,
     copying,
+    exporting,
     fitting,
     inference,
     inspecting,
@@ -128,6 +129,9 @@ class IPUModel:
     checkpoint = saving.checkpoint
     save = saving.save
     load = saving.load
+
+    # A program for others.
+    export = exporting.export
 
     # For callbacks of a run.
     gradients = inspecting.gradients

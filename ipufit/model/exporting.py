@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`export`: an inference program in a file of PopTorch's, and its description."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from ipufit._files import file_errors
+from ipufit._poptorch import poptorch
+from ipufit._tree import Structure, tree_map
+from ipufit._version import __version__
+from ipufit.batching import BatchPlan
+from ipufit.checkpoint import written_by_one
+from ipufit.config import IPUConfig
+from ipufit.data import HostRandomState, Source, example_of
+from ipufit.engine import give_shapes, named_outputs
+from ipufit.errors import IpufitError, UnsupportedError
+from ipufit.types import PathLike
+
+from .evaluating import inference_plan, rows_to_evaluate
+from .parts import Model
+
+_FORMAT_VERSION = 1
+_NAME_IN_FOLDER = "executable.popef"
+"""The name that Triton's back end looks for in the folder of a version of a model."""
+
+
+def export(
+    self: Model,
+    path: PathLike,
+    x: Any,
+    batch_size: int | None = None,
+    *,
+    with_module: bool = True,
+) -> dict[str, Any]:
+    """Write the compiled inference program to a file, with the weights of now.
+
+    `poptorch.load(path)` gives an executor that runs it without ipufit: it takes what
+    `forward` takes, with the rows of a call, and returns what `forward` returns in eval
+    mode. Graphcore's back end for the Triton server runs the file, too.
+
+    The module is compiled by itself, in eval mode, with the options that `predict`
+    has, for one process. The model gives its IPUs back first, as by `model.detach()`.
+    With `IPUConfig(offline=True)` no IPUs are needed.
+
+    A description is written beside the file, with `.json` at its end. Both are written
+    under another name first, so that a file is whole or isn't there. With several
+    processes all of them call `export`; the first one writes.
+
+    Args:
+        path: The file; of a directory that exists, the file `executable.popef` in it.
+        x: Inputs to compile for, as for `build`: a batch, data, or tensors of shapes
+            and types only.
+        batch_size: As for `predict`.
+        with_module: Pickle the module into the file, which `poptorch.load` needs. A
+            Triton server doesn't. Load only such files as you trust.
+
+    Returns:
+        The description: names, shapes and types of inputs and outputs in a call,
+        samples per call and the factors that make it, versions, size and SHA-256.
+
+    Raises:
+        DataError: Data that can't be used.
+        UnsupportedError: The module can't be pickled.
+        FileError: The file can't be written.
+        Error: PopTorch refuses something (`ipufit.poptorch.Error`).
+
+    Example:
+        >>> import tempfile, torch
+        >>> from ipufit import IPUConfig, IPUModel, poptorch
+        >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
+        >>> x = torch.randn(8, 4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     about = model.export(f"{folder}/linear.popef", x)
+        ...     loaded = poptorch.load(f"{folder}/linear.popef")
+        >>> torch.equal(loaded(x), model.predict(x, verbose=0))
+        True
+        >>> about["inputs"]
+        [{'name': 'input', 'shape': [8, 4], 'dtype': 'float32'}]
+    """
+    source = example_of(
+        x,
+        inputs_only=True,
+        num_workers=self.config.num_workers,
+        processes=self.processes,
+    )
+    give_shapes(self.module, source)
+    self._executors.fetch_weights()
+    self._executors.share_buffers()
+    self._executors.detach()
+    target = Path(path)
+    if target.is_dir():
+        target /= _NAME_IN_FOLDER
+    num_updates = self._settings.optimization.num_updates if self._settings else 0
+
+    def write() -> dict[str, Any]:
+        before = HostRandomState()
+        try:
+            program = _Exported(self.module, self.config, source, batch_size)
+            return program.write(target, num_updates, with_module=with_module)
+        finally:
+            before.put_back()
+
+    return written_by_one(write)
+
+
+class _Exported:
+    """A copy of a module, compiled by itself for one process.
+
+    Args:
+        module: The user's module.
+        config: Its layout.
+        source: Samples to compile for.
+        batch_size: Samples of one pass over all replicas; None for the default.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        config: IPUConfig,
+        source: Source,
+        batch_size: int | None,
+    ) -> None:
+        alone = dataclasses.replace(config, process_id=0, num_processes=1)
+        size, _ = rows_to_evaluate(alone, source, batch_size, None)
+        self.plan, options = inference_plan(alone, size)
+        self._module = copy.deepcopy(module).eval()
+        options = options.clone()
+        _begin_blocks(self._module, alone.inference_config, options)
+        is_half = config.precision == "float16"
+        rows = self.plan.samples_per_call
+        given = [
+            leaf.half() if is_half and leaf.is_floating_point() else leaf
+            for leaf in source.example(rows, inputs_only=True)
+        ]
+        inputs = source.structure.inputs.rebuild([leaf.contiguous() for leaf in given])
+        self.by_name, self.by_place = _arguments(inputs)
+        self._executor = poptorch.inferenceModel(self._module, options=options)
+        seen: list[Any] = []
+        handle = self._module.register_forward_hook(
+            lambda _, __, outputs: seen.append(tree_map(_traced, outputs))
+        )
+        try:
+            self._executor.compile(*self.by_place, **self.by_name)
+        finally:
+            handle.remove()
+        self._outputs = seen[-1]
+
+    def write(
+        self, target: Path, num_updates: int, *, with_module: bool
+    ) -> dict[str, Any]:
+        """Write the file and its description, and free the IPUs."""
+        about = self._description(num_updates, with_module=with_module)
+        try:
+            with file_errors("can't be written", target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial = _written_beside(
+                    target, lambda part: self._save(part, with_module=with_module)
+                )
+                about["bytes"] = partial.stat().st_size
+                about["sha256"] = _sha256(partial)
+                described = _written_beside(
+                    Path(f"{target}.json"),
+                    lambda part: part.write_text(json.dumps(about, indent=2) + "\n"),
+                )
+                os.replace(partial, target)
+                os.replace(described, f"{target}.json")
+        finally:
+            self._executor.destroy()
+        return about
+
+    def _save(self, path: Path, *, with_module: bool) -> None:
+        try:
+            self._executor.save(str(path), export_model=with_module)
+        except (OSError, poptorch.Error, IpufitError):
+            raise
+        except Exception as error:  # a user's object may raise anything
+            raise UnsupportedError(
+                f"{type(self._module).__name__} can't be pickled: {error}. Functions "
+                "and classes have to be defined at the top of a module; or give "
+                "with_module=False, and load the file with loadExecutable. A strategy "
+                "of PopTorch's with named stages can't be saved at all."
+            ) from error
+
+    def _description(self, num_updates: int, *, with_module: bool) -> dict[str, Any]:
+        parameters = inspect.signature(self._module.forward).parameters
+        arguments = {**dict(zip(parameters, self.by_place)), **self.by_name}
+        several = named_outputs(self._outputs)
+        outputs = {"output": self._outputs} if several is None else several
+        return {
+            "format": "ipufit export",
+            "format_version": _FORMAT_VERSION,
+            "module": type(self._module).__name__,
+            "has_module": with_module,
+            "num_updates": num_updates,
+            "versions": {
+                "ipufit": __version__,
+                "poptorch": str(poptorch.__version__),
+                "torch": str(torch.__version__),
+            },
+            "samples_per_call": self.plan.samples_per_call,
+            "micro_batch_size": self.plan.micro_batch_size,
+            "device_iterations": self.plan.device_iterations,
+            "replicas": self.plan.replicas,
+            "inputs": _described(arguments, None),
+            "outputs": _described(outputs, self.plan),
+        }
+
+
+def _begin_blocks(
+    module: torch.nn.Module, config: IPUConfig, options: poptorch.Options
+) -> None:
+    """Begin blocks at the submodules that stages name, for good.
+
+    ipufit begins them only while it has a program compiled, and whoever loads the file
+    traces the module once more. PopTorch can't pickle strategies with names, so the
+    blocks say their IPUs, and stages follow from those.
+
+    Raises:
+        UnsupportedError: The stages have names that are no submodules.
+    """
+    if not config.stages:
+        return
+    submodules = dict(module.named_modules())
+    for names, ipu in zip(config.stages, config.stage_ipus):
+        for name in names:
+            if name not in submodules:
+                raise UnsupportedError(
+                    f"pipeline names {name!r}, a block of the module's own, and "
+                    "PopTorch can't save options with the names of blocks. Give the "
+                    "blocks an ipu_id, and export a model with pipeline=None; or name "
+                    "submodules."
+                )
+            poptorch.BeginBlock(submodules[name], user_id=name, ipu_id=ipu)
+    distinct = len(set(config.stage_ipus)) == len(config.stage_ipus)
+    stages = poptorch.AutoStage
+    auto = stages.SameAsIpu if distinct else stages.AutoIncrement
+    is_pipelined = config.execution == "pipelined"
+    options.setExecutionStrategy(
+        poptorch.PipelinedExecution(auto)
+        if is_pipelined
+        else poptorch.ShardedExecution(auto)
+    )
+
+
+def _arguments(inputs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Arguments by name, if inputs are a dict, and by place."""
+    if isinstance(inputs, dict):
+        return {str(name): value for name, value in inputs.items()}, ()
+    return {}, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+def _traced(output: Any) -> Any:
+    """A tensor without values in the place of one that was traced."""
+    if not isinstance(output, Tensor):
+        return output
+    return torch.empty(tuple(output.shape), dtype=output.dtype, device="meta")
+
+
+def _described(values: Any, plan: BatchPlan | None) -> list[dict[str, Any]]:
+    """Names, shapes and types of tensors.
+
+    Args:
+        values: Tensors by name, nested ones too.
+        plan: The factors of a call, if these are outputs of one micro-batch; None if
+            they are of a whole call.
+    """
+    found = []
+    for name, value in values.items():
+        leaves = Structure.of_outputs(value).flatten(value)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        for index, tensor in enumerate(tensors):
+            shape = list(tensor.shape)
+            if plan is not None:
+                shape[:1] = [(shape or [1])[0] * plan.micro_batches_per_call]
+            found.append(
+                {
+                    "name": name if len(tensors) == 1 else f"{name}.{index}",
+                    "shape": shape,
+                    "dtype": str(tensor.dtype).replace("torch.", ""),
+                }
+            )
+    return found
+
+
+def _written_beside(target: Path, write: Callable[[Path], Any]) -> Path:
+    """Write a file under another name, in the folder of its own, and have it synced."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        write(partial)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+    except BaseException:
+        if partial.exists():
+            partial.unlink()
+        raise
+    return partial
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
