@@ -19,6 +19,7 @@ from tests.callbacks.trackers import MLflowDouble, TensorBoardDouble, WandbDoubl
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {
+    "benchmarking.md": 4,
     "callbacks.md": 14,
     "config.md": 4,
     "memory.md": 1,
