@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -98,37 +98,49 @@ class Mixing:
 
         Example:
             >>> Mixing(mixup=0.2).coefficients([1], rows=2)
-            tensor([[0.9959],
-                    [0.6193]])
+            tensor([[0.9975],
+                    [0.9641]])
         """
-        drawn = [self._drawn(seed, rows, size) for seed in seeds]
-        columns: Tensor = torch.cat(drawn).to(torch.float32)
-        return columns
-
-    def _drawn(self, seed: int, rows: int, size: tuple[int, int] | None) -> Tensor:
-        # The streams of RandomState are the same in every version of NumPy.
-        random = np.random.RandomState([seed % 2**32, seed >> 32])
-        is_mixed = random.random_sample(rows) < self.probability
-        has_box = np.full(rows, size is not None)
+        uniform, blend, keep = self._drawn(seeds, rows)
+        is_mixed = uniform[0] < self.probability
+        has_box = np.full(is_mixed.shape, size is not None)
         if self.mixup and self.cutmix:
-            has_box &= random.random_sample(rows) < 0.5
-        blend = np.ones(rows)
-        if self.mixup:
-            part = random.beta(self.mixup, self.mixup, rows)
-            blend = np.where(is_mixed & ~has_box, np.maximum(part, 1 - part), 1.0)
+            has_box = uniform[1] < 0.5
+        blend = np.where(is_mixed & ~has_box, np.maximum(blend, 1 - blend), 1.0)
+        columns = [blend, blend]
         if size is None:
-            return torch.stack([torch.from_numpy(blend)], dim=1)
-        cut = np.sqrt(1 - random.beta(self.cutmix, self.cutmix, rows))
-        cut = np.where(is_mixed & has_box, cut, 0.0)
-        edges = []
-        for length in size:
-            half, centre = length * cut / 2, length * random.random_sample(rows)
-            for edge in (centre - half, centre + half):
-                edges.append(np.rint(np.clip(edge, 0, length)))
-        top, bottom, left, right = edges
-        area = (bottom - top) * (right - left) / (size[0] * size[1])
-        drawn = (blend * (1 - area), blend, *edges)
-        return torch.stack([torch.from_numpy(one) for one in drawn], dim=1)
+            columns = [blend]
+        else:
+            cut = np.where(is_mixed & has_box, np.sqrt(1 - keep), 0.0)
+            for length, place in zip(size, uniform[2:]):
+                half, centre = length * cut / 2, length * place
+                for edge in (centre - half, centre + half):
+                    columns.append(np.rint(np.clip(edge, 0, length)))
+            top, bottom, left, right = columns[2:]
+            area = (bottom - top) * (right - left) / (size[0] * size[1])
+            columns[0] = blend * (1 - area)
+        drawn = torch.stack([torch.from_numpy(one) for one in columns], dim=1)
+        result: Tensor = drawn.to(torch.float32)
+        return result
+
+    def _drawn(self, seeds: Sequence[int], rows: int) -> tuple[Any, Any, Any]:
+        """Draw the numbers of all samples.
+
+        Returns:
+            `[4, samples]`, uniform from 0 to 1: of being mixed, of the kind, and of
+            both places of a box; and two `[samples]` from the Beta distributions.
+        """
+        # The streams of RandomState are the same in every version of NumPy.
+        random = np.random.RandomState(0)
+        uniform = np.empty((4, len(seeds), rows))
+        betas = np.ones((2, len(seeds), rows))
+        for at, seed in enumerate(seeds):
+            random.seed([seed % 2**32, seed >> 32])  # a new RandomState is slow
+            uniform[:, at] = random.random_sample((4, rows))
+            for kind, alpha in enumerate((self.mixup, self.cutmix)):
+                if alpha:
+                    betas[kind, at] = random.beta(alpha, alpha, rows)
+        return uniform.reshape(4, -1), betas[0].ravel(), betas[1].ravel()
 
 
 class Coefficients(NamedTuple):

@@ -28,6 +28,7 @@ PAGES = {
     "traced.md": 2,
     "weights.md": 3,
 }
+PAGES = {"augmentation.md": 2, "config.md": 4, "memory.md": 1, "traced.md": 2}
 """Pages whose code runs from top to bottom, with the number of its pieces."""
 
 

@@ -124,7 +124,7 @@ class MixedRows:
 
 def _is_one_hot(targets: Tensor) -> bool:
     is_binary = torch.all(targets.eq(0) | targets.eq(1))
-    return bool(is_binary & torch.all(targets.sum(dim=1).eq(1)))
+    return bool(is_binary & torch.all(targets.sum(dim=1).le(1)))
 
 
 def _image_size(mixing: Mixing, inputs: Tensor) -> tuple[int, int] | None:
