@@ -279,7 +279,6 @@ def resolve_optimization(
     schedules: SchedulesLike = None,
     *,
     own: Callable[[Any], Any] | None = None,
-    *,
     is_half: bool = False,
 ) -> Optimization:
     """Join the optimiser that is meant with what changes its values.
