@@ -398,7 +398,9 @@ def fitted_scaling(optimizer, **config):
 @pytest.mark.parametrize("optimizer", ["sgd", Optimizer("adamw"), Optimizer("lamb")])
 def test_float16_has_a_loss_scaling_and_says_so(optimizer, capsys):
     assert fitted_scaling(optimizer) == 128.0
-    expected = "Loss scaling: 128, since weights are float16; Optimizer(..., loss_scali"
+    expected = (
+        "Loss scaling: 128, for float16; Optimizer(..., loss_scaling=1.0) turns it off"
+    )
     assert capsys.readouterr().out.count(expected) == 1
 
 
@@ -415,6 +417,15 @@ def test_float16_has_a_loss_scaling_and_says_so(optimizer, capsys):
 def test_what_was_chosen_stays(optimizer, config, scaling, capsys):
     assert fitted_scaling(optimizer, **config) == scaling
     assert "Loss scaling" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "scaling"),
+    [("16.16", 128), ("16.32", 128), ("32.32", 1), ("float32", 1)],
+)
+def test_half_activations_are_scaled_for_whatever_the_weights_are(word, scaling):
+    model = model_of("sgd", IPUConfig(precision=word))
+    assert model.optimizer.loss_scaling == scaling
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, poptorch.optim.SGD])

@@ -5,5 +5,6 @@ from __future__ import annotations
 
 from .instruments import NO_INSTRUMENTS, Instruments
 from .ipu_config import IPUConfig
+from .precision import precision_of
 
-__all__ = ["NO_INSTRUMENTS", "IPUConfig", "Instruments"]
+__all__ = ["NO_INSTRUMENTS", "IPUConfig", "Instruments", "precision_of"]

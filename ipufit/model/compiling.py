@@ -97,7 +97,12 @@ def compile(
     trained = _augmented(objective, augment, label_smoothing)
     own = self._counterparts.own
     optimization = resolve_optimization(
-        optimizer, lr_schedule, self.module, schedules, own=own
+        optimizer,
+        lr_schedule,
+        self.module,
+        schedules,
+        own=own,
+        is_half=config.types.is_half,
     )
     momentum = optimization.ema_momentum
     self._settings = CompileSettings(

@@ -6,6 +6,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
+import torch
+
 from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from ipufit.config import NO_INSTRUMENTS, Instruments, IPUConfig
@@ -54,7 +56,9 @@ def evaluation_of(
     settings = settings_of(model)
     require_targets(source, settings.objective, name, purpose)
     give_shapes(model.module, source)
-    plan, options = inference_plan(model, batch_size, rows_in_one_call)
+    plan, options = inference_plan(
+        model.config, model.module, batch_size, rows_in_one_call
+    )
     if options.output_mode == poptorch.OutputMode.Sum.value:
         raise ConfigError(
             "inference_options ask for OutputMode.Sum, which adds outputs of "
@@ -74,12 +78,16 @@ def evaluation_of(
 
 
 def inference_plan(
-    model: Model, batch_size: int, rows_in_one_call: int | None = None
+    config: IPUConfig,
+    module: torch.nn.Module,
+    batch_size: int,
+    rows_in_one_call: int | None = None,
 ) -> tuple[BatchPlan, poptorch.Options]:
     """The factors of a call that evaluates or predicts, and PopTorch's options.
 
     Args:
-        model: The model, with its config.
+        config: Its layout.
+        module: The user's, which may begin blocks.
         batch_size: Samples of one pass over all replicas.
         rows_in_one_call: Samples that one call takes, if the config leaves the
             micro-batch open; None to go by the batch size.
@@ -87,9 +95,8 @@ def inference_plan(
     Raises:
         ConfigError: The replicas don't divide the batch size.
     """
-    config = model.config
     count = config.process.count
-    stages = own_stages(model.module, config.inference_config)
+    stages = own_stages(module, config.inference_config)
     plan = config.inference_plan(-(-batch_size // count) * count, stages)
     if rows_in_one_call is not None and config.micro_batch_size is None:
         num_micro_batches = plan.micro_batches_per_call * plan.processes

@@ -133,7 +133,7 @@ class _Exported:
     ) -> None:
         alone = dataclasses.replace(config, process_id=0, num_processes=1)
         size, _ = rows_to_evaluate(alone, source, batch_size, None)
-        self.plan, options = inference_plan(alone, size)
+        self.plan, options = inference_plan(alone, module, size)
         self._module = copy.deepcopy(module).eval()
         options = options.clone()
         _begin_blocks(self._module, alone.inference_config, options)

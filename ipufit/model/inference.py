@@ -167,7 +167,9 @@ def outputs_of_calls(
         ConfigError: The own inference options don't return every row.
     """
     give_shapes(model.module, source)
-    plan, options = inference_plan(model, batch_size, rows_in_one_call)
+    plan, options = inference_plan(
+        model.config, model.module, batch_size, rows_in_one_call
+    )
     if options.output_mode != poptorch.OutputMode.All.value:
         raise ConfigError(
             "predict() needs every row, and inference_options ask for OutputMode."

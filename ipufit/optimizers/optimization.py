@@ -329,7 +329,7 @@ def resolve_optimization(
     optimization = Optimization(resolved, rates, spec, others)
     if spec is not None and is_scaled:
         optimization.note(
-            f"Loss scaling: {spec.loss_scaling:g}, since weights are float16; "
+            f"Loss scaling: {spec.loss_scaling:g}, for float16; "
             "Optimizer(..., loss_scaling=1.0) turns it off"
         )
     return optimization
