@@ -23,6 +23,7 @@ from ipufit import (
     Optimizer,
     PerEpoch,
     Schedule,
+    SwapEMAWeights,
     poptorch,
 )
 
@@ -489,3 +490,30 @@ def test_the_velocity_is_scaled_like_the_loss_in_float16():
     )
     model = model_of(given, IPUConfig(**HALF))
     assert model.optimizer.param_groups[0]["velocity_scaling"] == 2.0
+
+
+def test_a_ramp_may_count_epochs():
+    def scalings(**every):
+        ramp = LossScaleRamp(4, factor=2, maximum=32, **every)
+        model, seen = model_of(Optimizer("adam", loss_scaling=ramp)), []
+        look = LambdaCallback(
+            on_train_batch_end=lambda *_: seen.append(model.optimizer.loss_scaling)
+        )
+        model.fit(*data(), batch_size=8, epochs=2, verbose=0, callbacks=look)
+        return seen
+
+    assert scalings(every_epochs=0.75) == scalings(every_updates=3)
+    assert scalings(every_epochs=1) == [4.0] * 4 + [8.0] * 4
+    for wrong in ({}, {"every_epochs": 0}, {"every_epochs": 1, "every_updates": 3}):
+        with pytest.raises(ConfigError, match="every_"):
+            scalings(**wrong)
+
+
+# With other features ------------------------------------------------------------------
+
+
+def test_averages_are_validated_within_epochs_and_training_goes_on():
+    plain, swapped = (model_of(Optimizer("sgd", ema_momentum=0.9)) for _ in "12")
+    plain.fit(*data(), batch_size=8, epochs=2, verbose=0)
+    validated_fit(swapped, SwapEMAWeights(), epochs=2, validation_updates=1)
+    assert same_weights(plain, swapped)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ipufit.errors import ConfigError
 
@@ -30,8 +30,11 @@ class LossScaleRamp:
     Args:
         initial: Scaling of the first updates.
         factor: Factor by which the scaling grows; above 1.
-        every_updates: Number of updates between two steps.
-        maximum: Largest scaling.
+        every_updates: Number of updates between two steps; None if `every_epochs` is
+            given.
+        maximum: Largest scaling; 32768, the largest power of 2 in float16, by default.
+        every_epochs: Number of epochs between two steps, whole or not. `fit` makes
+            updates of it, rounded to the nearest.
 
     Raises:
         ConfigError: A value is out of range.
@@ -44,20 +47,41 @@ class LossScaleRamp:
 
     initial: float
     factor: float
-    every_updates: int
-    maximum: float
+    every_updates: int | None = None
+    maximum: float = 32768.0
+    every_epochs: float | None = None
 
     def __post_init__(self) -> None:
         where = "LossScaleRamp"
         check_number(where, "initial", self.initial, above=0)
         check_number(where, "factor", self.factor, above=1)
-        check_whole(where, "every_updates", self.every_updates, least=1)
+        if self.every_epochs is None:
+            check_whole(where, "every_updates", self.every_updates, least=1)
+        else:
+            check_number(where, "every_epochs", self.every_epochs, above=0)
+            if self.every_updates is not None:
+                raise ConfigError(
+                    f"LossScaleRamp has every_updates={self.every_updates} and "
+                    f"every_epochs={self.every_epochs}. Give one of them."
+                )
         check_number(where, "maximum", self.maximum, above=0)
         if self.maximum < self.initial:
             raise ConfigError(
                 f"LossScaleRamp has maximum={self.maximum}, which is less than "
                 f"initial={self.initial}. Raise maximum, or lower initial."
             )
+
+    def in_updates(self, updates_per_epoch: int) -> LossScaleRamp:
+        """Make updates of `every_epochs`.
+
+        Example:
+            >>> LossScaleRamp(1, 2, every_epochs=1.5).in_updates(100).every_updates
+            150
+        """
+        if self.every_epochs is None:
+            return self
+        every = max(1, math.floor(self.every_epochs * updates_per_epoch + 0.5))
+        return replace(self, every_updates=every, every_epochs=None)
 
     def value(self, update: int) -> float:
         """Compute the scaling of an update.
@@ -72,7 +96,8 @@ class LossScaleRamp:
             >>> LossScaleRamp(1, factor=4, every_updates=1, maximum=8).value(1)
             4.0
         """
-        steps = update // self.every_updates
+        # Before `fit` knows the length of an epoch, no update was made.
+        steps = update // self.every_updates if self.every_updates else 0
         # More steps stay at the maximum; their power would overflow.
         enough = math.ceil(math.log(self.maximum / self.initial, self.factor))
         if steps > enough:

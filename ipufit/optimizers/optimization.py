@@ -13,7 +13,7 @@ from ipufit.errors import ConfigError, SharedRateWarning
 
 from .decay import groups_in_words
 from .loss_scaling import LossScaleRamp
-from .rates import Rates
+from .rates import Rates, updates_per_epoch
 from .resolve import OptimizerLike, program_key, resolve_optimizer
 from .resolve_rates import (
     ScheduleLike,
@@ -70,6 +70,7 @@ class Optimization:
         self._velocity_follows = bool(spec and spec.velocity_follows)
         ramp = spec.loss_scaling if spec else None
         self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
+        self._ramp_in_updates = self._ramp
 
     @property
     def per_batch_size(self) -> int | None:
@@ -113,8 +114,9 @@ class Optimization:
 
     @property
     def needs_epochs(self) -> bool:
-        """Whether a schedule has lengths in epochs."""
-        return any(rates.needs_epochs for rates in self._all_rates)
+        """Whether a schedule or ramp has lengths in epochs."""
+        in_epochs = self._ramp is not None and self._ramp.every_epochs is not None
+        return in_epochs or any(rates.needs_epochs for rates in self._all_rates)
 
     @property
     def _all_rates(self) -> tuple[Rates, ...]:
@@ -160,6 +162,9 @@ class Optimization:
             SharedRateWarning: A schedule can't be followed update by update.
         """
         self._scale_to(batch_size)
+        if self._ramp is not None and self._ramp.every_epochs is not None:
+            per_epoch = updates_per_epoch(total_updates, epochs)
+            self._ramp_in_updates = self._ramp.in_updates(per_epoch)
         for rates in self._all_rates:
             rates.begin_fit(self.num_updates, total_updates, epochs)
         self.before_call()
@@ -194,8 +199,8 @@ class Optimization:
         """Set the values of the next update, and of all that share its call."""
         for rates in self._all_rates:
             rates.write(self.num_updates)
-        if self._ramp is not None:
-            scaling = self._ramp.value(self.num_updates)
+        if self._ramp_in_updates is not None:
+            scaling = self._ramp_in_updates.value(self.num_updates)
             self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
             for group in self.optimizer.param_groups if self._velocity_follows else ():
                 group["velocity_scaling"] = scaling

@@ -144,7 +144,7 @@ class ScheduledValues(Rates):
     ) -> None:
         """Begin anew, unless the schedule counts over all fits."""
         if self._given.needs_epochs:
-            self._count_epochs(update, _updates_per_epoch(total, epochs))
+            self._count_epochs(update, updates_per_epoch(total, epochs))
         if not self._given.counts_all_fits:
             self._start, self._total = update, total
             if total is not None:
@@ -225,11 +225,24 @@ def _own_values(optimizer: torch.optim.Optimizer, name: str) -> _Values:
     return own if values == written else values
 
 
-def _updates_per_epoch(total: int | None, epochs: int | None) -> int:
+def updates_per_epoch(total: int | None, epochs: int | None) -> int:
+    """Divide the updates of a fit by its epochs.
+
+    Args:
+        total: Number of updates; None if unknown.
+        epochs: Number of epochs; None outside `fit`.
+
+    Raises:
+        ConfigError: One of them is unknown.
+
+    Example:
+        >>> updates_per_epoch(300, 3)
+        100
+    """
     if total is None or epochs is None:
         raise ConfigError(
-            "A schedule has lengths in epochs, and the number of updates of an epoch "
-            "is unknown. Use fit(steps_per_epoch=...), or give the schedule lengths in "
+            "A schedule or ramp has lengths in epochs, and the number of updates of an "
+            "epoch is unknown. Use fit(steps_per_epoch=...), or give it lengths in "
             "updates: warmup_updates, total_updates, every_updates, boundaries."
         )
     return max(1, total // max(1, epochs))
