@@ -493,6 +493,25 @@ def test_float16_weights_become_masters_of_float32():
     assert set(dtypes(model.module).values()) == {SINGLE}
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize("word", ["16.16", "16.32"])
+@pytest.mark.parametrize("kind", ["hook", "parametrization"])
+def test_weights_that_are_computed_from_others_are_computed_anew(kind, word):
+    parametrizations = torch.nn.utils.parametrizations
+    if kind == "hook":
+        normed = torch.nn.utils.weight_norm
+    elif hasattr(parametrizations, "weight_norm"):
+        normed = parametrizations.weight_norm
+    else:
+        pytest.skip("torch 2.0 has the hook only")
+    model = IPUModel(nn.Sequential(normed(nn.Linear(3, 4))), IPUConfig(precision=word))
+    model.compile("sgd", "cross_entropy")
+    before = reference.weights(model.module)
+    model.fit(X, Y, 8, epochs=2, verbose=0)
+    after = reference.weights(model.module)
+    assert all(not torch.equal(after[name], before[name]) for name in before)
+
+
 def test_a_module_that_cannot_be_copied_is_refused_with_a_way_out():
     module = reference.network()
     module.file = (value for value in ())  # nobody can copy a generator

@@ -148,8 +148,9 @@ def in_own_types(
         if _is_lazy(one):  # torch can't copy lazy buffers
             wanted.setdefault(id(one), (one, one.dtype))
     memo: dict[int, Any] = {
-        key: _converted(one, dtype) for key, (one, dtype) in wanted.items()
+        id(one): one.detach().clone() for one in _computed_attributes(module)
     }
+    memo.update({key: _converted(*change) for key, change in wanted.items()})
     try:
         own = copy.deepcopy(module, memo)
     except Exception as error:  # a user's attribute may raise anything
@@ -203,6 +204,17 @@ def _changes(
 def _floating(module: torch.nn.Module) -> list[Tensor]:
     weights = [*module.parameters(), *module.buffers()]
     return [one for one in weights if unfetched(one, "dtype").is_floating_point]
+
+
+def _computed_attributes(module: torch.nn.Module) -> Iterator[Tensor]:
+    """Attributes that were computed from weights, as `weight_norm` computes them.
+
+    torch can't copy them; `forward` computes them anew.
+    """
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                yield value
 
 
 def _is_lazy(weight: Tensor) -> bool:
