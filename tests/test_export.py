@@ -50,6 +50,13 @@ LAYOUTS = {
     "plain": {"micro_batch_size": 8},
     "replicas": {"micro_batch_size": 4, "replicas": 2, "device_iterations": 2},
     "pipeline": {"micro_batch_size": 4, "pipeline": ["0", "2"]},
+    "patterns": {"micro_batch_size": 4, "pipeline": ["[01]", "2*"]},
+    "layers": {"micro_batch_size": 4, "layers_per_ipu": [1, -1]},
+    "fewer IPUs": {
+        "micro_batch_size": 4,
+        "pipeline": ["0", "2"],
+        "inference": {"pipeline": None},
+    },
     "two blocks on one IPU": {"micro_batch_size": 4, "pipeline": [("0", "1"), "2"]},
     "sharded": {"micro_batch_size": 8, "pipeline": ["0", "2"], "execution": "sharded"},
 }
@@ -155,6 +162,12 @@ def test_that_names_of_own_blocks_are_refused(tmp_path):
     with pytest.raises(UnsupportedError, match="names 'front', a block"):
         model.export(tmp_path / "model.popef", X)
     assert not os.listdir(tmp_path)
+
+
+def test_that_a_stage_after_the_layers_is_refused(tmp_path):
+    model = IPUModel(network(), IPUConfig(layers_per_ipu=[2, 1, 0]))
+    with pytest.raises(UnsupportedError, match="begins a stage after the last"):
+        model.export(tmp_path / "model.popef", X)
 
 
 def test_that_a_path_in_a_file_is_refused(tmp_path):

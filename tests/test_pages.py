@@ -19,6 +19,7 @@ from tests.callbacks.trackers import MLflowDouble, TensorBoardDouble, WandbDoubl
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {
+    "augmentation.md": 2,
     "benchmarking.md": 4,
     "callbacks.md": 14,
     "config.md": 4,
@@ -29,7 +30,6 @@ PAGES = {
     "traced.md": 2,
     "weights.md": 3,
 }
-PAGES = {"augmentation.md": 2, "config.md": 4, "memory.md": 1, "traced.md": 2}
 """Pages whose code runs from top to bottom, with the number of its pieces."""
 
 

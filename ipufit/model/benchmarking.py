@@ -183,7 +183,7 @@ def _inference(
     """Have a model predict."""
     give_shapes(model.module, source)
     size, _ = rows_to_evaluate(model.config, source, batch_size, None)
-    plan, options = inference_plan(model.config, model.module, size)
+    plan, options = inference_plan(model.module, model.config, size)
     Instruments(is_synthetic=data == SYNTHETIC).set_inference(options)
     if data != REAL:
         source = generated_like(source, plan.samples_per_call * plan.processes)

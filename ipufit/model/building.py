@@ -189,7 +189,7 @@ def _inference_plans(
     sizes = [rows_to_evaluate(model.config, source, batch_size, None, training)[0]]
     if training is not None:
         sizes.append(rows_to_evaluate(model.config, source, None, None)[0])
-    return dict(inference_plan(model.config, model.module, size) for size in sizes)
+    return dict(inference_plan(model.module, model.config, size) for size in sizes)
 
 
 def _built(

@@ -57,7 +57,7 @@ def evaluation_of(
     require_targets(source, settings.objective, name, purpose)
     give_shapes(model.module, source)
     plan, options = inference_plan(
-        model.config, model.module, batch_size, rows_in_one_call
+        model.module, model.config, batch_size, rows_in_one_call
     )
     if options.output_mode == poptorch.OutputMode.Sum.value:
         raise ConfigError(
@@ -78,16 +78,16 @@ def evaluation_of(
 
 
 def inference_plan(
-    config: IPUConfig,
     module: torch.nn.Module,
+    config: IPUConfig,
     batch_size: int,
     rows_in_one_call: int | None = None,
 ) -> tuple[BatchPlan, poptorch.Options]:
     """The factors of a call that evaluates or predicts, and PopTorch's options.
 
     Args:
-        config: Its layout.
-        module: The user's, which may begin blocks.
+        module: The user's module, which may begin stages itself.
+        config: The layout.
         batch_size: Samples of one pass over all replicas.
         rows_in_one_call: Samples that one call takes, if the config leaves the
             micro-batch open; None to go by the batch size.

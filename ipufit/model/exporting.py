@@ -25,6 +25,7 @@ from ipufit.config import IPUConfig
 from ipufit.data import HostRandomState, Source, example_of
 from ipufit.engine import give_shapes, named_outputs
 from ipufit.errors import IpufitError, UnsupportedError
+from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
 
 from .evaluating import inference_plan, rows_to_evaluate
@@ -133,7 +134,7 @@ class _Exported:
     ) -> None:
         alone = dataclasses.replace(config, process_id=0, num_processes=1)
         size, _ = rows_to_evaluate(alone, source, batch_size, None)
-        self.plan, options = inference_plan(alone, module, size)
+        self.plan, options = inference_plan(module, alone, size)
         self._module = copy.deepcopy(module).eval()
         options = options.clone()
         _begin_blocks(self._module, alone.inference_config, options)
@@ -227,21 +228,34 @@ def _begin_blocks(
     blocks say their IPUs, and stages follow from those.
 
     Raises:
-        UnsupportedError: The stages have names that are no submodules.
+        UnsupportedError: The stages have names that are no submodules, or one begins
+            after the layers.
     """
     if not config.stages:
         return
+    before, after = find_beginnings(module, config)
+    names = [name for stage in config.stages for name in stage]
+    own = [name for name in names if name not in before.values()]
+    if own and config.layers_per_ipu is None:
+        raise UnsupportedError(
+            f"pipeline names {own[0]!r}, a block of the module's own, and PopTorch "
+            "can't save options with the names of blocks. Give the blocks an ipu_id, "
+            "and export a model with pipeline=None; or name submodules."
+        )
+    if after:
+        raise UnsupportedError(
+            f"layers_per_ipu={config.layers_per_ipu!r} begins a stage after the last "
+            "layer, and a file keeps only stages that begin with a submodule. Name "
+            "that in pipeline=(...)."
+        )
     submodules = dict(module.named_modules())
-    for names, ipu in zip(config.stages, config.stage_ipus):
-        for name in names:
-            if name not in submodules:
-                raise UnsupportedError(
-                    f"pipeline names {name!r}, a block of the module's own, and "
-                    "PopTorch can't save options with the names of blocks. Give the "
-                    "blocks an ipu_id, and export a model with pipeline=None; or name "
-                    "submodules."
-                )
-            poptorch.BeginBlock(submodules[name], user_id=name, ipu_id=ipu)
+    ipus = {
+        name: ipu
+        for stage, ipu in zip(config.stages, config.stage_ipus)
+        for name in stage
+    }
+    for name, block in before.items():
+        poptorch.BeginBlock(submodules[name], user_id=block, ipu_id=ipus[block])
     distinct = len(set(config.stage_ipus)) == len(config.stage_ipus)
     stages = poptorch.AutoStage
     auto = stages.SameAsIpu if distinct else stages.AutoIncrement

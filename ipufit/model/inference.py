@@ -168,7 +168,7 @@ def outputs_of_calls(
     """
     give_shapes(model.module, source)
     plan, options = inference_plan(
-        model.config, model.module, batch_size, rows_in_one_call
+        model.module, model.config, batch_size, rows_in_one_call
     )
     if options.output_mode != poptorch.OutputMode.All.value:
         raise ConfigError(
