@@ -97,6 +97,23 @@ def test_figures_of_synthetic_data_are_no_numbers(options_seen):
     assert all(shown["syntheticDataMode"] == 2 for _, shown in options_seen)
 
 
+class OwnLoss(Network):
+    def forward(self, x, y):
+        return torch.nn.functional.cross_entropy(super().forward(x), y.long())
+
+
+def test_a_loss_of_the_module_itself_is_no_number_either():
+    model = IPUModel(OwnLoss())
+    model.compile("sgd")
+    data = generated((SPEC,), 16)
+    with pytest.warns(SyntheticDataWarning):
+        history = model.fit(
+            data, batch_size=8, synthetic=True, verbose=0, validation_data=data
+        )
+    assert set(history.history) == {"loss", "val_loss"}
+    assert all(math.isnan(value) for [value] in history.history.values())
+
+
 def test_the_model_goes_on_as_if_there_had_been_no_synthetic_data():
     losses = []
     for is_measured in (False, True):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -140,6 +141,7 @@ class Evaluation:
         num_rows = self.plan.samples_per_call if rows is None else rows.numel()
         check_rows(outputs, num_rows)
         if self._is_synthetic:
+            self.figures.add_means(dict.fromkeys(scalars, math.nan), rows=1)
             outputs, scalars, num_real = _blank(outputs), {}, 0
         if scalars:
             self._add_scalars(scalars, num_real)

@@ -27,6 +27,7 @@ from ipufit.data import (
 )
 from ipufit.engine import give_shapes
 from ipufit.errors import ConfigError, DataError, UnknownNameError
+from ipufit.placement import own_stages
 from ipufit.state import RunState
 
 from .benchmark_result import (
@@ -160,7 +161,8 @@ def _training(
     if data != REAL:
         if batch_size is None and model.config.micro_batch_size is None:
             batch_size = source.batch_size
-        plan = model.config.training_plan(batch_size)
+        stages = own_stages(model.module, model.config)
+        plan = model.config.training_plan(batch_size, stages)
         source = generated_like(source, plan.samples_per_call * plan.processes)
     training, batches = prepared(source)
     training.figures.reset()
