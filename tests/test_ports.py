@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports of public programs train as scripts do that use PopTorch by hand."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import ipufit
+
+ROOT = Path(__file__).parent.parent
+PORTS = ROOT / "examples" / "ports"
+MODULES = {"networks.py", "samples.py", "count_lines.py"}
+
+# Port -> arguments that make ten updates quick, for it and for its original.
+TEN_UPDATES = {
+    "bert_finetuning": (
+        "--network own --samples 60 --epochs 1 --test-samples 50 --hidden-size 16 "
+        "--layers-per-ipu 1 1 --micro-batch-size 2 --gradient-accumulation 3"
+    ),
+    "gpt2_pretraining": (
+        "--samples 140 --epochs 1 --layers-per-ipu 0 1 1 --hidden-size 16 "
+        "--gradient-accumulation 7 --micro-batch-size 1"
+    ),
+}
+
+# Port -> what its last line says, and the least value.
+PROMISES = {
+    "bert_finetuning": (r"exact match: (\d+\.\d\d)%", 90.0),
+    "gpt2_pretraining": (r"foretold: (\d+\.\d\d)%", 85.0),
+}
+
+
+class UpdateLosses(ipufit.Callback):
+    """The loss of each update, taken out of the running means."""
+
+    def __init__(self):
+        self.losses, self.total = [], 0.0
+
+    def on_epoch_begin(self, epoch, logs):
+        self.total = 0.0
+
+    def on_train_batch_end(self, batch, logs):
+        total = logs["loss"] * (batch + 1)
+        self.losses.append(total - self.total)
+        self.total = total
+
+
+def run(*command):
+    environment = {**os.environ, "IPUFIT_BACKEND": "emulator", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses_by_hand(name, arguments):
+    script = PORTS / f"{name}_by_hand.py"
+    printed = run("-m", "ipufit.emulator", script, *arguments)
+    return [
+        float(loss) for loss in re.findall(r"^update \d+: loss (\S+)", printed, re.M)
+    ]
+
+
+def losses_of_port(name, arguments, monkeypatch):
+    monkeypatch.syspath_prepend(str(PORTS))
+    for module in ("networks", "samples"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    heard = UpdateLosses()
+    importlib.import_module(name).main(arguments, [heard])
+    return heard.losses
+
+
+@pytest.mark.filterwarnings("ignore::ipufit.DroppedRowsWarning")
+@pytest.mark.parametrize("name", TEN_UPDATES)
+def test_a_port_trains_as_its_original(name, monkeypatch):
+    arguments = [*TEN_UPDATES[name].split(), "--in-order"]
+    expected = losses_by_hand(name, arguments)
+    losses = losses_of_port(name, arguments, monkeypatch)
+    assert len(losses) >= 10
+    assert losses == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
+def test_the_bert_of_transformers_trains_as_its_original(monkeypatch):
+    arguments = TEN_UPDATES["bert_finetuning"].replace("own", "transformers").split()
+    expected = losses_by_hand("bert_finetuning", [*arguments, "--in-order"])
+    losses = losses_of_port("bert_finetuning", [*arguments, "--in-order"], monkeypatch)
+    assert losses == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PROMISES)
+def test_a_port_prints_what_it_promises(name):
+    pattern, least = PROMISES[name]
+    last = run(PORTS / f"{name}.py").splitlines()[-1]
+    match = re.fullmatch(pattern, last)
+    assert match is not None, last
+    assert float(match.group(1)) >= least
+
+
+def test_every_port_has_an_original():
+    by_hand = {f"{name}_by_hand.py" for name in TEN_UPDATES}
+    ports = {f"{name}.py" for name in TEN_UPDATES}
+    assert {path.name for path in PORTS.glob("*.py")} == {*ports, *by_hand, *MODULES}
+    assert TEN_UPDATES.keys() == PROMISES.keys()
+
+
+def test_the_page_has_the_lines_of_each_port():
+    page = (PORTS / "README.md").read_text(encoding="utf-8")
+    printed = run(PORTS / "count_lines.py", *(PORTS / f"{n}.py" for n in TEN_UPDATES))
+    counts = [line.split() for line in printed.splitlines()[:-1]]
+    for count, path in counts:
+        row = next(row for row in page.splitlines() if f"]({Path(path).name})" in row)
+        assert f"| {count} |" in row, (path, count)
