@@ -12,8 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 import ipufit
+from ipufit.data import mixed
 
 ROOT = Path(__file__).parent.parent
 PORTS = ROOT / "examples" / "ports"
@@ -21,6 +23,10 @@ MODULES = {"networks.py", "samples.py", "count_lines.py"}
 
 # Port -> arguments that make ten updates quick, for it and for its original.
 TEN_UPDATES = {
+    "cnn_training": (
+        "--epochs 5 --steps-per-epoch 2 --micro-batch-size 4 "
+        "--gradient-accumulation 3 --fine-tune-epochs 2"
+    ),
     "bert_finetuning": (
         "--network own --samples 60 --epochs 1 --test-samples 50 --hidden-size 16 "
         "--layers-per-ipu 1 1 --micro-batch-size 2 --gradient-accumulation 3"
@@ -33,6 +39,7 @@ TEN_UPDATES = {
 
 # Port -> what its last line says, and the least value.
 PROMISES = {
+    "cnn_training": (r"test accuracy: (\d+\.\d\d)%", 90.0),
     "bert_finetuning": (r"exact match: (\d+\.\d\d)%", 90.0),
     "gpt2_pretraining": (r"foretold: (\d+\.\d\d)%", 85.0),
 }
@@ -84,11 +91,22 @@ def losses_of_port(name, arguments, monkeypatch):
     return heard.losses
 
 
+def shares_that_a_run_draws(seed, micro_batches, rows, alpha=0.2):
+    """Coefficients of the micro-batches of a first pass over data."""
+    seeds = [mixed(seed, 0, number, 1) for number in range(micro_batches)]
+    return ipufit.Mixing(mixup=alpha).coefficients(seeds, rows, None)
+
+
 @pytest.mark.filterwarnings("ignore::ipufit.DroppedRowsWarning")
 @pytest.mark.parametrize("name", TEN_UPDATES)
-def test_a_port_trains_as_its_original(name, monkeypatch):
+def test_a_port_trains_as_its_original(name, monkeypatch, tmp_path):
     arguments = [*TEN_UPDATES[name].split(), "--in-order"]
-    expected = losses_by_hand(name, arguments)
+    extra = []
+    if name == "cnn_training":
+        path = tmp_path / "shares.pt"
+        torch.save(shares_that_a_run_draws(42, 30, 4), path)
+        extra = ["--mixup-shares", path]
+    expected = losses_by_hand(name, [*arguments, *extra])
     losses = losses_of_port(name, arguments, monkeypatch)
     assert len(losses) >= 10
     assert losses == pytest.approx(expected, abs=1e-4)
