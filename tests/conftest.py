@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import sys
 import threading
 import time
 
@@ -109,6 +110,14 @@ def _restore_environment():
     for name in set(os.environ) - set(before):
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _restore_excepthook():
+    """torch.distributed leaves a hook behind that names ranks in tracebacks."""
+    before = sys.excepthook
+    yield
+    sys.excepthook = before
 
 
 @pytest.fixture(autouse=True)
