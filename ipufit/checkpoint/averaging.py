@@ -140,8 +140,10 @@ class _Average:
             elif self._ema is None:
                 self._sums[name] += wide
             else:  # equal values stay as they are, infinities of a mask too
-                moved = torch.lerp(self._sums[name], wide, 1.0 - self._ema)
-                self._sums[name] = moved.where(self._sums[name] != wide, wide)
+                average = self._sums[name]
+                is_equal = average == wide
+                average.lerp_(wide, 1.0 - self._ema)
+                torch.where(is_equal, wide, average, out=average)
         self._forms = {
             n: torch.empty_like(t, device="meta") for n, t in weights.items()
         }
