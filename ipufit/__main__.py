@@ -11,6 +11,7 @@ from ipufit import launch
 from ipufit._version import __version__
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "compile": (launch.compile_line.main, "compile a script's programs, run none"),
     "launch": (launch.main, "run a script in several processes"),
 }
 """Name of a command -> the function that takes its arguments, and what it does."""

@@ -7,6 +7,8 @@
 | `IPUFIT_REPLICAS` | a number | replicas of all processes, as `ipufit launch` sets it |
 | `IPUFIT_PROCESS` | `1/4:0/1` | which process others load for, as ipufit sets it |
 | `IPUFIT_PROCESS_TIMEOUT` | seconds, 600 | how long a process waits for others |
+| `IPUFIT_COMPILE_ONLY` | a directory | programs are compiled, and described there |
+| `IPUFIT_COMPILE_FOR` | `1`, `2`, `21` | version of the IPUs that these are for |
 | `POPTORCH_WAIT_FOR_IPU` | PopTorch's own | no attempt to hold two programs at once |
 
 `ipufit.emulator` stands alone and reads its own (`IPUFIT_EMULATOR_IPUS`).
@@ -22,6 +24,9 @@ BACKENDS = ("auto", "poptorch", "emulator")
 REPLICAS = "IPUFIT_REPLICAS"
 PROCESS = "IPUFIT_PROCESS"
 PROCESS_TIMEOUT = "IPUFIT_PROCESS_TIMEOUT"
+COMPILE_ONLY = "IPUFIT_COMPILE_ONLY"
+COMPILE_FOR = "IPUFIT_COMPILE_FOR"
+IPU_VERSIONS = (1, 2, 21)
 
 
 def backend() -> str:
@@ -117,3 +122,32 @@ def process_timeout() -> float:
             f"{PROCESS_TIMEOUT}={text!r} is no positive number of seconds."
         )
     return seconds
+
+
+def compile_only() -> str | None:
+    """The directory for descriptions of programs, if they are only to be compiled.
+
+    Example:
+        >>> compile_only() is None
+        True
+    """
+    return os.environ.get(COMPILE_ONLY) or None
+
+
+def compile_for() -> int:
+    """The version of the IPUs that programs are compiled for without any.
+
+    Raises:
+        ConfigError: `IPUFIT_COMPILE_FOR` is none of `IPU_VERSIONS`.
+
+    Example:
+        >>> compile_for()
+        2
+    """
+    text = os.environ.get(COMPILE_FOR, "") or "2"
+    if text not in map(str, IPU_VERSIONS):
+        raise ConfigError(
+            f"{COMPILE_FOR}={text!r} is no version of an IPU: set it to one of "
+            f"{', '.join(map(str, IPU_VERSIONS))}, or unset it."
+        )
+    return int(text)

@@ -8,6 +8,7 @@ from typing import Any, Mapping
 
 import torch
 
+from ipufit import _env
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.errors import ConfigError
@@ -82,6 +83,13 @@ def build_training_options(
             "metric needs the outputs themselves. Use OutputMode.All, or leave the "
             "mode at its default."
         )
+    return _offline_if_asked(options)
+
+
+def _offline_if_asked(options: poptorch.Options) -> poptorch.Options:
+    """Options that only compile, where programs are only to be compiled."""
+    if _env.compile_only() is not None:
+        options.useOfflineIpuTarget(_env.compile_for())
     return options
 
 
@@ -99,7 +107,8 @@ def build_inference_options(self: Config, plan: BatchPlan) -> poptorch.Options:
         options = _cloned(self, own)
     if options.defaultOutputMode():
         options.outputMode(poptorch.OutputMode.All)
-    return customized(self.customize, options, is_training=False)
+    options = customized(self.customize, options, is_training=False)
+    return _offline_if_asked(options)
 
 
 def take_own_options(config: Config) -> None:
@@ -192,7 +201,7 @@ def derived(
     if config.cache_dir is not None:
         options.enableExecutableCaching(str(config.cache_dir))
     if config.offline:
-        options.useOfflineIpuTarget()
+        options.useOfflineIpuTarget(_env.compile_for())
     if config.seed is not None:
         set_seed(options, config.seed)
     return options

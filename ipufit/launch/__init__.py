@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ipufit launch`: a script in several processes, by PopRun or torchrun."""
+"""`ipufit launch`, a script in several processes, and `ipufit compile`."""
 
 from __future__ import annotations
 
+from . import compile_line
 from .command_line import main
 from .launchers import Command, poprun_command, torchrun_command
 from .request import LaunchRequest
 
-__all__ = ["Command", "LaunchRequest", "main", "poprun_command", "torchrun_command"]
+__all__ = [
+    "Command",
+    "LaunchRequest",
+    "compile_line",
+    "main",
+    "poprun_command",
+    "torchrun_command",
+]

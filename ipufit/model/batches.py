@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from ipufit import _env
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, make_progress
 from ipufit.config import IPUConfig
@@ -13,6 +14,7 @@ from ipufit.errors import DataError
 from ipufit.state import RunState
 from ipufit.types import Logs
 
+from . import compile_only
 from .evaluating import (
     default_batch_size,
     evaluation_of,
@@ -67,7 +69,6 @@ def train_on_batch(
         ['loss']
     """
     settings = settings_of(self)
-    require_ipus(self)
     source = as_batch(x, y, sample_weight)
     training, batches = training_of(
         self,
@@ -78,6 +79,16 @@ def train_on_batch(
         class_weight=class_weight,
         num_passes=settings.optimization.num_updates,  # so that no batch draws alike
     )
+    if _env.compile_only() is not None:
+        compile_only.compiled(
+            self,
+            "training",
+            training.plan,
+            training.options,
+            lambda display: training.prepare(batches, display),
+        )
+        return compile_only.unknown(settings.objective, return_dict)
+    require_ipus(self)
     _begin_loop(self, training.plan)
     training.prepare(batches, make_progress(0))
     training.figures.reset()
@@ -113,10 +124,13 @@ def test_on_batch(
         DataError: Data that can't be used.
     """
     settings_of(self)
-    require_ipus(self)
     source = as_batch(x, y, sample_weight)
     size, rows = default_batch_size(self.config), source.rows_of_first
     test = evaluation_of(self, source, size, rows_in_one_call=rows)
+    if _env.compile_only() is not None:
+        compile_only.compiled(self, "inference", test.plan, test.options, test.prepare)
+        return compile_only.unknown(test.figures.objective, return_dict)
+    require_ipus(self)
     test.prepare(make_progress(0))
     test.run(CallbackList(None), RunState(processes=self.processes))
     return figures_of(test.figures, return_dict)

@@ -203,7 +203,7 @@ def _built(
     settings = model._settings
     owns_loss = settings is not None and settings.objective.owns_loss
     for plan, options in plans.items():
-        watch = _Watch(display, options)
+        watch = Watch(display, options)
         model._executors.prepare_inference(
             inference_batches(model, source, plan, options, None),
             plan,
@@ -214,17 +214,21 @@ def _built(
         yield watch.built("inference", plan)
     if trained is not None:
         training, batches = trained
-        watch = _Watch(display, training.options)
+        watch = Watch(display, training.options)
         training.prepare(batches, watch)
         yield watch.built("training", training.plan)
 
 
-class _Watch(ProgressDisplay):
+class Watch(ProgressDisplay):
     """Looks at the cache of executables before a compilation and after it.
 
     Args:
         display: Display of the user's, which is told too.
         options: Options of the program.
+
+    Attributes:
+        has_compiled: Whether there was a compilation.
+        new_files: Names of the files that the cache has got.
     """
 
     def __init__(self, display: ProgressDisplay, options: poptorch.Options) -> None:
@@ -236,6 +240,8 @@ class _Watch(ProgressDisplay):
         )
         self._taken, self._cache = 0.0, "none"
         self._before: set[str] = set()
+        self.has_compiled = False
+        self.new_files: set[str] = set()
 
     def compiling(self, what: str) -> None:
         """Remember the files."""
@@ -245,8 +251,10 @@ class _Watch(ProgressDisplay):
     def compiled(self, what: str, seconds: float) -> None:
         """Compare the files."""
         self._display.compiled(what, seconds)
+        self.has_compiled = True
         self._taken += seconds
-        if _executables(self._folder) - self._before:
+        self.new_files = _executables(self._folder) - self._before
+        if self.new_files:
             self._cache = "miss"
         elif self._before:
             self._cache = "hit"

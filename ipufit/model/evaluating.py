@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from ipufit import _env
 from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from ipufit.config import NO_INSTRUMENTS, Instruments, IPUConfig
@@ -190,8 +191,13 @@ def require_ipus(model: Model) -> None:
     """Refuse to run programs that are compiled for IPUs which aren't there.
 
     Raises:
-        ConfigError: The config is offline.
+        ConfigError: The config is offline, or programs are only compiled.
     """
+    if _env.compile_only() is not None:
+        raise ConfigError(
+            f"{_env.COMPILE_ONLY} is set, so that fit, evaluate and predict compile "
+            "their programs. Nothing else can be run."
+        )
     if model.config.offline:
         raise ConfigError(
             "The config has offline=True, so that programs are compiled and can't be "

@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
 
+from ipufit import _env
 from ipufit import checkpoint as files
 from ipufit.callbacks import History, ProgressDisplay
 from ipufit.callbacks.base import CallbackLike
@@ -15,6 +16,7 @@ from ipufit.engine import Evaluation, Training, describe_coverage, train
 from ipufit.resume import Snapshot, described, epochs_to_go
 from ipufit.state import RunState
 
+from . import compile_only
 from .parts import Model
 from .run_frame import under_way
 
@@ -99,6 +101,9 @@ class FitPlan:
 
 def run(model: Model, plan: FitPlan) -> History:
     """Train as planned, and return the history of the run."""
+    if _env.compile_only() is not None:
+        given = plan.training, plan.batches, plan.validation
+        return compile_only.fitted(model, *given, plan.epochs)
     training, checkpoint, history = plan.training, plan.checkpoint, History()
     state = RunState(coverage=plan.coverage, params=plan.all_params)
     state.is_finite = not training.instruments.is_synthetic  # nobody is to be warned

@@ -7,8 +7,10 @@ from typing import Any, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from ipufit import _env
 from ipufit._poptorch import poptorch
 from ipufit._tree import tree_map
+from ipufit.callbacks import ProgressDisplay
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import InferenceBatches, Source, as_source, column_names
 from ipufit.engine import give_shapes, joined, predictions
@@ -16,6 +18,7 @@ from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
 
+from . import compile_only
 from .evaluating import (
     evaluation_of,
     figures_of,
@@ -72,6 +75,9 @@ def evaluate(
     self._data.target_columns = column_names(y) or ()
     size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
     test = evaluation_of(self, source, size, max_rows)
+    if _env.compile_only() is not None:
+        compile_only.compiled(self, "inference", test.plan, test.options, test.prepare)
+        return compile_only.unknown(test.figures.objective, return_dict)
     run = RunState(params=_params(verbose, test.batches))
     run.coverage = warn_of_coverage(test.options, test.plan, "evaluate")
     with under_way(self, run, callbacks, verbose) as (hooks, display):
@@ -178,19 +184,24 @@ def outputs_of_calls(
         )
     batches = inference_batches(model, source, plan, options, max_rows)
 
+    settings = model._settings
+    owns_loss = settings is not None and settings.objective.owns_loss
+
+    def prepare(display: ProgressDisplay) -> None:
+        model._executors.prepare_inference(
+            batches, plan, options, display, owns_loss=owns_loss
+        )
+
+    if _env.compile_only() is not None:
+        compile_only.compiled(model, "inference", plan, options, prepare)
+        compile_only.end_script()
+
     def run_to_the_end() -> Iterator[Any]:
-        settings = model._settings
         run = RunState(params=_params(verbose, batches))
         with under_way(model, run, callbacks, verbose) as (hooks, display):
             model._data.source = source
             try:
-                model._executors.prepare_inference(
-                    batches,
-                    plan,
-                    options,
-                    display,
-                    owns_loss=settings is not None and settings.objective.owns_loss,
-                )
+                prepare(display)
                 yield from predictions(model._executors, batches, hooks, run)
             finally:
                 batches.close()

@@ -7,6 +7,7 @@ from typing import Any, Mapping, Sequence
 
 import torch
 
+from ipufit import _env
 from ipufit import checkpoint as files
 from ipufit.engine import check_shapes
 from ipufit.errors import DataError
@@ -95,6 +96,8 @@ def save_weights(
         ConfigError: The name ends in something else.
         FileError: The file can't be written; a file that was there before is whole.
     """
+    if _env.compile_only() is not None:  # trained ones may be there
+        return
     weights = fetched_state(self)
 
     def write() -> str:
