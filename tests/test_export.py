@@ -170,12 +170,6 @@ def test_that_a_stage_after_the_layers_is_refused(tmp_path):
         model.export(tmp_path / "model.popef", X)
 
 
-def test_that_weights_which_ipufit_casts_are_refused(tmp_path):
-    model = IPUModel(network(), IPUConfig(precision="16.32"))
-    with pytest.raises(UnsupportedError, match=r"16\.32.*casts"):
-        model.export(tmp_path / "model.popef", X)
-
-
 def test_that_a_path_in_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="can't be written"):

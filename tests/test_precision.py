@@ -28,6 +28,7 @@ from tests import reference
 
 HALF, SINGLE = torch.float16, torch.float32
 X, Y = reference.samples(24)
+HAS_HALF = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 1)
 
 
 def dtypes(module):
@@ -654,3 +655,30 @@ def test_a_resumed_run_has_the_same_precision(change, message, tmp_path):
     else:
         with pytest.raises(ConfigError, match=message):
             fit(2, **change)
+
+
+# Exporting ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not HAS_HALF, reason="torch computes nothing in float16 here")
+@pytest.mark.parametrize("word", ["16.16", "16.32"])
+def test_an_exported_program_computes_as_predict_does(word, tmp_path):
+    module = nn.Sequential(
+        nn.Linear(3, 5), nn.BatchNorm1d(5), nn.LayerNorm(5), Scaled(), nn.Linear(5, 4)
+    )
+    config = IPUConfig(precision=word, float32_modules=["2", "3"], micro_batch_size=24)
+    model = IPUModel(module, config)
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, 24, verbose=0)
+    before = dtypes(model.module)
+    model.export(tmp_path / "model.popef", X)
+    loaded = poptorch.load(str(tmp_path / "model.popef"))
+    assert torch.equal(loaded(X.half()), model.predict(X, verbose=0))
+    assert dtypes(model.module) == before
+
+
+class Scaled(nn.Module):
+    """Goes where float16 doesn't reach, and comes back."""
+
+    def forward(self, x):
+        return (x * 1e6) * 1e-6

@@ -12,6 +12,7 @@ from .objective.outputs import named_outputs
 from .objective.resolve import resolve_objective
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
+from .traced.casting import compute_in_types
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
 from .traced.reference import HostUpdate, host_outputs, host_update
 from .training import Training
@@ -28,6 +29,7 @@ __all__ = [
     "Training",
     "WatchedGradients",
     "check_shapes",
+    "compute_in_types",
     "describe_coverage",
     "give_shapes",
     "host_outputs",

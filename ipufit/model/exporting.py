@@ -23,7 +23,7 @@ from ipufit.batching import BatchPlan
 from ipufit.checkpoint import written_by_one
 from ipufit.config import IPUConfig
 from ipufit.data import HostRandomState, Source, example_of
-from ipufit.engine import give_shapes, named_outputs
+from ipufit.engine import compute_in_types, give_shapes, named_outputs
 from ipufit.errors import IpufitError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
@@ -95,7 +95,6 @@ def export(
         num_workers=self.config.num_workers,
         processes=self.processes,
     )
-    _check_precision(self.config)
     give_shapes(self.module, source)
     self._executors.fetch_weights()
     self._executors.share_buffers()
@@ -114,22 +113,6 @@ def export(
             before.put_back()
 
     return written_by_one(write)
-
-
-def _check_precision(config: IPUConfig) -> None:
-    """Refuse types that a module doesn't compute in by itself.
-
-    Raises:
-        UnsupportedError: ipufit casts weights while the module is traced.
-    """
-    types = config.types
-    if types.is_half and (types.weights != torch.float16 or config.float32_patterns):
-        raise UnsupportedError(
-            f"precision={config.precision!r} with float32 weights: ipufit casts them "
-            "while it has the module compiled, and whoever loads a file compiles the "
-            "module by itself. Export a model with precision='16.16' or 'float32', "
-            "without float32_modules."
-        )
 
 
 class _Exported:
@@ -155,6 +138,7 @@ class _Exported:
         self._module = copy.deepcopy(module).eval()
         options = options.clone()
         _begin_blocks(self._module, alone.inference_config, options)
+        compute_in_types(self._module, config)
         is_half = config.types.is_half
         rows = self.plan.samples_per_call
         given = [

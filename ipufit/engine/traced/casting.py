@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ipufit._tree import tree_map
 from ipufit.config import IPUConfig
-from ipufit.engine.weights.precision import float32_submodules
+from ipufit.engine.weights.precision import change_types, float32_submodules
 
 _STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
 """Functions that update buffers which they are given."""
@@ -63,6 +63,48 @@ def computed_in(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def compute_in_types(module: torch.nn.Module, config: IPUConfig) -> None:
+    """Have a module compute in the types of a config by itself, to be exported.
+
+    Its weights become float16 where they would be rounded, and hooks stay at its
+    submodules in float32. Both can be pickled.
+
+    Args:
+        module: A copy of the user's module, which is changed.
+        config: Has the precision, and the submodules that are float32 all the same.
+    """
+    if not config.types.is_half:
+        return
+    names = float32_submodules(module, config.float32_patterns)
+    in_float32 = list(map(module.get_submodule, names))
+    kept = {
+        *(id(weight) for part in in_float32 for weight in part.parameters()),
+        *(id(buffer) for part in in_float32 for buffer in part.buffers()),
+        *(
+            id(buffer)
+            for part in module.modules()
+            if isinstance(part, torch.nn.modules.batchnorm._NormBase)
+            for buffer in part.buffers()
+        ),
+    }
+    weights = [*module.parameters(), *module.buffers()]
+    floats = [one for one in weights if one.is_floating_point() and id(one) not in kept]
+    change_types(module, {id(one): torch.float16 for one in floats})
+    for name in names:
+        if not any(name.startswith(f"{other}.") for other in names):
+            part = module.get_submodule(name)
+            part.register_forward_pre_hook(_widened_inputs, with_kwargs=True)
+            part.register_forward_hook(_narrowed_outputs)
+
+
+def _widened_inputs(_module: Any, args: Any, kwargs: Any) -> Any:
+    return _as(torch.float32, args), _as(torch.float32, kwargs)
+
+
+def _narrowed_outputs(_module: Any, _args: Any, outputs: Any) -> Any:
+    return _as(torch.float16, outputs)
 
 
 class HalfWeights(TorchFunctionMode):
