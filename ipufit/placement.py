@@ -38,8 +38,8 @@ def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
     Raises:
         UnknownNameError: A name is no submodule though others are, or a pattern
             matches none; or there is no such list of layers.
-        ConfigError: A submodule is named by two stages, or the numbers of layers don't
-            fit the module.
+        ConfigError: A submodule is named by two stages, the numbers of layers don't
+            fit the module, or its `BeginBlock`s begin blocks of no stage.
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
@@ -48,6 +48,7 @@ def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
         >>> find_beginnings(network, IPUConfig(layers_per_ipu=[1, -1])).before
         {'0': 'layers on IPU 0', '1': 'layers on IPU 1'}
     """
+    _refuse_other_blocks(module, config)
     if config.layers_per_ipu is not None:
         return _of_layers(module, config)
     names = [name for name, _ in module.named_modules() if name]
@@ -98,6 +99,25 @@ def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:
     if config.placement is not None or not config.is_pipelined:
         return 1
     return len({0, *(ipu for _, ipu in annotated_blocks(module).values() if ipu)})
+
+
+def _refuse_other_blocks(module: torch.nn.Module, config: IPUConfig) -> None:
+    """Refuse a `BeginBlock` that no stage has, as PopTorch would during a trace.
+
+    PopTorch numbers blocks without a name: "0", "1", ...
+    """
+    known = {name for stage in config.stages for name in stage}
+    are_numbered = any(name.isdigit() for name in known)
+    for place, (name, _) in annotated_blocks(module).items():
+        if not known or name in known or (name is None and are_numbered):
+            continue
+        field = "pipeline" if config.layers_per_ipu is None else "layers_per_ipu"
+        block = "a block without a name" if name is None else f"the block {name!r}"
+        raise ConfigError(
+            f"The submodule {place or 'itself'} begins {block} (poptorch.BeginBlock), "
+            f"which is in no stage that {field} makes. Name it in pipeline=(...), or "
+            "take it out: poptorch.removeBlocks(module)."
+        )
 
 
 def _matches(given: str, names: Sequence[str]) -> list[str]:

@@ -320,6 +320,29 @@ def test_the_micro_batches_of_annotated_layers_are_derived():
 
 
 @pytest.mark.parametrize(
+    ("names", "config", "message"),
+    [
+        (("early",), {"pipeline": ("0", "2")}, "2 begins the block 'early'"),
+        ((None,), {"pipeline": ("begin", "end")}, "begins a block without a name"),
+        (("early",), {"layers_per_ipu": [1, 2]}, "no stage that layers_per_ipu makes"),
+        (
+            ("early",),
+            {"pipeline": ("early",), "inference": {"pipeline": ("0", "2")}},
+            "'early'",
+        ),
+    ],
+)
+def test_annotated_blocks_of_no_stage_are_refused_at_once(names, config, message):
+    module = reference.network()
+    for child, name in zip(module[2:], names):
+        poptorch.BeginBlock(child, name, ipu_id=1)
+    with pytest.raises(ConfigError, match=message):
+        IPUModel(module, IPUConfig(**config))
+    poptorch.removeBlocks(module)
+    IPUModel(module, IPUConfig(pipeline=("0", "2")))
+
+
+@pytest.mark.parametrize(
     ("config", "batch_size"),
     [({"micro_batch_size": 4}, 8), ({"gradient_accumulation": 2}, 8)],
 )
