@@ -517,3 +517,31 @@ def test_averages_are_validated_within_epochs_and_training_goes_on():
     plain.fit(*data(), batch_size=8, epochs=2, verbose=0)
     validated_fit(swapped, SwapEMAWeights(), epochs=2, validation_updates=1)
     assert same_weights(plain, swapped)
+
+
+# Several processes --------------------------------------------------------------------
+
+
+def fit_of_a_process():
+    spec = Optimizer("sgd", 0.1, per_batch_size=4, momentum=0.9, weight_decay=0.1)
+    schedules = {"weight_decay": Schedule("linear", final=2.0)}
+    model = IPUModel(nn.Linear(4, 2), IPUConfig(seed=7))
+    with torch.no_grad():
+        model.module.weight.fill_(0.1)
+        model.module.bias.zero_()
+    rates = Schedule("step", boundary_epochs=(1,), gamma=0.5)
+    model.compile(spec, "cross_entropy", lr_schedule=rates, schedules=schedules)
+    heard = Heard()
+    fitted = {"epochs": 2, "validation_updates": 1, "shuffle": False}
+    history = validated_fit(model, heard, **fitted)
+    return history.history, heard.events, model.optimizer.param_groups[0]["lr"]
+
+
+def test_processes_share_schedules_and_validations(pool):
+    (history, events, rate), *others = pool.run(fit_of_a_process)
+    assert others == [(history, events, rate)]
+    alone, own_events, own_rate = fit_of_a_process()
+    assert (events, rate) == (own_events, own_rate)
+    assert rate == 0.1
+    for name, values in alone.items():
+        torch.testing.assert_close(history[name], values, rtol=1e-4, atol=1e-5)
