@@ -200,7 +200,9 @@ class CodeWalk:
             return
         checksum = checksum_of(value)
         self.thorough_checks.append((checksum_of, value, checksum))
-        kind = f"{type(value).__name__} of {value.dtype} {list(value.shape)}"
+        # A buffer's class is PopTorch's while a program holds it.
+        name = "Tensor" if issubclass(type(value), Tensor) else type(value).__name__
+        kind = f"{name} of {value.dtype} {list(value.shape)}"
         self.values[path] = Contents(kind, checksum)
 
     def _module(self, path: str, module: torch.nn.Module, depth: int) -> None:
