@@ -76,6 +76,10 @@ CLAIMS = {
         "distributed/test_callbacks.py::*",
         "launch/test_running.py::*",
     ],
+    "One argument for what scripts write by hand.": [
+        "test_by_hand.py::*",
+        "test_pages.py::test_the_page_on_the_config_has_every_field",
+    ],
     "One `batch_size`.": ["test_replicas_train_the_same_curve", "test_keras_s_name"],
     "Exact numbers.": [
         "test_the_example_of_the_readme_runs",
