@@ -98,7 +98,23 @@ def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:
     """
     if config.placement is not None or not config.is_pipelined:
         return 1
+    if not _has_hooks(module):
+        return 1
     return len({0, *(ipu for _, ipu in annotated_blocks(module).values() if ipu)})
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Whether anything happens before a submodule: `BeginBlock` is such a hook.
+
+    It is asked before each call on a batch, so it doesn't make names.
+    """
+    waiting = [module]
+    while waiting:
+        child = waiting.pop()
+        if child._forward_pre_hooks:
+            return True
+        waiting.extend(one for one in child._modules.values() if one is not None)
+    return False
 
 
 def _refuse_other_blocks(module: torch.nn.Module, config: IPUConfig) -> None:
