@@ -716,11 +716,6 @@ BAD_LOOKS = {
         "got a NoneType",
         lambda m: m.set_weights(None),
     ),
-    "set weights by name": (
-        DataError,
-        "got a (dict|OrderedDict)",
-        lambda m: m.set_weights(m.module.state_dict()),
-    ),
     "set weights of words": (
         DataError,
         "0.weight is no array",

@@ -106,13 +106,13 @@ class IPUModel:
 
     # Keras's methods.
     compile = compiling.compile
-    build = building.build
     fit = fitting.fit
     evaluate = inference.evaluate
     predict = inference.predict
     train_on_batch = batches.train_on_batch
     test_on_batch = batches.test_on_batch
     predict_on_batch = batches.predict_on_batch
+    build = building.build
     benchmark = benchmarking.benchmark
     summary = inspecting.summary
     reset_metrics = compiling.reset_metrics
