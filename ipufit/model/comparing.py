@@ -14,7 +14,7 @@ from torch import Tensor
 from ipufit._tree import Structure
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
-from ipufit.data import HostRandomState, StreamSource, as_source
+from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
 from ipufit.engine import HostUpdate, host_outputs, host_update
 from ipufit.errors import ConfigError
 
@@ -101,6 +101,12 @@ class _Data(NamedTuple):
 
     source: StreamSource
     leaves: list[Tensor]
+
+    def again(self) -> StreamSource:
+        """The batch as a source, which gives it once."""
+        inputs, labels = self.source.structure.split(self.leaves)
+        targets = labels.targets if self.source.structure.has_targets else None
+        return as_batch(inputs, targets, labels.weights)
 
     @property
     def inputs(self) -> Any:
@@ -218,7 +224,7 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
         )
     training, batches = training_of(
         model,
-        data.source,
+        data.again(),
         rows,
         shuffle=False,
         drop_last=True,
@@ -227,8 +233,9 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
     )
     training.prepare(batches, make_progress(0))
     training.figures.reset()
-    sums, _ = model._executors.train(list(data.leaves))
-    training.figures.add(sums)
+    for call in batches:  # the only one; with several processes each has a share
+        sums, _ = model._executors.train(call.batch)
+        training.figures.add(sums)
     training.figures.gather()
     loss = torch.tensor(training.figures.loss)
     yield from differences("loss", {"": torch.tensor(expected.loss)}, {"": loss})
