@@ -19,21 +19,32 @@ def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[st
     """Find the submodules whose outputs are kept.
 
     Args:
-        patterns: Names of submodules, or patterns of them, as in `fnmatch`.
+        patterns: Names of submodules, or patterns of them, as in `fnmatch`, where `*`
+            stands for dots too. A pattern doesn't mean what is within its matches, so
+            `"encoder.layer.*"` keeps what each layer returns, and nothing inside.
 
     Raises:
         UnknownNameError: A pattern matches none.
 
     Example:
-        >>> module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
-        >>> kept_submodules(module, ["[0-9]"])
-        ['0', '1']
+        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+        >>> kept_submodules(torch.nn.ModuleDict({"layer": layers}), ["layer.*"])
+        ['layer.0', 'layer.1']
+        >>> kept_submodules(torch.nn.ModuleDict({"layer": layers}), ["l*"])
+        ['layer']
     """
     names = [name for name, _ in module.named_modules() if name]
+    kept: set[str] = set()
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
+        found = fnmatch.filter(names, pattern)
+        if not found:
             raise UnknownNameError("submodule in recompute", pattern, names)
-    return [name for name in names if any(fnmatch.filter([name], p) for p in patterns)]
+        kept.update(name for name in found if not _is_within(name, found))
+    return [name for name in names if name in kept]
+
+
+def _is_within(name: str, others: Sequence[str]) -> bool:
+    return any(name.startswith(f"{other}.") for other in others)
 
 
 @contextlib.contextmanager

@@ -90,6 +90,8 @@ def test_a_pattern_without_a_match_is_refused_with_the_model():
         "two.layer",
         "three.layer",
     ]
+    assert kept_submodules(Nested(), ["[ot]*"]) == ["one", "two", "three"]
+    assert kept_submodules(Nested(), ["two*", "two.layer"]) == ["two", "two.layer"]
     with pytest.raises(UnknownNameError, match=r"submodule in recompute 'won'.*one"):
         IPUModel(Nested(), IPUConfig(recompute=["two", "won"]))
 
