@@ -362,6 +362,18 @@ def test_replicas_count_for_the_rate_and_loops_of_batches_too():
     assert model.optimizer.learning_rate == 0.2
 
 
+@pytest.mark.parametrize("schedule", [None, Schedule("constant")])
+def test_a_batch_of_another_size_has_another_rate(schedule):
+    scaled = model_of(Optimizer("sgd", 0.1, per_batch_size=4), lr_schedule=schedule)
+    by_hand = model_of("sgd")
+    for rows, rate in ((8, 0.2), (16, 0.4), (4, 0.1)):
+        scaled.train_on_batch(*data(rows))
+        assert scaled.optimizer.learning_rate == rate
+        by_hand.optimizer.learning_rate = rate
+        by_hand.train_on_batch(*data(rows))
+    assert same_weights(scaled, by_hand)
+
+
 def test_a_loaded_model_keeps_its_scaled_rate(tmp_path):
     model, other = (model_of(Optimizer("sgd", 0.1, per_batch_size=4)) for _ in "12")
     model.fit(*data(), batch_size=8, verbose=0)

@@ -156,10 +156,11 @@ def predict_on_batch(self: Model, x: Any) -> Any:
 
 def _begin_loop(model: Model, plan: BatchPlan) -> None:
     """Begin the schedule of a loop of batches; the next batch goes on with it."""
-    optimization = settings_of(model).optimization
-    if model._runs.batch_loop is not optimization:
-        updates_per_call, size = plan.device_iterations, plan.batch_size
-        optimization.begin_fit(None, updates_per_call, batch_size=size)
+    optimization, size = settings_of(model).optimization, plan.batch_size
+    if model._runs.batch_loop is optimization:
+        optimization.scale_to(size)  # each batch may have another size
+    else:
+        optimization.begin_fit(None, plan.device_iterations, batch_size=size)
         model._runs.batch_loop = optimization
 
 

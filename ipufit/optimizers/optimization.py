@@ -161,7 +161,7 @@ class Optimization:
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
         """
-        self._scale_to(batch_size)
+        self.scale_to(batch_size)
         if self._ramp is not None and self._ramp.every_epochs is not None:
             per_epoch = updates_per_epoch(total_updates, epochs)
             self._ramp_in_updates = self._ramp.in_updates(per_epoch)
@@ -184,8 +184,12 @@ class Optimization:
         """Have `news` give a line."""
         self._notes.append(line)
 
-    def _scale_to(self, batch_size: int | None) -> None:
-        """Scale the rates, if they are meant for another batch size than now."""
+    def scale_to(self, batch_size: int | None) -> None:
+        """Scale the rates, if they are meant for another batch size than now.
+
+        Args:
+            batch_size: Number of samples of the next update; None if unknown.
+        """
         per = self.per_batch_size
         if per is None or batch_size in (None, self._batch_size):
             return

@@ -30,7 +30,8 @@ class Optimizer:
         learning_rate: 0.001 by default, 0.01 for SGD. torch's `lr` will do.
         per_batch_size: Batch size that the learning rate is meant for. `fit` multiplies
             the rate by its own batch size, the samples of an update, and divides it by
-            this one. None: the rate is taken as it is.
+            this one; `train_on_batch` does so with each batch. None: the rate is taken
+            as it is.
         weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
         no_decay: Parameters that do not decay: "bias", "norm" (normalisation layers),
             "bias_and_norm" for both, or patterns of their names such as "embed*".
