@@ -97,8 +97,14 @@ def check_memory(config: Config) -> None:
         )
 
 
-def set_memory(options: poptorch.Options, config: Config) -> None:
-    """Set what a config says about memory in options."""
+def set_memory(options: poptorch.Options, config: Config, own_stages: int = 1) -> None:
+    """Set what a config says about memory in options.
+
+    Args:
+        options: Options that the config makes.
+        config: The layout.
+        own_stages: Stages of blocks that the model begins itself.
+    """
     if config.offload_optimizer or config.shard_optimizer:
         location = poptorch.TensorLocationSettings()
         if config.offload_optimizer:
@@ -112,22 +118,27 @@ def set_memory(options: poptorch.Options, config: Config) -> None:
         options._Popart.set("defaultPrefetchBufferingDepth", config.prefetch_depth)
     if config.partials is not None:
         options.Precision.setPartialsType(PARTIALS[config.partials])
-    kind = _recomputation(config)
+    kind = _recomputation(config, own_stages)
     if kind is not None:
         options._Popart.set("autoRecomputation", kind)
 
 
-def _recomputation(config: Config) -> int | None:
+def _recomputation(config: Config, own_stages: int) -> int | None:
     """PopART's kind of recomputation; None for PopTorch's choice.
 
     PopTorch recomputes in pipelines of several IPUs (`Compiler.cpp`), and nowhere else.
+    PopART has one kind for these, and refuses it on one IPU; the others do nothing in a
+    pipeline (`ir.cpp`, `recompute.cpp`).
     """
     if config.recompute is None:
         return None
     if config.recompute == "off":
         return _NO_RECOMPUTATION
-    is_pipeline = config.is_pipelined and config.num_stages > 1
-    if is_pipeline:
+    if isinstance(config.pipeline, poptorch.PipelinedExecution):
+        is_sharded = isinstance(config.pipeline, poptorch.ShardedExecution)
+        if not is_sharded:
+            return None  # only PopTorch knows its IPUs
+    elif config.is_pipelined and (len(set(config.stage_ipus)) > 1 or own_stages > 1):
         return _PIPELINE
     return _STANDARD if config.recompute == "auto" else _RECOMPUTE_ALL
 

@@ -31,6 +31,7 @@ def build_training_options(
     self: Config,
     plan: BatchPlan,
     *,
+    own_stages: int = 1,
     sums_gradients: bool = False,
     returns_outputs: bool = False,
     scales_automatically: bool = False,
@@ -41,6 +42,7 @@ def build_training_options(
 
     Args:
         plan: From `training_plan`.
+        own_stages: As for `training_plan`.
         sums_gradients: If True, the gradients of an update are added and not
             averaged: for losses that are sums themselves.
         returns_outputs: If True, the outputs of every micro-batch come back
@@ -60,7 +62,10 @@ def build_training_options(
             changes what the plan is made of.
     """
     own = self.training_options
-    options = derived_training(self, plan) if own is None else _cloned(self, own)
+    if own is None:
+        options = derived_training(self, plan, own_stages)
+    else:
+        options = _cloned(self, own)
     if sums_gradients:
         options.Training.accumulationAndReplicationReductionType(
             poptorch.ReductionType.Sum
@@ -152,9 +157,11 @@ def take_own_options(config: Config) -> None:
         check_own_options(name, own, derive(config, plan), given)
 
 
-def derived_training(config: Config, plan: BatchPlan) -> poptorch.Options:
+def derived_training(
+    config: Config, plan: BatchPlan, own_stages: int = 1
+) -> poptorch.Options:
     """The options of training that a config stands for, whatever own ones it has."""
-    options = derived(config, plan)
+    options = derived(config, plan, own_stages=own_stages)
     options.Training.gradientAccumulation(plan.gradient_accumulation)
     if config.rounds_at_random is not None:
         options.Precision.enableStochasticRounding(config.rounds_at_random)
@@ -175,7 +182,7 @@ def derived_inference(
 
 
 def derived(
-    config: Config, plan: BatchPlan, *, is_short: bool = False
+    config: Config, plan: BatchPlan, *, is_short: bool = False, own_stages: int = 1
 ) -> poptorch.Options:
     """The options that training and inference share."""
     options = new_options(config.process, plan.replicas)
@@ -197,7 +204,7 @@ def derived(
     )
     if proportions:
         options.setAvailableMemoryProportion(proportions)
-    set_memory(options, config)
+    set_memory(options, config, own_stages)
     if config.cache_dir is not None:
         options.enableExecutableCaching(str(config.cache_dir))
     if config.offline:

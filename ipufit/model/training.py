@@ -62,7 +62,8 @@ def training_of(
     _check_weighting(settings.objective, class_weight, drop_last)
     if batch_size is None and config.micro_batch_size is None:
         batch_size = source.batch_size
-    plan = config.training_plan(batch_size, own_stages(model.module, config))
+    stages = own_stages(model.module, config)
+    plan = config.training_plan(batch_size, stages)
     check_processes(model, plan)
     if checkpoint is None:
         number = model._data.num_passes if num_passes is None else num_passes
@@ -78,6 +79,7 @@ def training_of(
     gradients = WatchedGradients.of(model.module, watched)
     options = config.build_training_options(
         plan,
+        own_stages=stages,
         sums_gradients=settings.objective.is_sum,
         returns_outputs=settings.objective.is_streamed,
         scales_automatically=optimization.automatic_loss_scaling,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipufit import ConfigError, IPUConfig, UnknownNameError
+from ipufit import ConfigError, IPUConfig, UnknownNameError, poptorch
 
 
 def made(**fields):
@@ -40,6 +40,19 @@ def made(**fields):
         ({"recompute": "encoder.*"}, "autoRecomputation", 4),
         ({"recompute": "auto", "pipeline": ("a", "b")}, "autoRecomputation", 3),
         ({"recompute": ["a.*"], "pipeline": ("a", "b")}, "autoRecomputation", 3),
+        (
+            {
+                "recompute": "auto",
+                "pipeline": [poptorch.Stage("a").ipu(0), poptorch.Stage("b").ipu(0)],
+            },
+            "autoRecomputation",
+            1,
+        ),
+        (
+            {"recompute": "auto", "pipeline": poptorch.ShardedExecution()},
+            "autoRecomputation",
+            1,
+        ),
         ({"cache_dir": "programs"}, "cachePath", "programs"),
         ({"offline": True}, "ipu_version", 2),
     ],
@@ -47,6 +60,18 @@ def made(**fields):
 def test_fields_reach_the_options_of_training_and_inference(fields, key, expected):
     for settings in made(**fields):
         assert settings[key] == expected
+
+
+def test_pipelines_that_fields_do_not_name_recompute_as_pipelines():
+    strategy = poptorch.PipelinedExecution("a", "b")
+    config = IPUConfig(recompute="auto", pipeline=strategy, gradient_accumulation=4)
+    # PopTorch's own choice, which knows whether there are several IPUs.
+    options = config.build_training_options(config.training_plan(32))
+    assert "autoRecomputation" not in options.toDict()
+    config = IPUConfig(recompute=["layer.*"])
+    plan = config.training_plan(32, own_stages=2)
+    options = config.build_training_options(plan, own_stages=2)
+    assert options.toDict()["autoRecomputation"] == 3
 
 
 @pytest.mark.parametrize("field", ["partials", "num_io_tiles", "prefetch_depth"])

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._tree import tree_map
-from ipufit.errors import UnknownNameError
+from ipufit.blocks import Blocks
+from ipufit.config import IPUConfig
+from ipufit.errors import ConfigError, UnknownNameError
+from ipufit.placement import own_stages
 
 
 def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -73,6 +76,43 @@ def recomputed_between(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def refuse_unseen_pipeline(
+    module: torch.nn.Module, config: IPUConfig, blocks: Blocks
+) -> None:
+    """Refuse recomputation in a pipeline that only the trace has shown.
+
+    The options are made before `forward` begins its blocks, and what recomputes on one
+    IPU does nothing in a pipeline (PopART, `ir.cpp`).
+
+    Args:
+        module: The user's module.
+        config: Has `recompute`.
+        blocks: Blocks that `forward` has begun.
+
+    Raises:
+        ConfigError: The blocks are on several IPUs, and something is to be recomputed.
+
+    Example:
+        >>> module, blocks = torch.nn.ReLU(), [("a", 0), ("b", 1)]
+        >>> refuse_unseen_pipeline(module, IPUConfig(recompute="auto"), blocks)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: recompute='auto', and `forward` begins blocks on 2...
+    """
+    if config.recompute in (None, "off") or config.customize is not None:
+        return
+    is_known = config.placement is not None or own_stages(module, config) > 1
+    num_ipus = len({ipu or 0 for _, ipu in blocks})
+    if is_known or not config.is_pipelined or num_ipus < 2:
+        return
+    names = ", ".join(repr(name) for name, _ in blocks)
+    raise ConfigError(
+        f"recompute={config.recompute!r}, and `forward` begins blocks on {num_ipus} "
+        "IPUs, a pipeline that isn't known before: there PopART would recompute "
+        f"nothing. Name the blocks in pipeline=({names}), or leave recompute out: "
+        "pipelines recompute by default."
+    )
 
 
 def _kept(output: Any) -> Any:

@@ -29,6 +29,7 @@ from ipufit.scalars import collected
 from .calling import call_module
 from .casting import computed_in
 from .heads import Called, Findings, Head
+from .recomputing import refuse_unseen_pipeline
 from .stages import check_stages_begin, last_block
 
 _OVERLAPS = {
@@ -126,6 +127,8 @@ class Step(torch.nn.Module):
         check_stages_begin(
             self.module, self._config, blocks, training=self._head.is_training
         )
+        if self._head.is_training:
+            refuse_unseen_pipeline(self.module, self._config, blocks)
         found = probability_outputs(outputs, probabilities)
         return Called(outputs, scalars, blocks, losses, found)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from ipufit import IPUConfig, IPUModel, UnknownNameError, poptorch
+from ipufit import ConfigError, IPUConfig, IPUModel, UnknownNameError, poptorch
 from ipufit.engine.traced.recomputing import kept_submodules
 from tests.reference import NUM_CLASSES, NUM_FEATURES, samples
 
@@ -123,3 +123,48 @@ def test_all_inputs_and_outputs_but_the_loss_overlap(monkeypatch):
     trained(num_io_tiles=32, overlap_io="accumulation")
     # Training: x and y, and the figures. Prediction: x, and the outputs.
     assert marked == {"input": 3, "output": 2}
+
+
+class OwnBlocks(torch.nn.Module):
+    """Two layers on two IPUs, by blocks that the module begins itself."""
+
+    def __init__(self, *, annotated=False):
+        super().__init__()
+        self.one = torch.nn.Linear(NUM_FEATURES, NUM_FEATURES)
+        self.two = torch.nn.Linear(NUM_FEATURES, NUM_CLASSES)
+        self.annotated = annotated
+        if annotated:
+            poptorch.BeginBlock(self.two, ipu_id=1)
+
+    def forward(self, x):
+        if self.annotated:
+            return self.two(self.one(x))
+        with poptorch.Block("first", ipu_id=0):
+            x = self.one(x)
+        with poptorch.Block("second", ipu_id=1):
+            return self.two(x)
+
+
+def fitted(module, **fields):
+    model = IPUModel(module, IPUConfig(gradient_accumulation=4, **fields))
+    model.compile("sgd", "cross_entropy")
+    model.fit(*samples(16), batch_size=16, verbose=0)
+
+
+@pytest.mark.parametrize("recompute", ["auto", ["one"]])
+def test_annotated_blocks_recompute_as_a_pipeline(recompute):
+    kinds = []
+
+    def look(options, is_training):
+        kinds.append(options.toDict().get("autoRecomputation"))
+
+    fitted(OwnBlocks(annotated=True), recompute=recompute, customize=look)
+    assert kinds == [3]
+
+
+def test_recomputation_is_refused_in_a_pipeline_that_forward_begins():
+    with pytest.raises(ConfigError, match=r"pipeline=\('first', 'second'\)"):
+        fitted(OwnBlocks(), recompute="auto")
+    fitted(OwnBlocks(), recompute="auto", pipeline=("first", "second"))
+    fitted(OwnBlocks(), recompute="auto", execution="sharded")
+    fitted(OwnBlocks(), recompute="off")
