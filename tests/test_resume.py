@@ -211,11 +211,13 @@ def resumed(scenario, path):
 # Every call --------------------------------------------------------------------
 
 
-def scheduled(make):
+def momentum_sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def scheduled(make, optimizer=momentum_sgd):
     return Scenario(
-        optimizer=lambda module: torch.optim.SGD(
-            module.parameters(), lr=0.1, momentum=0.9
-        ),
+        optimizer=lambda module: optimizer(module.parameters()),
         compiled={"lr_schedule": make},
     )
 
@@ -383,6 +385,7 @@ SCENARIOS = {
     ),
     "StepLR": scheduled(lambda sgd: lr_scheduler.StepLR(sgd, 4, gamma=0.5)),
     "OneCycleLR": scheduled(one_cycle),
+    "OneCycleLR of betas": scheduled(one_cycle, torch.optim.AdamW),
     "LambdaLR": scheduled(lambda sgd: lr_scheduler.LambdaLR(sgd, lambda n: 0.9**n)),
     "SequentialLR": scheduled(sequential),
     "MultiStepLR": scheduled(lambda sgd: lr_scheduler.MultiStepLR(sgd, [3, 7, 7])),

@@ -119,7 +119,7 @@ class TorchRates(Rates):
         return {
             "scheduler": _plain_state(self._scheduler.state_dict()),
             "groups": [
-                {name: value for name, value in group.items() if _is_plain(value)}
+                {n: _plain_state(v) for n, v in group.items() if _is_plain(v)}
                 for group in self._followed.source.param_groups
             ],
         }
@@ -128,7 +128,7 @@ class TorchRates(Rates):
         """Go on from a state."""
         self._scheduler.load_state_dict(dict(state["scheduler"]))
         for group, values in zip(self._followed.source.param_groups, state["groups"]):
-            group.update(values)
+            group.update({n: _as_before(v, group.get(n)) for n, v in values.items()})
         self._followed.forget()
 
 
@@ -152,7 +152,7 @@ def _plain_state(value: Any) -> Any:
     """Leave out of a scheduler's state what JSON has no word for.
 
     That is functions, and the milestones of MultiStepLR: a Counter. Both are settings,
-    which the scheduler that loads the state has from its user.
+    which the scheduler that loads the state has from its user. Tuples become lists.
     """
     if isinstance(value, dict):
         return {
@@ -160,7 +160,13 @@ def _plain_state(value: Any) -> Any:
             for name, one in value.items()
             if not callable(one) and not isinstance(one, Counter)
         }
-    return [_plain_state(one) for one in value] if type(value) is list else value
+    is_listed = type(value) in (list, tuple)
+    return [_plain_state(one) for one in value] if is_listed else value
+
+
+def _as_before(value: Any, before: Any) -> Any:
+    """A saved value, as a tuple if the one in its place is a tuple, as betas are."""
+    return tuple(value) if isinstance(before, tuple) else value
 
 
 def _is_plain(value: Any) -> bool:
