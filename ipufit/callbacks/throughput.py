@@ -119,7 +119,7 @@ class Throughput(Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
         """Start the clock of the call."""
         self._call_began = self._clock()
-        if self._since is None:  # resumed inside an epoch
+        if self._since is None:  # resumed inside an epoch, or after a validation
             self._since = self._call_began
         self._samples_before = self.run.samples
 
@@ -143,8 +143,12 @@ class Throughput(Callback):
                 say(throughput_line(rate))
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """Begin a new mean over calls."""
+        """Begin a new mean over calls, and stop the clock of the epoch.
+
+        It goes on with the next call of the training.
+        """
         self.calls[EVALUATION] = 0
+        self._since = None
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
         """Begin a new mean over calls."""

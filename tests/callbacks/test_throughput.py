@@ -53,6 +53,32 @@ def test_seconds_of_an_epoch_end_with_its_last_call():
         }
 
 
+def test_validations_within_an_epoch_do_not_count():
+    clock = Clock()
+
+    def wait(_):
+        clock.now += 50.0
+
+    def call(*_):
+        clock.now += 0.5
+
+    hooks = LambdaCallback(on_test_begin=wait, on_train_batch_begin=call)
+    model = IPUModel(torch.nn.Linear(2, 1), IPUConfig(micro_batch_size=2))
+    model.compile("sgd", "mse")
+    x, y = torch.randn(8, 2), torch.randn(8, 1)
+    throughput = Throughput(clock, verbose=0)
+    history = model.fit(
+        x,
+        y,
+        verbose=0,
+        validation_data=(x, y),
+        validation_updates=1,
+        callbacks=[throughput, hooks],
+    )
+    assert throughput.epoch_seconds == pytest.approx(4 * 0.5)
+    assert history.history["samples_per_second"] == [pytest.approx(4.0)]
+
+
 def test_an_epoch_without_calls_has_no_figures():
     _, hooks = driven(Clock())
     hooks.on_train_begin({})
