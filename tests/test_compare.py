@@ -119,6 +119,25 @@ def test_that_layouts_agree(layout):
     assert ("buffer" in parts(found)) == (layout != "all factors")
 
 
+def test_that_smoothed_labels_agree():
+    model = make()
+    model.compile("adam", "cross_entropy", label_smoothing=0.2)
+    found = compare(model, (X[:8], Y[:8]))
+    plain = torch.nn.CrossEntropyLoss(label_smoothing=0.2)(network()(X[:8]), Y[:8])
+    assert found.of("loss")[0].host == pytest.approx(plain.item(), rel=1e-5)
+    assert max(one.share for one in found.differences) < 1e-4
+
+
+def test_that_samples_are_compared_unmixed():
+    model = make()
+    model.compile("adam", "cross_entropy", augment=ipufit.Mixing(mixup=0.5))
+    found = compare(model, (X[:8], Y[:8]))
+    assert parts(found) == {"output", "loss", "gradient", "weight"}
+    assert max(one.share for one in found.differences) < 1e-4
+    assert "Samples aren't mixed, though compile() got augment." in found.notes
+    assert model._settings.mixing is not None
+
+
 def test_that_other_batches_agree():
     own = IPUModel(OwnLoss())
     own.compile("sgd")

@@ -40,9 +40,10 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
     rates and the other values that the optimizer has now. The host's is made by the
     `step` of the same optimizer, from the host's gradients.
 
-    Dropout layers are off. The model stays as it is: everything is done on copies, and
-    random states are put back. Its IPUs are given back first, as by `model.detach()`.
-    Two programs are compiled, three with `layers`.
+    Dropout layers are off, and samples aren't mixed (`compile(augment=)`); labels are
+    smoothed as in training. The model stays as it is: everything is done on copies,
+    and random states are put back. Its IPUs are given back first, as by
+    `model.detach()`. Two programs are compiled, three with `layers`.
 
     Args:
         model: Compiled, or not, to compare outputs only.
@@ -132,12 +133,15 @@ class _Twin:
         host: A float32 copy of its module.
         optimizer: An optimizer of the host's module; None if the model isn't compiled.
         dropouts: Names of the dropout layers.
+        mixes: Whether the model is trained on mixed samples, which these aren't.
     """
 
     def __init__(self, model: IPUModel) -> None:
+        settings = model._settings
+        self.mixes = settings is not None and settings.mixing is not None
         state = {**state_of(model), "trained": None, "attributes": {}}
         if state["arguments"] is not None:
-            once = {"lr_schedule": None, "steps_per_execution": None}
+            once = {"lr_schedule": None, "steps_per_execution": None, "augment": None}
             state["arguments"] = {**state["arguments"], **once}
         state = copy.deepcopy({**state, "config": _one_update(state["config"])})
         module: torch.nn.Module = state["module"]
@@ -207,7 +211,7 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
     rows = data.source.rows_of_first
     expected = host_update(
         twin.host,
-        settings.objective,
+        settings.training_figures.objective,
         data.source.structure,
         data.wide,
         model.config.training_plan(rows).micro_batch_size,
@@ -217,6 +221,8 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
     if optimization.automatic_loss_scaling:
         notes.append("No gradients: the loss scaling is automatic, and unknown here.")
         known = {}
+    if twin.mixes:
+        notes.append("Samples aren't mixed, though compile() got augment.")
     if expected.draws:
         notes.append(
             "forward draws random numbers in train mode: loss, gradients and weights "
