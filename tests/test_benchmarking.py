@@ -222,6 +222,18 @@ def test_the_model_and_all_random_states_stay_as_they_are(mode, data):
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("data", ["generated", "synthetic"])
+@pytest.mark.parametrize("targets", ["probabilities", "one-hot"])
+def test_generated_targets_are_some_of_the_data(targets, data):
+    y = torch.nn.functional.one_hot(torch.arange(16) % 3, 3)
+    given = y.float().softmax(dim=1) if targets == "probabilities" else y
+    loss = "cross_entropy" if targets == "probabilities" else "bce"
+    model = make()
+    model.compile("sgd", loss, augment=ipufit.Mixing(mixup=0.2))
+    result = model.benchmark(torch.rand(16, 4), given, 8, data=data, **QUICK)
+    assert result.samples_per_call == 8
+
+
 def test_a_model_whose_layers_wait_for_data_still_waits():
     model = IPUModel(torch.nn.LazyLinear(3))
     model.compile("sgd", "cross_entropy")

@@ -144,18 +144,26 @@ class GeneratedDataset(Dataset):  # type: ignore[type-arg]
 
 
 def generated_like(source: Source, n: int) -> IndexedSource:
-    """Random samples in memory, of the shapes and types that others have.
+    """Random inputs in memory, of the shapes and types that others have.
+
+    Targets and weights are those of the first sample: random ones may be none, as a
+    class, a probability or a weight must be in its range.
 
     Args:
         source: The others; its first sample counts.
         n: Number of samples. The first 64 are drawn, and come again.
     """
-    leaves = [_leaf_like(leaf, f"sample 0 of {source.name}") for leaf in source.first()]
+    first = source.first()
+    num_inputs = source.structure.num_inputs
+    leaves = [_leaf_like(leaf, f"sample 0 of {source.name}") for leaf in first]
     structure = Structure.of([0] * len(leaves))
     drawn = GeneratedDataset(structure, tuple(leaves), min(n, _DISTINCT), 0)
     rows = torch.arange(n) % len(drawn)
     samples = zip(*(drawn[index] for index in range(len(drawn))))
     tensors = [torch.stack(leaf)[rows] for leaf in samples]
+    for place in range(num_inputs, len(tensors)):
+        given = as_tensor(first[place], source.name).to(tensors[place].dtype)
+        tensors[place] = torch.stack([given] * n)
     return in_memory(tensors, source.structure, source.name)
 
 

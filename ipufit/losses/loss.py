@@ -155,8 +155,9 @@ class Loss:
         if values.dim() == 0 or len(values) != rows:
             raise UnsupportedError(
                 f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
-                f"for {rows} samples, so they can't be weighted (sample_weight, "
-                "class_weight, drop_last='pad'). Let it return one value per sample."
+                f"for {rows} samples, so they can't be weighted (augment, "
+                "sample_weight, class_weight, drop_last='pad'). Let it return "
+                "one value per sample."
             )
         if weights is not None:
             if weights.dim() > values.dim() and weights.shape[-1] == 1:

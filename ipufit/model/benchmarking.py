@@ -72,10 +72,11 @@ def benchmark(
         batch_size: As for `fit`, or in inference as for `predict`.
         mode: `"training"`, or `"inference"` for the calls of `predict`.
         data: `"real"` takes the samples of `x` from their loader. `"generated"` takes
-            random samples of the same shapes and types from the memory of the host,
-            where nothing has to be loaded or decoded. `"synthetic"` has the devices
-            make their inputs and send nothing back, so that there is no input or output
-            at all (`poptorch.Options.enableSyntheticData`).
+            random inputs of the same shapes and types from the memory of the host,
+            where nothing has to be loaded or decoded; targets are the first sample's.
+            `"synthetic"` has the devices make their inputs and send nothing back, so
+            that there is no input or output at all
+            (`poptorch.Options.enableSyntheticData`).
         calls: Calls of a repeat.
         repeats: Number of times that the calls are measured; a line is printed for
             each. Benchmark files with `skip: 1` leave out the slowest line, so they
