@@ -14,6 +14,7 @@ import ipufit
 from ipufit import ConfigError, IPUConfig, IPUModel, Optimizer, compare, poptorch
 from ipufit.model.comparison import Comparison, Difference, differences
 from tests import reference
+from tests.distributed import runs
 
 X, Y = reference.samples(32)
 HAS_HALF = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 1)
@@ -117,6 +118,30 @@ def test_that_layouts_agree(layout):
     assert max(one.share for one in found.of("output")) < 1e-5
     assert abs(found.of("loss")[0].absolute) < 1e-5
     assert ("buffer" in parts(found)) == (layout != "all factors")
+
+
+def test_that_groups_of_lamb_agree():
+    optimizer = Optimizer("lamb", 0.1, no_trust_ratio="bias")
+    found = compare(make(optimizer), (X[:8], Y[:8]))
+    assert max(one.share for one in found.of("weight")) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_that_layers_which_wait_for_data_agree():
+    model = make(module=torch.nn.Sequential(torch.nn.LazyLinear(4)))
+    found = compare(model, (X[:8], Y[:8]), layers=True)
+    assert max(one.share for one in found.differences) < 1e-4
+    assert isinstance(model.module[0].weight, torch.nn.UninitializedParameter)
+
+
+def worst_in_a_process():
+    """The largest difference of a model that begins with weights of its own."""
+    x, y, _ = runs.samples(16)
+    return max(one.share for one in compare(runs.model_of(), (x, y)).differences)
+
+
+def test_that_processes_compare_the_weights_of_the_first(pool):
+    assert max(pool.run(worst_in_a_process)) < 1e-4
 
 
 def test_that_smoothed_labels_agree():

@@ -15,7 +15,7 @@ from ipufit._tree import Structure
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
-from ipufit.engine import HostUpdate, host_outputs, host_update
+from ipufit.engine import HostUpdate, give_shapes, host_outputs, host_update
 from ipufit.errors import ConfigError
 
 from .comparison import Comparison, Difference, differences
@@ -82,8 +82,10 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
         assert isinstance(source, StreamSource)  # noqa: S101 - an iterator is one
         data = _Data(source, next(iter(source.blocks())))
         model.detach()
-        found = _compared(_Twin(model), data)
-        of_layers = tuple(_of_layers(_Twin(model).model, data)) if layers else ()
+        found = _compared(_Twin(model, source), data)
+        of_layers = (
+            tuple(_of_layers(_Twin(model, source).model, data)) if layers else ()
+        )
     finally:
         before.put_back()
     everything = sorted(
@@ -136,7 +138,7 @@ class _Twin:
         mixes: Whether the model is trained on mixed samples, which these aren't.
     """
 
-    def __init__(self, model: IPUModel) -> None:
+    def __init__(self, model: IPUModel, source: StreamSource) -> None:
         settings = model._settings
         self.mixes = settings is not None and settings.mixing is not None
         state = {**state_of(model), "trained": None, "attributes": {}}
@@ -154,6 +156,10 @@ class _Twin:
                 self.dropouts.append(name)
         self.model = IPUModel.__new__(IPUModel)
         self.model.__setstate__(state)
+        give_shapes(self.model.module, source)
+        own, executors = self.model._settings, self.model._executors
+        losses = () if own is None else own.objective.modules
+        executors.common.begin_alike(executors.fetch_weights, losses)
         if self.model.optimizer is not None and model.optimizer is not None:
             _take_values(self.model.optimizer, model.optimizer)
         self.host, self.optimizer = copy.deepcopy((module, self.model.optimizer))
@@ -297,7 +303,13 @@ def _step_on_host(optimizer: Any, on_device: Any) -> str:
         for parameter in group["params"]:  # torch dampens from the second update on
             zeros = torch.zeros_like(parameter)
             optimizer.state[parameter]["momentum_buffer"] = zeros
-    optimizer.step()
+    groups = list(optimizer.param_groups)
+    for group in groups:
+        optimizer.param_groups[:] = [group]
+        if "max_weight_norm" in group:  # LAMB's step reads the optimizer's own alone
+            vars(optimizer)["max_weight_norm"] = group["max_weight_norm"]
+        optimizer.step()
+    optimizer.param_groups[:] = groups
     return ""
 
 
