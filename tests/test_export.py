@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 
-from ipufit import FileError, IPUConfig, IPUModel, UnsupportedError, poptorch
+from ipufit import DataError, FileError, IPUConfig, IPUModel, UnsupportedError, poptorch
 from tests import reference
 
 X, Y = reference.samples(32)
@@ -155,6 +155,15 @@ def test_that_a_file_stays_whole_if_writing_fails(tmp_path):
     assert before == (path.read_bytes(), (tmp_path / "model.popef.json").read_bytes())
     assert len(os.listdir(tmp_path)) == 2
     IPUModel(Local()).export(path, X, with_module=False)
+
+
+@pytest.mark.parametrize("inputs", [torch.rand(8, 5), (X, X)])
+def test_that_inputs_which_do_not_fit_are_named(tmp_path, inputs):
+    model = make(micro_batch_size=8)
+    with pytest.raises(DataError, match=r"Sequential.*(\[8, 5\]|2 by place)"):
+        model.export(tmp_path / "model.popef", inputs)
+    assert not list(tmp_path.iterdir())
+    assert len(model.predict(X, verbose=0)) == len(X)
 
 
 def test_that_names_of_own_blocks_are_refused(tmp_path):

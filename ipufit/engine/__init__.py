@@ -12,6 +12,7 @@ from .objective.outputs import named_outputs
 from .objective.resolve import resolve_objective
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
+from .traced.calling import arguments_of, failures_explained
 from .traced.casting import compute_in_types
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
 from .traced.reference import HostUpdate, host_outputs, host_update
@@ -28,9 +29,11 @@ __all__ = [
     "Sums",
     "Training",
     "WatchedGradients",
+    "arguments_of",
     "check_shapes",
     "compute_in_types",
     "describe_coverage",
+    "failures_explained",
     "give_shapes",
     "host_outputs",
     "host_update",

@@ -23,7 +23,13 @@ from ipufit.batching import BatchPlan
 from ipufit.checkpoint import written_by_one
 from ipufit.config import IPUConfig
 from ipufit.data import HostRandomState, Source, example_of
-from ipufit.engine import compute_in_types, give_shapes, named_outputs
+from ipufit.engine import (
+    arguments_of,
+    compute_in_types,
+    failures_explained,
+    give_shapes,
+    named_outputs,
+)
 from ipufit.errors import IpufitError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
@@ -146,14 +152,15 @@ class _Exported:
             for leaf in source.example(rows, inputs_only=True)
         ]
         inputs = source.structure.inputs.rebuild([leaf.contiguous() for leaf in given])
-        self.by_name, self.by_place = _arguments(inputs)
+        self.by_place, self.by_name = arguments_of(inputs)
         self._executor = poptorch.inferenceModel(self._module, options=options)
         seen: list[Any] = []
         handle = self._module.register_forward_hook(
             lambda _, __, outputs: seen.append(tree_map(_traced, outputs))
         )
         try:
-            self._executor.compile(*self.by_place, **self.by_name)
+            with failures_explained(self._module, inputs):
+                self._executor.compile(*self.by_place, **self.by_name)
         finally:
             handle.remove()
         self._outputs = seen[-1]
@@ -266,13 +273,6 @@ def _begin_blocks(
         if is_pipelined
         else poptorch.ShardedExecution(auto)
     )
-
-
-def _arguments(inputs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Arguments by name, if inputs are a dict, and by place."""
-    if isinstance(inputs, dict):
-        return {str(name): value for name, value in inputs.items()}, ()
-    return {}, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
 def _traced(output: Any) -> Any:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from typing import Any
+from typing import Any, Iterator
 
 import torch
 
@@ -23,13 +24,33 @@ def call_module(module: torch.nn.Module, inputs: Any) -> Any:
         >>> call_module(torch.nn.Linear(2, 3), torch.zeros(4, 2)).shape
         torch.Size([4, 3])
     """
-    is_named = isinstance(inputs, dict)
-    by_name = {str(name): value for name, value in inputs.items()} if is_named else {}
-    is_several = isinstance(inputs, (tuple, list))
-    by_place = () if is_named else tuple(inputs) if is_several else (inputs,)
-    _check_arguments(module, by_place, by_name)
-    try:
+    by_place, by_name = arguments_of(inputs)
+    with failures_explained(module, inputs):
         return module(*by_place, **by_name)
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a module by place, and by name if inputs are a dict.
+
+    Example:
+        >>> arguments_of({"x": 1}), arguments_of([1, 2]), arguments_of(3)
+        (((), {'x': 1}), ((1, 2), {}), ((3,), {}))
+    """
+    if isinstance(inputs, dict):
+        return (), {str(name): value for name, value in inputs.items()}
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
+
+
+@contextlib.contextmanager
+def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
+    """Say with which inputs a module is called within, if it fails.
+
+    Raises:
+        DataError: `forward` doesn't take such arguments, or not of these shapes.
+    """
+    _check_arguments(module, *arguments_of(inputs))
+    try:
+        yield
     except poptorch.Error:
         raise
     except (RuntimeError, IndexError) as error:  # torch's, of shapes and types
