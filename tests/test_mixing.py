@@ -454,6 +454,11 @@ def refused(error, message, x, y, compiled, **config):
         ({"label_smoothing": 1.0}, ConfigError, "label_smoothing=1.0 is not a number"),
         ({"label_smoothing": 0.1, "loss": "mse"}, UnsupportedError, "loss of classes"),
         (
+            {"label_smoothing": 0.1, "loss": torch.nn.functional.cross_entropy},
+            UnsupportedError,
+            "the loss is the function 'cross_entropy'",
+        ),
+        (
             {"label_smoothing": 0.1, "loss": lambda o, t: o.sum()},
             UnsupportedError,
             "loss of classes",

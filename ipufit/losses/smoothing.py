@@ -109,10 +109,12 @@ def smoothed(loss: Loss, amount: float) -> Loss:
     of_all_classes = _of_all_classes(loss)
     is_weighted = getattr(loss.function, "pos_weight", None) is not None
     if of_all_classes is None or loss.each is None or is_weighted:
+        is_own = not isinstance(loss.function, torch.nn.Module)
+        is_own = is_own and not loss.is_per_output
         raise UnsupportedError(
             f"label_smoothing={amount!r} needs a loss of classes, 'cross_entropy', "
             "'binary_cross_entropy', 'nll' or torch's and Keras's names of these, and "
-            f"the loss is {loss.name!r}"
+            f"the loss is {'the function ' if is_own else ''}{loss.name!r}"
             f"{' with pos_weight' if is_weighted else ''}. Smooth the targets in a "
             "loss of your own."
         )
