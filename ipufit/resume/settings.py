@@ -65,6 +65,9 @@ def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
         for name in optimizer.param_groups[0]
         if name not in NOT_SETTINGS
     }
+    # Otherwise the same settings might go with other parameters.
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    settings["parameters per group"] = sizes
     for name, value in vars(optimizer).items():
         is_plain = isinstance(value, (bool, int, float, str, torch.dtype))
         if is_plain and not name.startswith("_"):

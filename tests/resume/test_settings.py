@@ -82,9 +82,9 @@ def test_names_of_other_versions_are_passed_over():
 X, Y = torch.zeros(8, 2), torch.zeros(8, 2)
 
 
-def fit(path, compiled=None, resume=None, **fitted):
+def fit(path, compiled=None, resume=None, module=None, **fitted):
     torch.manual_seed(1)
-    model = IPUModel(torch.nn.Linear(2, 2))
+    model = IPUModel(module or torch.nn.Linear(2, 2))
     model.compile(
         **{"optimizer": "sgd", "loss": "mse", "metrics": ["mae"], **(compiled or {})}
     )
@@ -119,6 +119,18 @@ def test_a_run_with_other_settings_does_not_go_on(tmp_path, compiled, fitted, sa
     fit(path)
     with pytest.raises(ConfigError, match=rf"can't be resumed exactly: .*{said}"):
         fit(path, compiled, resume=path, **fitted)
+
+
+def test_other_parameters_in_the_groups_are_another_run(tmp_path):
+    path = str(tmp_path / "run")
+    biases, weights = (
+        {"optimizer": Optimizer("adamw", no_decay=names)}
+        for names in ("0.bias", ["0.bias", "1.weight"])
+    )
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    fit(path, biases, module=module)
+    with pytest.raises(ConfigError, match=r"per group was \[3, 1\] and is \[2, 2\]"):
+        fit(path, weights, resume=path, module=module)
 
 
 def test_more_epochs_are_no_other_run(tmp_path):
