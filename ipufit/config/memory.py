@@ -78,13 +78,15 @@ def check_memory(config: Config) -> None:
         ConfigError: An overlap has no IO tiles, or is asked of a pipeline; or the
             optimiser's state is to be shared by one replica.
     """
-    is_sharded = config.execution == "sharded"
+    is_pipeline = config.stages and config.execution != "sharded"
+    if isinstance(config.pipeline, poptorch.PipelinedExecution):
+        is_pipeline = not isinstance(config.pipeline, poptorch.ShardedExecution)
     if config.overlap_io is not None and config.num_io_tiles is None:
         raise ConfigError(
             f"overlap_io={config.overlap_io!r} needs tiles that load and store while "
             "the others compute: give num_io_tiles, such as 32."
         )
-    if config.overlap_io is not None and config.stages and not is_sharded:
+    if config.overlap_io is not None and is_pipeline:
         raise ConfigError(
             f"overlap_io={config.overlap_io!r} doesn't go with a pipeline: PopTorch "
             "refuses it there. Take execution='sharded', or leave overlap_io out."

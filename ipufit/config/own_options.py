@@ -42,6 +42,7 @@ _TRAINING = {
 _SHARED = {
     "replicas": _Made("replicationFactor", ("replication_factor",)),
     "execution": _Made("setExecutionStrategy", ("execution_mode",)),
+    "overlap_io": _Made("setExecutionStrategy", ("execution_mode",)),
     "available_memory_proportion": _Made(
         "setAvailableMemoryProportion", ("available_memory_proportion",)
     ),

@@ -133,6 +133,14 @@ def test_rounding_is_random_in_training_and_to_the_nearest_after_it(
             },
             "doesn't go with a pipeline",
         ),
+        (
+            {
+                "overlap_io": "accumulation",
+                "num_io_tiles": 32,
+                "pipeline": poptorch.PipelinedExecution("a", "b"),
+            },
+            "doesn't go with a pipeline",
+        ),
         ({"cache_dir": 3}, "cache_dir=3 is not a path"),
         ({"offline": "yes"}, "offline='yes'"),
         ({"available_memory_proportion": (0.1, 0.2), "pipeline": ("a",)}, "has 2 num"),

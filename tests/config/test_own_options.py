@@ -22,6 +22,7 @@ GIVEN = {
     "available_memory_proportion": 0.25,
     "partials": "half",
     "stochastic_rounding": True,
+    "overlap_io": "accumulation",
     "num_io_tiles": 64,
     "prefetch_depth": 3,
     "cache_dir": "cache",
@@ -31,7 +32,10 @@ GIVEN = {
 }
 """A value that isn't the default, of each field that options are made of."""
 
-ALSO = {"shard_optimizer": {"replicas": 2}}
+ALSO = {
+    "shard_optimizer": {"replicas": 2},
+    "overlap_io": {"num_io_tiles": 64},
+}
 
 
 def options_of(kind, **fields):
