@@ -344,7 +344,7 @@ def test_losses_of_compile_are_float32(word):
 def test_names_that_match_nothing_are_refused_with_the_nearest():
     with pytest.raises(UnknownNameError, match=r"'headd'.* Did you mean 'head'\?"):
         IPUModel(Normed(), IPUConfig(precision="16.16", float32_modules=["headd"]))
-    with pytest.raises(UnknownNameError, match="'norm'"):
+    with pytest.raises(ConfigError, match="'norm', and the module has no such layers"):
         IPUModel(nn.ReLU(), IPUConfig(precision="16.16", float32_modules="norm"))
 
 

@@ -62,8 +62,8 @@ def evaluation_of(
     )
     if options.output_mode == poptorch.OutputMode.Sum.value:
         raise ConfigError(
-            "inference_options ask for OutputMode.Sum, which adds outputs of "
-            "different samples: nothing can be evaluated from that. Use "
+            "inference_options or customize ask for OutputMode.Sum, which adds outputs "
+            "of different samples: nothing can be evaluated from that. Use "
             "OutputMode.All, or leave the mode at its default."
         )
     instruments.set_inference(options)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import torch
 
@@ -30,7 +30,8 @@ def words(given: str | Sequence[str]) -> tuple[str, ...]:
         >>> words("bias_and_norm"), words(["bias", "embed.*"])
         (('bias', 'norm'), ('bias', 'embed.*'))
     """
-    several = (given,) if isinstance(given, str) else tuple(given)
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    several: tuple[str, ...] = (given,) if is_one else tuple(given)  # type: ignore[assignment]
     spelled = [KINDS if word == _BOTH else (word,) for word in several]
     return tuple(dict.fromkeys(word for some in spelled for word in some))
 

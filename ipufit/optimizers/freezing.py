@@ -62,7 +62,7 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
 
     Raises:
         UnknownNameError: The module has no such layer; the nearest is suggested.
-        ConfigError: No layer with parameters comes before it.
+        ConfigError: No layer with parameters comes before it; or `module` is none.
 
     Example:
         >>> from torch import nn
@@ -70,6 +70,11 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
         >>> print(freeze(module, before="2"))
         Frozen before '2': 4 parameters (15 values); trained: 2 (4 values)
     """
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            f"freeze() got a {type(module).__name__}, which is no torch.nn.Module. "
+            "The module of an IPUModel is model.module."
+        )
     names = [name for name, _ in module.named_modules() if name]
     if before not in names:
         near = difflib.get_close_matches(str(before), names, n=5)

@@ -107,3 +107,8 @@ def test_frozen_layers_stay_in_training_and_their_statistics_if_asked(statistics
         expected |= {f"body.1.running_{name}" for name in ("mean", "var")}
         expected.add("body.1.num_batches_tracked")
     assert changed == expected
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ConfigError, match=r"an IPUModel is model\.module"):
+        freeze(IPUModel(network()), before="head")

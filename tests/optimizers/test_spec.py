@@ -88,6 +88,12 @@ def test_a_setting_of_none_is_not_given(module):
     assert is_constant(Optimizer("adam", betas=None).bind(module), "betas")
 
 
+@pytest.mark.parametrize("wrong", [3, [3]])
+def test_no_decay_of_another_type_is_refused(wrong):
+    with pytest.raises(ConfigError, match="has 3 in no_decay"):
+        Optimizer("adamw", no_decay=wrong)
+
+
 def test_no_decay_makes_a_second_group(module):
     optimizer = Optimizer("adamw", weight_decay=0.5, no_decay=("bias", "norm"))
     first, second = optimizer.bind(module).param_groups

@@ -37,7 +37,8 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
             names or patterns of submodules, as in `fnmatch`.
 
     Raises:
-        UnknownNameError: A word or pattern matches none.
+        UnknownNameError: A pattern matches none.
+        ConfigError: A word stands for none.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
@@ -51,6 +52,11 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
         matching = set(fnmatch.filter(parts, word))
         if is_kind is not None:
             matching.update(name for name, part in parts.items() if is_kind(part))
+        if not matching and is_kind is not None:
+            raise ConfigError(
+                f"float32_modules has {word!r}, and the module has no such layers. "
+                "Leave it out: losses and figures of compile() are float32 anyway."
+            )
         if not matching:
             known = (*parts, *_WORDS)
             raise UnknownNameError("submodule in float32_modules", word, known)
