@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipufit import ConfigError, IPUConfig, IPUModel, _env, compare, poptorch
+import ipufit
+from ipufit import (
+    ConfigError,
+    DataError,
+    IPUConfig,
+    IPUModel,
+    MissingCheckpointError,
+    _env,
+    compare,
+    poptorch,
+)
 from ipufit.launch import compile_line
 from tests import reference
 from tests.engine.counting import Moves
@@ -185,3 +195,27 @@ def test_a_script_that_is_not_there(capsys):
         compile_line.main(["missing.py"])
     assert ending.value.code == 2
     assert "no script 'missing.py'" in capsys.readouterr().err
+
+
+def test_that_a_script_goes_on_after_files_that_it_has_not_written(
+    folder, tmp_path, capsys
+):
+    model = make(micro_batch_size=8)
+    before = model.get_weights()
+    saving = ipufit.ModelCheckpoint(tmp_path / "run" / "{epoch}.safetensors")
+    model.fit(X, Y, verbose=0, callbacks=[saving])
+    model.save_weights(tmp_path / "weights.safetensors")
+    model.load_weights(tmp_path / "weights.safetensors")
+    model.load(tmp_path / "whole")
+    model.set_weights(ipufit.average_checkpoints(tmp_path / "run", last=2))
+    model.fit(X, Y, 16, verbose=0, resume=tmp_path / "whole")
+    assert [one["program"] for one in described(folder)] == ["training"] * 2
+    assert all((a == b).all() for a, b in zip(before, model.get_weights()))
+    assert capsys.readouterr().err.count("Weights stay as they are") == 4
+
+
+def test_that_missing_files_are_errors_in_runs(tmp_path):
+    with pytest.raises(MissingCheckpointError):
+        make().load_weights(tmp_path / "weights.safetensors")
+    with pytest.raises(DataError, match="another module"):
+        make().set_weights({})

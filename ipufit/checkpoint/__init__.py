@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .one_writer import written_by_one
     from .store import CheckpointStore, load_newest
     from .tensors import copied_tensors, names_that_differ
+    from .unwritten import missing_allowed
     from .weights import load_weights, save_weights
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "load_checkpoint",
     "load_newest",
     "load_weights",
+    "missing_allowed",
     "names_that_differ",
     "read_checkpoint",
     "read_manifest",
@@ -70,6 +72,7 @@ _HOMES = {
     "one_writer": ("written_by_one",),
     "store": ("CheckpointStore", "load_newest"),
     "tensors": ("copied_tensors", "names_that_differ"),
+    "unwritten": ("missing_allowed",),
     "weights": ("load_weights", "save_weights"),
 }
 

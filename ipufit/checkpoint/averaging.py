@@ -24,6 +24,7 @@ from .candidates import Candidate, candidates_in, chosen_of
 from .one_writer import written_by_one
 from .reading import MAX_READS
 from .tensors import names_that_differ, tied_names
+from .unwritten import missing_allowed
 from .weights import save_weights
 
 
@@ -66,6 +67,7 @@ def average_checkpoints(
 
     Returns:
         A state dict, on the host, for `module.load_state_dict` or `model.set_weights`.
+        It is empty under `ipufit compile`, if there are no checkpoints.
 
     Raises:
         ConfigError: An argument can't be used; or no checkpoint tells a figure; or they
@@ -92,6 +94,20 @@ def average_checkpoints(
         (9.5, 8.6875)
     """
     _check(last=last, best=best, ema=ema, mode=mode)
+    with missing_allowed():
+        return _averaged(directory, last, best, ema, mode, pattern, save_to)
+    return {}
+
+
+def _averaged(
+    directory: PathLike,
+    last: int | None,
+    best: int | None,
+    ema: float | None,
+    mode: str | None,
+    pattern: str,
+    save_to: PathLike | None,
+) -> dict[str, Tensor]:
     damaged: dict[Path, Exception] = {}
     for _ in range(MAX_READS):
         candidates = candidates_in(Path(directory), pattern, damaged)
@@ -241,12 +257,12 @@ def _check_and_warn(
             if len(damaged) == 1
             else f"{texts} The average leaves them out.",
             CheckpointWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     if wanted is not None and len(chosen) < wanted:
         warnings.warn(
             f"{wanted} checkpoints were asked for, and {len(chosen)} in "
             f"{str(directory)!r} can be averaged: the average is of these.",
             CheckpointWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     before = set(folder.glob("*.json"))
     status = _run(given.script, given.arguments, is_module=given.is_module)
     done = sorted(set(folder.glob("*.json")) - before)
-    sys.stderr.write(f"ipufit: {len(done)} programs compiled, described in {folder}\n")
+    programs = "1 program" if len(done) == 1 else f"{len(done)} programs"
+    sys.stderr.write(f"ipufit: {programs} compiled, described in {folder}\n")
     for path in done:
         sys.stderr.write(f"  {path.name}\n")
     if status == 0 and not done:

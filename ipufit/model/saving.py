@@ -70,7 +70,8 @@ def load(self: Model, path: PathLike) -> None:
         ConfigError: The checkpoint is of another module or optimizer.
     """
     check_shapes(self.module)
-    trained_state(self).put_back(files.read_checkpoint(path))
+    with files.missing_allowed():
+        trained_state(self).put_back(files.read_checkpoint(path))
 
 
 def trained_state(model: Model) -> TrainedState:

@@ -38,7 +38,9 @@ def find_checkpoint(
             other ones.
         CheckpointError: The checkpoint can't be read, or is damaged.
     """
-    found = _found(resume, callbacks)
+    found = None
+    with files.missing_allowed():
+        found = _found(resume, callbacks)
     if resume is not None or _stores(resume, callbacks):
         _check_common(found)
     return found
