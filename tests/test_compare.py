@@ -121,7 +121,7 @@ def test_that_layouts_agree(layout):
 
 
 def test_that_groups_of_lamb_agree():
-    optimizer = Optimizer("lamb", 0.1, no_trust_ratio="bias")
+    optimizer = Optimizer("lamb", 0.1, no_trust_ratio="*")
     found = compare(make(optimizer), (X[:8], Y[:8]))
     assert max(one.share for one in found.of("weight")) < 1e-4
 
