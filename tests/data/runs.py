@@ -93,7 +93,7 @@ def fitted(kind, drop_last="pad"):
     config = {"seed": 5, "num_workers": 1 if kind == "dataset" else 0}
     is_mixed = kind == "mixed"
     if is_mixed:
-        config["micro_batch_size"] = 3  # whose samples are mixed
+        config["micro_batch_size"] = 2  # whose samples are mixed
     model = ipufit.IPUModel(network, ipufit.IPUConfig(**config))
     model.compile(
         ipufit.Optimizer("sgd", lr=0.3),
