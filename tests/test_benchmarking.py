@@ -221,7 +221,6 @@ def test_the_model_and_all_random_states_stay_as_they_are(mode, data):
         assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
 
 
-@pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize("data", ["generated", "synthetic"])
 @pytest.mark.parametrize("targets", ["probabilities", "one-hot"])
 def test_generated_targets_are_some_of_the_data(targets, data):
@@ -234,6 +233,7 @@ def test_generated_targets_are_some_of_the_data(targets, data):
     assert result.samples_per_call == 8
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_a_model_whose_layers_wait_for_data_still_waits():
     model = IPUModel(torch.nn.LazyLinear(3))
     model.compile("sgd", "cross_entropy")
