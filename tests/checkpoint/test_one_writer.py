@@ -74,8 +74,8 @@ try:
     store.save(Checkpoint({"Ä ": {}}), epoch=0, update=3)
 except ipufit.UnsupportedError:
     print("unsupported")
-# torch's gloo aborts some processes that end with a group: a thread of it may still run
-# while the interpreter ends. So this one doesn't end in order, once nobody waits for it.
+# gloo aborts some processes that end with a group: its threads may still run while the
+# interpreter ends. So this one doesn't end in order, once nobody waits for it.
 distributed.barrier()
 sys.stdout.flush()
 os._exit(0)
