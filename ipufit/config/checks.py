@@ -114,6 +114,10 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
+
+
 def _is_patterns(value: object) -> bool:
     """Whether it is a pattern of names, or several."""
     if isinstance(value, str):
@@ -157,7 +161,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or _is_patterns(value),
         "neither 'norm', 'loss' nor names or patterns of submodules",
     ),
-    "cache_dir": (_none_or(str, os.PathLike), "not a path"),
+    "cache_dir": (
+        lambda value: value is None or _is_path(value),
+        "not a path",
+    ),
     "customize": (
         lambda value: value is None or callable(value),
         "not a function of options and whether they train",

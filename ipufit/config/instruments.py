@@ -10,6 +10,7 @@ from ipufit.batching import check_positive
 from ipufit.errors import ConfigError
 
 from .ipu_config import IPUConfig
+from .own_options import settings_of
 
 PROFILE_DIR = "profile"
 """Directory of profiles, where the config names none."""
@@ -59,22 +60,17 @@ class Instruments:
         self.set_inference(options)
         if self.profiled_calls is None or not config.process.is_first:
             return
-        if "autoReport.directory" not in _engine_options(options):
+        engine_options = settings_of(options).get("engineOptions", {})
+        if "autoReport.directory" not in engine_options:
             options.enableProfiling(str(config.profile_dir or PROFILE_DIR))
+            engine_options = settings_of(options)["engineOptions"]
         counted = {_PROFILED_RUNS: str(self.profiled_calls)}
-        options._Popart.setEngineOptions({**_engine_options(options), **counted})
+        options._Popart.setEngineOptions({**engine_options, **counted})
 
     def set_inference(self, options: poptorch.Options) -> None:
         """Set options of inference, which is never profiled."""
         if self.is_synthetic:
             options.enableSyntheticData(True)
-
-
-def _engine_options(options: poptorch.Options) -> dict[str, str]:
-    """Options of Poplar's engine, as far as they are set."""
-    if options.defaultOutputMode():  # PopTorch shows none until one is chosen
-        options = options.clone().outputMode(poptorch.OutputMode.All)
-    return dict(options.toDict().get("engineOptions", {}))
 
 
 NO_INSTRUMENTS = Instruments()

@@ -79,8 +79,7 @@ def check_memory(config: Config) -> None:
             optimiser's state is to be shared by one replica.
     """
     is_pipeline = config.stages and config.execution != "sharded"
-    if isinstance(config.pipeline, poptorch.PipelinedExecution):
-        is_pipeline = not isinstance(config.pipeline, poptorch.ShardedExecution)
+    is_pipeline = is_pipeline or _is_ready_pipeline(config.pipeline)
     if config.overlap_io is not None and config.num_io_tiles is None:
         raise ConfigError(
             f"overlap_io={config.overlap_io!r} needs tiles that load and store while "
@@ -136,13 +135,18 @@ def _recomputation(config: Config, own_stages: int) -> int | None:
         return None
     if config.recompute == "off":
         return _NO_RECOMPUTATION
-    if isinstance(config.pipeline, poptorch.PipelinedExecution):
-        is_sharded = isinstance(config.pipeline, poptorch.ShardedExecution)
-        if not is_sharded:
-            return None  # only PopTorch knows its IPUs
-    elif config.is_pipelined and (len(set(config.stage_ipus)) > 1 or own_stages > 1):
+    if _is_ready_pipeline(config.pipeline):
+        return None  # only PopTorch knows its IPUs
+    has_stages = len(set(config.stage_ipus)) > 1 or own_stages > 1
+    if config.is_pipelined and has_stages:
         return _PIPELINE
     return _STANDARD if config.recompute == "auto" else _RECOMPUTE_ALL
+
+
+def _is_ready_pipeline(pipeline: Any) -> bool:
+    """Whether it is PopTorch's pipelined strategy, which its sharded one inherits."""
+    is_sharded = isinstance(pipeline, poptorch.ShardedExecution)
+    return isinstance(pipeline, poptorch.PipelinedExecution) and not is_sharded
 
 
 def _is_number(value: object) -> bool:

@@ -108,10 +108,9 @@ def check_own_options(
         Traceback (most recent call last):
         ipufit.errors.ConfigError: replicas=4, but training_options have replicat...
     """
-    has, asks = _shown(own), _shown(derived)
-    made = {**MADE_FOR_INFERENCE, **MADE_FOR_TRAINING}
-    if name == "inference_options":
-        made.update(MADE_FOR_INFERENCE)
+    has, asks = settings_of(own), settings_of(derived)
+    is_inference = name == "inference_options"
+    made = MADE_FOR_INFERENCE if is_inference else MADE_FOR_TRAINING
     for field, value in given.items():
         for key in made[field].keys:
             if _holds(has.get(key), asks.get(key)):
@@ -128,8 +127,15 @@ def check_own_options(
             )
 
 
-def _shown(options: poptorch.Options) -> dict[str, Any]:
-    """All settings; PopTorch shows none until a mode of outputs is chosen."""
+def settings_of(options: poptorch.Options) -> dict[str, Any]:
+    """All settings of options, by PopTorch's names.
+
+    PopTorch shows none until a mode of outputs is chosen; the options stay as they are.
+
+    Example:
+        >>> settings_of(poptorch.Options().deviceIterations(3))["device_iterations"]
+        3
+    """
     if options.defaultOutputMode():
         options = options.clone().outputMode(poptorch.OutputMode.All)
     settings: dict[str, Any] = options.toDict()
@@ -157,7 +163,8 @@ def customized(
         is_training: Whether they are for training.
 
     Raises:
-        ConfigError: The factors that data are laid out by have changed.
+        ConfigError: The factors that data are laid out by have changed, or a plain
+            value came back.
 
     Example:
         >>> own = lambda options, is_training: options.modelName("mine")
@@ -167,13 +174,18 @@ def customized(
     """
     if customize is None:
         return options
-    before = _shown(options)
+    before = settings_of(options)
     kept = {key: dict(before[key]) for key in _MERGED if key in before}
     planned = {key: before.get(key) for key in _PLANNED.values()}
     given = customize(options, is_training)
-    if isinstance(given, poptorch.Options):  # setters of sections return these
+    if isinstance(given, (bool, int, float, str, tuple, list, Mapping)):
+        raise ConfigError(
+            f"customize returned {given!r}: have it change the options that it gets, "
+            "and return nothing, or other poptorch.Options."
+        )
+    if isinstance(given, poptorch.Options):  # setters return parts of options, too
         options = given
-    after = _shown(options)
+    after = settings_of(options)
     for setter, key in _PLANNED.items():
         if after.get(key) != planned[key]:
             raise ConfigError(

@@ -142,6 +142,7 @@ def test_rounding_is_random_in_training_and_to_the_nearest_after_it(
             "doesn't go with a pipeline",
         ),
         ({"cache_dir": 3}, "cache_dir=3 is not a path"),
+        ({"cache_dir": ""}, "cache_dir='' is not a path"),
         ({"offline": "yes"}, "offline='yes'"),
         ({"available_memory_proportion": (0.1, 0.2), "pipeline": ("a",)}, "has 2 num"),
         ({"available_memory_proportion": (0.1,) * 65}, "at most 64 IPUs"),

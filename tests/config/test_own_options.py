@@ -147,6 +147,12 @@ def test_customize_is_a_function_and_goes_without_own_options():
         IPUConfig(customize=print, training_options=poptorch.Options())
 
 
+@pytest.mark.parametrize("given", [3, "fast", {"deviceIterations": 3}])
+def test_customize_returns_options_or_nothing(given):
+    with pytest.raises(ConfigError, match=r"customize returned .* change the options"):
+        options_of("training_options", customize=lambda options, is_training: given)
+
+
 def test_a_mode_of_outputs_of_customize_is_used():
     def customize(options, is_training):
         options.outputMode(poptorch.OutputMode.Final)
