@@ -199,7 +199,7 @@ def _fitting(lists: Mapping[str, Layers], given: Any, numbers: Sequence[int]) ->
     outer = [
         name
         for name in fitting
-        if not any(_is_inside(name, other) for other in fitting if other != name)
+        if not any(is_inside(name, other) for other in fitting if other != name)
     ]
     if not outer:
         has = ", ".join(f"{name or 'itself'} ({n})" for name, n in lengths.items())
@@ -216,7 +216,13 @@ def _fitting(lists: Mapping[str, Layers], given: Any, numbers: Sequence[int]) ->
     return outer[0]
 
 
-def _is_inside(name: str, other: str) -> bool:
+def is_inside(name: str, other: str) -> bool:
+    """Whether a submodule is within another one, by their names.
+
+    Example:
+        >>> is_inside("encoder.layer.0", "encoder"), is_inside("encoder", "encoder")
+        (True, False)
+    """
     return not other or name.startswith(f"{other}.")
 
 

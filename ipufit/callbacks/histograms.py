@@ -17,7 +17,7 @@ def check_histogram_freq(freq: Any) -> int:
         freq: Number of epochs from one histogram to the next; 0 for none.
 
     Raises:
-        ConfigError: It is no such number.
+        ConfigError: `freq` is no whole number of 0 or more.
 
     Example:
         >>> check_histogram_freq(5)
@@ -32,7 +32,11 @@ def check_histogram_freq(freq: Any) -> int:
 
 
 def is_histogram_due(freq: int, epoch: int) -> bool:
-    """Whether an epoch (0-based) has histograms: as in Keras the first one has.
+    """Whether histograms are due after an epoch: the first, then every `freq` epochs.
+
+    Args:
+        freq: Number of epochs from one histogram to the next; 0 for none.
+        epoch: Index of the epoch, from 0.
 
     Example:
         >>> [epoch for epoch in range(6) if is_histogram_due(2, epoch)]

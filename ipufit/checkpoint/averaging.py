@@ -196,7 +196,16 @@ class _Average:
 def _taken_in(
     one: Candidate, average: _Average, damaged: dict[Path, Exception]
 ) -> bool:
-    """Whether a checkpoint was taken in; if not, it is noted why."""
+    """Read a checkpoint and add it to the average, if it is there and whole.
+
+    Args:
+        one: The checkpoint.
+        average: The sums so far.
+        damaged: Errors by path, to which that of a damaged checkpoint is added.
+
+    Returns:
+        Whether it was added.
+    """
     try:
         weights = one.read()
     except MissingCheckpointError:  # deleted since it was listed

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ipufit._tree import tree_map
 from ipufit.config import IPUConfig
 from ipufit.engine.weights.precision import change_types, float32_submodules
+from ipufit.placement import is_inside
 
 _STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
 """Functions that update buffers which they are given."""
@@ -93,7 +94,7 @@ def compute_in_types(module: torch.nn.Module, config: IPUConfig) -> None:
     floats = [one for one in weights if one.is_floating_point() and id(one) not in kept]
     change_types(module, {id(one): torch.float16 for one in floats})
     for name in names:
-        if not any(name.startswith(f"{other}.") for other in names):
+        if not any(is_inside(name, other) for other in names):
             part = module.get_submodule(name)
             part.register_forward_pre_hook(_widened_inputs, with_kwargs=True)
             part.register_forward_hook(_narrowed_outputs)

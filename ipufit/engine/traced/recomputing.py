@@ -15,7 +15,7 @@ from ipufit._tree import tree_map
 from ipufit.blocks import Blocks
 from ipufit.config import IPUConfig
 from ipufit.errors import ConfigError, UnknownNameError
-from ipufit.placement import own_stages
+from ipufit.placement import is_inside, own_stages
 
 
 def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -42,12 +42,10 @@ def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[st
         found = fnmatch.filter(names, pattern)
         if not found:
             raise UnknownNameError("submodule in recompute", pattern, names)
-        kept.update(name for name in found if not _is_within(name, found))
+        kept.update(
+            name for name in found if not any(is_inside(name, other) for other in found)
+        )
     return [name for name in names if name in kept]
-
-
-def _is_within(name: str, others: Sequence[str]) -> bool:
-    return any(name.startswith(f"{other}.") for other in others)
 
 
 @contextlib.contextmanager
