@@ -148,6 +148,21 @@ def derive_plan(
     return plan
 
 
+def check_count(name: str, value: object) -> None:
+    """Refuse values that are no whole numbers of 0 or more.
+
+    Raises:
+        ConfigError: The value is something else.
+
+    Example:
+        >>> check_count("warmup", -1)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: warmup=-1 is not a whole number of 0 or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name}={value!r} is not a whole number of 0 or more.")
+
+
 def check_positive(name: str, value: object) -> None:
     """Refuse values that are no positive whole numbers.
 

@@ -7,29 +7,6 @@ from typing import Any, Iterator
 
 import numpy as np
 
-from ipufit.errors import ConfigError
-
-
-def check_histogram_freq(freq: Any) -> int:
-    """Refuse a frequency of histograms that is none.
-
-    Args:
-        freq: Number of epochs from one histogram to the next; 0 for none.
-
-    Raises:
-        ConfigError: `freq` is no whole number of 0 or more.
-
-    Example:
-        >>> check_histogram_freq(5)
-        5
-    """
-    if not isinstance(freq, int) or isinstance(freq, bool) or freq < 0:
-        raise ConfigError(
-            f"histogram_freq={freq!r} is no number of epochs: give 1 for histograms of "
-            "the weights after each epoch, n for each n-th, 0 for none."
-        )
-    return freq
-
 
 def is_histogram_due(freq: int, epoch: int) -> bool:
     """Whether histograms are due after an epoch: the first, then every `freq` epochs.

@@ -7,9 +7,10 @@ import os
 from typing import Any
 
 from ipufit._files import file_errors
+from ipufit.batching import check_count
 
 from .figure_logger import FigureLogger
-from .histograms import check_histogram_freq, histogram_values, is_histogram_due
+from .histograms import histogram_values, is_histogram_due
 from .learning_rate import learning_rate
 from .optional import need
 
@@ -57,7 +58,8 @@ class TensorBoard(FigureLogger):
         histogram_freq: int = 0,
     ) -> None:
         super().__init__(update_freq)
-        self.histogram_freq = check_histogram_freq(histogram_freq)
+        check_count("histogram_freq", histogram_freq)
+        self.histogram_freq = histogram_freq
         self.log_dir = os.fspath(log_dir)
         module = need("torch.utils.tensorboard", "TensorBoard", "ipufit[tensorboard]")
         self._make_writer = module.SummaryWriter

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipufit.batching import check_count
+
 from .figure_logger import RunLogger
-from .histograms import check_histogram_freq, histogram_values, is_histogram_due
+from .histograms import histogram_values, is_histogram_due
 from .optional import need
 
 
@@ -54,7 +56,8 @@ class WandbLogger(RunLogger):
         **arguments: Any,
     ) -> None:
         super().__init__(update_freq, arguments)
-        self.histogram_freq = check_histogram_freq(histogram_freq)
+        check_count("histogram_freq", histogram_freq)
+        self.histogram_freq = histogram_freq
         self._wandb = need("wandb", "WandbLogger", "wandb")
 
     def active_run(self) -> Any:

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from ipufit._tree import Structure
-from ipufit.errors import ConfigError, DataError
+from ipufit.batching import check_count
+from ipufit.errors import DataError
 
 from .filling import filled
 from .values import dense_tensor
@@ -64,11 +65,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0) -> None:
-        is_whole = isinstance(num_workers, int) and not isinstance(num_workers, bool)
-        if not is_whole or num_workers < 0:
-            raise ConfigError(
-                f"num_workers={num_workers!r} is not a whole number of 0 or more."
-            )
+        check_count("num_workers", num_workers)
         self._structure: Structure
         self._tensors: list[Tensor]
         if type(dataset) is CachedDataset:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
-from ipufit.batching import BatchPlan, check_positive
+from ipufit.batching import BatchPlan, check_count, check_positive
 from ipufit.callbacks import make_progress
 from ipufit.callbacks.messages import say
 from ipufit.config import Instruments
@@ -26,7 +26,7 @@ from ipufit.data import (
     is_stream,
 )
 from ipufit.engine import give_shapes
-from ipufit.errors import ConfigError, DataError, UnknownNameError
+from ipufit.errors import DataError, UnknownNameError
 from ipufit.placement import own_stages
 from ipufit.state import RunState
 
@@ -108,8 +108,7 @@ def benchmark(
         0
     """
     _check(mode, data, calls=calls, repeats=repeats)
-    if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-        raise ConfigError(f"warmup={warmup!r} is not a whole number of 0 or more.")
+    check_count("warmup", warmup)
     if mode == TRAINING:
         settings_of(self)
     before = HostRandomState(generators_of(x) if is_stream(x) else ())

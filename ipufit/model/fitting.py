@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Mapping, Sequence
 
-from ipufit.batching import BatchPlan, check_positive
+from ipufit.batching import BatchPlan, check_count, check_positive
 from ipufit.callbacks import CallbackList, History
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import Instruments
@@ -287,9 +287,8 @@ def _epochs(
     initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
 ) -> dict[int, bool]:
     """The epochs to come, 0-based, and whether each is validated."""
-    for name, value in (("epochs", epochs), ("initial_epoch", initial_epoch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"{name}={value!r} is not a whole number of 0 or more.")
+    check_count("epochs", epochs)
+    check_count("initial_epoch", initial_epoch)
     to_come = range(initial_epoch, epochs)
     if isinstance(validation_freq, Sequence) and not isinstance(validation_freq, str):
         for epoch in validation_freq:
