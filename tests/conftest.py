@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from ipufit.emulator._layout.pod import POD
 from tests import modes, processes
 
 SEED = 20230601
@@ -132,6 +134,16 @@ def _no_stragglers():
         stragglers = _running_besides(before)
     if stragglers:
         pytest.fail(f"left running: {sorted(map(repr, stragglers))}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_ipus_kept():
+    """Fail on IPUs that models of a module hold for good: others would lack them."""
+    before = set(POD._held)
+    yield
+    if POD._held - before:
+        gc.collect()
+    assert not POD._held - before, "a model that is still attached is kept somewhere"
 
 
 def _running_besides(known):
