@@ -42,6 +42,16 @@ TIMEOUT_SECONDS = 120.0
 GRACE_SECONDS = 10.0
 
 
+# Gloo fails now and then to connect processes that have just ended another group, on
+# a busy machine: one of them gets this, and the others wait for it.
+NOT_CONNECTED = "connectFullMesh failed"
+TRIES_TO_CONNECT = 3
+
+
+class _NotConnectedError(Exception):
+    pass
+
+
 class RemoteError(Exception):
     """The traceback of an error in another process; the cause of what is raised."""
 
@@ -94,19 +104,29 @@ class ProcessPool:
             Exception: The first error that a process raised, with a note of the others.
             TimeoutError: Some processes haven't come back.
         """
+        job = function, args, kwargs, dict(environment)
+        for _ in range(TRIES_TO_CONNECT - 1):
+            try:
+                answers = self._answers(job, count, timeout)
+                break
+            except _NotConnectedError:
+                self.close()  # the others wait for those that failed
+        else:
+            answers = self._answers(job, count, timeout)
+        errors = [answer for answer in answers if not answer[1]]
+        if errors:
+            _raise(errors)
+        return [value for _, _, value in sorted(answers, key=lambda answer: answer[0])]
+
+    def _answers(self, job, count, timeout):
         while len(self._workers) < count:
             self._workers.append(_Worker.started(self._environment, self._modes))
         self._runs += 1
         store = str(self._folder / f"store-{self._runs}")
         group = (store, count, max(1.0, timeout - GRACE_SECONDS))
         for index, worker in enumerate(self._workers[:count]):
-            job = function, args, kwargs, group, index, dict(environment)
-            _send(worker.connection, job)
-        answers = self._collect(self._workers[:count], timeout)
-        errors = [answer for answer in answers if not answer[1]]
-        if errors:
-            _raise(errors)
-        return [value for _, _, value in sorted(answers, key=lambda answer: answer[0])]
+            _send(worker.connection, (*job, group, index))
+        return self._collect(self._workers[:count], timeout)
 
     def _collect(self, workers, timeout):
         """Answers `(index, is_result, value)` in the order in which they came."""
@@ -124,6 +144,8 @@ class ProcessPool:
                 index = waiting.pop(connection)
                 try:
                     answers.append((index, *_receive(connection)))
+                    if not answers[-1][1] and NOT_CONNECTED in str(answers[-1][2][0]):
+                        raise _NotConnectedError
                 except EOFError:
                     has_ended = True
                     error = RuntimeError(f"process {index} has ended")
@@ -197,7 +219,7 @@ def serve(handle, active_modes):
             _send(connection, (False, (TypeError(repr(error)), "", time.monotonic())))
 
 
-def _run(function, args, kwargs, group, index, environment):
+def _run(function, args, kwargs, environment, group, index):
     store, count, seconds = group
     before = dict(os.environ)
     os.environ.update(environment)
