@@ -101,9 +101,9 @@ class InferenceBatches:
         """End the processes that load samples; the next pass starts others."""
         self._loader.close()
 
-    def example(self) -> Batch:
-        """Inputs that look like those of a call."""
-        return self.source.example(self._rows, inputs_only=True)
+    def example(self, *, inputs_only: bool = True) -> Batch:
+        """Tensors that look like those of a call."""
+        return self.source.example(self._rows, inputs_only=inputs_only)
 
     def __iter__(self) -> Iterator[Call]:
         """The calls; padding follows the real rows and repeats the last one.

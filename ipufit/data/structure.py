@@ -91,6 +91,28 @@ class SampleStructure:
         """Nested inputs and labels, from the tensors of a batch."""
         return self.inputs.rebuild(tensors[: self.num_inputs]), self.labels(tensors)
 
+    @property
+    def num_given(self) -> int:
+        """Number of tensors that a sample has: inputs, targets and weights."""
+        return sum(part.num_leaves for part in self.parts)
+
+    def batch(self, inputs: Any, tensors: Sequence[Any]) -> Any:
+        """A batch as the data has it: inputs, or `(inputs, targets[, weights])`.
+
+        Args:
+            inputs: Nested inputs.
+            tensors: Tensors of the batch; those of the inputs are passed over.
+
+        Example:
+            >>> SampleStructure.of((0, (1, 2))).batch("x", [0, 1, 2])
+            ('x', (1, 2))
+        """
+        if not self.has_targets and not self.has_weights:
+            return inputs
+        labels = self.labels(tensors)
+        parts = (inputs, labels.targets)
+        return (*parts, labels.weights) if self.has_weights else parts
+
     def labels(self, tensors: Sequence[Any]) -> Labels:
         """Nested targets, weights and shares, from the tensors of a batch."""
         rest = iter(tensors[self.num_inputs :])

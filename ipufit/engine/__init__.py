@@ -10,6 +10,7 @@ from .objective.figures import Figures, Sums
 from .objective.objective import Objective
 from .objective.outputs import named_outputs
 from .objective.resolve import resolve_objective
+from .objective.steps import Inferred, StepFunction, Steps, checked_step
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
 from .traced.calling import arguments_of, failures_explained
@@ -25,12 +26,16 @@ __all__ = [
     "Executors",
     "Figures",
     "HostUpdate",
+    "Inferred",
     "Objective",
+    "StepFunction",
+    "Steps",
     "Sums",
     "Training",
     "WatchedGradients",
     "arguments_of",
     "check_shapes",
+    "checked_step",
     "compute_in_types",
     "describe_coverage",
     "failures_explained",

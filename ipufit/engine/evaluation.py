@@ -66,9 +66,14 @@ class Evaluation:
             self.plan,
             self.options,
             display,
-            owns_loss=self.figures.objective.owns_loss,
+            self.figures.objective.evaluated,
         )
         has_scalars = self._executors.gives_scalars
+        if self.figures.objective.steps is not None and not has_scalars:
+            raise ConfigError(
+                "The step of the validation returned no loss and reports nothing. "
+                "Return the loss, or a dict with 'loss' or other scalars."
+            )
         if self.figures.objective.owns_loss and not has_scalars:
             raise ConfigError(
                 "There is no loss: compile() got none, and in eval mode the module "
@@ -134,9 +139,8 @@ class Evaluation:
 
     def _add_call(self, call: Call, *, may_wait: bool) -> None:
         batch, num_real = call.batch, call.num_real
-        structure = self.batches.structure
-        outputs, scalars = self._executors.infer(batch[: structure.num_inputs])
-        labels = structure.labels(batch)
+        outputs, scalars = self._executors.infer(batch)
+        labels = self.batches.structure.labels(batch)
         rows = self._rows
         num_rows = self.plan.samples_per_call if rows is None else rows.numel()
         check_rows(outputs, num_rows)
@@ -189,8 +193,7 @@ class Evaluation:
 
     def _add_singles(self, call: Call) -> None:
         """Add the scalars of single rows."""
-        batch = call.batch[: self.batches.structure.num_inputs]
-        _, scalars = self._executors.infer(batch)
+        _, scalars = self._executors.infer(call.batch)
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
         for index in range(call.num_singles):
             self.figures.add_means(_at(values, index), 1)

@@ -126,7 +126,7 @@ def predictions(
             )
         first = number * batches.passes_per_call
         hooks.on_predict_batch_begin(first, {})
-        outputs, _ = executors.infer(batch[: batches.structure.num_inputs])
+        outputs, _ = executors.infer(batch)
         num_rows = len(batch[0])
         if number == 0:  # every call has the same shapes
             check_rows(outputs, num_rows)

@@ -41,7 +41,7 @@ from .benchmark_result import (
 )
 from .copying import independent_copy
 from .evaluating import inference_batches, inference_plan, rows_to_evaluate
-from .parts import Model, settings_of
+from .parts import Model, predicted, settings_of
 from .run_frame import under_way
 from .training import training_of
 
@@ -190,8 +190,6 @@ def _inference(
     if data != REAL:
         source = generated_like(source, plan.samples_per_call * plan.processes)
     batches = inference_batches(model, source, plan, options, None)
-    num_inputs = batches.structure.num_inputs
-    settings = model._settings
 
     def build() -> None:
         model._executors.prepare_inference(
@@ -199,14 +197,14 @@ def _inference(
             plan,
             options,
             make_progress(0),
-            owns_loss=settings is not None and settings.objective.owns_loss,
+            predicted(model),
         )
 
     return _Subject(
         plan,
         batches,
         build,
-        lambda call: model._executors.infer(call.batch[:num_inputs]),
+        lambda call: model._executors.infer(call.batch),
         lambda: model._executors.latency(is_training=False),
     )
 

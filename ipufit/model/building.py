@@ -18,7 +18,7 @@ from ipufit.engine import Training, give_shapes
 from ipufit.types import Verbose
 
 from .evaluating import inference_batches, inference_plan, rows_to_evaluate
-from .parts import Model
+from .parts import Model, predicted
 from .training import training_of
 
 
@@ -200,22 +200,19 @@ def _built(
     display: ProgressDisplay,
 ) -> Iterator[BuiltProgram]:
     """Have programs built; that of the training is attached if IPUs are short."""
-    settings = model._settings
-    owns_loss = settings is not None and settings.objective.owns_loss
-    for plan, options in plans.items():
-        watch = Watch(display, options)
-        model._executors.prepare_inference(
-            inference_batches(model, source, plan, options, None),
-            plan,
-            options,
-            watch,
-            owns_loss=owns_loss,
-        )
-        yield watch.built("inference", plan)
+    of_settings = {predicted(model): None}
     if trained is not None:
-        training, batches = trained
+        of_settings[trained[0].figures.objective.evaluated] = None
+    for plan, options in plans.items():
+        for inferred in of_settings:
+            watch = Watch(display, options)
+            batches = inference_batches(model, source, plan, options, None)
+            model._executors.prepare_inference(batches, plan, options, watch, inferred)
+            yield watch.built("inference", plan)
+    if trained is not None:
+        training, calls = trained
         watch = Watch(display, training.options)
-        training.prepare(batches, watch)
+        training.prepare(calls, watch)
         yield watch.built("training", training.plan)
 
 

@@ -15,13 +15,20 @@ from ipufit._tree import Structure
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
-from ipufit.engine import HostUpdate, give_shapes, host_outputs, host_update
+from ipufit.engine import (
+    HostUpdate,
+    Inferred,
+    give_shapes,
+    host_outputs,
+    host_update,
+)
 from ipufit.errors import ConfigError
 
 from .comparison import Comparison, Difference, differences
 from .copying import state_of
 from .evaluating import require_ipus
 from .model import IPUModel
+from .parts import predicted
 from .training import training_of
 
 _NUMBERS = (bool, int, float, tuple)
@@ -141,7 +148,8 @@ class _Twin:
     def __init__(self, model: IPUModel, source: StreamSource) -> None:
         settings = model._settings
         self.mixes = settings is not None and settings.mixing is not None
-        state = {**state_of(model), "trained": None, "attributes": {}}
+        state = {**state_of(model), "trained": None}
+        attributes = state.pop("attributes")  # a step reads them
         if state["arguments"] is not None:
             once = {"lr_schedule": None, "steps_per_execution": None, "augment": None}
             state["arguments"] = {**state["arguments"], **once}
@@ -154,8 +162,8 @@ class _Twin:
             if isinstance(child, torch.nn.modules.dropout._DropoutNd):
                 child.training = False
                 self.dropouts.append(name)
-        self.model = IPUModel.__new__(IPUModel)
-        self.model.__setstate__(state)
+        self.model = type(model).__new__(type(model))
+        self.model.__setstate__({**state, "attributes": attributes})
         give_shapes(self.model.module, source)
         own, executors = self.model._settings, self.model._executors
         losses = () if own is None else own.objective.modules
@@ -193,13 +201,13 @@ def _take_values(new: torch.optim.Optimizer, old: torch.optim.Optimizer) -> None
 def _compared(twin: _Twin, data: _Data) -> Comparison:
     """Compare outputs, and an update if there is one."""
     settings = twin.model._settings
-    owns_loss = settings is not None and settings.objective.owns_loss
-    on_host = host_outputs(twin.host, data.wide_inputs, owns_loss=owns_loss)
+    on_host = host_outputs(twin.host, data.wide_inputs, predicted(twin.model))
     on_device = twin.model.predict_on_batch(data.inputs)
     found = list(differences("output", _named(on_host), _named(on_device)))
     notes = []
     if twin.dropouts:
         notes.append(f"Dropout layers are off: {', '.join(twin.dropouts)}.")
+    owns_loss = settings is not None and settings.objective.owns_loss
     is_trained = owns_loss or data.source.structure.has_targets
     if settings is None or not is_trained:
         notes.append("Only outputs: compile() wasn't called, or there are no targets.")
@@ -340,7 +348,7 @@ def _of_layers(model: IPUModel, data: _Data) -> Iterator[Difference]:
     host = copy.deepcopy(module).float()
     _return_layers(module)
     _return_layers(host)
-    on_host = host_outputs(host, data.wide_inputs, owns_loss=False)
+    on_host = host_outputs(host, data.wide_inputs, Inferred(owns_loss=False))
     bare = IPUModel(module, dataclasses.replace(model._given_config))
     on_device = bare.predict_on_batch(data.inputs)
     bare.detach()

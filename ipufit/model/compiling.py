@@ -8,7 +8,7 @@ from typing import Any, Dict, Sequence, Union
 
 from ipufit.batching import check_positive
 from ipufit.config import IPUConfig
-from ipufit.engine import Figures, Objective, resolve_objective
+from ipufit.engine import Figures, Objective, StepFunction, resolve_objective
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossLike, check_smoothing
 from ipufit.metrics import MetricLike
@@ -22,6 +22,7 @@ from ipufit.optimizers import (
 )
 from ipufit.resume import compiled_settings, described
 
+from .own_steps import resolve_steps
 from .parts import CompileSettings, Model, settings_of
 
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
@@ -42,6 +43,9 @@ def compile(
     schedules: SchedulesLike = None,
     augment: Mixing | None = None,
     label_smoothing: float = 0.0,
+    step: StepFunction | None = None,
+    validation_step: StepFunction | None = None,
+    predict_step: StepFunction | None = None,
 ) -> None:
     """Say how to train and what to report.
 
@@ -84,6 +88,16 @@ def compile(
         label_smoothing: Part of each target that all classes share in training, 0.1
             for example. `evaluate` and validations report the loss without it, so
             that models are compared by the same loss.
+        step: A step of your own in the place of the module and a loss: a function of
+            the module and a batch, which is traced as one program. The batch nests as
+            the data do: inputs, `(inputs, targets)` or `(inputs, targets, weights)`.
+            It returns the mean loss over the samples; or `(loss, outputs)`; or a dict
+            of "loss", "outputs" for metrics, and further scalars to report. A subclass
+            has a method `training_step(self, batch)` instead.
+        validation_step: The same for `evaluate` and validations, in eval mode; by
+            default `step`, or the method `validation_step(self, batch)`.
+        predict_step: A function of the module and inputs for `predict`; by default the
+            module is called, or the method `predict_step(self, inputs)`.
 
     Raises:
         ConfigError: Something of an unusable type, or settings that contradict
@@ -93,7 +107,14 @@ def compile(
             can't be mixed, or labels smoothed, in the loss.
     """
     config = _with_steps(self._given_config, steps_per_execution)
-    objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics)
+    steps = resolve_steps(
+        self,
+        step,
+        validation_step,
+        predict_step,
+        {"loss": loss, "loss_weights": loss_weights},
+    )
+    objective = resolve_objective(loss, loss_weights, metrics, weighted_metrics, steps)
     trained = _augmented(objective, augment, label_smoothing)
     own = self._counterparts.own
     optimization = resolve_optimization(
@@ -115,6 +136,7 @@ def compile(
             **compiled_settings(objective, optimization),
             "augment": described(augment),
             "label_smoothing": described(label_smoothing),
+            "step": described(None if steps is None else steps.training),
         },
         mixing=augment,
         arguments={
@@ -128,6 +150,9 @@ def compile(
             "schedules": schedules,
             "augment": augment,
             "label_smoothing": label_smoothing,
+            "step": step,
+            "validation_step": validation_step,
+            "predict_step": predict_step,
         },
     )
     self.config = config

@@ -86,7 +86,8 @@ def independent_copy(model: ModelT, purpose: str) -> ModelT:
         UnsupportedError: The model can't be copied.
     """
     model._executors.detach()  # the copy needs them
-    state = {**state_of(model), "attributes": {}}
+    state = state_of(model)
+    attributes = state.pop("attributes")  # a step of its own reads them
     try:
         state = copy.deepcopy(state)
     except Exception as error:  # a user's object may raise anything
@@ -96,7 +97,7 @@ def independent_copy(model: ModelT, purpose: str) -> ModelT:
             "compile() got, what copy.deepcopy refuses, such as open files and locks."
         ) from error
     other: Any = type(model).__new__(type(model))
-    other.__setstate__(state)
+    other.__setstate__({**state, "attributes": attributes})
     copied: ModelT = other
     return copied
 

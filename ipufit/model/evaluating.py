@@ -224,7 +224,8 @@ def require_targets(
         source.require_targets(name, purpose)
     elif objective.measures:
         source.require_targets(name, "compute metrics")
-    if objective.owns_loss and source.structure.has_weights:
+    is_of_module = objective.owns_loss and objective.steps is None
+    if is_of_module and source.structure.has_weights:
         raise UnsupportedError(
             f"`{name}` has sample weights, but the module returns its own loss, in "
             "which samples can't be told apart. Give the weights to the module as an "

@@ -27,7 +27,7 @@ from .evaluating import (
     rows_to_evaluate,
     warn_of_coverage,
 )
-from .parts import Model, settings_of
+from .parts import Model, predicted, settings_of
 from .run_frame import under_way
 
 
@@ -184,12 +184,9 @@ def outputs_of_calls(
         )
     batches = inference_batches(model, source, plan, options, max_rows)
 
-    settings = model._settings
-    owns_loss = settings is not None and settings.objective.owns_loss
-
     def prepare(display: ProgressDisplay) -> None:
         model._executors.prepare_inference(
-            batches, plan, options, display, owns_loss=owns_loss
+            batches, plan, options, display, predicted(model)
         )
 
     if _env.compile_only() is not None:

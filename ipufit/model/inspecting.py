@@ -81,9 +81,10 @@ def described(model: Model) -> str:
         objective = model._settings.objective
         losses = ", ".join(loss.name for _, loss in objective.losses)
         metrics = ", ".join(measure.full_name for measure in objective.measures)
+        own = "of the module" if objective.steps is None else "of its own step"
         compiled = (
             f"compiled with {type(model._settings.optimization.optimizer).__name__}, "
-            f"loss {losses or 'of the module'}, metrics {metrics or 'none'}"
+            f"loss {losses or own}, metrics {metrics or 'none'}"
         )
     module = type(model.module).__name__
     return f"<{type(model).__name__}: {module} on {model.config}, {compiled}>"

@@ -12,7 +12,7 @@ from ipufit.callbacks import CallbackList, History
 from ipufit.config import IPUConfig
 from ipufit.data import Source
 from ipufit.distributed import Processes
-from ipufit.engine import Counterparts, Executors, Figures, Objective
+from ipufit.engine import Counterparts, Executors, Figures, Inferred, Objective
 from ipufit.errors import NotCompiledError
 from ipufit.mixing import Mixing
 from ipufit.optimizers import Optimization, WeightAverage
@@ -100,6 +100,12 @@ class Model(Protocol):
     _settings: CompileSettings | None
     _runs: Runs
     _data: PastData
+
+
+def predicted(model: Model) -> Inferred:
+    """The computation of a program for `predict`, also before `compile`."""
+    settings = model._settings
+    return Inferred(False) if settings is None else settings.objective.predicted
 
 
 def settings_of(model: Model) -> CompileSettings:

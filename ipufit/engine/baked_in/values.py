@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import warnings
 from typing import Any, Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from ipufit.engine.objective.objective import Objective
+from ipufit.engine.objective.steps import StepFunction
 from ipufit.errors import BakedInWarning, ConfigError
 from ipufit.metrics import StreamedMetric
 
@@ -21,18 +23,27 @@ Roots = Mapping[str, Any]
 """Modules and functions that are traced, by their names in messages."""
 
 
-def roots_of(module: torch.nn.Module, objective: Objective | None = None) -> Roots:
+def roots_of(
+    module: torch.nn.Module,
+    objective: Objective | None = None,
+    step: StepFunction | None = None,
+) -> Roots:
     """Collect the modules and functions that a program traces.
 
     Args:
         objective: Losses and metrics of a training program. Streamed metrics aren't
             traced.
+        step: Function that an inference program calls in the module's place.
 
     Example:
         >>> list(roots_of(torch.nn.Linear(2, 1)))
         ['module']
     """
     roots: dict[str, Any] = {"module": module}
+    if objective is not None and objective.steps is not None:
+        step = objective.steps.training
+    if step is not None:
+        roots.update(_roots_of_step(step))
     if objective is not None:
         for _, loss in objective.losses:
             roots[_name(loss.function)] = loss.function
@@ -40,6 +51,14 @@ def roots_of(module: torch.nn.Module, objective: Objective | None = None) -> Roo
             if not isinstance(measure.metric, StreamedMetric):
                 roots[f"metric {measure.name}"] = measure.metric
     return roots
+
+
+def _roots_of_step(step: StepFunction) -> Roots:
+    """A function; or of a method its code, and the model with the attributes."""
+    method = getattr(step, "method", step)
+    if not inspect.ismethod(method):
+        return {_name(step): step}
+    return {"model": method.__self__, f"model.{method.__name__}": method.__func__}
 
 
 def _name(function: Any) -> str:

@@ -21,6 +21,7 @@ from ipufit.metrics import FunctionMetric, Metric, StreamedMetric
 from .logits import check_logits
 from .outputs import named_outputs, shapes_of
 from .parts import OutputKey, Part, find_parts
+from .steps import Inferred, Steps
 
 AnyMetric = Union[Metric, StreamedMetric]
 
@@ -67,17 +68,39 @@ class Objective:
         measures: Metrics, in the order in which they were given.
         num_listed: Length of the list of losses, None among them counted; None if
             losses aren't given in a list.
+        steps: Functions that compute the loss in the place of the module; None if the
+            module is called.
     """
 
     losses: tuple[tuple[OutputKey, Loss], ...]
     loss_weights: dict[OutputKey, float]
     measures: tuple[Measure, ...] = ()
     num_listed: int | None = None
+    steps: Steps | None = None
 
     @property
     def owns_loss(self) -> bool:
-        """Whether the module returns its own loss."""
+        """Whether the module, or a step of the user's, returns its own loss."""
         return not self.losses
+
+    @property
+    def evaluated(self) -> Inferred:
+        """The computation of a program for `evaluate`."""
+        if self.steps is None:
+            return Inferred(self.owns_loss)
+        return Inferred(
+            True,
+            self.steps.validation,
+            takes_labels=True,
+            gives_outputs=bool(self.measures),
+        )
+
+    @property
+    def predicted(self) -> Inferred:
+        """The computation of a program for `predict`."""
+        if self.steps is None:
+            return Inferred(self.owns_loss)
+        return Inferred(False, self.steps.prediction)
 
     @property
     def is_sum(self) -> bool:
@@ -117,7 +140,7 @@ class Objective:
             for m in self.measures
         ]
         losses = [(key, loss.function, loss.is_sum) for key, loss in self.losses]
-        return losses, self.loss_weights, self.num_listed, measures
+        return losses, self.loss_weights, self.num_listed, measures, self.steps
 
     def fresh(self) -> Objective:
         """A copy whose streamed metrics share no state with these."""

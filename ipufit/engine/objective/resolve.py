@@ -11,6 +11,7 @@ from ipufit.metrics import Metric, StreamedMetric, resolve_metrics
 
 from .objective import Measure, Objective
 from .parts import OutputKey
+from .steps import Steps
 
 
 def resolve_objective(
@@ -18,6 +19,7 @@ def resolve_objective(
     loss_weights: Any = None,
     metrics: Any = None,
     weighted_metrics: Any = None,
+    steps: Steps | None = None,
 ) -> Objective:
     """Resolve the losses and metrics that `compile()` was given.
 
@@ -28,6 +30,7 @@ def resolve_objective(
         metrics: Names, metrics and functions in a list, or such lists per output in
             a list or dict.
         weighted_metrics: The same, for those that sample weights count in.
+        steps: Functions that compute the loss in the place of the module.
 
     Raises:
         ConfigError: A loss, metric or weight is of an unusable type or number.
@@ -63,7 +66,7 @@ def resolve_objective(
                 )
     num_listed = len(loss) if isinstance(loss, (list, tuple)) else None
     weights = _weights(loss_weights, losses)
-    return Objective(losses, weights, tuple(measures), num_listed)
+    return Objective(losses, weights, tuple(measures), num_listed, steps)
 
 
 def _per_output(loss: Any) -> list[tuple[OutputKey, Any]]:

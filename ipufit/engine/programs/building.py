@@ -20,6 +20,7 @@ from ipufit.engine.baked_in.values import (
     roots_of,
 )
 from ipufit.engine.objective.objective import Objective
+from ipufit.engine.objective.steps import Inferred
 from ipufit.engine.traced.heads import InferenceHead, TrainingHead
 from ipufit.engine.traced.recomputing import kept_submodules, recomputed_between
 from ipufit.engine.traced.refusals import refuse_tied_buffers, require_trained_weights
@@ -131,8 +132,7 @@ class Builder:
         options: poptorch.Options,
         num_micro_batches: int,
         compile_it: Compile,
-        *,
-        owns_loss: bool,
+        inferred: Inferred,
     ) -> Program:
         """Build a program that computes outputs.
 
@@ -141,16 +141,16 @@ class Builder:
             options: Options of PopTorch.
             num_micro_batches: Micro-batches of a call, over all replicas.
             compile_it: Compiles the executor.
-            owns_loss: Whether the module returns its own loss.
+            inferred: The computation of the program.
 
         Raises:
             MovedOnDeviceError: The trace has shown that buffers move.
         """
         values = host_values_of([self.module], self.moved)
-        head = InferenceHead(owns_loss=owns_loss)
+        head = InferenceHead(inferred)
         config = self.config.inference_config
         step = Step(self.module, config, structure, values, head)
-        roots = roots_of(self.module)
+        roots = roots_of(self.module, step=inferred.step)
 
         def trace(
             given: list[Tensor], options: poptorch.Options = options

@@ -23,6 +23,7 @@ from ipufit.distributed import Processes
 from ipufit.engine.baked_in.values import changes_accepted
 from ipufit.engine.objective.figures import Entry
 from ipufit.engine.objective.objective import Objective
+from ipufit.engine.objective.steps import Inferred
 from ipufit.engine.traced.packing import Packing
 from ipufit.engine.traced.refusals import (
     refuse_gradient_hooks,
@@ -159,8 +160,7 @@ class Executors:
         plan: BatchPlan,
         options: poptorch.Options,
         display: ProgressDisplay,
-        *,
-        owns_loss: bool,
+        inferred: Inferred,
     ) -> None:
         """Have the inference program attached, with what training has learnt.
 
@@ -169,13 +169,15 @@ class Executors:
             plan: Factors of a call.
             options: Options of PopTorch.
             display: Shows that PopTorch compiles.
-            owns_loss: Whether the module returns its own loss.
+            inferred: The computation of the program.
         """
         self.common.begin_alike(self.fetch_weights)
         self.fetch_weights()
         self.share_buffers()
-        example = batches.example()
-        key = (_signature(plan, example), batches.structure.inputs, owns_loss)
+        example = batches.example(inputs_only=not inferred.takes_labels)
+        parts = batches.structure.parts
+        nesting = parts if inferred.takes_labels else parts[0]
+        key = (_signature(plan, example), nesting, inferred)
         program = self._inferences.get(key)
         if program is None:
             own = self._ipus.cloned(options)
@@ -187,7 +189,7 @@ class Executors:
                     own,
                     plan.micro_batches_per_call,
                     self._compile("inference", example, display),
-                    owns_loss=owns_loss,
+                    inferred,
                 ),
             )
         self._inference = program
@@ -285,7 +287,7 @@ class Executors:
         return value
 
     def infer(self, batch: list[Tensor]) -> tuple[Any, Scalars]:
-        """Make one call of the inference program.
+        """Make one call of the inference program, with the tensors that it takes.
 
         Returns:
             The model's outputs; and the scalars of every micro-batch, by name.
@@ -299,7 +301,7 @@ class Executors:
         if program.must_compare:
             self._refresh(program)
         packing: Packing = program.findings.packing
-        return packing.unpack(program.run(batch))
+        return packing.unpack(program.run(batch[: program.step.num_given]))
 
     def latency(self, *, is_training: bool) -> tuple[float, float, float]:
         """Least, largest and mean latency of the last call in seconds, by PopTorch."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls the user's module with the inputs of a sample or of a micro-batch."""
+"""Calls the user's module with inputs, or the user's step with a batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from ipufit._poptorch import poptorch
 from ipufit.engine.objective.outputs import shapes_of
+from ipufit.engine.objective.steps import StepFunction
 from ipufit.errors import DataError
 
 
@@ -27,6 +28,45 @@ def call_module(module: torch.nn.Module, inputs: Any) -> Any:
     by_place, by_name = arguments_of(inputs)
     with failures_explained(module, inputs):
         return module(*by_place, **by_name)
+
+
+def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
+    """Call a user's step.
+
+    Args:
+        step: Function of the module and a batch.
+        module: The user's module.
+        batch: Nested as the data: inputs, or inputs, targets and weights in a tuple.
+
+    Raises:
+        DataError: It doesn't take such a batch, or not of these shapes.
+
+    Example:
+        >>> call_step(lambda module, batch: module(batch).mean(), torch.nn.ReLU(),
+        ...           torch.ones(4, 2))
+        tensor(1.)
+    """
+    try:
+        return step(module, batch)
+    except poptorch.Error:
+        raise
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+        name = getattr(step, "__qualname__", type(step).__name__)
+        raise DataError(
+            f"{name} failed with {shape_of_batch(batch)}: {error}"
+        ) from error
+
+
+def shape_of_batch(batch: Any) -> str:
+    """A batch in words: its parts and their shapes.
+
+    Example:
+        >>> shape_of_batch((torch.zeros(4, 2), torch.zeros(4)))
+        'a batch (inputs, targets) of float32 [4, 2], float32 [4]'
+    """
+    names = ("inputs", "targets", "weights")
+    parts = f" ({', '.join(names[: len(batch)])})" if isinstance(batch, tuple) else ""
+    return f"a batch{parts} of {shapes_of(batch)}"
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -22,6 +22,7 @@ from ipufit.engine.objective.outputs import (
     shapes_of,
     split_own_loss,
 )
+from ipufit.engine.objective.steps import Inferred, StepFunction, StepResult
 from ipufit.engine.observers.losses import LossObserver
 from ipufit.engine.observers.observing import Observing
 from ipufit.errors import ConfigError
@@ -54,7 +55,7 @@ class Called(NamedTuple):
     """The user's module, called once.
 
     Attributes:
-        outputs: Everything that it returned.
+        outputs: Everything that it returned; a `StepResult` of a user's step.
         scalars: Means that it logged.
         blocks: Blocks that it has started.
         losses: Observer of the loss functions that it called.
@@ -76,11 +77,15 @@ class Head(Protocol):
         index_of_loss: Place of the marked loss in what the program returns; None if it
             has none.
         modules: Modules that are traced besides the user's.
+        step: Function that is called in the place of the module; None for the module.
+        takes_labels: Whether targets and weights are among the tensors of a batch.
     """
 
     is_training: bool
     index_of_loss: int | None
     modules: Sequence[torch.nn.Module]
+    step: StepFunction | None
+    takes_labels: bool
 
     def explained(self, module: torch.nn.Module) -> ContextManager[None]:
         """Explain errors of the module while it is called."""
@@ -109,9 +114,12 @@ class TrainingHead:
 
     is_training = True
     index_of_loss: int | None = 1
+    takes_labels = True
 
     def __init__(self, objective: Objective, structure: SampleStructure) -> None:
+        steps = objective.steps
         self.modules: Sequence[torch.nn.Module] = objective.modules
+        self.step: StepFunction | None = None if steps is None else steps.training
         self._objective = objective
         self._structure = structure
 
@@ -126,7 +134,7 @@ class TrainingHead:
         own, outputs, packing = None, called.outputs, Packing()
         rows, labels = rows_of(tensors[0]), self._structure.labels(tensors)
         if self._objective.owns_loss:
-            own, outputs = _split(outputs, called.losses, rows)
+            own, outputs = _split(called, rows)
         wide, labels = widened_all(outputs, labels)
         if self._objective.owns_loss:
             terms = self._own_terms(own, wide, rows)
@@ -156,6 +164,11 @@ class TrainingHead:
     def _own_terms(
         self, own: Tensor | None, outputs: Any, rows: int
     ) -> dict[str, tuple[LossTerms, float]]:
+        if own is None and self.step is not None:
+            raise ConfigError(
+                "The training step returned no loss. Return the mean over the samples: "
+                "alone, first in a tuple, or as 'loss' in a dict."
+            )
         if own is None:
             raise ConfigError(
                 "There is no loss: compile() got none, and the module returns none "
@@ -171,7 +184,8 @@ class TrainingHead:
     @property
     def _targets_hint(self) -> str:
         """Advice if there are targets, which a module with its own loss doesn't get."""
-        if not (self._objective.owns_loss and self._structure.has_targets):
+        owns_loss = self._objective.owns_loss and self.step is None
+        if not (owns_loss and self._structure.has_targets):
             return ""
         return (
             " The module doesn't get the targets, which are for losses of compile() "
@@ -197,15 +211,17 @@ class InferenceHead:
     """The outputs, and the scalars that the module gives.
 
     Args:
-        owns_loss: Whether the module returns its own loss.
+        inferred: The computation of the program.
     """
 
     is_training = False
     index_of_loss: int | None = None
     modules: Sequence[torch.nn.Module] = ()
 
-    def __init__(self, *, owns_loss: bool) -> None:
-        self._owns_loss = owns_loss
+    def __init__(self, inferred: Inferred) -> None:
+        self.step: StepFunction | None = inferred.step
+        self.takes_labels = inferred.takes_labels
+        self._inferred = inferred
 
     def explained(self, module: torch.nn.Module) -> ContextManager[None]:
         """Leave errors as they are."""
@@ -216,25 +232,30 @@ class InferenceHead:
     ) -> tuple[tuple[Tensor, ...], Findings]:
         """Return the outputs, then the scalars: the own loss and what is logged."""
         outputs, scalars = called.outputs, called.scalars
-        if self._owns_loss:
-            own, outputs = _split(outputs, called.losses, rows_of(tensors[0]))
+        if self._inferred.owns_loss:
+            own, outputs = _split(called, rows_of(tensors[0]))
             if own is not None:
                 scalars = _with_own_loss(own, scalars)
+        if not self._inferred.gives_outputs:
+            outputs = ()
         returned, packing = Packing.of(outputs, scalars)
         return returned, Findings(packing, (), called.probabilities, {})
 
 
-def _split(outputs: Any, losses: LossObserver, rows: int) -> tuple[Tensor | None, Any]:
-    """Split outputs into the module's own loss and the others.
+def _split(called: Called, rows: int) -> tuple[Tensor | None, Any]:
+    """Split what was returned into the module's own loss, or a step's, and the rest.
 
     Raises:
         ConfigError: The loss has several elements; or it is a sum over samples, so
             that it means something else in a micro-batch of another size.
     """
-    own, rest = split_own_loss(outputs, losses.marked)
-    if rows > 1 and any(own is added for added in losses.sums):
+    if isinstance(called.outputs, StepResult):
+        own, rest = called.outputs
+    else:
+        own, rest = split_own_loss(called.outputs, called.losses.marked)
+    if rows > 1 and any(own is added for added in called.losses.sums):
         raise ConfigError(
-            f"The module's own loss is a sum over the {rows} samples of a micro-batch "
+            f"The model's own loss is a sum over the {rows} samples of a micro-batch "
             "(reduction='sum'), and has to be their mean: gradients and figures would "
             "depend on how samples are split into micro-batches. Use reduction='mean'."
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 from ipufit.data import SampleStructure
 from ipufit.engine.objective.objective import Objective
 from ipufit.engine.objective.outputs import split_own_loss
+from ipufit.engine.objective.steps import Inferred, result_of_step
 from ipufit.engine.observers.losses import LossObserver
 from ipufit.engine.observers.observing import Observing
 from ipufit.engine.weights.modes import mode
@@ -18,7 +19,7 @@ from ipufit.errors import ConfigError
 from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
 
-from .calling import call_module
+from .calling import call_module, call_step
 from .heads import total_loss
 
 
@@ -37,18 +38,20 @@ class HostUpdate(NamedTuple):
     draws: bool
 
 
-def host_outputs(module: torch.nn.Module, inputs: Any, *, owns_loss: bool) -> Any:
+def host_outputs(module: torch.nn.Module, inputs: Any, predicted: Inferred) -> Any:
     """The outputs in eval mode, without the loss that the module returns itself.
 
     Args:
         module: A float32 module.
         inputs: As a sample's, with samples in dim 0.
-        owns_loss: Whether the module returns its own loss.
+        predicted: The computation of `predict`.
     """
     losses = LossObserver()
     with mode(module, training=False), torch.no_grad(), Observing(losses):
+        if predicted.step is not None:
+            return call_step(predicted.step, module, inputs)
         outputs = call_module(module, inputs)
-    return split_own_loss(outputs, losses.marked)[1] if owns_loss else outputs
+    return split_own_loss(outputs, losses.marked)[1] if predicted.owns_loss else outputs
 
 
 def host_update(
@@ -109,10 +112,17 @@ def _terms(
     rows = rows_of(tensors[0])
     losses = LossObserver()
     with Observing(losses):
-        outputs = call_module(module, inputs)
+        if objective.steps is None:
+            outputs = call_module(module, inputs)
+        else:
+            batch = structure.batch(inputs, tensors)
+            outputs = call_step(objective.steps.training, module, batch)
     if not objective.owns_loss:
         return objective.loss_terms(outputs, labels, rows)
-    own, _ = split_own_loss(outputs, losses.marked)
+    if objective.steps is None:
+        own, _ = split_own_loss(outputs, losses.marked)
+    else:
+        own, _ = result_of_step(outputs, losses.marked)
     if own is None:
         raise ConfigError(
             "There is no loss to compare: compile() got none, and the module returns "

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from ipufit.data import SampleStructure
 from ipufit.engine.baked_in.host_samples import host_samples_warned
 from ipufit.engine.baked_in.values import random_draws_warned
 from ipufit.engine.objective.logits import probability_outputs
+from ipufit.engine.objective.steps import result_of_step
 from ipufit.engine.observers.autograd import AutogradObserver
 from ipufit.engine.observers.losses import LossObserver
 from ipufit.engine.observers.observing import Observing
@@ -26,7 +27,7 @@ from ipufit.engine.weights.wrapping import weights_of
 from ipufit.mixing import mixed_inputs
 from ipufit.scalars import collected
 
-from .calling import call_module
+from .calling import call_module, call_step
 from .casting import computed_in
 from .heads import Called, Findings, Head
 from .recomputing import refuse_unseen_pipeline
@@ -63,7 +64,6 @@ class Step(torch.nn.Module):
         self._head = head
         self.host_values = tuple(host_values)
         self._structure = structure
-        self._config = config
         self._first_block = config.first_block
         self._last_block = config.last_block
         self._config = config
@@ -75,6 +75,12 @@ class Step(torch.nn.Module):
     def findings(self) -> Findings:
         """The findings of the newest trace."""
         return self._found[-1]
+
+    @property
+    def num_given(self) -> int:
+        """Number of the first tensors of a batch that the program takes."""
+        structure = self._structure
+        return structure.num_given if self._head.takes_labels else structure.num_inputs
 
     @property
     def weights(self) -> list[Tensor]:
@@ -123,7 +129,7 @@ class Step(torch.nn.Module):
             stack.enter_context(observing.also(probabilities))
             stack.enter_context(self._head.explained(self.module))
             stack.enter_context(computed_in(self.module, self._config))
-            outputs = call_module(self.module, inputs)
+            outputs = self._computed(inputs, tensors, losses)
         check_stages_begin(
             self.module, self._config, blocks, training=self._head.is_training
         )
@@ -131,6 +137,19 @@ class Step(torch.nn.Module):
             refuse_unseen_pipeline(self.module, self._config, blocks)
         found = probability_outputs(outputs, probabilities)
         return Called(outputs, scalars, blocks, losses, found)
+
+    def _computed(
+        self, inputs: Any, tensors: Sequence[Tensor], losses: LossObserver
+    ) -> Any:
+        """Call the user's module, or the user's step, with a micro-batch."""
+        step = self._head.step
+        if step is None:
+            return call_module(self.module, inputs)
+        if not self._head.takes_labels:
+            return call_step(step, self.module, inputs)
+        batch = self._structure.batch(inputs, tensors)
+        returned = call_step(step, self.module, batch)
+        return result_of_step(returned, losses.marked)
 
     def _loaded(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The tensors of the batch, loaded while the device computes if asked for."""

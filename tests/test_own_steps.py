@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of one's own: against a plain torch loop, and against compile(loss=...)."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import ipufit
+from ipufit import BackupAndRestore, ConfigError, DataError, IPUConfig, IPUModel
+from tests import reference
+from tests.strategies import examples, settings
+
+X = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(0, 4, (48,), generator=torch.Generator().manual_seed(2))
+W = torch.rand(48, generator=torch.Generator().manual_seed(3))
+FIT = {"batch_size": 12, "shuffle": False, "verbose": 0}
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4)
+    )
+
+
+def step(module, batch):
+    x, y = batch
+    outputs = module(x)
+    size = outputs.square().mean()
+    loss = functional.cross_entropy(outputs, y) + 0.1 * size
+    return {"loss": loss, "outputs": outputs, "size": size}
+
+
+class Own(IPUModel):
+    factor = 0.1
+
+    def training_step(self, batch):
+        x, y = batch
+        outputs = self.module(x)
+        size = outputs.square().mean()
+        ipufit.log("size", size)
+        return functional.cross_entropy(outputs, y) + self.factor * size, outputs
+
+
+def plain(epochs, lr=0.1):
+    """The same training, as one writes it in torch."""
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), lr)
+    for _ in range(epochs):
+        for start in range(0, 48, 12):
+            optimizer.zero_grad()
+            rows = slice(start, start + 12)
+            step(module, (X[rows], Y[rows]))["loss"].backward()
+            optimizer.step()
+    return module
+
+
+def compiled(config=None, **more):
+    model = IPUModel(network(), config)
+    model.compile(ipufit.Optimizer("sgd", 0.1), step=step, **more)
+    return model
+
+
+def of_subclass(config=None, **more):
+    model = Own(network(), config)
+    model.compile(ipufit.Optimizer("sgd", 0.1), **more)
+    return model
+
+
+@pytest.mark.parametrize("make", [compiled, of_subclass])
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {},
+        {"device_iterations": 2},
+        {"micro_batch_size": 3, "replicas": 2},
+        {"micro_batch_size": 4, "pipeline": ("0", "2")},
+    ],
+    ids=str,
+)
+def test_it_learns_what_a_plain_loop_learns(make, factors):
+    model = make(IPUConfig(**factors), metrics=["accuracy"])
+    history = model.fit(X, Y, epochs=3, **FIT)
+    expected = plain(3)
+    for mine, theirs in zip(model.get_weights(), expected.parameters()):
+        torch.testing.assert_close(torch.as_tensor(mine), theirs.detach())
+    assert set(history.history) == {"accuracy", "loss", "size"}
+    with torch.no_grad():
+        whole = step(expected, (X, Y))
+    figures = model.evaluate(X, Y, verbose=0)
+    assert figures["loss"] == pytest.approx(float(whole["loss"]), rel=1e-5)
+    assert figures["size"] == pytest.approx(float(whole["size"]), rel=1e-5)
+    hits = whole["outputs"].argmax(1).eq(Y).float().mean()
+    assert figures["accuracy"] == pytest.approx(float(hits))
+    torch.testing.assert_close(model.predict(X, verbose=0), whole["outputs"])
+
+
+@settings(max_examples=examples(20))
+@given(rows=st.integers(1, 48), size=st.integers(1, 9), iterations=st.integers(1, 3))
+def test_figures_cover_every_sample_once(rows, size, iterations):
+    config = IPUConfig(micro_batch_size=size, inference_iterations=iterations)
+    model = compiled(config, metrics=["accuracy"])
+    figures = model.evaluate(X[:rows], Y[:rows], batch_size=size, verbose=0)
+    with torch.no_grad():
+        whole = step(model.module, (X[:rows], Y[:rows]))
+    assert figures["loss"] == pytest.approx(float(whole["loss"]), rel=1e-5)
+    assert figures["size"] == pytest.approx(float(whole["size"]), rel=1e-5)
+
+
+def test_it_is_the_same_as_a_named_loss():
+    def cross_entropy(module, batch):
+        x, y = batch
+        return functional.cross_entropy(module(x), y)
+
+    histories = []
+    for given_to_compile in ({"step": cross_entropy}, {"loss": "cross_entropy"}):
+        model = IPUModel(network(), IPUConfig(gradient_accumulation=2))
+        model.compile("adam", **given_to_compile)
+        history = model.fit(X, Y, epochs=2, validation_data=(X, Y), **FIT)
+        histories.append(history.history)
+    assert histories[0] == {k: pytest.approx(v) for k, v in histories[1].items()}
+
+
+def test_data_without_targets_and_with_weights():
+    def of_inputs(module, x):
+        return functional.mse_loss(module(x), x[:, :4])
+
+    def of_weights(module, batch):
+        x, y, w = batch
+        each = functional.cross_entropy(module(x), y, reduction="none")
+        return (each * w).mean()
+
+    model = IPUModel(network())
+    model.compile("adam", step=of_inputs)
+    model.fit(X, **FIT)
+    assert model.evaluate(X, verbose=0) == {
+        "loss": pytest.approx(float(of_inputs(model.module, X).detach()), rel=1e-5)
+    }
+    model.compile("adam", step=of_weights)
+    model.fit(X, Y, sample_weight=W, **FIT)
+    figures = model.evaluate(X, Y, sample_weight=W, verbose=0)
+    expected = float(of_weights(model.module, (X, Y, W)).detach())
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_dicts_of_inputs_come_as_they_are():
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 4)
+
+        def forward(self, left, right):
+            return self.layer(left) + self.layer(right)
+
+    def of_dict(module, batch):
+        assert set(batch) == {"left", "right", "labels"}
+        outputs = module(batch["left"], batch["right"])
+        return functional.cross_entropy(outputs, batch["labels"])
+
+    model = IPUModel(Sum())
+    model.compile("adam", step=of_dict)
+    data = {"left": X, "right": X.flip(0), "labels": Y}
+    first = model.evaluate(data, verbose=0)["loss"]
+    model.fit(data, epochs=3, **FIT)
+    assert model.evaluate(data, verbose=0)["loss"] < first
+
+
+def test_validation_and_prediction_may_have_steps_of_their_own():
+    class Three(Own):
+        def validation_step(self, batch):
+            x, y = batch
+            assert not self.module.training
+            return {"error": self.module(x).argmax(1).ne(y).float().mean()}
+
+        def predict_step(self, x):
+            return self.module(x).softmax(1)
+
+    model = Three(network())
+    model.compile("adam")
+    history = model.fit(X, Y, validation_data=(X, Y), **FIT).history
+    assert set(history) == {"loss", "size", "val_error"}
+    outputs = model.predict(X, verbose=0)
+    torch.testing.assert_close(outputs, model.module.eval()(X).softmax(1).detach())
+    expected = float(outputs.argmax(1).ne(Y).float().mean())
+    assert model.evaluate(X, Y, verbose=0) == {"error": pytest.approx(expected)}
+    model.compile("adam", predict_step=lambda module, x: module(x).argmax(1))
+    torch.testing.assert_close(model.predict(X, verbose=0).long(), outputs.argmax(1))
+
+
+def test_values_that_a_step_reads_are_looked_after():
+    class Changing(ipufit.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.factor = 0.5
+
+    model = of_subclass()
+    model.factor = 0.1
+    with pytest.raises(ConfigError, match=r"model\.factor was 0\.1 .* and is 0\.5 now"):
+        model.fit(X, Y, callbacks=[Changing()], **FIT)
+    model.fit(X, Y, **FIT)  # between fits it may change
+    whole = of_subclass()
+    whole.factor = 0.5
+    whole.module.load_state_dict(model.module.state_dict())
+    expected = whole.evaluate(X, Y, verbose=0)
+    assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected)
+
+
+def test_copies_go_on_alike():
+    model = of_subclass(metrics=["accuracy"])
+    model.factor = 0.3
+    model.fit(X, Y, **FIT)
+    others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    expected = model.fit(X, Y, **FIT).history
+    for other in others:
+        assert type(other) is Own
+        assert other.fit(X, Y, **FIT).history == expected
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    class Failing(ipufit.Callback):
+        fails = True
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1 and self.fails:
+                raise KeyboardInterrupt
+
+    unbroken = compiled()
+    expected = unbroken.fit(X, Y, epochs=4, **FIT)
+    callbacks = [BackupAndRestore(tmp_path), Failing()]
+    with pytest.raises(KeyboardInterrupt):
+        compiled().fit(X, Y, epochs=4, callbacks=callbacks, **FIT)
+    callbacks = [BackupAndRestore(tmp_path), Failing()]
+    callbacks[1].fails = False
+    again = compiled()
+    history = again.fit(X, Y, epochs=4, callbacks=callbacks, **FIT)
+    assert history.history == expected.history
+    reference.assert_same_weights(again.module, unbroken.module)
+
+
+def test_comparing_building_and_benchmarking():
+    model = of_subclass()
+    comparison = ipufit.compare(model, (X[:12], Y[:12]))
+    assert {"output", "loss", "gradient", "weight"} <= {
+        one.part for one in comparison.differences
+    }
+    assert max(one.relative for one in comparison.differences) < 1e-4
+    assert model.build(X, Y, batch_size=12, verbose=0).programs[-1].name == "training"
+    assert model.benchmark(X, Y, batch_size=12, calls=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step": "mse"}, "step='mse' is no function"),
+        ({"step": step, "loss": "mse"}, "loss='mse' was given, and the model has a"),
+        ({"validation_step": step}, "no step for training"),
+        ({"step": lambda module, batch: None}, "returned no loss"),
+        ({"step": lambda module, batch: {"loss": 3.0}}, r"returned 3\.0 as its loss"),
+        (
+            {"step": lambda module, batch: {"loss": batch[0].mean(), "x": batch[0]}},
+            r"'x', which is float32 \[12, 6\] and no scalar",
+        ),
+        (
+            {
+                "step": lambda module, batch: functional.cross_entropy(
+                    module(batch[0]), batch[1], reduction="sum"
+                )
+            },
+            "own loss is a sum over the 12 samples",
+        ),
+        ({"step": step, "label_smoothing": 0.1}, "label_smoothing"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_a_step_is_refused(arguments, message):
+    def trained():
+        model = IPUModel(network())
+        model.compile("adam", **arguments)
+        model.fit(X, Y, **FIT)
+
+    with pytest.raises(ipufit.IpufitError, match=message):
+        trained()
+
+
+def test_a_step_that_fails_names_itself_and_the_batch():
+    model = of_subclass()
+    message = r"Own\.training_step failed with a batch of float32 \[12, 6\]"
+    with pytest.raises(DataError, match=message):
+        model.fit(X, **FIT)
+
+
+@pytest.mark.parametrize("name", ["train_step", "test_step", "compute_loss"])
+def test_methods_of_keras_are_refused_with_ours(name):
+    made = type("Theirs", (IPUModel,), {name: lambda self, data: None})
+    with pytest.raises(ConfigError, match=rf"{name}\(\), which nothing calls: write "):
+        made(network()).compile("adam")
+
+
+def test_several_optimizers_are_refused_with_a_way_out():
+    with pytest.raises(ipufit.UnsupportedError, match="parameter groups"):
+        IPUModel(network()).compile(["adam", "sgd"], step=step)
