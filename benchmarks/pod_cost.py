@@ -6,7 +6,7 @@
 
 Nothing is measured. Bandwidths are Graphcore's nominal ones, and times of computing are
 those that its published throughputs leave. `--write` puts the tables into
-`docs/pods.md`, which says what the model leaves out.
+`docs/how-to/pods.md`, which says what the model leaves out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from . import page
 from .tables import table
 
-PAGE = page.DOCS / "pods.md"
+PAGE = page.DOCS / "how-to" / "pods.md"
 PART = "pod_cost"
 
 _GIGABIT = 1e9 / 8  # bytes
@@ -270,7 +270,7 @@ def report() -> str:
 def main() -> None:
     """Print the tables, or write them into the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pod_cost")
-    parser.add_argument("--write", action="store_true", help=f"into docs/{PAGE.name}")
+    parser.add_argument("--write", action="store_true", help="into docs/how-to/pods.md")
     if parser.parse_args().write:
         text = PAGE.read_text(encoding="utf-8")
         PAGE.write_text(page.replaced(text, PART, report()), encoding="utf-8")

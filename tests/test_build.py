@@ -270,7 +270,7 @@ class TestOffline:
 
 def test_the_code_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[1] / "docs" / "compile-ahead.md"
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "compile-ahead.md"
     pieces = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
     names = {}
     for piece in pieces:

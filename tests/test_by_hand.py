@@ -13,7 +13,7 @@ import ipufit
 from ipufit import IPUModel
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "by-hand.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "by-hand.md").read_text(encoding="utf-8")
 NUM_CONCERNS = 41
 CALL = re.compile(r"`([A-Za-z_.]+)(?:\(([^`]*)\))?`")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")

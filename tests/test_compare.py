@@ -312,7 +312,7 @@ class TestDifferences:
 
 
 def test_the_code_of_the_page(capsys):
-    page = Path(__file__).parents[1] / "docs" / "compare.md"
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "compare.md"
     pieces = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
     names = {"ipufit": ipufit}
     for piece in pieces:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One checkpoint: a directory of safetensors and JSON.
 
-`docs/checkpoint-format.md` is its specification.
+`docs/reference/checkpoint-format.md` is its specification.
 """
 
 from __future__ import annotations

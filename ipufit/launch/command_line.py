@@ -31,7 +31,7 @@ examples:
       --vipu-partition=p16" train.py                     (on one host of a pod)
 
 Options of `launch` go before the script; everything after it is the script's. Signals
-reach the launcher, and its exit code is this command's. See docs/pods.md.
+reach the launcher, and its exit code is this command's. See docs/how-to/pods.md.
 """
 
 

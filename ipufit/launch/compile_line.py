@@ -20,7 +20,7 @@ examples:
 
 The script runs on this machine, which needs no IPUs. fit, evaluate and predict compile
 their programs and run none. Options of `compile` go before the script; everything after
-it is the script's. See docs/compile-ahead.md.
+it is the script's. See docs/how-to/compile-ahead.md.
 """
 
 

@@ -2,7 +2,7 @@
 """`Optimizer`: one of PopTorch's, described before there are parameters.
 
 It has Keras's words where Keras has one. What PopTorch can't do is refused, and what it
-does differently is said in `docs/optimizers.md`.
+does differently is said in `docs/reference/optimizers.md`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of the cost of exchanging gradients, and its part of docs/pods.md."""
+"""The model of the cost of exchanging gradients, and its part of the page on pods."""
 
 from __future__ import annotations
 

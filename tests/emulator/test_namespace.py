@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docs/emulator-namespace.md`: up to date, with a row for each of PopTorch's names."""
+"""The page of the namespace: up to date, with a row for each of PopTorch's names."""
 
 from __future__ import annotations
 

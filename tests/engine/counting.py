@@ -26,7 +26,7 @@ def classes_with(method):
 
 
 class Moves(Counter):
-    """What the executors do, by the names that `docs/calls.md` uses.
+    """What the executors do, by the names that `docs/concepts/calls.md` uses.
 
     `compiled`: traces; `up` and `down`: transfers of all weights.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write `docs/emulator-namespace.md`: what the emulator makes of each public name.
+"""Write the page of what the emulator makes of each public name of PopTorch.
 
 From the root of the repository::
 
@@ -18,7 +18,7 @@ from tests.golden import differences
 from tests.golden.namespace_remarks import EXACT, LEGEND, MISSING, REMARKS
 
 GOLDEN = Path(__file__).with_name("poptorch_signatures.json")
-PAGE = Path(__file__).parents[2] / "docs" / "emulator-namespace.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "emulator-namespace.md"
 REST = "Errors, hardware, logs and the rest"
 SECTIONS = {
     "Models and their executor": (
@@ -144,7 +144,7 @@ def page(golden: dict[str, Any]) -> str:
         f"The {len(rows)} public names of PopTorch {source['version']} "
         f"([source]({source['repository']}/tree/{source['commit']}) of "
         f"{source['committed']}) and what `ipufit.emulator` makes of them: {tally}. "
-        "[The emulator](emulator.md) says more.",
+        "[The emulator](../concepts/emulator.md) says more.",
         "",
         "This page is written by `python -m tests.golden.namespace_table`, and a test "
         "holds it to `tests/golden/poptorch_signatures.json` and "

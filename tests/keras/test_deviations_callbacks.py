@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where our callbacks differ from Keras's; each is a row of `docs/keras.md`."""
+"""Where our callbacks differ from Keras's; each is a row of the page."""
 
 from __future__ import annotations
 

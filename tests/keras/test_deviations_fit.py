@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where runs differ from Keras's; each is a row of `docs/keras.md`."""
+"""Where runs differ from Keras's; each is a row of the page."""
 
 from __future__ import annotations
 

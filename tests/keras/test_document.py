@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docs/keras.md` lists every deviation, and each has its test."""
+"""`docs/reference/keras.md` lists every deviation, and each has its test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs" / "keras.md"
+PAGE = HERE.parent.parent / "docs" / "reference" / "keras.md"
 
 
 def names_of_tests(path):

@@ -271,7 +271,7 @@ def test_names_are_those_keras_gives_its_own_objects():
         assert getattr(ours, kind)().name == getattr(theirs, kind)().name
 
 
-# On purpose different: docs/metrics.md ----------------------------------------------
+# On purpose different: docs/reference/metrics.md ------------------------------------
 
 
 def both(name, kind, outputs, targets, **settings):

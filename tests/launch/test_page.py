@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of docs/pods.md are what `ipufit launch` takes and makes."""
+"""The commands of docs/how-to/pods.md are what `ipufit launch` takes and makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from ipufit import launch
 from ipufit.launch import launchers
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "pods.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pods.md"
 BLOCKS = [
     block.replace("\\\n", "")
     for block in re.findall(r"^```sh\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)

@@ -247,7 +247,7 @@ def test_every_name_gives_a_metric_of_its_own_each_time():
 
 
 def test_every_name_is_in_the_documentation():
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"(?m)^\| (`\w+`[^|]*)\|.*\| (?:sums|streamed) \|", page)
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == sorted(metric_names())
@@ -255,13 +255,13 @@ def test_every_name_is_in_the_documentation():
 
 @pytest.mark.parametrize("name", metric_names())
 def test_the_documentation_says_which_are_streamed(name):
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     (is_,) = re.findall(rf"(?m)^\| [^|]*`{name}`[^|]*\|.*\| (sums|streamed) \|", page)
     assert (is_ == "streamed") == isinstance(resolve_metric(name), StreamedMetric)
 
 
 def test_the_deviations_from_keras_are_tested():
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     tests = (ROOT / "tests" / "keras" / "test_metrics.py").read_text(encoding="utf-8")
     listed = re.findall(r"`(test_\w+)` \|$", page, re.MULTILINE)
     assert listed == re.findall(r"(?m)^def (test_keras_\w+)", tests)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals of modules that PopTorch would compile to something else, without a word.
 
-`docs/limits.md` has the whole list.
+`docs/concepts/limits.md` has the whole list.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compiled and moved, and when: the table of `docs/calls.md`, counted."""
+"""Compiled and moved, and when: the table of `docs/concepts/calls.md`, counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ipufit.engine.programs.programs import KEPT_PROGRAMS
 from tests import reference
 from tests.engine.counting import Moves
 
-PAGE = Path(__file__).parents[3] / "docs" / "calls.md"
+PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "calls.md"
 X, Y = reference.samples(32)
 FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
 
