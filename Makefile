@@ -6,7 +6,7 @@ export DATA_DIR ?= data
 export IPUFIT_PYTHON38 := $(shell .ci/find-python38)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint types tests modes keras floor packages demo clean
+.PHONY: help test test-all lint types tests modes keras floor docs packages demo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -34,6 +34,9 @@ keras: $(TOX)  ## Keras and ipufit side by side, on Python 3.11 or newer
 
 floor: $(TOX)  ## types and tests on Python 3.8 and the lowest dependencies
 	$(TOX) run -e floor
+
+docs: $(TOX)  ## the documentation's site, into .tox/docs/site, and its tests
+	$(TOX) run -e docs
 
 packages:  ## write the table of packages into CONTRIBUTING.md
 	@$(PYTHON) .ci/packages.py

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code in the documentation's pages runs."""
+"""The code in the documentation's pages runs: each block of each page."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -17,20 +18,34 @@ import ipufit
 from ipufit import IPUConfig
 from tests.callbacks.trackers import MLflowDouble, TensorBoardDouble, WandbDouble
 
-DOCS = Path(__file__).parent.parent / "docs"
-PAGES = {
-    "how-to/augmentation.md": 2,
-    "how-to/benchmarking.md": 4,
-    "how-to/callbacks.md": 14,
-    "reference/config.md": 4,
-    "how-to/memory.md": 1,
-    "how-to/pipelines.md": 5,
-    "how-to/precision.md": 5,
-    "reference/optimizers.md": 8,
-    "concepts/traced.md": 2,
-    "how-to/weights.md": 3,
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^( *)```(\S*)\n(.*?)^\1```$", re.M | re.S)
+LANGUAGES = {"python", "sh", "text", "json", "{eval-rst}", "{toctree}"}
+TEXTS = {
+    str(path.relative_to(DOCS)): path.read_text("utf-8")
+    for path in sorted(DOCS.rglob("*.md"))
+    if "_build" not in path.parts
 }
-"""Pages whose code runs from top to bottom, with the number of its pieces."""
+
+
+def blocks(page, language):
+    """The blocks of a language in a page, without the indentation of a list."""
+    return [
+        re.sub(rf"^{indent}", "", code, flags=re.M)
+        for indent, name, code in BLOCK.findall(TEXTS[page])
+        if name == language
+    ]
+
+
+PAGES = [page for page in TEXTS if blocks(page, "python")]
+ELSEWHERE = {  # pages whose code another test runs, which also looks at its results
+    "how-to/compare.md": "test_compare.py::test_the_code_of_the_page",
+    "how-to/compile-ahead.md": "test_build.py::test_the_code_of_the_page",
+    "reference/errors.md": "test_errors_page.py::test_a_section_says_what_happens",
+    "tutorial.md": "test_tutorial.py::test_every_piece_prints_what_the_page_says",
+    "reference/by-hand.md": "test_by_hand.py::test_the_code_of_the_page_runs",
+}
 
 
 @pytest.fixture
@@ -42,28 +57,86 @@ def services(monkeypatch):
 
 
 @pytest.mark.usefixtures("services")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    pieces = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.S)
-    assert len(pieces) >= PAGES[page]
     names = {"torch": torch, "types": types, "ipufit": ipufit, "x": torch.rand(64, 8)}
-    for piece in pieces:
+    names["__name__"] = "__main__"
+    for piece in blocks(page, "python"):
         exec(compile(piece, page, "exec"), names)
     if page == "concepts/traced.md":
         assert names["model"].module.beta == 1.0
 
 
+def test_there_are_pages_with_code():
+    assert len(PAGES) > 15
+    assert set(PAGES) >= set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("test", ELSEWHERE.values())
+def test_a_test_elsewhere_exists(test):
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_no_code_hides_from_the_tests(page):
+    """A block has a language that is run or looked at, and none is left open."""
+    assert {language for _, language, _ in BLOCK.findall(TEXTS[page])} <= LANGUAGES
+    fences = re.findall(r"^ *```", TEXTS[page], re.M)
+    assert len(fences) == 2 * len(BLOCK.findall(TEXTS[page]))
+    assert "~~~" not in TEXTS[page]
+
+
+@pytest.mark.parametrize("page", [page for page in TEXTS if blocks(page, "json")])
+def test_json_is_json(page):
+    for text in blocks(page, "json"):
+        json.loads(text)
+
+
+# Commands -----------------------------------------------------------------------------
+
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+EXTRAS = set(
+    re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+)
+
+
+@pytest.mark.parametrize("page", [page for page in TEXTS if blocks(page, "sh")])
+def test_what_commands_name_is_there(page):
+    for command in blocks(page, "sh"):
+        assert set(re.findall(r"\bmake ([a-z-]+)", command)) <= TARGETS
+        for extras in re.findall(r"\.\[([\w,]+)\]", command):
+            assert set(extras.split(",")) <= EXTRAS
+        for module in re.findall(r"-m (benchmarks\.\w+)", command):
+            assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
+        for script in re.findall(r"\bexamples/[\w/]+\.py", command):
+            assert (ROOT / script).exists()
+
+
+# Pages that list all there are --------------------------------------------------------
+
+
 def test_the_page_on_the_config_has_every_field():
-    page = (DOCS / "reference" / "config.md").read_text("utf-8")
+    page = TEXTS["reference/config.md"]
     rows = re.findall(r"^\| (`.*?) (?:\([TI]\) )?\|", page, re.M)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted(one.name for one in dataclasses.fields(IPUConfig))
 
 
+def test_the_page_on_losses_has_every_name():
+    table = TEXTS["reference/losses.md"].partition("## Names")[2]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.M)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    with pytest.raises(ipufit.UnknownNameError) as raised:
+        ipufit.IPUModel(torch.nn.Linear(1, 1)).compile("adam", "no such loss")
+    listed = re.findall(r"\w+", str(raised.value).partition("Known: ")[2])
+    assert sorted(named) == sorted(listed)
+
+
 def test_the_page_on_callbacks_has_every_one():
-    page = (DOCS / "how-to" / "callbacks.md").read_text("utf-8")
+    page = TEXTS["how-to/callbacks.md"]
     sections = set(re.findall(r"^### (\w+)$", page, re.M))
     rows = set(re.findall(r"^\| \[`(\w+)`\]", page, re.M))
     public = {

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries of public names: a directive, a role, and docstrings as Sphinx reads them.
+
+The directive
+
+    .. public:: ipufit.metrics
+       :only: class
+
+has an entry for each name of `__all__`, so that a page is complete whatever is added. A
+name that `ipufit` exports itself has its entry as `ipufit.Name`, whichever page has it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.domains.python import PyXRefRole
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+
+OPTIONS = {
+    "class": (":members:",),
+    "exception": (":members:", ":show-inheritance:"),
+    "module": (":no-members:",),
+    "function": (),
+    "data": (),
+}
+
+
+def kind_of(value: Any) -> str:
+    """The kind of autodoc's directive that documents a value."""
+    if inspect.ismodule(value):
+        return "module"
+    if inspect.isclass(value):
+        return "exception" if issubclass(value, BaseException) else "class"
+    return "function" if inspect.isroutine(value) else "data"
+
+
+def address(module: str, name: str) -> str:
+    """The name under which the site has the entry of an object."""
+    value = getattr(importlib.import_module(module), name)
+    ipufit = importlib.import_module("ipufit")
+    if name in ipufit.__all__ and getattr(ipufit, name) is value:
+        return f"ipufit.{name}"
+    return f"{module}.{name}"
+
+
+class PublicNames(SphinxDirective):
+    """Entries of the names in a module's `__all__`."""
+
+    required_arguments = 1
+    option_spec = {  # noqa: RUF012 - a class attribute in docutils, too
+        "only": lambda text: directives.choice(text, tuple(OPTIONS)),
+        "names": directives.unchanged_required,  # instead of those of `__all__`
+        "except": directives.unchanged_required,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        """The entries of autodoc, one per name."""
+        module = importlib.import_module(self.arguments[0])
+        names = self.options.get("names", "").split() or module.__all__
+        left_out = self.options.get("except", "").split()
+        lines: list[str] = []
+        for name in names:
+            kind = kind_of(getattr(module, name))
+            if name in left_out or self.options.get("only", kind) != kind:
+                continue
+            lines.append(f".. auto{kind}:: {address(module.__name__, name)}")
+            lines += [f"   {option}" for option in OPTIONS[kind]]
+            lines.append("")
+        parent = nodes.Element()
+        source = StringList(lines, source=module.__name__)
+        self.state.nested_parse(source, self.content_offset, parent)
+        return parent.children
+
+
+class NameRole(PyXRefRole):
+    """Code that becomes a link if it is the name of something with an entry."""
+
+    def process_link(
+        self,
+        env: BuildEnvironment,
+        refnode: nodes.Element,
+        has_explicit_title: bool,
+        title: str,
+        target: str,
+    ) -> tuple[str, str]:
+        """Make a reference to any kind of Python object, which may lead nowhere."""
+        refnode["refdomain"], refnode["reftype"] = "py", "obj"
+        refnode["may_lead_nowhere"] = True
+        return super().process_link(env, refnode, has_explicit_title, title, target)
+
+
+def leave_as_code(
+    app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Node
+) -> nodes.Node | None:
+    """Let a name without an entry be code, without a warning."""
+    return content if node.get("may_lead_nowhere") else None
+
+
+def adapt_docstring(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Change a docstring's lines, before napoleon, to what Sphinx reads as meant."""
+    # A letter may follow code in Markdown: `Callback`s.
+    lines[:] = [re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in lines]
+    if what in ("property", "attribute", "data"):
+        # Napoleon takes what a first line has before a colon for a type.
+        lines.insert(0, "\\ ")  # which is nothing in reStructuredText
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Add the directive, the role, and the changes of docstrings."""
+    app.add_directive("public", PublicNames)
+    app.add_role("name", NameRole())
+    app.connect("missing-reference", leave_as_code)
+    app.connect("autodoc-process-docstring", adapt_docstring, priority=400)
+    return {"parallel_read_safe": True}

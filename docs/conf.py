@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the documentation's site, which Sphinx builds.
+
+From the root of the repository::
+
+    python -m sphinx -W -n -b html docs docs/_build/html
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_extensions")]
+os.environ.setdefault("IPUFIT_BACKEND", "emulator")  # and says nothing about it
+
+from ipufit import __version__  # noqa: E402 - found by the path above
+
+project = "ipufit"
+author = "the authors of ipufit"
+project_copyright = author
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "public_names",
+]
+exclude_patterns = ["_build", "_extensions"]
+nitpicky = True
+# Types of others, whose documentation would have to be downloaded, and types that are
+# no public names: aliases, type variables, private classes.
+nitpick_ignore_regex = [
+    ("py:.*", r"(torch|numpy|np|nn|collections|typing|pathlib|enum|rich|logging)\b.*"),
+    ("py:.*", r"(os|abc|json|datetime)\.\w+"),
+    ("py:.*", r"[A-Z]?[a-z]+(\[.*)?"),  # built-in types
+    ("py:.*", r"(.*\.)?(_\w+|T|\w+Like|Moment|Rates|Precision|Structure|Leaf)"),
+]
+
+myst_enable_extensions = ["attrs_inline", "colon_fence"]
+myst_heading_anchors = 4
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 80
+napoleon_use_ivar = True
+napoleon_use_rtype = False  # "The loss: ..." begins with no type
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+# A name in backticks is a link if the site has it, else code (see public_names.py).
+default_role = "name"
+
+html_theme = "furo"
+html_title = f"ipufit {release}"
+html_copy_source = False
+html_show_sphinx = False
+html_search_scorer = str(HERE / "_extensions" / "scorer.js")

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation's site: built without a warning, complete, and searchable.
+
+These tests need Sphinx: tox's environment `docs` runs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ipufit
+
+pytest.importorskip("sphinx", reason="the environment docs has Sphinx")
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = [
+    "ipufit",
+    "ipufit.callbacks",
+    "ipufit.distributed",
+    "ipufit.emulator",
+    "ipufit.emulator.enums",
+    "ipufit.emulator.ops",
+    "ipufit.emulator.optim",
+    "ipufit.emulator.options",
+    "ipufit.losses",
+    "ipufit.metrics",
+    "ipufit.optimizers",
+]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The folder of the built site; a warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "-b", "html"]
+    environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
+    done = subprocess.run(
+        [*command, str(ROOT / "docs"), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def entries(site):
+    """The full names that the site's inventory has entries of."""
+    from sphinx.util.inventory import InventoryFile
+
+    with (site / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, uri: uri)
+    return {
+        name
+        for kind, objects in inventory.items()
+        if kind.startswith("py:")
+        for name in objects
+    }
+
+
+# Complete -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_has_an_entry(entries, package):
+    names = importlib.import_module(package).__all__
+    # One that another package exports, too, has its entry there.
+    homes = {package, "ipufit", "ipufit.emulator"}
+    missing = [n for n in names if not {f"{home}.{n}" for home in homes} & entries]
+    assert missing == [], "add them to a page in docs/reference/api"
+    assert names
+
+
+def test_every_public_method_of_the_model_has_an_entry(entries):
+    methods = {name for name in vars(ipufit.IPUModel) if not name.startswith("_")}
+    assert {f"ipufit.IPUModel.{name}" for name in methods} <= entries
+
+
+def test_integrations_have_entries(entries):
+    folder = ROOT / "ipufit" / "integrations"
+    for path in folder.glob("[a-z]*.py"):
+        name = f"ipufit.integrations.{path.stem}"
+        public = importlib.import_module(name).__all__
+        assert {f"{name}.{one}" for one in public} <= entries
+
+
+def test_names_in_docstrings_are_links(site):
+    page = (site / "reference" / "api" / "model.html").read_text("utf-8")
+    assert re.search(r'class="reference internal" href="[^"]*#ipufit\.IPUConfig"', page)
+
+
+def test_every_page_is_on_the_site(site):
+    pages = {
+        path.relative_to(ROOT / "docs").with_suffix(".html")
+        for path in (ROOT / "docs").rglob("*.md")
+        if "_build" not in path.parts
+    }
+    assert len(pages) > 40
+    assert [page for page in pages if not (site / page).exists()] == []
+
+
+# Links --------------------------------------------------------------------------------
+
+
+def test_no_link_within_the_site_is_dead(site):
+    pages = {path: path.read_text("utf-8") for path in site.rglob("*.html")}
+    anchors = {
+        path: set(re.findall(r'\b(?:id|name)="([^"]+)"', text))
+        for path, text in pages.items()
+    }
+    dead, count = [], 0
+    for path, text in pages.items():
+        for link in re.findall(r'(?:href|src)="([^"]*)"', text):
+            if re.match(r"[a-z]+:|$", link):
+                continue
+            count += 1
+            file, _, anchor = link.partition("#")
+            target = (path.parent / file.partition("?")[0]).resolve() if file else path
+            if target.is_dir():
+                target /= "index.html"
+            known = anchors.get(target, {anchor})
+            if not target.exists() or (anchor and anchor not in known):
+                dead.append((path.name, link))
+    assert dead == []
+    assert count > 1000
+
+
+# Search -------------------------------------------------------------------------------
+
+QUESTIONS = {
+    "two-ipus": ["How do I use two IPUs?", "use two IPUs", "two IPUs", "multiple IPUs"],
+    "accuracy-cut": ["Why is my accuracy cut?", "accuracy cut", "accuracy lower"],
+    "log-a-value": ["How do I log a value?", "log a value", "print a value in forward"],
+    "where-are-my-weights": ["Where are my weights?", "trained weights", "get weights"],
+    "resume": ["How do I resume a run?", "resume", "continue training"],
+    "slow": ["Why is it slow?", "slow training", "why slow"],
+    "own-loss": ["How do I use my own loss?", "own loss", "custom loss"],
+    "half-precision": ["How do I use half precision?", "half precision", "fp16"],
+    "several-processes": [
+        "How do I train in several processes?",
+        "several processes",
+        "multiple processes",
+    ],
+    "save-and-load": ["How do I save and load a model?", "save the model", "load a saved model"],
+    "no-ipu": ["Can I use it without an IPU?", "without IPU", "run on CPU"],
+    "out-of-memory": ["What do I do if memory is short?", "out of memory"],
+}
+
+
+def first_results(site, queries):
+    """The address of the first result of each query, by the site's own scripts."""
+    script = Path(__file__).with_name("site_search.js")
+    done = subprocess.run(
+        ["node", str(script), str(site), *queries],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return [result[0] if result else None for result in results]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node isn't installed")
+def test_the_first_result_answers_the_question(site):
+    asked = [(page, query) for page, queries in QUESTIONS.items() for query in queries]
+    results = first_results(site, [query for _, query in asked])
+    wrong = [
+        (query, result)
+        for (page, query), result in zip(asked, results)
+        if (result or "").partition("#")[0] != f"questions/{page}"
+    ]
+    assert wrong == []
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node isn't installed")
+def test_a_name_leads_to_its_entry(site):
+    results = first_results(site, ["IPUConfig", "EarlyStopping", "no-such-word"])
+    assert results[:2] == [
+        "reference/api/config#ipufit.IPUConfig",
+        "reference/api/callbacks#ipufit.EarlyStopping",
+    ]
+    assert results[2] is None
+
+
+def test_every_question_has_its_page():
+    pages = {path.stem for path in (ROOT / "docs" / "questions").glob("*.md")}
+    assert pages - {"index"} == set(QUESTIONS)
+    assert len(QUESTIONS) >= 10
