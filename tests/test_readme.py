@@ -55,8 +55,24 @@ def test_links_lead_to_files(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def anchors(page):
+    """The anchors of a page's headings, as Markdown's sites make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)", text, re.M)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text("utf-8"))
+    targets = [((page.parent / file) if file else page, name) for file, name in links]
+    assert [name for target, name in targets if name not in anchors(target)] == []
+
+
 def test_there_are_links_to_check():
     assert re.search(r"\]\(docs/", (ROOT / "README.md").read_text("utf-8"))
+    assert any("#" in page.read_text("utf-8").partition("](")[2] for page in PAGES)
 
 
 # Claims -------------------------------------------------------------------------------

@@ -151,7 +151,11 @@ QUESTIONS = {
         "several processes",
         "multiple processes",
     ],
-    "save-and-load": ["How do I save and load a model?", "save the model", "load a saved model"],
+    "save-and-load": [
+        "How do I save and load a model?",
+        "save the model",
+        "load a saved model",
+    ],
     "no-ipu": ["Can I use it without an IPU?", "without IPU", "run on CPU"],
     "out-of-memory": ["What do I do if memory is short?", "out of memory"],
 }
@@ -184,7 +188,7 @@ def test_the_first_result_answers_the_question(site):
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node isn't installed")
 def test_a_name_leads_to_its_entry(site):
-    results = first_results(site, ["IPUConfig", "EarlyStopping", "no-such-word"])
+    results = first_results(site, ["IPUConfig", "EarlyStopping", "xyzzyqwv"])
     assert results[:2] == [
         "reference/api/config#ipufit.IPUConfig",
         "reference/api/callbacks#ipufit.EarlyStopping",
