@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -88,8 +89,8 @@ def test_every_public_method_of_the_model_has_an_entry(entries):
 
 def test_integrations_have_entries(entries):
     folder = ROOT / "ipufit" / "integrations"
-    for path in folder.glob("[a-z]*.py"):
-        name = f"ipufit.integrations.{path.stem}"
+    for module in pkgutil.iter_modules([str(folder)]):
+        name = f"ipufit.integrations.{module.name}"
         public = importlib.import_module(name).__all__
         assert {f"{name}.{one}" for one in public} <= entries
 

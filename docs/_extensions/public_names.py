@@ -58,19 +58,17 @@ class PublicNames(SphinxDirective):
     required_arguments = 1
     option_spec = {  # noqa: RUF012 - a class attribute in docutils, too
         "only": lambda text: directives.choice(text, tuple(OPTIONS)),
-        "names": directives.unchanged_required,  # instead of those of `__all__`
-        "except": directives.unchanged_required,
+        "from": directives.unchanged_required,  # modules of which names are taken
     }
 
     def run(self) -> list[nodes.Node]:
         """The entries of autodoc, one per name."""
         module = importlib.import_module(self.arguments[0])
-        names = self.options.get("names", "").split() or module.__all__
-        left_out = self.options.get("except", "").split()
         lines: list[str] = []
-        for name in names:
-            kind = kind_of(getattr(module, name))
-            if name in left_out or self.options.get("only", kind) != kind:
+        for name in module.__all__:
+            value = getattr(module, name)
+            kind = kind_of(value)
+            if self.options.get("only", kind) != kind or not self._takes(value):
                 continue
             lines.append(f".. auto{kind}:: {address(module.__name__, name)}")
             lines += [f"   {option}" for option in OPTIONS[kind]]
@@ -79,6 +77,11 @@ class PublicNames(SphinxDirective):
         source = StringList(lines, source=module.__name__)
         self.state.nested_parse(source, self.content_offset, parent)
         return parent.children
+
+    def _takes(self, value: Any) -> bool:
+        homes = self.options.get("from", "").split()
+        home = getattr(value, "__module__", None) or ""
+        return not homes or any(f"{home}.".startswith(f"{one}.") for one in homes)
 
 
 class NameRole(PyXRefRole):
