@@ -2,20 +2,27 @@
 PYTHON ?= python3
 TOOLS := .venv-tools
 TOX := $(TOOLS)/bin/tox
+MATRIX := $(TOOLS)/bin/python .ci/matrix.py
 export DATA_DIR ?= data
-export IPUFIT_PYTHON38 := $(shell .ci/find-python38)
+export IPUFIT_PYTHON38 := $(shell .ci/find-python 3.8)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint types tests modes keras floor docs packages demo clean
+.PHONY: help test test-long test-all matrix lint types tests modes keras floor docs examples release packages demo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
 test: $(TOX)  ## the everyday checks: lint, types, tests, doctests, examples, modes, Keras, floor
-	@$(TOOLS)/bin/python .ci/matrix.py
+	@$(MATRIX)
 
-test-all: $(TOX)  ## the long ones: many more examples of properties, all tests in each mode
-	@$(TOOLS)/bin/python .ci/matrix.py --long
+test-long: $(TOX)  ## the long ones: many more examples of properties, all tests in each mode, the site
+	@$(MATRIX) --long
+
+test-all: $(TOX)  ## the long ones and the matrix; hours, and gigabytes to fetch
+	@$(MATRIX) --long --matrix
+
+matrix: $(TOX)  ## other Pythons and torches, extras, release; ONLY="py39 py313" chooses some
+	@$(MATRIX) --matrix $(ONLY)
 
 lint: $(TOX)  ## ruff: rules and format
 	$(TOX) run -e lint
@@ -37,6 +44,12 @@ floor: $(TOX)  ## types and tests on Python 3.8 and the lowest dependencies
 
 docs: $(TOX)  ## the documentation's site, into .tox/docs/site, and its tests
 	$(TOX) run -e docs
+
+examples: $(TOX)  ## every example, with the packages that some of them ask for
+	$(TOX) run -e examples
+
+release: $(TOX)  ## build sdist and wheel into dist, check them, and try them where nothing else is
+	$(TOX) run -e release -- --keep dist
 
 packages:  ## write the table of packages into CONTRIBUTING.md
 	@$(PYTHON) .ci/packages.py
