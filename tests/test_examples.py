@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ MODULES = {"handwriting.py"}  # which the scripts import
 def run(script, *arguments):
     environment = {
         **os.environ,
-        "IPUFIT_BACKEND": "emulator",
+        "IPUFIT_BACKEND": os.environ.get("IPUFIT_BACKEND", "emulator"),
         "PYTHONPATH": str(EXAMPLES.parent),  # the checkout, installed or not
     }
     return subprocess.run(
@@ -104,6 +105,7 @@ def test_auto_says_that_it_fell_back(tmp_path):
     ]
 
 
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="needs torchvision")
 def test_torchvision_reads_mnist_in_its_layout(tmp_path):
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
