@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Mapping
+from typing import Any, ClassVar, Mapping, Sequence
 
 from ipufit._kinds import Kind, anything, count, dict_of, list_of, text
+from ipufit.errors import ConfigError, UnknownNameError
 
 from .base import Callback
+from .plots import Axes, Figure, axes_for, draw_curve
 
 
 class History(Callback):
@@ -16,6 +18,7 @@ class History(Callback):
     Attributes:
         epoch: Indices of the epochs of the last `fit`.
         history: Values by name of the figure, one per epoch that had it.
+        epochs_of: Indices of the epochs of these values, by name of the figure.
         dropped_samples: Number of samples that every epoch leaves out, since they don't
             fill a call.
         coverage: The samples that the figures cover, in words; empty if all.
@@ -27,10 +30,17 @@ class History(Callback):
         {'loss': [0.5]}
     """
 
-    saved_attributes = ("epoch", "history", "dropped_samples", "coverage")
+    saved_attributes = (
+        "epoch",
+        "history",
+        "epochs_of",
+        "dropped_samples",
+        "coverage",
+    )
     saved_kinds: ClassVar[Mapping[str, Kind]] = {
         "epoch": list_of(count),
         "history": dict_of(list_of(anything)),
+        "epochs_of": dict_of(list_of(count)),
         "dropped_samples": count,
         "coverage": text,
     }
@@ -38,6 +48,7 @@ class History(Callback):
     def __init__(self) -> None:
         self.epoch: list[int] = []
         self.history: dict[str, list[float]] = {}
+        self.epochs_of: dict[str, list[int]] = {}
         self.dropped_samples = 0
         self.coverage = ""
 
@@ -55,3 +66,71 @@ class History(Callback):
         self.epoch.append(epoch)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
+            self.epochs_of.setdefault(name, []).append(epoch)
+
+    def plot(
+        self,
+        names: str | Sequence[str] | None = None,
+        *,
+        axes: Axes | Sequence[Axes] | None = None,
+    ) -> Figure:
+        """Draw the figures over epochs, with matplotlib.
+
+        Each figure has axes of its own, with a curve of the training and one of the
+        validation. Epochs count from 1, as the display of `fit` does. No screen is
+        needed: `history.plot().savefig("curves.png")` writes a file.
+
+        Args:
+            names: Names of the figures to draw, in this order; None for all. "loss"
+                draws `loss` and `val_loss`, "val_loss" the latter alone.
+            axes: matplotlib's axes to draw in, one for each name; by default new ones
+                in a new figure of pyplot.
+
+        Returns:
+            The figure of matplotlib that has the axes.
+
+        Raises:
+            ConfigError: matplotlib isn't installed, there is no epoch yet, or there are
+                more or fewer axes than names.
+            UnknownNameError: The history has no such figure.
+
+        Example:
+            >>> history = History()
+            >>> history.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.75})
+            >>> try:
+            ...     figure = history.plot()
+            ... except ConfigError as error:
+            ...     "pip install ipufit[plot]" in str(error)
+            ... else:
+            ...     [axes.get_ylabel() for axes in figure.axes] == ["loss"]
+            True
+        """
+        shown = self._names_to_draw(names)
+        figure, every = axes_for("History.plot()", len(shown), axes)
+        for name, part in zip(shown, every):
+            for key in (name, f"val_{name}"):
+                if key in self.history:
+                    epochs = [epoch + 1 for epoch in self.epochs_of[key]]
+                    label = "validation" if key.startswith("val_") else "training"
+                    draw_curve(part, epochs, self.history[key], label)
+            part.set_xlabel("epoch")
+            part.set_ylabel(name)
+            part.xaxis.get_major_locator().set_params(integer=True)
+            part.legend()
+        return figure
+
+    def _names_to_draw(self, names: str | Sequence[str] | None) -> list[str]:
+        """The names that were asked for, or all without those of validations."""
+        if not self.history:
+            raise ConfigError(
+                "There is nothing to draw: this history has no epoch. Call plot() "
+                "after fit()."
+            )
+        if names is None:
+            validated = {f"val_{name}" for name in self.history}
+            return [name for name in self.history if name not in validated]
+        asked = [names] if isinstance(names, str) else list(names)
+        for name in asked:
+            if name not in self.history and f"val_{name}" not in self.history:
+                raise UnknownNameError("figure", name, self.history)
+        return asked
