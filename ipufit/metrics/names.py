@@ -13,16 +13,22 @@ from typing import Any, Callable, Sequence, Union
 
 from torch import Tensor
 
-from ipufit.errors import ConfigError, UnknownNameError
+from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
 from . import classification, confusion, correlation, hinge, probabilistic, ranking
 from . import regression as errors
 from .base import FunctionMetric, Metric, StreamedMetric
-from .torchmetrics_adapter import TorchMetric, is_torch_metric
+from .torchmetrics_adapter import (
+    TorchMetric,
+    is_collection,
+    is_torch_metric,
+    members_of,
+)
 
 __all__ = [
     "AnyMetric",
     "MetricLike",
+    "listed_metrics",
     "metric_names",
     "resolve_metric",
     "resolve_metrics",
@@ -32,7 +38,8 @@ AnyMetric = Union[Metric, StreamedMetric]
 """A metric of either kind."""
 
 MetricLike = Union[str, Metric, StreamedMetric, Callable[[Any, Any], Tensor]]
-"""A name, a metric, an object of torchmetrics, or `function(outputs, targets)`."""
+"""A name, a metric, an object of torchmetrics or a collection of such, or
+`function(outputs, targets)`."""
 
 _METRICS: dict[str, Callable[..., Any]] = {
     "acc accuracy": classification.Accuracy,
@@ -115,7 +122,7 @@ def resolve_metric(item: Any) -> AnyMetric:
 
     Raises:
         UnknownNameError: The name is unknown.
-        UnsupportedError: `item` is a collection of metrics.
+        UnsupportedError: `item` is a collection, which has several metrics.
         ConfigError: `item` is something else.
 
     Example:
@@ -128,6 +135,10 @@ def resolve_metric(item: Any) -> AnyMetric:
         return _instance(item)
     if isinstance(item, (Metric, StreamedMetric)):
         return item
+    if is_collection(item):
+        raise UnsupportedError(
+            f"A {type(item).__name__} has several metrics: resolve_metrics takes it."
+        )
     if is_torch_metric(item):
         return TorchMetric(item)
     if hasattr(item, "update_state"):
@@ -149,12 +160,12 @@ def resolve_metrics(
     """Find metrics, each under a name of its own.
 
     Args:
-        metrics: One or several of what `resolve_metric` takes, or None. Names that
-            clash are numbered, as in Keras: `mae`, `mae_1`.
+        metrics: One or several of what `resolve_metric` takes, or collections of
+            torchmetrics; or None. Names that clash are numbered, as in Keras: `mae`,
+            `mae_1`.
 
     Raises:
         UnknownNameError: A name is unknown.
-        UnsupportedError: One is a collection of metrics.
         ConfigError: One is no metric, or a streamed metric is there twice.
 
     Example:
@@ -163,9 +174,10 @@ def resolve_metrics(
     """
     resolved: dict[str, AnyMetric] = {}
     seen: list[Any] = []
-    for item in _listed(metrics):
+    for _, item in listed_metrics(metrics):
         metric = resolve_metric(item)
         if isinstance(metric, StreamedMetric):
+            item = metric.given if isinstance(metric, TorchMetric) else item
             if any(item is other for other in seen if not isinstance(other, str)):
                 raise ConfigError(
                     f"metrics contains {metric.name!r} twice, as one object, which "
@@ -180,15 +192,35 @@ def resolve_metrics(
     return resolved
 
 
-def _listed(metrics: Any) -> Sequence[Any]:
+def listed_metrics(metrics: Any) -> list[tuple[int, Any]]:
+    """List metrics one by one, those of collections too.
+
+    Args:
+        metrics: As for `resolve_metrics`.
+
+    Returns:
+        Each metric with its position in the list given; members of a collection have
+        that of the collection.
+
+    Raises:
+        ConfigError: `metrics` is no metric and no list.
+
+    Example:
+        >>> listed_metrics(["mae", "mse"])
+        [(0, 'mae'), (1, 'mse')]
+    """
     is_one = isinstance(metrics, (str, Metric, StreamedMetric)) or callable(metrics)
     if is_one or is_torch_metric(metrics):
-        return [metrics]
+        metrics = [metrics]
     if not isinstance(metrics, (tuple, list, type(None))):
         raise ConfigError(
             f"metrics={metrics!r} is not a list of names, metrics and functions."
         )
-    return metrics or ()
+    return [
+        (position, member)
+        for position, item in enumerate(metrics or ())
+        for member in members_of(item)
+    ]
 
 
 def _named(name: str) -> AnyMetric:

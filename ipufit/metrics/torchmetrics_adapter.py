@@ -33,7 +33,7 @@ class TorchMetric(StreamedMetric):
         name: Key in logs; None for the class's name in snake_case.
 
     Raises:
-        UnsupportedError: `metric` is a collection, or has no `higher_is_better`.
+        UnsupportedError: `metric` has no `higher_is_better`.
 
     Example:
         >>> class Worst:
@@ -55,13 +55,19 @@ class TorchMetric(StreamedMetric):
         kind = type(metric).__name__
         if not hasattr(metric, "higher_is_better"):
             raise UnsupportedError(
-                f"metrics contains a {kind}: update, compute and reset, but no "
-                "higher_is_better. Of a MetricCollection give its metrics one by one."
+                f"metrics contains a {kind}, which has update, compute and reset, but "
+                "no higher_is_better as metrics of torchmetrics have. Set it to True, "
+                "False or None."
             )
         super().__init__(name or snake_case(kind))
         self._metric = metric
         self._has_rows = False
         self.direction = _DIRECTIONS.get(metric.higher_is_better)
+
+    @property
+    def given(self) -> Any:
+        """The object of torchmetrics."""
+        return self._metric
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Update the object with a batch, without rows of weight 0."""
@@ -99,6 +105,35 @@ def is_torch_metric(item: Any) -> bool:
     return not isinstance(item, type) and all(
         callable(getattr(item, name, None)) for name in methods
     )
+
+
+def is_collection(item: Any) -> bool:
+    """Whether something is a `MetricCollection` of torchmetrics.
+
+    Example:
+        >>> is_collection(torch.nn.ModuleDict())
+        False
+    """
+    return isinstance(item, torch.nn.ModuleDict) and hasattr(item, "compute_groups")
+
+
+def members_of(item: Any) -> list[Any]:
+    """The metrics of a `MetricCollection`, under the names that its `compute` gives.
+
+    Each is updated by itself, those of a compute group too. torchmetrics puts metrics
+    into one group if their states agree after the first batch; those that agreed by
+    chance would all get the figure of the first.
+
+    Args:
+        item: A collection; anything else is its own only member.
+
+    Example:
+        >>> members_of("accuracy")
+        ['accuracy']
+    """
+    if not is_collection(item):
+        return [item]
+    return [TorchMetric(one, name) for name, one in item.items(copy_state=False)]
 
 
 def snake_case(name: str) -> str:

@@ -70,8 +70,8 @@ def compile(
             `(output, loss)`. What it computes it from must be among the inputs.
         loss_weights: Factor of each output's loss in the total; 1 by default.
         metrics: Names such as "accuracy" or "AUC", `ipufit.Metric` objects, ones
-            of torchmetrics, or functions of outputs and targets with one value
-            per sample. Sample weights don't count in them.
+            of torchmetrics or a `MetricCollection`, or functions of outputs and
+            targets with one value per sample. Sample weights don't count in them.
         weighted_metrics: The same, and sample weights count.
         steps_per_execution: Weight updates per call: `IPUConfig`'s
             `device_iterations` under Keras's name.

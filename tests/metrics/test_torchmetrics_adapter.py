@@ -91,12 +91,12 @@ def test_what_is_not_one_number_is_refused(value):
         metric.result()
 
 
-def test_a_collection_is_refused_with_the_way_out():
-    class MetricCollection:
-        update = compute = reset = __call__ = lambda self, *given: None
+def test_what_lacks_a_direction_is_refused_with_the_way_out():
+    class Worst:
+        update = compute = reset = lambda self, *given: None
 
-    for given in (MetricCollection(), [MetricCollection()]):
-        with pytest.raises(UnsupportedError, match=r"MetricCollection.*one by one"):
+    for given in (Worst(), [Worst()]):
+        with pytest.raises(UnsupportedError, match=r"Worst.*no higher_is_better.*None"):
             resolve_metrics(given)
 
 
@@ -170,10 +170,7 @@ def test_torchmetrics_own_are_scikit_learns(torchmetrics, name):
     assert metric.result() != copied.result()
 
 
-def test_torchmetrics_collections_and_figures_per_class_are_refused(torchmetrics):
-    collection = torchmetrics.MetricCollection([torchmetrics.MeanSquaredError()])
-    with pytest.raises(UnsupportedError, match="one by one"):
-        resolve_metrics([collection])
+def test_torchmetrics_figures_per_class_are_refused(torchmetrics):
     recall = torchmetrics.Recall(task="multiclass", num_classes=4, average="none")
     with pytest.raises(DataError, match=r"'multiclass_recall'.*one number"):
         figure(resolve_metric(recall), scores(0, 4), LABELS)

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import Loss, resolve_loss
-from ipufit.metrics import Metric, StreamedMetric, resolve_metrics
+from ipufit.metrics import Metric, StreamedMetric, listed_metrics, resolve_metrics
 
 from .objective import Measure, Objective
 from .parts import OutputKey
@@ -56,11 +56,12 @@ def resolve_objective(
     for given, is_weighted in ((metrics, False), (weighted_metrics, True)):
         for key, items in _metrics_per_output(given):
             taken = {m.name for m in measures if m.output == key}
-            resolved = resolve_metrics(items)
-            for position, (name, metric) in enumerate(resolved.items()):
+            listed = listed_metrics(items)
+            resolved = resolve_metrics([item for _, item in listed])
+            length = len(items) if isinstance(items, (list, tuple)) else 1
+            for (position, item), (name, metric) in zip(listed, resolved.items()):
                 full = f"weighted_{name}" if is_weighted and name in taken else name
-                item = items[position] if isinstance(items, (list, tuple)) else items
-                listed_at = (position, len(resolved)) if _is_about_one(item) else None
+                listed_at = (position, length) if _is_about_one(item) else None
                 measures.append(
                     Measure(key, full, metric, is_weighted, listed_at, item)
                 )

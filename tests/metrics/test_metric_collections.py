@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MetricCollection` of torchmetrics: each member is a figure."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipufit import ConfigError, IPUConfig, IPUModel
+from ipufit.errors import UnsupportedError
+from ipufit.metrics import resolve_metric, resolve_metrics
+from ipufit.metrics.torchmetrics_adapter import is_collection
+from tests.metrics.harness import figure
+from tests.strategies import examples
+
+NUM_CLASSES = 3
+
+
+class Counting(torch.nn.Module):
+    """A metric with the methods of torchmetrics: a sum, plus a number of its own."""
+
+    higher_is_better = True
+
+    def __init__(self, plus=0.0):
+        super().__init__()
+        self.plus, self.total = plus, 0.0
+
+    def update(self, outputs, targets):
+        self.total += float(outputs.sum())
+
+    def compute(self):
+        return torch.tensor(self.total + self.plus)
+
+    def reset(self):
+        self.total = 0.0
+
+
+class Collection(torch.nn.ModuleDict):
+    """What ipufit touches of a `MetricCollection`."""
+
+    compute_groups = update = compute = reset = lambda self, *given: None
+    prefix = ""
+
+    def items(self, keep_base=False, copy_state=True):
+        assert not keep_base
+        return {self.prefix + n: one for n, one in self._modules.items()}.items()
+
+
+def doubles(*pluses):
+    collection = Collection()
+    for plus in pluses:
+        collection[f"m{plus}"] = Counting(plus)
+    return collection
+
+
+def test_each_member_is_a_metric_under_its_own_name():
+    collection = doubles(0, 10)
+    collection.prefix = "my_"
+    metrics = resolve_metrics(["mae", collection, "mse"])
+    assert list(metrics) == ["mae", "my_m0", "my_m10", "mse"]
+    assert [metrics[name].direction for name in ("my_m0", "my_m10")] == ["max", "max"]
+    for name, plus in (("my_m0", 0), ("my_m10", 10)):
+        outputs = torch.arange(7.0)
+        assert figure(metrics[name], outputs, outputs, None, (3,)) == 21.0 + plus
+    assert list(resolve_metrics(doubles(1, 2))) == ["m1", "m2"]
+    assert list(resolve_metrics([doubles(1), doubles(1)])) == ["m1", "m1_1"]
+
+
+def test_a_metric_is_in_one_place_only():
+    collection = doubles(0)
+    with pytest.raises(ConfigError, match="'m0' twice, as one object"):
+        resolve_metrics([collection, collection])
+    with pytest.raises(ConfigError, match="'counting' twice, as one object"):
+        resolve_metrics([collection, collection["m0"]])
+    with pytest.raises(UnsupportedError, match="has several metrics"):
+        resolve_metric(collection)
+
+
+def test_other_dicts_of_modules_are_no_collections():
+    assert is_collection(doubles(0))
+    assert not is_collection(torch.nn.ModuleDict({"a": torch.nn.Linear(1, 1)}))
+    assert not is_collection({"a": Counting()})
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = self.body(x)
+        return {"a": x, "b": x * 2}
+
+
+def test_members_are_figures_of_one_output():
+    x, y = torch.rand(8, 2), torch.rand(8, 2)
+    model = IPUModel(TwoHeads(), IPUConfig(micro_batch_size=2, device_iterations=2))
+    targets = {"a": y, "b": y}
+
+    def evaluated(metrics):
+        model.compile("sgd", "mse", metrics=metrics)
+        return model.evaluate(x, targets, verbose=0)
+
+    by_name = evaluated({"b": ["mae", doubles(0, 1)]})
+    total = model.predict(x, verbose=0)["b"].sum().item()
+    assert by_name["b_m0"] == pytest.approx(total, abs=1e-5)
+    assert by_name["b_m1"] == pytest.approx(total + 1, abs=1e-5)
+    assert "a_m0" not in by_name
+    by_place = evaluated(["mae", doubles(0, 1)])  # one for each output, as in Keras
+    assert sorted(set(by_place) - {"loss", "a_loss", "b_loss"}) == [
+        "a_mae",
+        "b_m0",
+        "b_m1",
+    ]
+    assert by_place["b_m1"] == by_name["b_m1"]
+
+
+# torchmetrics itself ------------------------------------------------------------------
+
+
+@pytest.fixture
+def tm():
+    return pytest.importorskip("torchmetrics")
+
+
+def collection_of(tm, **settings):
+    own = {"num_classes": NUM_CLASSES, "average": "macro"}
+    return tm.MetricCollection(
+        {
+            "f1": tm.classification.MulticlassF1Score(**own),
+            "precision": tm.classification.MulticlassPrecision(**own),
+            "auroc": tm.classification.MulticlassAUROC(NUM_CLASSES),
+        },
+        **settings,
+    )
+
+
+def trained_and_evaluated(metrics, x, y, **config):
+    torch.manual_seed(0)
+    model = IPUModel(torch.nn.Linear(4, NUM_CLASSES), IPUConfig(**config))
+    model.compile("sgd", "cross_entropy", metrics=metrics)
+    history = model.fit(x, y, 8, epochs=2, shuffle=False, verbose=0)
+    return history.history, model.evaluate(x, y, verbose=0), model.predict(x, verbose=0)
+
+
+@pytest.mark.parametrize("groups", [True, False, [["f1", "precision"], ["auroc"]]])
+def test_figures_are_torchmetrics_own_of_all_samples(tm, groups):
+    torch.manual_seed(1)
+    x, y = torch.randn(48, 4), torch.randint(0, NUM_CLASSES, (48,))
+    given = collection_of(tm, prefix="p/", postfix="_q", compute_groups=groups)
+    layout = {"micro_batch_size": 2, "replicas": 2, "device_iterations": 3}
+    history, figures, outputs = trained_and_evaluated(
+        ["accuracy", given], x, y, **layout
+    )
+    reference = collection_of(tm, prefix="p/", postfix="_q", compute_groups=False)
+    reference.update(outputs, y)
+    expected = {name: value.item() for name, value in reference.compute().items()}
+    assert set(expected) == {"p/f1_q", "p/precision_q", "p/auroc_q"}
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    assert set(history) == {"loss", "accuracy", *expected}
+    alone, _, _ = trained_and_evaluated(
+        [given["p/f1_q"], given["p/precision_q"], given["p/auroc_q"]], x, y, **layout
+    )
+    assert alone["multiclass_f1_score"] == history["p/f1_q"]
+    assert alone["multiclass_precision"] == history["p/precision_q"]
+    assert alone["multiclass_auroc"] == history["p/auroc_q"]
+
+
+def test_members_that_agree_at_first_keep_their_own_figures(tm):
+    """torchmetrics makes one group of them after the first batch."""
+    outputs = torch.tensor([0.1, 0.9, 0.9, 0.1, 0.6, 0.6])
+    targets = torch.tensor([0, 1, 1, 0, 1, 1])
+    accuracy = tm.classification.BinaryAccuracy
+    used = tm.MetricCollection({"low": accuracy(0.5), "strict": accuracy(0.8)})
+    metrics = resolve_metrics([copy.deepcopy(used)])
+    values = [figure(one, outputs, targets, None, (2,)) for one in metrics.values()]
+    assert values == pytest.approx([1.0, 4 / 6])
+    for rows in (slice(0, 2), slice(2, 6)):
+        used.update(outputs[rows], targets[rows])
+    assert used.compute()["strict"] == 1.0  # what is avoided
+    metrics = resolve_metrics([used])  # its groups share their states by now
+    for metric in metrics.values():
+        metric.reset()
+    values = [figure(one, outputs, targets, None, (2,)) for one in metrics.values()]
+    assert values == pytest.approx([1.0, 4 / 6])
+
+
+@settings(max_examples=examples(20))
+@given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(1, 30), max_size=3))
+def test_any_division_into_batches_gives_the_same(seed, cuts):
+    tm = pytest.importorskip("torchmetrics")
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(31, NUM_CLASSES, generator=generator)
+    targets = torch.randint(0, NUM_CLASSES, (31,), generator=generator)
+    reference = collection_of(tm)
+    reference.update(outputs, targets)
+    for name, metric in resolve_metrics([collection_of(tm)]).items():
+        metric.reset()
+        bounds = sorted({0, 31, *cuts})
+        for begin, end in zip(bounds, bounds[1:]):
+            metric.update(outputs[begin:end], targets[begin:end])
+        assert metric.result() == pytest.approx(reference.compute()[name].item())
