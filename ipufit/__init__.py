@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .callbacks import (
         BackupAndRestore,
         Callback,
+        CometLogger,
         CSVLogger,
         EarlyStopping,
         GradientMonitor,
@@ -86,6 +87,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointStore",
     "CheckpointWarning",
+    "CometLogger",
     "ConfigError",
     "ConstantBuffersWarning",
     "CopiedModuleWarning",

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import types
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,13 @@ import torch
 
 import ipufit
 from ipufit import IPUConfig
-from tests.callbacks.trackers import MLflowDouble, TensorBoardDouble, WandbDouble
+from tests.callbacks.trackers import (
+    CometDouble,
+    MLflowDouble,
+    PyplotDouble,
+    TensorBoardDouble,
+    WandbDouble,
+)
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -50,14 +57,33 @@ ELSEWHERE = {  # pages whose code another test runs, which also looks at its res
         if page.startswith("migrate/")
     },
     "reference/by-hand.md": "test_by_hand.py::test_the_code_of_the_page_runs",
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {
+    "augmentation.md": 2,
+    "benchmarking.md": 4,
+    "callbacks.md": 16,
+    "config.md": 4,
+    "memory.md": 1,
+    "pipelines.md": 5,
+    "precision.md": 5,
+    "optimizers.md": 8,
+    "traced.md": 2,
+    "weights.md": 3,
 }
 
 
 @pytest.fixture
 def services(monkeypatch):
     """Doubles of the services that figures are passed on to."""
-    doubles = TensorBoardDouble(), WandbDouble(), MLflowDouble()
-    for name, double in zip(("torch.utils.tensorboard", "wandb", "mlflow"), doubles):
+    doubles = {
+        "torch.utils.tensorboard": TensorBoardDouble(),
+        "wandb": WandbDouble(),
+        "mlflow": MLflowDouble(),
+        "comet_ml": CometDouble(),
+    }
+    if find_spec("matplotlib") is None:
+        doubles["matplotlib.pyplot"] = PyplotDouble()
+    for name, double in doubles.items():
         monkeypatch.setitem(sys.modules, name, double)
 
 

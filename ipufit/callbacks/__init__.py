@@ -13,6 +13,7 @@ from ipufit._lazy import imported_at_first_use
 if TYPE_CHECKING:
     from .backup_and_restore import BackupAndRestore
     from .base import Callback, CallbackList
+    from .comet_logger import CometLogger
     from .csv_logger import CSVLogger
     from .early_stopping import EarlyStopping
     from .gradient_monitor import GradientMonitor
@@ -35,6 +36,7 @@ __all__ = [
     "CSVLogger",
     "Callback",
     "CallbackList",
+    "CometLogger",
     "EarlyStopping",
     "GradientMonitor",
     "History",
@@ -56,6 +58,7 @@ __all__ = [
 _HOMES = {
     "backup_and_restore": ("BackupAndRestore",),
     "base": ("Callback", "CallbackList"),
+    "comet_logger": ("CometLogger",),
     "csv_logger": ("CSVLogger",),
     "early_stopping": ("EarlyStopping",),
     "gradient_monitor": ("GradientMonitor",),
