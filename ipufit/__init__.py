@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     )
     from .metrics import Metric, StreamedMetric
     from .mixing import Mixing
-    from .model import BenchmarkResult, IPUModel, compare
+    from .model import BenchmarkResult, IPUModel, LearningRateCurve, compare
     from .optimizers import Frozen, LossScaleRamp, Optimizer, PerEpoch, Schedule, freeze
     from .scalars import log
 
@@ -107,6 +107,7 @@ __all__ = [
     "IpufitError",
     "IpufitWarning",
     "LambdaCallback",
+    "LearningRateCurve",
     "LearningRateScheduler",
     "LossScaleRamp",
     "MLflowLogger",
@@ -159,7 +160,7 @@ _HOMES = {
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "mixing": ["Mixing"],
-    "model": ["BenchmarkResult", "IPUModel", "compare"],
+    "model": ["BenchmarkResult", "IPUModel", "LearningRateCurve", "compare"],
     "optimizers": [
         "Frozen",
         "LossScaleRamp",

@@ -63,6 +63,7 @@ PAGES = {
     "benchmarking.md": 4,
     "callbacks.md": 16,
     "config.md": 4,
+    "how-to/find-a-learning-rate.md": 3,
     "memory.md": 1,
     "pipelines.md": 5,
     "precision.md": 5,

@@ -28,6 +28,7 @@ from . import (
     fitting,
     inference,
     inspecting,
+    rate_finding,
     saving,
     weights,
 )
@@ -114,6 +115,7 @@ class IPUModel:
     predict_on_batch = batches.predict_on_batch
     build = building.build
     benchmark = benchmarking.benchmark
+    lr_find = rate_finding.lr_find
     summary = inspecting.summary
     reset_metrics = compiling.reset_metrics
 
