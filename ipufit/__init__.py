@@ -72,10 +72,19 @@ if TYPE_CHECKING:
     from .metrics import Metric, StreamedMetric
     from .mixing import Mixing
     from .model import BenchmarkResult, IPUModel, LearningRateCurve, compare
-    from .optimizers import Frozen, LossScaleRamp, Optimizer, PerEpoch, Schedule, freeze
+    from .optimizers import (
+        SWA,
+        Frozen,
+        LossScaleRamp,
+        Optimizer,
+        PerEpoch,
+        Schedule,
+        freeze,
+    )
     from .scalars import log
 
 __all__ = [
+    "SWA",
     "BackupAndRestore",
     "BakedInWarning",
     "BatchPlan",
@@ -166,6 +175,7 @@ _HOMES = {
         "LossScaleRamp",
         "Optimizer",
         "PerEpoch",
+        "SWA",
         "Schedule",
         "freeze",
     ],

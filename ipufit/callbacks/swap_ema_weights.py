@@ -16,7 +16,8 @@ class SwapEMAWeights(Callback):
     averages are the weights, as without this callback. Unlike Keras's, the average has
     the buffers of floats too, such as the statistics of batch norm.
 
-    It needs an optimizer that keeps an average: `Optimizer(..., ema_momentum=0.999)`.
+    It needs an optimizer that keeps an average: `Optimizer(..., ema_momentum=0.999)`,
+    or `Optimizer(..., swa=SWA(start_epoch=75))`. Until that begins, it is the weights.
 
     Args:
         swap_on_epoch: If True, the averages are in the model from the end of an epoch

@@ -87,8 +87,12 @@ class Training:
         if outputs is not None:
             self._stream(outputs, call)
         if self.average is not None:
-            with self.executors.weights_shown():
-                self.average.update(updates)
+            self.average.update(updates, self.executors.weights_shown)
+
+    def end_calls(self) -> None:
+        """Take in the weights at the end of an epoch, before it is validated."""
+        if self.average is not None:
+            self.average.end_epoch(self.executors.weights_shown)
 
     def finish(self) -> None:
         """Put the average of the weights in their place, as Keras does after `fit`."""

@@ -162,7 +162,7 @@ class IPUModel:
 
     @property
     def weight_average(self) -> WeightAverage | None:
-        """The running average of the weights (`ema_momentum`); None for none."""
+        """The average of the weights (`ema_momentum` or `swa`); None for none."""
         return None if self._settings is None else self._settings.average
 
     @property

@@ -1,37 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running averages of the weights, on the host."""
+"""Averages of the weights that are made while a model trains, on the host."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, ContextManager, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from ipufit._kinds import Kind, count, fields
 from ipufit.errors import ConfigError
 
 from .checks import check_number
+from .swa import SWA
+
+_COUNTS = "num_epochs", "epoch_ended_at", "num_averaged"
+"""Counts in states of `SWA`, besides the updates; moving averages have none of them."""
+
+Shown = Callable[[], ContextManager[None]]
+"""Makes a context in which a module has its newest weights."""
 
 
 class WeightAverage:
-    """An exponential moving average of a module's weights, as Keras keeps it.
+    """An average of a module's weights.
 
-    After the first update it is the weights; after each further one it becomes
-    `momentum * average + (1 - momentum) * weights`. Parameters are averaged, and
-    buffers of floats with them: the statistics of batch norm belong to the weights that
-    made them. Buffers of other dtypes are not, nor are 0-d ones, which are the host's
-    to change. They stay as training left them, and so does a value that isn't finite in
-    a buffer, such as a mask's.
+    With a momentum it is an exponential moving average, as Keras keeps it: after the
+    first update it is the weights; after each further one it becomes
+    `momentum * average + (1 - momentum) * weights`. With `SWA` it is the equal average
+    of the weights that are taken in, as `torch.optim.swa_utils.AveragedModel` with
+    `use_buffers=True` has it.
+
+    Parameters are averaged, and buffers of floats with them: the statistics of batch
+    norm belong to the weights that made them. Buffers of other dtypes are not, nor are
+    0-d ones, which are the host's to change. They stay as training left them, and so
+    does a value that isn't finite in a buffer, such as a mask's.
 
     Averages are kept in float32 at least: small steps would get lost in float16.
 
     Args:
         module: All its parameters are averaged, trainable or not.
-        momentum: From 0 to below 1.
+        momentum: From 0 to below 1; or the epochs or updates to average after.
 
     Attributes:
-        num_updates: Number of updates taken in so far.
+        num_updates: Number of updates so far.
+        num_averaged: Number of times that weights were taken in.
 
     Raises:
         ConfigError: The momentum is out of range.
@@ -49,33 +62,67 @@ class WeightAverage:
         5.0
     """
 
-    def __init__(self, module: torch.nn.Module, momentum: float) -> None:
-        check_number("WeightAverage", "momentum", momentum, least=0, below=1)
+    def __init__(self, module: torch.nn.Module, momentum: float | SWA) -> None:
+        self._swa = momentum if isinstance(momentum, SWA) else None
+        if not isinstance(momentum, SWA):
+            check_number("WeightAverage", "momentum", momentum, least=0, below=1)
+            self._momentum = momentum
         self._module = module
-        self._momentum = momentum
         self._averages: dict[str, Tensor] = {}
         self._kept: dict[str, Tensor] | None = None
-        self.num_updates = 0
+        self.num_updates = self.num_averaged = 0
+        self._num_epochs = self._epoch_ended_at = 0
 
-    @torch.no_grad()
-    def update(self, num_updates: int) -> None:
+    def update(self, num_updates: int, shown: Shown = contextlib.nullcontext) -> None:
         """Take in the weights that a call has left in the module.
 
         A call of several updates brings only its last weights to the host. Those
         between aren't seen: the average forgets as after all of them,
         `momentum ** num_updates`, and takes the last weights for the rest.
+
+        Args:
+            num_updates: Number of updates that the call has made.
+            shown: Has the newest weights in the module while they are taken in.
         """
-        share = 1.0 - self._momentum**num_updates
+        before = self.num_updates
+        self.num_updates += num_updates
+        if self._swa is None:
+            with shown():
+                self._take_in(1.0 - self._momentum**num_updates)
+        elif self._swa.is_due("updates", before, self.num_updates):
+            with shown():
+                self._take_in(1.0 / (self.num_averaged + 1))
+
+    def end_epoch(self, shown: Shown = contextlib.nullcontext) -> None:
+        """Take in the weights at the end of an epoch, if that is asked for.
+
+        A second time after the same update counts nothing: a run that was interrupted
+        in a validation comes to the end of the epoch again.
+
+        Args:
+            shown: As for `update`.
+        """
+        if self._swa is None or self._epoch_ended_at == self.num_updates:
+            return
+        self._epoch_ended_at = self.num_updates
+        self._num_epochs += 1
+        if self._swa.is_due("epochs", self._num_epochs - 1, self._num_epochs):
+            with shown():
+                self._take_in(1.0 / (self.num_averaged + 1))
+
+    @torch.no_grad()
+    def _take_in(self, share: float) -> None:
+        """Add the weights of now to the average, of which they become a share."""
         buffers = self._buffers()
         for name, tensor in self._averaged().items():
             weights = _widened(tensor)
-            if self.num_updates == 0:
+            if not self.num_averaged:
                 self._averages[name] = weights.clone()
                 continue
             moved = self._averages[name].lerp_(weights, share)
             if name in buffers:
                 torch.where(moved.isfinite(), moved, weights, out=moved)
-        self.num_updates += num_updates
+        self.num_averaged += 1
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
@@ -117,9 +164,13 @@ class WeightAverage:
         _copy(self._averages, self._averaged())
 
     def state_dict(self) -> dict[str, Any]:
-        """Give `num_updates`, and copies of the `averages` by name."""
+        """Give the counts, and copies of the `averages` by name."""
         averages = {name: value.clone() for name, value in self._averages.items()}
-        return {"num_updates": self.num_updates, "averages": averages}
+        state = {"num_updates": self.num_updates, "averages": averages}
+        if self._swa is None:
+            return state
+        counts = self._num_epochs, self._epoch_ended_at, self.num_averaged
+        return {**state, **dict(zip(_COUNTS, counts))}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state of `state_dict` that is of another module.
@@ -128,7 +179,7 @@ class WeightAverage:
             ConfigError: The state has other averages, or none after updates.
         """
         averages: Mapping[str, Tensor] = state["averages"]
-        tensors = self._averaged() if state["num_updates"] else {}
+        tensors = self._averaged() if self._num_averaged_in(state) else {}
         own = {n: (p.shape, _widest(p.dtype)) for n, p in tensors.items()}
         given = {n: (value.shape, value.dtype) for n, value in averages.items()}
         if not any(name in given for name in self._buffers()):  # from before they were
@@ -152,9 +203,17 @@ class WeightAverage:
         self.check_state(state)
         averages: Mapping[str, Tensor] = state["averages"]
         self.num_updates = state["num_updates"]
+        self.num_averaged = self._num_averaged_in(state)
+        self._num_epochs = state.get("num_epochs", 0)
+        self._epoch_ended_at = state.get("epoch_ended_at", 0)
         begun = {n: averages.get(n, t) for n, t in self._averaged().items()}
-        given = begun if self.num_updates else {}
+        given = begun if self.num_averaged else {}
         self._averages = {n: _widened(v).clone() for n, v in given.items()}
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all weights that are taken in count the same."""
+        return self._swa is not None
 
     @property
     def averages(self) -> dict[str, Tensor]:
@@ -162,6 +221,22 @@ class WeightAverage:
         return self._averages or {
             name: _widened(tensor) for name, tensor in self._averaged().items()
         }
+
+    @property
+    def state_kind(self) -> Kind:
+        """The kind of value that the counts in states of the same average are."""
+        names = ("num_updates",) if self._swa is None else ("num_updates", *_COUNTS)
+        return fields(dict.fromkeys(names, count))
+
+    @staticmethod
+    def is_of_swa(state: Mapping[str, Any]) -> bool:
+        """Whether a state is of an equal average, not of a moving one."""
+        return "num_averaged" in state
+
+    @staticmethod
+    def _num_averaged_in(state: Mapping[str, Any]) -> int:
+        """How often a state has taken in weights; of a moving average, whether."""
+        return int(state.get("num_averaged", state["num_updates"] > 0))
 
     def _averaged(self) -> dict[str, Tensor]:
         """The tensors of the module that are averaged, as they are now."""

@@ -40,7 +40,8 @@ class Optimization:
     Attributes:
         optimizer: One of `poptorch.optim`.
         num_updates: Number of updates made since `compile`.
-        ema_momentum: Momentum of the weights' running average; None for no average.
+        averaging: Momentum of the weights' running average, or the epochs or updates
+            to average the weights after; None for no average.
         automatic_loss_scaling: Whether the options must turn it on.
         needs_running_mean: Whether the options must ask for
             `MeanReductionStrategy.Running`: the optimiser clips what has not been
@@ -56,7 +57,7 @@ class Optimization:
     ) -> None:
         self.optimizer = optimizer
         self.num_updates = 0
-        self.ema_momentum = spec.ema_momentum if spec else None
+        self.averaging = spec.averaging if spec else None
         self.automatic_loss_scaling = bool(spec and spec.is_scaled_automatically)
         self.needs_running_mean = bool(
             spec and spec.name == "sgd" and spec.global_clipnorm is not None

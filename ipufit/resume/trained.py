@@ -107,12 +107,7 @@ class TrainedState:
                 f"The checkpoint is of {saved['class']}, and compile() got "
                 f"{type(optimizer).__name__}. Compile with the same optimizer."
             )
-        if (state["average"] is None) != (self.average is None):
-            raise ConfigError(
-                "Of checkpoint and optimizer, one keeps a running average of the "
-                "weights (ema_momentum) and the other doesn't. Compile with the same "
-                "optimizer."
-            )
+        self._check_kind_of_average(state["average"])
         groups = [_plain_group(group) for group in optimizer.param_groups]
         if len(saved["groups"]) != len(groups):
             raise ConfigError(
@@ -127,7 +122,29 @@ class TrainedState:
         }
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
+            check_form(checkpoint, fields({"average": self.average.state_kind}))
             self.average.check_state(self._averages(checkpoint))
+
+    def _check_kind_of_average(self, saved: Mapping[str, Any] | None) -> None:
+        """Refuse the state of another average than is kept.
+
+        Raises:
+            ConfigError: One of the two is missing, or they are of two kinds.
+        """
+        if (saved is None) != (self.average is None):
+            raise ConfigError(
+                "Of checkpoint and optimizer, one keeps an average of the weights "
+                "(ema_momentum or swa) and the other doesn't. Compile with the same "
+                "optimizer."
+            )
+        if saved is None or self.average is None:
+            return
+        if WeightAverage.is_of_swa(saved) != self.average.is_equal:
+            raise ConfigError(
+                "Of checkpoint and optimizer, one keeps a moving average of the "
+                "weights (ema_momentum), and the other an equal one (swa). Compile "
+                "with the same optimizer."
+            )
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Set weights, optimiser, averages and schedule as a checkpoint has them.
