@@ -67,7 +67,7 @@ PAGES = {
     "memory.md": 1,
     "pipelines.md": 5,
     "precision.md": 5,
-    "optimizers.md": 8,
+    "optimizers.md": 10,
     "traced.md": 2,
     "weights.md": 3,
 }

@@ -30,6 +30,7 @@ from . import (
     inspecting,
     rate_finding,
     saving,
+    statistics,
     weights,
 )
 from .parts import CompileSettings, PastData, Runs
@@ -126,6 +127,7 @@ class IPUModel:
     save_weights = weights.save_weights
     load_weights = weights.load_weights
     swap_weights = compiling.swap_weights
+    update_bn = statistics.update_bn
 
     # Checkpoints: weights and the optimiser's state, and in a callback the whole run.
     checkpoint = saving.checkpoint
