@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the file system, raised with the path and with advice."""
+"""Files: errors with the path and with advice, whole files, their digests."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
-from typing import Iterator
+from pathlib import Path
+from typing import Any, Callable, Iterator
 
 from .errors import FileError, IpufitError
 
@@ -50,3 +52,26 @@ def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
         )
         error.errno = cause.errno
         raise error from cause
+
+
+def written_beside(target: Path, write: Callable[[Path], Any]) -> Path:
+    """Write a file under another name, in the folder of its own, and have it synced."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        write(partial)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+    except BaseException:
+        if partial.exists():
+            partial.unlink()
+        raise
+    return partial
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()

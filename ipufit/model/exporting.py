@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ipufit._files import file_errors
+from ipufit._files import file_errors, sha256_of, written_beside
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, tree_map
 from ipufit._version import __version__
@@ -30,14 +29,16 @@ from ipufit.engine import (
     give_shapes,
     named_outputs,
 )
-from ipufit.errors import IpufitError, UnsupportedError
+from ipufit.errors import DataError, IpufitError, UnknownNameError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
 
 from .evaluating import inference_plan, rows_to_evaluate
+from .exporting_module import ExportedModule
 from .parts import Model
 
 _FORMAT_VERSION = 1
+_FORMATS_BY_SUFFIX = {".pt2": "torch", ".onnx": "onnx"}
 _NAME_IN_FOLDER = "executable.popef"
 """The name that Triton's back end looks for in the folder of a version of a model."""
 
@@ -45,12 +46,19 @@ _NAME_IN_FOLDER = "executable.popef"
 def export(
     self: Model,
     path: PathLike,
-    x: Any,
+    x: Any = None,
     batch_size: int | None = None,
     *,
+    format: str | None = None,
     with_module: bool = True,
 ) -> dict[str, Any]:
-    """Write the compiled inference program to a file, with the weights of now.
+    """Write the model as a program to a file, in eval mode, with the weights of now.
+
+    `"popef"`, for IPUs: the compiled inference program. `"torch"`, for any machine: a
+    `torch.export.ExportedProgram`, which `torch.export.load` reads. `"onnx"`: an ONNX
+    model, for which torch 2.5 and newer needs `onnxscript`. Programs of these two take
+    any number of rows, and compute in float32 what `predict` computes. What follows is
+    about the first.
 
     `poptorch.load(path)` gives an executor that runs it without ipufit: it takes what
     `forward` takes, with the rows of a call, and returns what `forward` returns in eval
@@ -67,8 +75,11 @@ def export(
     Args:
         path: The file; of a directory that exists, the file `executable.popef` in it.
         x: Inputs to compile for, as for `build`: a batch, data, or tensors of shapes
-            and types only.
-        batch_size: As for `predict`.
+            and types only. None for those of the last run.
+        batch_size: As for `predict`. For torch and ONNX the only number of rows that
+            the program takes; None for any.
+        format: `"popef"`, `"torch"` or `"onnx"`. None for what the end of `path` says:
+            `.pt2` and `.onnx`, and all others are for IPUs.
         with_module: Pickle the module into the file, which `poptorch.load` needs. A
             Triton server doesn't. Load only such files as you trust.
 
@@ -77,8 +88,9 @@ def export(
         samples per call and the factors that make it, versions, size and SHA-256.
 
     Raises:
-        DataError: Data that can't be used.
-        UnsupportedError: The module can't be pickled.
+        DataError: Data that can't be used, or none was given and none had before.
+        ConfigError: There is no such format, or a package for it isn't installed.
+        UnsupportedError: The module can't be pickled, or torch can't export it.
         FileError: The file can't be written.
         Error: PopTorch refuses something (`ipufit.poptorch.Error`).
 
@@ -95,20 +107,19 @@ def export(
         >>> about["inputs"]
         [{'name': 'input', 'shape': [8, 4], 'dtype': 'float32'}]
     """
-    source = example_of(
-        x,
-        inputs_only=True,
-        num_workers=self.config.num_workers,
-        processes=self.processes,
-    )
+    chosen = _format_of(path, format)
+    source = _example(self, x)
     give_shapes(self.module, source)
     self._executors.fetch_weights()
     self._executors.share_buffers()
-    self._executors.detach()
     target = Path(path)
+    num_updates = self._settings.optimization.num_updates if self._settings else 0
+    if chosen != "popef":
+        exported = ExportedModule(self.module, source, batch_size)
+        return written_by_one(lambda: exported.write(target, chosen, num_updates))
+    self._executors.detach()
     if target.is_dir():
         target /= _NAME_IN_FOLDER
-    num_updates = self._settings.optimization.num_updates if self._settings else 0
 
     def write() -> dict[str, Any]:
         before = HostRandomState()
@@ -119,6 +130,41 @@ def export(
             before.put_back()
 
     return written_by_one(write)
+
+
+def _format_of(path: PathLike, format_: str | None) -> str:
+    """The format that is asked for, or that the end of a path says.
+
+    Raises:
+        UnknownNameError: There is no such format.
+    """
+    if format_ is None:
+        return _FORMATS_BY_SUFFIX.get(Path(path).suffix.lower(), "popef")
+    known = "popef", *_FORMATS_BY_SUFFIX.values()
+    if format_ not in known:
+        raise UnknownNameError("format", str(format_), known)
+    return format_
+
+
+def _example(model: Model, x: Any) -> Source:
+    """Samples to compile for: those given, or those of the last run.
+
+    Raises:
+        DataError: Nothing is given, and no run was made.
+    """
+    if x is None and model._data.source is None:
+        raise DataError(
+            "export() needs to know the inputs' shapes: pass x, a batch or tensors on "
+            'the device "meta". (After a run of the model x may be left out.)'
+        )
+    if x is None and model._data.source is not None:
+        return model._data.source
+    return example_of(
+        x,
+        inputs_only=True,
+        num_workers=model.config.num_workers,
+        processes=model.processes,
+    )
 
 
 class _Exported:
@@ -173,12 +219,12 @@ class _Exported:
         try:
             with file_errors("can't be written", target):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                partial = _written_beside(
+                partial = written_beside(
                     target, lambda part: self._save(part, with_module=with_module)
                 )
                 about["bytes"] = partial.stat().st_size
-                about["sha256"] = _sha256(partial)
-                described = _written_beside(
+                about["sha256"] = sha256_of(partial)
+                described = written_beside(
                     Path(f"{target}.json"),
                     lambda part: part.write_text(json.dumps(about, indent=2) + "\n"),
                 )
@@ -306,25 +352,3 @@ def _described(values: Any, plan: BatchPlan | None) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def _written_beside(target: Path, write: Callable[[Path], Any]) -> Path:
-    """Write a file under another name, in the folder of its own, and have it synced."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        write(partial)
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-    except BaseException:
-        if partial.exists():
-            partial.unlink()
-        raise
-    return partial
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
