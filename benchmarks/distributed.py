@@ -19,9 +19,9 @@ import sys
 import time
 from collections import defaultdict
 from functools import partial
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
-from . import page
+from . import page, pictures
 from .crews import Crew
 from .results import FIRST_LOSS_TOLERANCE, Spread
 from .runs import stop_in_order
@@ -120,8 +120,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--turns", type=int, default=5, help="of each contestant")
     add("--minutes", type=float, default=5.0, help="after which no turn begins")
     add("--quick", action="store_true", help="few samples and one turn, to try it")
-    add("--write", action="store_true", help="put the results into docs/benchmarks.md")
+    add("--write", action="store_true", help="put the results into docs/")
     args = parser.parse_args(arguments)
+    if args.write:
+        pictures.refuse_without_matplotlib(parser)
     if args.quick:
         args.turns = 1
     return args
@@ -150,7 +152,8 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n" + "\n\n".join(parts[-3:]), flush=True)
     if args.write:
         settings = f"{page.machine()} At most {args.turns} turns."
-        page.write("distributed", "\n\n".join([settings, *parts]))
+        rows = _rows(measured, args.workloads, layouts, quick=args.quick)
+        page.write("distributed", settings, parts, rows)
     return 1 if unlike else 0
 
 
@@ -243,24 +246,54 @@ def measure_calls(
 # Reporting ----------------------------------------------------------------------------
 
 
+def _rows(
+    measured: Measured, workloads: list[str], layouts: list[Layout], *, quick: bool
+) -> list[dict[str, Any]]:
+    """The speeds in `docs/benchmarks.json`."""
+    return [
+        {
+            "workload": workload,
+            "processes": layout.processes,
+            "threads": layout.threads,
+            "samples_per_second": {
+                name: round(value)
+                for name, value in _throughputs(
+                    measured, workload, layout, quick=quick
+                ).items()
+            },
+        }
+        for workload in workloads
+        for layout in layouts
+    ]
+
+
+def _throughputs(
+    measured: Measured, workload: str, layout: Layout, *, quick: bool
+) -> dict[str, float]:
+    """Samples per second of each contestant, by the clock."""
+    found = find(workload, quick=quick)
+    samples = found.num_train * found.epochs
+    turns = {name: measured.turns[workload, layout, name] for name in TITLES}
+    return {
+        name: samples / Spread.of(turn.wall for turn in each).median
+        for name, each in turns.items()
+    }
+
+
 def _speeds(
     measured: Measured, workload: str, layouts: list[Layout], *, quick: bool
 ) -> str:
-    found = find(workload, quick=quick)
-    samples = found.num_train * found.epochs
     rows = []
     for layout in layouts:
-        row = [str(layout)]
-        for name in TITLES:
-            walls = [turn.wall for turn in measured.turns[workload, layout, name]]
-            row.append(f"{samples / Spread.of(walls).median:.0f}")
+        speeds = _throughputs(measured, workload, layout, quick=quick)
+        row = [str(layout), *(f"{speed:.0f}" for speed in speeds.values())]
         row.append(spread(measured.ratios(workload, layout, BASELINE)))
         best = [measured.best(workload, layout, one) for one in (BASELINE, "ipufit")]
         row.append(f"{best[0] / best[1]:.2f}")
         row.append(spread(measured.ratios(workload, layout, BASELINE, "cpu")))
         row.append(spread(measured.ratios(workload, layout, "usual")))
         rows.append(row)
-    heading = [f"{found.title}: samples/s", *TITLES.values()]
+    heading = [f"{WORKLOADS[workload].title}: samples/s", *TITLES.values()]
     ratios = ["ipufit to fast", "best turns", "CPU time", "ipufit to usual"]
     return table([*heading, *ratios], rows)
 

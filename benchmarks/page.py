@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docs/benchmarks.md`: prose by hand, with parts that the benchmarks write."""
+"""What the benchmarks write into `docs/`: results, tables and pictures.
+
+    python -m benchmarks.page
+
+draws all pictures again; nothing is measured.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 from pathlib import Path
+from typing import Any, Mapping, Sequence
 
+from . import pictures
 from .contestants import CONTESTANTS
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE = DOCS / "benchmarks.md"
+APPENDIX = "benchmarks-appendix.md"
+"""Has the tables, between lines that name the command which writes them."""
+RESULTS = "benchmarks.json"
+"""Has the results that pictures are drawn from, by part."""
 
 
 def markers(name: str) -> tuple[str, str]:
@@ -43,12 +54,53 @@ def replaced(page: str, name: str, text: str) -> str:
     return f"{before}{first}\n\n{text.strip()}\n\n{last}{after}"
 
 
-def write(name: str, text: str, plots: dict[str, str] | None = None) -> None:
-    """Put a text, and plots by file name, into the docs."""
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(replaced(page, name, text), encoding="utf-8")
-    for file, plot in (plots or {}).items():
-        (DOCS / file).write_text(plot, encoding="utf-8")
+def write(
+    command: str, settings: str, tables: Sequence[str], rows: Sequence[Mapping] = ()
+) -> None:
+    """Put results into the docs: the tables, the rows, and the picture of these.
+
+    Args:
+        command: The module and switches that wrote them; the part's name is last.
+        settings: Machine, versions and number of turns.
+        tables: Paragraphs and tables in Markdown; empty ones are left out.
+        rows: What was measured, for `docs/benchmarks.json` and the picture.
+    """
+    appendix, part = DOCS / APPENDIX, command.split()[-1]
+    text = "\n\n".join(one for one in (settings, *tables) if one)
+    page = appendix.read_text(encoding="utf-8")
+    appendix.write_text(replaced(page, command, text), encoding="utf-8")
+    results = read()
+    results[part] = {"measured_on": settings, "rows": list(rows)}
+    (DOCS / RESULTS).write_text(dumps(results), encoding="utf-8")
+    pictures.draw(part, rows, DOCS)
+
+
+def read() -> dict[str, Any]:
+    """The results: by part, `measured_on` and `rows`."""
+    return json.loads((DOCS / RESULTS).read_text(encoding="utf-8"))
+
+
+def dumps(results: Mapping[str, Any]) -> str:
+    """JSON with a line for each row, so that a change can be read.
+
+    Example:
+        >>> print(dumps({"a": {"measured_on": "b", "rows": [{"c": 1}, {"c": 2}]}}))
+        {
+        "a": {"measured_on": "b", "rows": [
+        {"c": 1},
+        {"c": 2}
+        ]}
+        }
+        <BLANKLINE>
+    """
+    parts = []
+    for name, part in results.items():
+        rows = ",\n".join(json.dumps(row) for row in part["rows"])
+        said = json.dumps(part["measured_on"])
+        parts.append(
+            f'{json.dumps(name)}: {{"measured_on": {said}, "rows": [\n{rows}\n]}}'
+        )
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def machine() -> str:
@@ -74,3 +126,15 @@ def _processor() -> str:
     models = [line.partition(":")[2].strip() for line in lines if "model name" in line]
     cores = f"{len(models)} cores" if models else "unknown number of cores"
     return f"{models[0] if models else platform.machine()}, {cores}"
+
+
+def main() -> None:
+    """Draw all pictures again."""
+    for part, results in read().items():
+        path = pictures.draw(part, results["rows"], DOCS)
+        if path is not None:
+            print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,17 +17,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import page, workloads
+from . import page, pictures, workloads
 from .bars import measure_bars
 from .contestants import CONTESTANTS, DEFAULT, PLAIN
-from .results import Measured, Spread, complaints, differences
+from .results import Measured, Row, Spread, complaints, differences
 from .runs import Runner, caches, import_seconds, interleaved, stop_in_order
-from .svg import Bars, bar_chart
-from .tables import details, overview, spread, table
+from .tables import details, overview, rounded, spread, table
 from .worker import OPERATIONS, Job
 
 PARTS = ("peers", "networks", "threads")
-"""Of the page: all contestants, other networks, two threads."""
+"""Of the appendix: all contestants, other networks, two threads."""
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -52,13 +51,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--bars", type=int, default=0, metavar="TURNS",
         help="measure what the bar costs as well")  # fmt: skip
     add("--write", nargs="?", const="peers", choices=PARTS,
-        help="put the results into this part of docs/benchmarks.md")  # fmt: skip
+        help="put the results into docs/, as this part")  # fmt: skip
     args = parser.parse_args(arguments)
     for name in args.workloads:
         try:
             workloads.find(name)
         except ValueError as error:
             parser.error(str(error))
+    if args.write:
+        pictures.refuse_without_matplotlib(parser)
     return args
 
 
@@ -96,14 +97,11 @@ def main(arguments: list[str] | None = None) -> int:
     absent += _absences(measured)
     print("\n" + "\n\n".join([_overviews(measured), imports, bars, "\n".join(absent)]))
     if args.write:
-        plot_name = f"benchmarks-{args.write}.svg"
-        image = f"![CPU speed of training]({plot_name})"
-        text = [_settings(args), _overviews(measured), image, imports, bars]
-        text += ["\n".join(f"- {line}" for line in absent)]
-        text += ["### In full", _details(measured, args.workloads)]
-        name = f"peers --write {args.write}"
-        plots = {plot_name: plot(measured, args.threads)}
-        page.write(name, "\n\n".join(part for part in text if part), plots)
+        tables = [_overviews(measured), imports, bars]
+        tables += ["\n".join(f"- {line}" for line in absent)]
+        tables += ["### In full", _details(measured, args.workloads)]
+        rows = [_row(row) for row in measured.rows()]
+        page.write(f"peers --write {args.write}", _settings(args), tables, rows)
     return 1 if unlike else 0
 
 
@@ -150,31 +148,21 @@ def measure_imports(runner: Runner, names: list[str], repeats: int) -> str:
     )
 
 
-def plot(measured: Measured, threads: int) -> str:
-    """Bars of the CPU speed in training, a panel for each workload."""
-    rows = [row for row in measured.rows() if row.contestant != PLAIN]
-    panels = [
-        Bars(
-            f"{workload} {operation}",
-            [
-                (CONTESTANTS[row.contestant].title, *row.speed)
-                for row in rows
-                if (row.workload, row.operation) == (workload, operation)
-            ],
-            frozenset(
-                entry.title
-                for entry in CONTESTANTS.values()
-                if entry.package == "ipufit"
-            ),
-        )
-        for workload, operation in dict.fromkeys(
-            (row.workload, row.operation) for row in rows
-        )
-        if operation == "train"
-    ]
-    return bar_chart(
-        panels, f"CPU speed of training, plain loop = 1, threads: {threads}"
-    )
+def _row(row: Row) -> dict[str, Any]:
+    """A row of `docs/benchmarks.json`; lists are median, least and greatest."""
+    cached = row.cached_seconds
+    return {
+        "workload": row.workload,
+        "operation": row.operation,
+        "contestant": row.contestant,
+        "cpu_speed": rounded(row.speed),
+        "wall_speed": rounded(row.wall_speed),
+        "cpu_seconds": round(row.cpu_seconds.median, 3),
+        "set_up_seconds": round(row.set_up_seconds, 2),
+        "first_seconds": round(row.first_seconds, 2),
+        "cached_seconds": None if cached is None else round(cached, 2),
+        "memory": rounded(row.memory),
+    }
 
 
 def _overviews(measured: Measured) -> str:

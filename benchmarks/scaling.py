@@ -20,12 +20,11 @@ import sys
 from pathlib import Path
 from typing import Any, Iterable, NamedTuple
 
-from . import page
+from . import page, pictures
 from .point import Point
 from .results import Spread
 from .runs import Runner, caches, stop_in_order
-from .svg import Lines, line_chart
-from .tables import spread, table
+from .tables import rounded, spread, table
 
 _MICRO, _MEGA = 1e6, 1e6
 
@@ -116,8 +115,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--repeats", type=int, default=3, help="turns of each setting")
     add("--quick", action="store_true", help="two settings of each axis, to try it")
     add("--journal", type=Path, help="keep results here; go on if some are there")
-    add("--write", action="store_true", help="put the results into docs/benchmarks.md")
-    return parser.parse_args(arguments)
+    add("--write", action="store_true", help="put the results into docs/")
+    args = parser.parse_args(arguments)
+    if args.write:
+        pictures.refuse_without_matplotlib(parser)
+    return args
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,10 +137,9 @@ def main(arguments: list[str] | None = None) -> int:
         summary = f"Cost grows as the number of samples to the power of {slope:.3f}."
         print(f"\n{summary}")
     if args.write:
-        parts = [page.machine(), summary, "![Cost by size](benchmarks-scaling.svg)"]
-        parts += [_table(axis, costs) for axis, costs in measured.items()]
-        text = "\n\n".join(part for part in parts if part)
-        page.write("scaling", text, {"benchmarks-scaling.svg": plot(measured)})
+        tables = [_table(axis, costs) for axis, costs in measured.items()]
+        rows = [_row(axis, one) for axis in measured for one in measured[axis]]
+        page.write("scaling", page.machine(), [summary, *tables], rows)
     return 0
 
 
@@ -180,22 +181,16 @@ def _table(axis: str, costs: list[Cost]) -> str:
     )
 
 
-def plot(measured: dict[str, list[Cost]]) -> str:
-    """A panel for each axis: time and memory."""
-    panels = []
-    for axis, costs in measured.items():
-        values = [getattr(one.point, axis) for one in costs]
-        panels.append(
-            Lines(
-                AXES[axis][0],
-                values,
-                {
-                    "CPU µs/sample": [one.sample_us.median for one in costs],
-                    "memory, MB": [max(0.0, one.memory_mb.median) for one in costs],
-                },
-            )
-        )
-    return line_chart(panels, "ipufit on its emulator, an MLP, by the size of things")
+def _row(axis: str, one: Cost) -> dict[str, Any]:
+    """A setting in `docs/benchmarks.json`; lists are median, least and greatest."""
+    return {
+        "axis": axis,
+        "value": getattr(one.point, axis),
+        "cpu_us_per_sample": rounded(one.sample_us),
+        "cpu_us_per_call": rounded(one.call_us, 0),
+        "wall_us_per_sample": rounded(one.wall_us),
+        "memory_mb": rounded(one.memory_mb, 1),
+    }
 
 
 def _report(line: str) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from . import page
 from .results import Spread
 from .runs import terminal
-from .tables import spread, table
+from .tables import rounded, spread, table
 from .workloads import W2
 
 _MICRO = 1e6
@@ -200,16 +200,24 @@ def measure(repeats: int) -> dict[str, list[float]]:
     return taken
 
 
-def report(taken: dict[str, list[float]]) -> str:
-    """A table with a line per layer; what it adds is worked out turn by turn."""
-    lines = []
+def added(taken: dict[str, list[float]]) -> dict[str, tuple[Spread, Spread]]:
+    """What each layer takes, and what it adds, which is worked out turn by turn."""
+    found = {}
     for layer in LAYERS:
         own = [
             value - sum(taken[name][turn] for name in layer.below)
             for turn, value in enumerate(taken[layer.way])
         ]
-        cells = [spread(Spread.of(each), 1) for each in (taken[layer.way], own)]
-        lines.append([layer.name, *cells])
+        found[layer.name] = Spread.of(taken[layer.way]), Spread.of(own)
+    return found
+
+
+def report(taken: dict[str, list[float]]) -> str:
+    """A table with a line per layer."""
+    lines = [
+        [name, spread(takes, 1), spread(adds, 1)]
+        for name, (takes, adds) in added(taken).items()
+    ]
     return table(["layer", "takes, CPU us per update", "adds"], lines)
 
 
@@ -218,12 +226,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--repeats", type=int, default=15, help="turns of each way")
-    add("--write", action="store_true", help="put the results into docs/benchmarks.md")
+    add("--write", action="store_true", help="put the results into docs/")
     args = parser.parse_args(arguments)
-    text = report(measure(args.repeats))
+    taken = measure(args.repeats)
+    text = report(taken)
     print(text)
     if args.write:
-        page.write("steps", f"{page.machine()}\n\n{text}")
+        rows = [
+            {"layer": name, "takes_us": rounded(takes, 1), "adds_us": rounded(adds, 1)}
+            for name, (takes, adds) in added(taken).items()
+        ]
+        page.write("steps", page.machine(), [text], rows)
     return 0
 
 

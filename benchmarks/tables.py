@@ -46,6 +46,16 @@ def spread(value: Spread, digits: int = 2) -> str:
     return f"{middle} ({value.low:.{digits}f}-{value.high:.{digits}f})"
 
 
+def rounded(value: Spread, digits: int = 2) -> list[float]:
+    """Median, least and greatest as a table has them.
+
+    Example:
+        >>> rounded(Spread(1.251, 1.2, 1.314))
+        [1.25, 1.2, 1.31]
+    """
+    return [round(one, digits) for one in value]
+
+
 def overview(rows: Sequence[Row]) -> str:
     """Medians of CPU speed: a line per contestant, a column per operation."""
     columns = list(dict.fromkeys((row.workload, row.operation) for row in rows))

@@ -6,20 +6,13 @@ from __future__ import annotations
 import doctest
 import re
 import socket
-from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import page, peers, scaling, steps, svg, tables, workloads
+from benchmarks import page, scaling, steps, tables, workloads
 from benchmarks.point import Point
 from benchmarks.results import Row, Spread
 
-PARTS = [
-    *(f"peers --write {part}" for part in peers.PARTS),
-    "scaling",
-    "steps",
-    "distributed",
-]
 ONE = Spread(1.0, 1.0, 1.0)
 
 
@@ -39,46 +32,6 @@ def test_the_tables_show_medians_ranges_and_who_is_missing():
     full = tables.details(rows)
     assert "2.00 (1.50-2.50)" in full
     assert full.count("\n") == 3
-
-
-def test_bars_reach_to_their_values():
-    values = [("slow", 0.5, 0.4, 0.6), ("fast", 8.0, 7.0, 9.0)]
-    chart = svg.bar_chart([svg.Bars("W2 <train>", values, frozenset({"fast"}))], "c")
-    root = ElementTree.fromstring(chart)
-    bars = [
-        (float(bar.get("x")), float(bar.get("width")))
-        for bar in root.iter("{http://www.w3.org/2000/svg}rect")
-        if bar.get("x")
-    ]
-    (slow, slow_width), (fast, fast_width) = bars
-    assert slow + slow_width == pytest.approx(fast, abs=0.2)  # both from 1
-    assert fast_width == pytest.approx(3 * slow_width, rel=0.01)  # 8 is 2 to the 3
-
-
-def test_lines_have_a_point_for_each_value():
-    panels = [svg.Lines("a", [1, 2, 4], {"b": [3.0, 2.0, 1.0], "c": [1.0, 1.0, 1.0]})]
-    root = ElementTree.fromstring(svg.line_chart(panels, "caption"))
-    heights = [
-        float(point.get("cy"))
-        for point in root.iter("{http://www.w3.org/2000/svg}circle")
-    ]
-    assert len(heights) == 6
-    assert heights[0] < heights[1] < heights[2] == heights[3]  # down the page
-
-
-def test_the_page_has_the_parts_that_are_written(tmp_path, monkeypatch):
-    copy = tmp_path / "benchmarks.md"
-    copy.write_text(page.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(page, "PAGE", copy)
-    monkeypatch.setattr(page, "DOCS", tmp_path)
-    for name in PARTS:
-        page.write(name, f"the text of {name}", {f"{name}.svg": "<svg/>"})
-    written = copy.read_text(encoding="utf-8")
-    for name in PARTS:
-        assert written.count(f"the text of {name}\n") == 1
-        assert (tmp_path / f"{name}.svg").is_file()
-    with pytest.raises(ValueError, match="no part"):
-        page.write("others", "")
 
 
 def test_the_machine_is_told_without_its_name():

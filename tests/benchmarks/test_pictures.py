@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of results, its pictures and its appendix say what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import re
+import shutil
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import distributed, page, peers, pictures, scaling, steps
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.contestants.base import Figures
+from benchmarks.results import Spread
+from benchmarks.runs import Runner
+from benchmarks.tables import spread
+from benchmarks.together import Spent
+
+PARTS = {
+    **{part: f"peers --write {part}" for part in peers.PARTS},
+    "scaling": "scaling",
+    "steps": "steps",
+    "distributed": "distributed",
+}
+"""Commands that write parts of the docs, by part."""
+
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="draws by matplotlib"
+)
+
+
+def strings(path):
+    """What is written in a picture, and the size of each, in pixels at page width."""
+    root = ElementTree.parse(path).getroot()
+    scale = pictures.WIDTH / float(root.get("viewBox").split()[2])
+    found = []
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        size = re.search(r"font(?:-size)?:[^;]*?([\d.]+)px", text.get("style"))
+        found.append((text.text, scale * float(size[1])))
+    return found
+
+
+@pytest.fixture
+def docs(tmp_path, monkeypatch):
+    """A copy of what the benchmarks write."""
+    for name in (page.APPENDIX, page.RESULTS):
+        shutil.copy(page.DOCS / name, tmp_path)
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    return tmp_path
+
+
+def parts_of_the_appendix():
+    text = (page.DOCS / page.APPENDIX).read_text("utf-8")
+    for part, command in PARTS.items():
+        first, last = page.markers(command)
+        yield part, text.partition(first)[2].partition(last)[0]
+
+
+# What is in the docs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", pictures.PICTURES)
+def test_pictures_are_small_and_can_be_read_at_page_width(part):
+    path = page.DOCS / f"benchmarks-{part}.svg"
+    assert path.stat().st_size <= 60_000
+    found = strings(path)
+    assert len(found) > 10
+    assert min(size for _, size in found) >= 11
+    shown = (page.DOCS / "benchmarks.md").read_text("utf-8")
+    assert f"]({path.name})" in shown
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("part", pictures.PICTURES)
+def test_pictures_show_the_recorded_results(part, tmp_path):
+    rows = page.read()[part]["rows"]
+    drawn = pictures.draw(part, rows, tmp_path)
+    in_docs = page.DOCS / drawn.name
+    assert [one for one, _ in strings(drawn)] == [one for one, _ in strings(in_docs)]
+    bytes_ = drawn.read_bytes()
+    assert pictures.draw(part, rows, tmp_path).read_bytes() == bytes_
+
+
+def test_the_appendix_has_the_recorded_results():
+    results = page.read()
+    for part, text in parts_of_the_appendix():
+        assert results[part]["measured_on"] in text
+        for row in results[part]["rows"]:
+            cells = [
+                spread(Spread(*value)) if key == "cpu_speed" else None
+                for key, value in row.items()
+            ]
+            assert all(cell in text for cell in cells if cell)
+    row = next(
+        one
+        for one in results["peers"]["rows"]
+        if (one["workload"], one["operation"], one["contestant"])
+        == ("W1", "train", "ipufit")
+    )
+    assert row["cpu_speed"] == [1.58, 1.56, 1.64]
+
+
+def speed(workload, contestant="ipufit", operation="train", of="cpu_speed"):
+    for part in ("peers", "networks"):
+        for row in page.read()[part]["rows"]:
+            name = row["workload"], row["contestant"], row["operation"]
+            if name == (workload, contestant, operation):
+                return row[of][0] if isinstance(row[of], list) else row[of]
+    raise LookupError(workload)
+
+
+def test_the_sentences_of_the_page_are_those_of_the_results():
+    text = " ".join((page.DOCS / "benchmarks.md").read_text("utf-8").split())
+    for claim in (
+        f"it is {speed('W2'):.1f} times as fast on an MLP",
+        f"and {speed('W1'):.1f} times as fast on the convolutional",
+        f"It is {speed('W2', 'ipufit-compiled'):.1f} times as fast on the small MLP",
+        f"takes {speed('W2', 'ipufit-compiled', of='first_seconds'):.0f} seconds",
+        f"later ones {speed('W2', 'ipufit-compiled', of='cached_seconds'):.1f},",
+        f"are {speed('W1', operation='evaluate'):.1f} times as fast as the plain",
+        f"they are {speed('W2', operation='evaluate'):.0f} and "
+        f"{speed('W2', operation='predict'):.0f} times as fast",
+    ):
+        assert claim in text
+    assert "`evaluate` and `predict` are 2.3 times" in text
+    assert f"{speed('W1', operation='predict'):.1f}" == "2.3"
+    larger = [speed(name) for name in ("lstm", "transformer", "resnet18")]
+    assert all(1.15 < one <= 1.25 for one in larger)
+    assert "ipufit is 1.2 times as fast as the plain loop on these three" in text
+    looks = {
+        name: [
+            speed(f"{name}{more}", operation=operation)
+            for more in ("", "-g8")
+            for operation in ("evaluate", "predict")
+        ]
+        for name in ("lstm", "transformer", "resnet18")
+    }
+    others = looks["transformer"] + looks["resnet18"]
+    lstm = looks["lstm"]
+    assert f"{min(lstm):.1f} to {max(lstm):.1f} times as fast on the LSTM" in text
+    assert f"{min(others):.2f} to {max(others):.1f} times on the other two" in text
+    faster = [
+        row["contestant"]
+        for row in page.read()["peers"]["rows"]
+        if row["operation"] == "train"
+        and CONTESTANTS[row["contestant"]].package not in (None, "ipufit")
+        and row["cpu_speed"][0] > 1.05
+    ]
+    assert faster == ["keras-compiled"]
+
+
+def test_the_sentences_on_processes_are_those_of_the_results():
+    text = " ".join((page.DOCS / "benchmarks.md").read_text("utf-8").split())
+    speeds = {
+        (row["workload"], row["processes"], row["threads"]): row["samples_per_second"]
+        for row in page.read()["distributed"]["rows"]
+    }
+    ratios = {
+        place: each["ipufit"] / each["loop"]
+        for place, each in speeds.items()
+        if place[1] > 1
+    }
+    said = f"{ratios['mlp', 2, 1]:.1f} times as fast as a tuned loop with DDP"
+    assert said in text
+    assert f"at worst {min(ratios.values()):.2f} times as fast" in text
+    gains = {
+        name: speeds[name, 2, 1]["ipufit"] / speeds[name, 1, 1]["ipufit"]
+        for name in ("mlp", "cnn", "wide")
+    }
+    assert [name for name, gain in gains.items() if gain > 1] == ["cnn"]
+    assert speeds["cnn", 1, 2]["ipufit"] > speeds["cnn", 2, 1]["ipufit"]
+    assert all(
+        speeds[name, 4, 1]["ipufit"] < speeds[name, 2, 1]["ipufit"] for name in gains
+    )
+
+
+# What --write does --------------------------------------------------------------------
+
+
+@needs_matplotlib
+def test_a_part_is_replaced_in_the_tables_and_in_the_results(docs):
+    before = page.read()
+    row = {"axis": "epochs", "value": 3, "cpu_us_per_sample": [2.0, 1.0, 3.0]}
+    page.write("scaling", "a machine", ["a sentence", "", "a table"], [row])
+    after = page.read()
+    assert after["scaling"] == {"measured_on": "a machine", "rows": [row]}
+    assert {**after, "scaling": None} == {**before, "scaling": None}
+    appendix = (docs / page.APPENDIX).read_text("utf-8")
+    assert "-->\n\na machine\n\na sentence\n\na table\n\n<!-- end of" in appendix
+    assert "epochs" in [text for text, _ in strings(docs / "benchmarks-scaling.svg")]
+    with pytest.raises(ValueError, match="no part"):
+        page.write("others", "a machine", [])
+
+
+def test_nothing_is_measured_if_the_pictures_could_not_be_drawn(monkeypatch, capsys):
+    monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
+    for module, switches in (
+        (peers, ["--write"]),
+        (scaling, ["--write"]),
+        (distributed, ["--write"]),
+    ):
+        with pytest.raises(SystemExit):
+            module.parse_arguments(switches)
+        assert "pip install matplotlib" in capsys.readouterr().err
+
+
+@needs_matplotlib
+def test_scaling_writes_what_it_measured(docs, monkeypatch):
+    answer = {"cpu": 1.0, "wall": 2.0, "peak_bytes": 3e6, "start_bytes": 1e6}
+    monkeypatch.setattr(Runner, "call", lambda *_, **__: answer)
+    switches = ["--axes", "samples", "--quick", "--repeats", "1", "--write"]
+    assert scaling.main(switches) == 0
+    first, second = page.read()["scaling"]["rows"]
+    assert (first["axis"], first["value"], second["value"]) == ("samples", 1024, 2048)
+    assert first["cpu_us_per_sample"] == [15.26] * 3  # of 64 epochs with 1024 samples
+    assert first["memory_mb"] == [2.0] * 3
+    assert "| 1024 " in (docs / page.APPENDIX).read_text("utf-8")
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("part", peers.PARTS)
+def test_peers_write_what_they_measured(part, docs, monkeypatch):
+    def run(self, job, repeat):
+        cpu = 1.0 if job.contestant == "plain" else 0.25
+        one = {
+            "first": {"cpu": 2.0, "wall": 2.0},
+            "measured": {"cpu": cpu, "wall": cpu},
+        }
+        return {
+            "operations": {"train": one},
+            "figures": {},
+            "peak_bytes": 100,
+            "set_up": {"cpu": 0.5, "wall": 0.5},
+        }
+
+    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(peers, "import_seconds", lambda runner, statement: 0.125)
+    switches = ["--workloads", "W2", "--contestants", "ipufit", "--repeats", "1"]
+    assert peers.main([*switches, "--no-check", "--write", part]) == 0
+    plain, ours = page.read()[part]["rows"]
+    assert (plain["contestant"], ours["contestant"]) == ("plain", "ipufit")
+    assert ours["cpu_speed"] == [4.0, 4.0, 4.0]
+    assert (ours["cpu_seconds"], ours["first_seconds"]) == (0.25, 1.75)
+    assert ours["cached_seconds"] is None
+    drawn = docs / f"benchmarks-{part}.svg"
+    assert drawn.is_file() == (part in pictures.PICTURES)
+    if drawn.is_file():
+        assert "4.00" in [text for text, _ in strings(drawn)]
+
+
+def test_steps_write_what_they_measured(docs, monkeypatch):
+    taken = {layer.way: [100.0, 110.0] for layer in steps.LAYERS}
+    monkeypatch.setattr(steps, "measure", lambda repeats: taken)
+    assert steps.main(["--write"]) == 0
+    first = page.read()["steps"]["rows"][0]
+    assert first["layer"] == steps.LAYERS[0].name
+    assert first["takes_us"] == first["adds_us"] == [105.0, 100.0, 110.0]
+    assert "105.0 (100.0-110.0)" in (docs / page.APPENDIX).read_text("utf-8")
+
+
+@needs_matplotlib
+def test_processes_write_what_they_measured(docs, monkeypatch):
+    class Crew:
+        def ask(self, *question):
+            return [Spent(1.0, 2.0, 1000, [Figures(1.0, 0.5)])]
+
+    @contextlib.contextmanager
+    def crews(layouts, *, quick):
+        yield {layout: Crew() for layout in layouts}
+
+    monkeypatch.setattr(distributed, "crews", crews)
+    switches = ["--quick", "--workloads", "mlp", "--processes", "2", "--write"]
+    assert distributed.main(switches) == 0
+    rows = page.read()["distributed"]["rows"]
+    assert [(row["processes"], row["threads"]) for row in rows] == [
+        (1, 1),
+        (1, 2),
+        (2, 1),
+    ]
+    samples = distributed.find("mlp", quick=True).num_train
+    assert rows[0]["samples_per_second"]["ipufit"] == samples / 2
+    assert json.dumps(rows[0]) in (docs / page.RESULTS).read_text("utf-8")
