@@ -57,19 +57,6 @@ ELSEWHERE = {  # pages whose code another test runs, which also looks at its res
         if page.startswith("migrate/")
     },
     "reference/by-hand.md": "test_by_hand.py::test_the_code_of_the_page_runs",
-DOCS = Path(__file__).parent.parent / "docs"
-PAGES = {
-    "augmentation.md": 2,
-    "benchmarking.md": 4,
-    "callbacks.md": 16,
-    "config.md": 4,
-    "how-to/find-a-learning-rate.md": 3,
-    "memory.md": 1,
-    "pipelines.md": 5,
-    "precision.md": 5,
-    "optimizers.md": 10,
-    "traced.md": 2,
-    "weights.md": 3,
 }
 
 
