@@ -70,6 +70,11 @@ class Summary:
     num_ipus: int | None
     was_run: bool
 
+    def __repr__(self) -> str:
+        """The totals: notebooks and consoles show it under the table."""
+        totals = f"{len(self.layers)} layers, {self.total_parameters:,} parameters"
+        return f"<Summary: {self.title}, {totals}>"
+
     def table(self) -> Table:
         """The table that is shown."""
         from rich.table import Column, Table

@@ -34,6 +34,14 @@ def test_a_model_says_its_module_its_layout_and_what_compile_was_told():
     )
 
 
+def test_a_summary_says_its_totals(capsys):
+    summary = IPUModel(reference.network()).summary()
+    text = repr(summary)
+    assert text.startswith("<Summary: Sequential, ")
+    assert text.endswith(f" {summary.total_parameters:,} parameters>")
+    assert f"{summary.total_parameters:,}" in capsys.readouterr().out  # the table
+
+
 def test_saying_it_leaves_what_was_learnt_on_the_device():
     x, y = reference.samples(8)
     model = IPUModel(reference.network())
