@@ -6,7 +6,7 @@ from __future__ import annotations
 import pydoc
 import re
 
-from ipufit import IPUConfig, IPUModel
+from ipufit import History, IPUConfig, IPUModel
 from tests import reference
 
 
@@ -32,6 +32,15 @@ def test_a_model_says_its_module_its_layout_and_what_compile_was_told():
     assert repr(model) == (
         f"{place}compiled with SGD, loss of the module, metrics none>"
     )
+
+
+def test_a_history_says_its_epochs_and_last_figures():
+    history = History()
+    assert repr(history) == "<History: 0 epochs>"
+    history.on_epoch_end(0, {"loss": 0.5})
+    assert repr(history) == "<History: 1 epoch, loss 0.5>"
+    history.on_epoch_end(1, {"loss": 0.123456, "accuracy": 1.0, "names": ["a"]})
+    assert repr(history) == "<History: 2 epochs, accuracy 1, loss 0.1235>"
 
 
 def test_a_summary_says_its_totals(capsys):

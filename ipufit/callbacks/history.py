@@ -55,6 +55,16 @@ class History(Callback):
     def set_model(self, model: Any) -> None:
         """Keep no model: it keeps its history, and a circle would hold its IPUs."""
 
+    def __repr__(self) -> str:
+        """The epochs and the last figures: what a notebook shows of a fit."""
+        last = [
+            f"{name} {values[-1]:.4g}"
+            for name, values in sorted(self.history.items())
+            if values and isinstance(values[-1], (int, float))
+        ]
+        plural = "" if len(self.epoch) == 1 else "s"
+        return f"<History: {', '.join([f'{len(self.epoch)} epoch{plural}', *last])}>"
+
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Forget the epochs of an earlier run."""
         self.epoch = []
