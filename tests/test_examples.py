@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_gallery import SCRIPTS as GALLERY
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 # Script -> arguments that make it quick, what its last line says, and the least value.
@@ -48,7 +50,8 @@ def run(script, *arguments):
 
 
 def test_every_example_is_tested():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SCRIPTS, *MODULES}
+    tested = {*SCRIPTS, *GALLERY, *MODULES}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

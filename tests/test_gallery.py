@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gallery's scripts, run in this process: each prints the number that it promises.
+
+`tests/test_examples.py` has the scripts that need a process of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+# Script -> arguments that make it quick, what its last line says, and the least value.
+SCRIPTS = {
+    "first_steps.py": ([], r"test accuracy: (\d+\.\d\d)%", 96.0),
+}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """A function that imports a script by its name; some import others beside them."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def load(script):
+        name = f"gallery_{Path(script).stem}"
+        spec = importlib.util.spec_from_file_location(name, EXAMPLES / script)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_prints_and_draws_what_it_promises(script, load, capsys, tmp_path):
+    arguments, pattern, least = SCRIPTS[script]
+    picture = tmp_path / "picture.png"
+    draws = find_spec("matplotlib") is not None
+    if draws:
+        arguments = [*arguments, "--plot", str(picture)]
+    returned = load(script).main(arguments)
+    last = capsys.readouterr().out.splitlines()[-1]
+    match = re.fullmatch(pattern, last)
+    assert match is not None, last
+    assert float(match.group(1)) >= least
+    unit = 100 if "%" in pattern else 1
+    assert returned * unit == pytest.approx(float(match.group(1)), abs=0.01)
+    assert not draws or picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_says_what_it_shows_and_how_to_run_it(script, load):
+    text = load(script).__doc__
+    assert "\nShows " in text
+    assert f"python examples/{script}" in text
+    assert "The last line" in text
+    assert len((EXAMPLES / script).read_text("utf-8").splitlines()) <= 130
