@@ -30,17 +30,22 @@ SCRIPTS = {
     ),
     "resume.py": ([], r"equal weights: (\d+\.\d\d)%", 100.0),
 }
+SCRIPTS["several_processes.py"] = (
+    ["--epochs", "1"],
+    r"samples that one process has read: (\d+\.\d\d)%",
+    100.0,
+)
 MODULES = {"handwriting.py"}  # which the scripts import
 
 
-def run(script, *arguments):
+def run(script, *arguments, runner=()):
     environment = {
         **os.environ,
         "IPUFIT_BACKEND": os.environ.get("IPUFIT_BACKEND", "emulator"),
         "PYTHONPATH": str(EXAMPLES.parent),  # the checkout, installed or not
     }
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *arguments],
+        [sys.executable, *runner, str(EXAMPLES / script), *arguments],
         capture_output=True,
         text=True,
         env=environment,
@@ -62,6 +67,13 @@ def test_an_example_prints_what_it_promises(script):
     match = re.fullmatch(pattern, done.stdout.splitlines()[-1])
     assert match is not None, done.stdout
     assert float(match.group(1)) >= least
+
+
+def test_a_script_of_poptorch_fails_as_on_a_pod_where_ipus_are_missing():
+    runner = ["-m", "ipufit.emulator", "--ipus", "1"]
+    done = run("poptorch_script.py", runner=runner)
+    assert done.returncode != 0
+    assert "Failed to acquire 2 IPU(s)" in done.stderr
 
 
 @pytest.mark.thorough

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import ipufit
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 # Script -> arguments that make it quick, what its last line says, and the least value.
@@ -21,11 +23,43 @@ SCRIPTS = {
     "first_steps.py": ([], r"test accuracy: (\d+\.\d\d)%", 96.0),
 }
 
+SCRIPTS.update(
+    {
+        "annealed_value.py": (
+            ["--epochs", "12"],
+            r"explained by 32 bits: (\d+\.\d\d)%",
+            30.0,
+        ),
+        "early_stopping.py": (
+            [],
+            r"accuracy of the reloaded model: (\d+\.\d\d)%",
+            65.0,
+        ),
+        "log_from_step.py": (
+            ["--epochs", "5"],
+            r"active hidden units: (\d+\.\d\d)%",
+            15.0,
+        ),
+        "observing.py": (
+            ["--epochs", "1"],
+            r"orders of magnitude lost: (\d\.\d\d)",
+            3.0,
+        ),
+        "poptorch_script.py": (
+            ["--epochs", "4"],
+            r"test accuracy: (\d+\.\d\d)%",
+            75.0,
+        ),
+        "optuna_sweep.py": (["--trials", "5"], r"best accuracy: (\d+\.\d\d)%", 80.0),
+    }
+)
+
 
 @pytest.fixture
 def load(monkeypatch):
     """A function that imports a script by its name; some import others beside them."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setitem(sys.modules, "poptorch", ipufit.poptorch)
 
     def load(script):
         name = f"gallery_{Path(script).stem}"
