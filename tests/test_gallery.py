@@ -30,6 +30,7 @@ SCRIPTS.update(
             r"explained by 32 bits: (\d+\.\d\d)%",
             30.0,
         ),
+        "bert.py": (["--epochs", "1"], r"test accuracy: (\d+\.\d\d)%", 75.0),
         "early_stopping.py": (
             [],
             r"accuracy of the reloaded model: (\d+\.\d\d)%",
@@ -53,6 +54,7 @@ SCRIPTS.update(
         "optuna_sweep.py": (["--trials", "5"], r"best accuracy: (\d+\.\d\d)%", 80.0),
     }
 )
+NEEDS = {"bert.py": "transformers"}  # script -> a package that it can't do without
 
 
 @pytest.fixture
@@ -74,6 +76,8 @@ def load(monkeypatch):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_prints_and_draws_what_it_promises(script, load, capsys, tmp_path):
+    if script in NEEDS and find_spec(NEEDS[script]) is None:
+        pytest.skip(f"needs {NEEDS[script]}")
     arguments, pattern, least = SCRIPTS[script]
     picture = tmp_path / "picture.png"
     draws = find_spec("matplotlib") is not None
@@ -93,6 +97,13 @@ def test_a_script_prints_and_draws_what_it_promises(script, load, capsys, tmp_pa
 def test_a_script_says_what_it_shows_and_how_to_run_it(script, load):
     text = load(script).__doc__
     assert "\nShows " in text
-    assert f"python examples/{script}" in text
+    assert re.search(rf"python (-m ipufit\.emulator )?examples/{script}", text)
     assert "The last line" in text
     assert len((EXAMPLES / script).read_text("utf-8").splitlines()) <= 130
+
+
+@pytest.mark.parametrize(("script", "package"), NEEDS.items())
+def test_a_script_says_which_package_to_install(script, package, load, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit, match=f"pip install {package}"):
+        load(script).main([])
