@@ -73,7 +73,22 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--data", choices=["mnist", "digits", "auto"], default="auto", help="images")
     add("--data-dir", default="data", help="where MNIST is, or is downloaded to")
     add("--seed", type=int, default=0, help="of weights and order")
+    add("--plot", metavar="FILE", help="draw images that were mistaken into this file")
     return parser.parse_args(arguments)
+
+
+def plot(images: Tensor, labels: Tensor, found: Tensor, path: str) -> None:
+    """Draw the first images that the network takes for another digit."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.4), layout="constrained")
+    wrong = (labels != found).nonzero()[:8, 0].tolist()
+    for axes, number in zip(figure.subplots(1, 8).flat, wrong):
+        axes.imshow(images[number, 0], cmap="gray_r")
+        axes.set(title=f"{labels[number]}, not {found[number]}")
+    for axes in figure.axes:
+        axes.set_axis_off()
+    figure.savefig(path)
 
 
 def main(arguments: list[str] | None = None) -> float:
@@ -104,6 +119,10 @@ def main(arguments: list[str] | None = None) -> float:
     )
     model.fit(digits.train, epochs=args.epochs)
     results = model.evaluate(digits.test, batch_size=args.test_batch_size)
+    if args.plot:
+        images, labels = digits.test.tensors
+        scores = model.predict(images, batch_size=args.test_batch_size)
+        plot(images, labels, scores.argmax(dim=1), args.plot)
     print(f"test accuracy: {results['accuracy']:.2%}")
     return results["accuracy"]
 

@@ -81,8 +81,8 @@ def plot(seen: dict[str, tuple[list[float], Tensor]], path: str) -> None:
     left, right = figure.subplots(1, 2)
     for name, (norms, gradient) in seen.items():
         left.semilogy(range(1, 1 + LAYERS), norms, "o-", label=name)
-        sizes = gradient.abs().clamp(min=1e-12).log10().flatten().numpy()
-        right.hist(sizes, bins=30, range=(-12, 0), alpha=0.7, label=name)
+        sizes = gradient[gradient != 0].abs().log10().numpy()  # some pixels are empty
+        right.hist(sizes, bins=40, range=(-10, 0), alpha=0.7, label=name)
     left.set(xlabel="layer", title="gradient norm, first epoch")
     right.set(xlabel="log10 of its size", title="elements of layer 1's gradient")
     left.legend()

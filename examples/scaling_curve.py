@@ -73,10 +73,12 @@ def launch(layout: str, arguments: list[str]) -> dict:
 
 def plot(curves: dict, path: str) -> None:
     """Draw the losses of all layouts."""
-    import matplotlib.pyplot as plt
+    import matplotlib
+    from matplotlib.figure import Figure
 
-    plt.rcParams["svg.hashsalt"] = "ipufit"  # the same file each time
-    figure, axes = plt.subplots(figsize=(7, 4))
+    matplotlib.rcParams["svg.hashsalt"] = "ipufit"  # the same file each time
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
     for number, (layout, curve) in enumerate(curves.items()):
         epochs = range(1, 1 + len(curve["losses"]))
         label = f"{layout.replace('x', ' x ')}: test accuracy {curve['accuracy']:.2%}"
@@ -84,7 +86,8 @@ def plot(curves: dict, path: str) -> None:
         axes.plot(epochs, curve["losses"], linewidth=width, label=label)
     axes.set(xlabel="epoch", ylabel="loss", title="processes x replicas of each")
     axes.legend()
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    metadata = {"Date": None} if path.endswith(".svg") else {}
+    figure.savefig(path, bbox_inches="tight", metadata=metadata)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -105,12 +108,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Launch a run for each layout, and compare them with the first."""
+def main(arguments: list[str] | None = None) -> float:
+    """Launch a run for each layout; returns how many curves are that of the first."""
     args = parse_arguments(arguments)
     if args.train_into is not None or get_process_info().count > 1:
         train(args)
-        return
+        return 0.0
     passed_on = [
         *("--batch-size", str(args.batch_size), "--epochs", str(args.epochs)),
         *("--data", args.data, "--data-dir", args.data_dir, "--seed", str(args.seed)),
@@ -132,6 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
         for curve in curves.values()
     )
     print(f"equal curves: {num_same} of {len(curves)}")
+    return float(num_same)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ SCRIPTS = {
     ),
     "scaling_curve.py": (
         ["--layouts", "1x1", "2x2", "--epochs", "1"],
-        r"equal curves: (\d) of 2",
+        r"equal curves: (\d) of \d",
         2.0,
     ),
     "resume.py": ([], r"equal weights: (\d+\.\d\d)%", 100.0),
