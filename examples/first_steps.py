@@ -28,7 +28,7 @@ def sample(count: int) -> tuple[Tensor, Tensor]:
 def main(arguments: list[str] | None = None) -> float:
     """Train, evaluate, predict; returns the accuracy on new points."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--plot", metavar="FILE", help="draw the rings into this file")
+    parser.add_argument("--plot", metavar="PATH", help="draw the rings into this file")
     args = parser.parse_args(arguments)
 
     torch.manual_seed(0)
@@ -54,11 +54,11 @@ def plot(points: Tensor, rings: Tensor, path: str) -> None:
     """Draw the points in the colours of the rings that the network puts them in."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5, 4))
+    figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     axes.scatter(*points.T.numpy(), c=rings.numpy(), s=8)
     axes.set(title="Rings that were found", aspect="equal")
-    figure.savefig(path, bbox_inches="tight")
+    figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 # Script -> arguments that make it quick, what its last line says, and the least value.
 SCRIPTS = {
     "first_steps.py": ([], r"test accuracy: (\d+\.\d\d)%", 96.0),
+    "output_modes.py": (
+        ["--epochs", "3"],
+        r"modes that count every sample: (\d) of 4",
+        2.0,
+    ),
+    "own_options.py": (["--epochs", "3"], r"ways with equal losses: (\d) of 3", 3.0),
+    "replicas.py": (["--epochs", "3"], r"equal curves: (\d) of 4", 4.0),
 }
 
 SCRIPTS.update(
