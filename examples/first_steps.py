@@ -39,25 +39,27 @@ def main(arguments: list[str] | None = None) -> float:
     config = ipufit.IPUConfig(device_iterations=5, seed=0)
     model = ipufit.IPUModel(network, config)
     model.compile(optimizer="adamw", loss="cross_entropy", metrics=["accuracy"])
-    model.fit(x, y, batch_size=40, epochs=10)
+    history = model.fit(x, y, batch_size=40, epochs=10)
     results = model.evaluate(test_x, test_y)
     scores = model.predict(test_x)  # [1000, 3]: a row for each point, in order
 
     print(f"the first points are in rings {scores[:5].argmax(dim=1).tolist()}")
     if args.plot:
-        plot(test_x, scores.argmax(dim=1), args.plot)
+        plot(history, test_x, scores.argmax(dim=1), args.plot)
     print(f"test accuracy: {results['accuracy']:.2%}")
     return results["accuracy"]
 
 
-def plot(points: Tensor, rings: Tensor, path: str) -> None:
-    """Draw the points in the colours of the rings that the network puts them in."""
+def plot(history: ipufit.History, points: Tensor, rings: Tensor, path: str) -> None:
+    """Draw the accuracies, and points in the colours of the rings they are put in."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")
-    axes = figure.subplots()
-    axes.scatter(*points.T.numpy(), c=rings.numpy(), s=8)
-    axes.set(title="Rings that were found", aspect="equal")
+    left, right = figure.subplots(1, 2)
+    left.plot(range(1, 1 + len(history.epoch)), history.history["accuracy"])
+    left.set(xlabel="epoch", ylabel="accuracy")
+    right.scatter(*points.T.numpy(), c=rings.numpy(), s=4)
+    right.set(title="rings that were found", aspect="equal")
     figure.savefig(path)
 
 
