@@ -34,15 +34,10 @@ def customize(options: poptorch.Options, is_training: bool) -> None:
 
 def options_of_a_script(is_training: bool) -> poptorch.Options:
     """Options as a script without ipufit makes them."""
-    options = poptorch.Options()
-    options.deviceIterations(4)
-    options.enableStableNorm(True)
+    options = poptorch.Options().deviceIterations(4).enableStableNorm(True)
     options.outputMode(poptorch.OutputMode.All)
     if is_training:
         options.Training.gradientAccumulation(2)
-        options.Training.accumulationAndReplicationReductionType(
-            poptorch.ReductionType.Mean
-        )
     return options
 
 
