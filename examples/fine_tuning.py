@@ -15,6 +15,7 @@ it is about 24%.
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 from handwriting import import_torchvision, load_digits
@@ -28,7 +29,10 @@ KNOWN, FEW = 7, 10  # digits of the first training, images of each in the second
 
 def make_network(num_classes: int) -> nn.Module:
     """A ResNet with one block in each of its four layers, and random weights."""
-    resnet = import_torchvision().models.resnet
+    try:
+        resnet = import_torchvision().models.resnet
+    except ModuleNotFoundError:
+        sys.exit("This example needs torchvision: pip install torchvision")
     torch.manual_seed(0)
     return resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=num_classes)
 
@@ -63,9 +67,7 @@ def fine_tune(
     model.compile(
         ipufit.Optimizer("adamw", 1e-2), "cross_entropy", metrics=["accuracy"]
     )
-    history = model.fit(
-        *few, batch_size=50, epochs=epochs, validation_data=test, verbose=0
-    )
+    history = model.fit(*few, 50, epochs, validation_data=test, verbose=0)
     return history.history["val_accuracy"]
 
 
@@ -88,13 +90,10 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--images", type=int, default=2560, help="to pretrain on")
     parser.add_argument("--epochs", type=int, default=2, help="of pretraining")
     parser.add_argument("--fine-tune-epochs", type=int, default=10, help="of the rest")
-    kinds = ["mnist", "digits", "auto"]
-    parser.add_argument("--data", choices=kinds, default="digits", help="images")
-    parser.add_argument("--data-dir", default="data", help="where MNIST is")
     parser.add_argument("--plot", metavar="PATH", help="draw accuracies into this file")
     args = parser.parse_args(arguments)
 
-    digits = load_digits(args.data, args.data_dir)
+    digits = load_digits("digits", folder="")
     (x, y), test = prepare(digits.train), prepare(digits.test)
     each = [(y == digit).nonzero()[:FEW, 0] for digit in range(10)]
     few = x[torch.cat(each)], y[torch.cat(each)]

@@ -86,7 +86,8 @@ SCRIPTS.update(
         "optuna_sweep.py": (["--trials", "5"], r"best accuracy: (\d+\.\d\d)%", 80.0),
     }
 )
-NEEDS = {"bert.py": "transformers"}  # script -> a package that it can't do without
+# Script -> a package that it can't do without.
+NEEDS = {"bert.py": "transformers", "fine_tuning.py": "torchvision"}
 
 
 @pytest.fixture
