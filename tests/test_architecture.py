@@ -25,6 +25,7 @@ FLOORS = {
     PACKAGE: {
         "__main__": 8,
         "": 7,
+        "integrations": 6.5,
         "model": 6,
         "resume": 5.5,
         "engine": 5,

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every form of `configure_optimizers`, and schedulers as Lightning steps them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import ipufit
+from ipufit.integrations.lightning import from_lightning
+from ipufit.integrations.lightning.optimizers import read_optimizers
+from tests.integrations.modules import Net, X, Y
+
+
+def made():
+    return torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
+SGD = made()
+HALVING = lr_scheduler.StepLR(SGD, 1, gamma=0.5)
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        SGD,
+        [SGD],
+        (SGD,),
+        ([SGD], []),
+        {"optimizer": SGD},
+        [{"optimizer": SGD}],
+        {"optimizer": SGD, "lr_scheduler": None},
+    ],
+)
+def test_one_optimizer_in_every_form(configured):
+    read = read_optimizers(configured)
+    assert read.optimizer is SGD
+    assert read.lr_schedule is None
+    assert read.plateau is None
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        ([SGD], [HALVING]),
+        ([SGD], HALVING),
+        [[SGD], [{"scheduler": HALVING}]],
+        {"optimizer": SGD, "lr_scheduler": HALVING},
+        {"optimizer": SGD, "lr_scheduler": {"scheduler": HALVING, "name": "rate"}},
+        [{"optimizer": SGD, "lr_scheduler": HALVING, "frequency": 1}],
+    ],
+)
+def test_a_scheduler_is_stepped_per_epoch_unless_it_says_otherwise(configured):
+    assert read_optimizers(configured).lr_schedule == ipufit.PerEpoch(HALVING)
+
+
+def model_with(configure):
+    """A model whose optimizer and scheduler a function makes."""
+
+    class Configured(Net):
+        def configure_optimizers(self):
+            return configure(torch.optim.SGD(self.parameters(), lr=1.0))
+
+    return from_lightning(Configured())
+
+
+def rate_of(model):
+    return model.optimizer.param_groups[0]["lr"]
+
+
+def trained_with(configure, epochs=4):
+    """Rates at the beginning of each epoch of four updates."""
+    rates = []
+    model = model_with(configure)
+    hear = ipufit.LambdaCallback(on_epoch_begin=lambda *_: rates.append(rate_of(model)))
+    model.fit(X, Y, 16, epochs, validation_data=(X, Y), callbacks=hear, verbose=0)
+    return rates
+
+
+def halving(optimizer, **settings):
+    scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    return [optimizer], [{"scheduler": scheduler, **settings}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [1.0, 0.5, 0.25, 0.125]),
+        ({"interval": "epoch", "frequency": 2}, [1.0, 1.0, 0.5, 0.5]),
+        ({"interval": "step"}, [0.5 ** (4 * epoch) for epoch in range(4)]),
+        ({"interval": "step", "frequency": 4}, [1.0, 0.5, 0.25, 0.125]),
+    ],
+)
+def test_schedulers_keep_their_interval_and_frequency(settings, expected):
+    rates = trained_with(lambda optimizer: halving(optimizer, **settings))
+    assert rates == pytest.approx(expected)
+
+
+def plateau(optimizer, **settings):
+    scheduler = lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0, threshold=10.0
+    )
+    return {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": scheduler, **settings},
+    }
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", "val/loss", "train_loss"])
+def test_reduce_lr_on_plateau_is_stepped_by_its_figure(monitor):
+    # No loss is ten times better than the best, so the rate falls in every epoch but
+    # the first.
+    rates = trained_with(lambda optimizer: plateau(optimizer, monitor=monitor))
+    assert rates == pytest.approx([1.0, 1.0, 0.5, 0.25])
+
+
+def test_reduce_lr_on_plateau_goes_on_after_an_interruption(tmp_path):
+    def run(epochs, folder, **arguments):
+        model = model_with(lambda optimizer: plateau(optimizer, monitor="val_loss"))
+        saving = ipufit.ModelCheckpoint(str(tmp_path / folder / "{epoch}"))
+        given = {"validation_data": (X, Y), "callbacks": saving, "verbose": 0}
+        model.fit(X, Y, 16, epochs, **given, **arguments)
+        return model
+
+    whole, _ = run(4, "whole"), run(2, "first")
+    rest = run(4, "rest", resume=tmp_path / "first" / "2")
+    assert rate_of(rest) == rate_of(whole) < 0.5
+    assert rest.history.history == whole.history.history
+
+
+def test_a_figure_that_is_missing_is_named():
+    with pytest.raises(ipufit.ConfigError, match=r"'val_f1'.*val_loss"):
+        trained_with(lambda optimizer: plateau(optimizer, monitor="val_f1"))
+    settings = {"monitor": "val_f1", "strict": False}
+    rates = trained_with(lambda optimizer: plateau(optimizer, **settings))
+    assert set(rates) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("configured", "error", "says"),
+    [
+        ([SGD, made()], ipufit.UnsupportedError, "2 optimizers.*parameter groups"),
+        (([SGD, made()], []), ipufit.UnsupportedError, "2 optimizers"),
+        ([], ipufit.ConfigError, "Return an optimizer"),
+        ([{"optimizer": SGD}] * 2, ipufit.UnsupportedError, "2 optimizers"),
+        (([SGD], [HALVING, HALVING]), ipufit.UnsupportedError, "SequentialLR"),
+        (None, ipufit.UnsupportedError, "nothing would be trained"),
+        ("adam", ipufit.ConfigError, "Return an optimizer"),
+        ({"lr_scheduler": HALVING}, ipufit.ConfigError, "without 'optimizer'"),
+        ({"optimiser": SGD}, ipufit.UnknownNameError, "Did you mean 'optimizer'"),
+        (([SGD], [{"interval": "step"}]), ipufit.ConfigError, "no 'scheduler'"),
+        (
+            ([SGD], [{"scheduler": HALVING, "intervall": "step"}]),
+            ipufit.UnknownNameError,
+            "Did you mean 'interval'",
+        ),
+        (
+            ([SGD], [{"scheduler": HALVING, "interval": "batch"}]),
+            ipufit.ConfigError,
+            "'epoch' or 'step'",
+        ),
+        (
+            ([SGD], [{"scheduler": HALVING, "frequency": 0}]),
+            ipufit.ConfigError,
+            "frequency=0",
+        ),
+        (plateau(SGD), ipufit.ConfigError, "'monitor': 'val_loss'"),
+        (
+            plateau(SGD, monitor="loss", interval="step"),
+            ipufit.UnsupportedError,
+            "interval='epoch'",
+        ),
+    ],
+)
+def test_what_a_program_cant_do_is_refused(configured, error, says):
+    with pytest.raises(error, match=says):
+        read_optimizers(configured)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can't be honoured of a LightningModule is refused, with the way out."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+import ipufit
+from ipufit.integrations.lightning import from_lightning
+from ipufit.integrations.lightning.hooks import _REFUSED
+from tests.integrations.modules import Net, Steps, X, Y, has
+
+
+def module_with(**members):
+    return type("Changed", (Net,), members)()
+
+
+def train(module):
+    return from_lightning(module).fit(X, Y, 16, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("hook", sorted(_REFUSED))
+def test_methods_that_nothing_would_call_are_refused(hook):
+    module = module_with(**{hook: lambda self, *given: None})
+    with pytest.raises(ipufit.UnsupportedError, match=f"- {hook}: .+"):
+        from_lightning(module)
+
+
+def test_all_refused_methods_are_named_at_once():
+    names = ("optimizer_step", "on_train_batch_end")
+    with pytest.raises(ipufit.UnsupportedError) as caught:
+        from_lightning(module_with(**dict.fromkeys(names, lambda self: None)))
+    assert all(f"- {name}: " in str(caught.value) for name in names)
+
+
+def test_manual_optimization_is_refused():
+    with pytest.raises(ipufit.UnsupportedError, match="manual_backward"):
+        from_lightning(module_with(automatic_optimization=False))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda index: index == 0,
+        lambda index: index % 100,
+        lambda index: f"{index}",
+        lambda index: [1, 2][index],
+        bool,
+        float,
+    ],
+)
+def test_the_index_of_a_batch_cant_be_used(use):
+    def training_step(self, batch, batch_idx):
+        use(batch_idx)
+        return self._measured(batch)[0]
+
+    with pytest.raises(ipufit.UnsupportedError, match="batch_idx was used"):
+        train(module_with(training_step=training_step))
+
+
+def test_the_index_of_a_batch_can_be_passed_on():
+    def training_step(self, batch, index):
+        return Net.training_step(self, batch, batch_idx=index)
+
+    assert train(module_with(training_step=training_step)).history["train_loss"]
+
+
+@pytest.mark.parametrize(
+    ("reads", "says"),
+    [
+        (lambda self: self.current_epoch, "self.current_epoch.*0-d buffer"),
+        (lambda self: self.global_step, "self.global_step.*0-d buffer"),
+        (lambda self: self.trainer.current_epoch, "self.trainer.current_epoch"),
+        (lambda self: self.trainer.max_epochs, r"trainer=\{'max_epochs': \.\.\.\}"),
+        (lambda self: self.trainer.logger, "callbacks"),
+        (lambda self: self.logger, "callbacks"),
+        (lambda self: self.optimizers(), "manual optimization"),
+        (lambda self: self.manual_backward(0), "manual optimization"),
+        (lambda self: self.all_gather(0), "processes"),
+        (lambda self: setattr(self.trainer, "should_stop", True), "Callback"),
+        (lambda self: self.global_rank, "one program"),
+    ],
+)
+def test_what_a_trainer_would_know_is_refused_in_a_step(reads, says):
+    def training_step(self, batch, batch_idx):
+        reads(self)
+        return self._measured(batch)[0]
+
+    with pytest.raises(ipufit.UnsupportedError, match=says):
+        train(module_with(training_step=training_step))
+
+
+def test_attributes_of_the_users_own_are_left_alone():
+    def training_step(self, batch, batch_idx):
+        return self._measured(batch)[0] * self.current_epoch
+
+    module = module_with(training_step=training_step)
+    module.current_epoch = 2.0
+    doubled = train(module).history["loss"][0]
+    assert doubled > train(Net()).history["loss"][0]
+
+
+def test_a_step_knows_its_stage_and_values_that_were_given():
+    def training_step(self, batch, batch_idx):
+        assert self.trainer.training
+        assert not self.trainer.validating
+        assert not self.trainer.sanity_checking
+        return self._measured(batch)[0] * self.trainer.factor
+
+    module = module_with(training_step=training_step)
+    model = from_lightning(module, trainer={"factor": 2.0})
+    doubled = model.fit(X, Y, 16, shuffle=False, verbose=0).history["loss"][0]
+    assert doubled > train(Net()).history["loss"][0]
+
+
+@pytest.mark.parametrize(
+    ("logged", "says"),
+    [
+        (lambda self, loss: self.log("size", 1.0), "log.'size'. got 1.0"),
+        (lambda self, loss: self.log("all", torch.zeros(2)), "shape .2,."),
+        (lambda self, loss: [self.log("a", loss) for _ in "ab"], "called twice"),
+        (lambda self, loss: self.log("a", loss, reduce_fx="sum"), "reduce_fx='sum'"),
+        (lambda self, loss: self.log("loss", loss * 2), "another name"),
+    ],
+)
+def test_what_cant_be_averaged_isnt_logged(logged, says):
+    def training_step(self, batch, batch_idx):
+        loss, _ = self._measured(batch)
+        logged(self, loss)
+        return loss
+
+    errors = ipufit.ConfigError, ipufit.UnsupportedError
+    with pytest.raises(errors, match=says):
+        train(module_with(training_step=training_step))
+
+
+def test_arguments_of_log_are_taken_by_place_too():
+    def training_step(self, batch, batch_idx):
+        loss, hits = self._measured(batch)
+        self.log("hits", hits, True, None, True, True, torch.mean)
+        return loss
+
+    assert "hits" in train(module_with(training_step=training_step)).history
+
+
+def test_nothing_is_logged_outside_of_steps():
+    def on_train_epoch_end(self):
+        self.log("late", torch.tensor(1.0))
+
+    with pytest.raises(ipufit.UnsupportedError, match="on_train_epoch_end"):
+        train(module_with(on_train_epoch_end=on_train_epoch_end))
+
+
+def test_lists_that_a_step_fills_are_refused():
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(self._measured(batch)[0])
+
+    module = module_with(validation_step=validation_step)
+    module.seen = []
+    with pytest.raises(ipufit.UnsupportedError, match=r"self\.seen"):
+        from_lightning(module).evaluate(X, Y, verbose=0)
+
+
+def test_steps_without_a_result_are_refused():
+    nothing = module_with(training_step=lambda self, batch, batch_idx: None)
+    with pytest.raises(ipufit.ConfigError, match="returned None"):
+        train(nothing)
+    nothing = module_with(validation_step=lambda self, batch, batch_idx: None)
+    with pytest.raises(ipufit.ConfigError, match="nothing to report"):
+        from_lightning(nothing).evaluate(X, Y, verbose=0)
+    iterated = module_with(training_step=lambda self, dataloader_iter: None)
+    with pytest.raises(ipufit.UnsupportedError, match="dataloader_iter"):
+        train(iterated)
+
+
+def test_modules_that_are_none_are_refused():
+    with pytest.raises(ipufit.ConfigError, match="no training_step"):
+        from_lightning(torch.nn.Linear(2, 1))
+    with pytest.raises(ipufit.ConfigError, match="not a LightningModule"):
+        from_lightning("net")
+    with pytest.raises(ipufit.ConfigError, match="no dict"):
+        from_lightning(Net(), trainer="gpu")
+
+    class Untrained(torch.nn.Linear):
+        def training_step(self, batch):
+            return self(batch).mean()
+
+    with pytest.raises(ipufit.ConfigError, match="no configure_optimizers"):
+        from_lightning(Untrained(2, 1))
+    model = from_lightning(Untrained(2, 1), optimizer="sgd")
+    with pytest.raises(ipufit.UnsupportedError, match="no test_step"):
+        model.test(X, Y)
+
+
+def test_models_layers_are_made_by_configure_model():
+    def configure_model(self):
+        self.layers.append(torch.nn.Linear(3, 3))
+
+    module = module_with(configure_model=configure_model)
+    train(module)
+    assert len(module.layers) == 4
+
+
+@pytest.mark.skipif(not has("lightning"), reason="needs lightning")
+def test_lightnings_own_methods_are_no_overrides():
+    library = importlib.import_module("lightning.pytorch")
+
+    class Module(Steps, library.LightningModule):
+        """The steps, with Lightning's base class."""
+
+        def training_step(self, batch, batch_idx):
+            return self._measured(batch)[0] * (self.current_epoch + 1)
+
+    model = from_lightning(Module())
+    assert model.evaluate(X, Y, verbose=0).keys() == {"acc", "loss"}
+    with pytest.raises(ipufit.UnsupportedError, match=r"self\.current_epoch"):
+        model.fit(X, Y, 16, verbose=0)
