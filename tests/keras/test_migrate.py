@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page for those who come from Keras: both sides say the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_migrate import Page
+
+ROOT = Path(__file__).parent.parent.parent
+REPORT = """
+import json
+keys = sorted(history.history), sorted(result), list(rows.shape)
+print(json.dumps([*keys, float(result["accuracy"])]))
+"""
+
+
+def said(code, folder):
+    """The keys and numbers that a script ends with, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", code + REPORT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_both_sides_of_the_page_say_the_same(tmp_path):
+    page = Page("keras")
+    *before, accuracy = said(page.shared + page.before(), tmp_path)
+    *after, own_accuracy = said(page.shared + page.after, tmp_path)
+    assert before == after
+    assert own_accuracy == pytest.approx(accuracy, abs=0.1)
+    assert accuracy > 0.8
