@@ -87,14 +87,15 @@ CLAIMS = {
         "test_training_and_validation_take_turns",
         "engine/programs/test_moves.py::test_what_moves_is_what_the_page_says",
     ],
-    "One script, many processes.": [
+    "Many processes.": [
         "distributed/test_scale.py::test_the_curve_is_the_same_on_any_layout",
         "distributed/test_callbacks.py::*",
         "launch/test_running.py::*",
     ],
-    "One argument for what scripts write by hand.": [
+    "What scripts write by hand is one argument.": [
         "test_by_hand.py::*",
         "test_pages.py::test_the_page_on_the_config_has_every_field",
+        "test_a_pipeline_leaves_nothing_on_the_module",
     ],
     "One `batch_size`.": ["test_replicas_train_the_same_curve", "test_keras_s_name"],
     "Exact numbers.": [
@@ -120,8 +121,15 @@ CLAIMS = {
         "emulator/folding/test_folding.py::*",
         "emulator/machine_code/test_machine_code.py::*",
     ],
-    "Logs from the step.": ["test_what_is_logged_is_averaged_over_all_samples"],
-    "Pipelines by name.": ["test_a_pipeline_leaves_nothing_on_the_module"],
+    "Your own step.": [
+        "test_own_steps.py::*",
+        "test_what_is_logged_is_averaged_over_all_samples",
+    ],
+    "New here?": ["test_tutorial.py::*"],
+    "You have a script?": ["test_migrate.py::*"],
+    "You learn from examples?": ["test_examples.py::*"],
+    "You have a question?": ["test_site.py::*"],
+    "You know what you look for?": ["test_site.py::*"],
     "Errors before the compiler's.": [
         "test_model.py::test_a_batch_that_does_not_fit_shows_every_factor_and_the_way_"
         "out",
