@@ -27,6 +27,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "gallery",
     "public_names",
 ]
 exclude_patterns = ["_build", "_extensions"]
