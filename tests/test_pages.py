@@ -50,6 +50,7 @@ ELSEWHERE = {  # pages whose code another test runs, which also looks at its res
     "how-to/compare.md": "test_compare.py::test_the_code_of_the_page",
     "how-to/notebooks.md": "test_notebooks.py::test_the_code_of_the_page_runs",
     "how-to/compile-ahead.md": "test_build.py::test_the_code_of_the_page",
+    "how-to/transformers.md": "test_migrate.py::test_the_page_on_transformers_runs",
     "reference/errors.md": "test_errors_page.py::test_a_section_says_what_happens",
     "tutorial.md": "test_tutorial.py::test_every_piece_prints_what_the_page_says",
     **{

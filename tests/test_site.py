@@ -146,6 +146,12 @@ QUESTIONS = {
     "resume": ["How do I resume a run?", "resume", "continue training"],
     "slow": ["Why is it slow?", "slow training", "why slow"],
     "own-loss": ["How do I use my own loss?", "own loss", "custom loss"],
+    "own-step": [
+        "How do I use my own training step?",
+        "own step",
+        "override train_step",
+        "custom training loop",
+    ],
     "half-precision": ["How do I use half precision?", "half precision", "fp16"],
     "several-processes": [
         "How do I train in several processes?",
