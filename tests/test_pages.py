@@ -146,6 +146,15 @@ def test_the_page_on_the_config_has_every_field():
     assert sorted(named) == sorted(one.name for one in dataclasses.fields(IPUConfig))
 
 
+def test_the_page_on_versions_has_every_extra():
+    table = TEXTS["reference/versions.md"].partition("| extra |")[2]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.M)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    section = re.findall(r"^\[project.optional-.*?(?=^\[)", text, re.M | re.S)
+    assert sorted(named) == sorted(re.findall(r"^(\w+) = \[", section[0], re.M))
+
+
 def test_the_page_on_losses_has_every_name():
     table = TEXTS["reference/losses.md"].partition("## Names")[2]
     rows = re.findall(r"^\| (`.*?) \|", table, re.M)
