@@ -47,9 +47,13 @@ SCRIPTS = {
     "comet": (
         "comet_ml",
         """
+        import json, pathlib, zipfile
         logger = ipufit.CometLogger(online=False, project_name="first")
         fit(logger)
-        assert logger.run_id
+        (file,) = pathlib.Path().glob(f"*{logger.run_id}*.zip")
+        lines = zipfile.ZipFile(file).read("messages.json").decode().splitlines()
+        told = [json.loads(line)["payload"].get("metric") or {} for line in lines]
+        assert [one["metricName"] for one in told if one].count("loss") == 2, told
         """,
     ),
     "metrics": (
@@ -107,11 +111,14 @@ SCRIPTS = {
     "wandb": (
         "wandb",
         """
-        import pathlib
+        import pathlib, wandb
         logger = ipufit.WandbLogger(project="first", mode="offline")
         fit(logger)
-        (written,) = pathlib.Path("wandb").glob("offline-run-*/run-*.wandb")
-        assert b"epoch/loss" in written.read_bytes()
+        assert list(pathlib.Path("wandb").glob(f"offline-run-*/*{logger.run_id}.wandb"))
+        own = wandb.init(project="second", mode="offline")
+        _, history = fit(ipufit.WandbLogger())
+        assert abs(own.summary["epoch/loss"] - history.history["loss"][-1]) < 1e-6
+        own.finish()
         """,
     ),
     "onnx": (
