@@ -86,7 +86,7 @@ def test_a_suggestion_is_a_rate_at_which_the_loss_was_finite(losses):
     assert found is None or found in rates[:count]
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("middle", [30, 50, 70])
 def test_it_is_where_a_curve_falls_most_steeply(middle, noise):
     generator = random.Random(middle)
@@ -96,8 +96,9 @@ def test_it_is_where_a_curve_falls_most_steeply(middle, noise):
         (loss if at < middle + 18 else 40.0) + generator.uniform(-noise, noise)
         for at, loss in enumerate(falling)
     ]
+    losses[12] = 30.0  # an outlier, after which nothing has fallen
     found = steepest_descent(rates, losses)
-    assert abs(rates.index(found) - middle) <= 3
+    assert abs(rates.index(found) - middle) <= 4
 
 
 @pytest.mark.parametrize("losses", [[], [3.0, 2.0], [1.0] * 9, list(range(9))])

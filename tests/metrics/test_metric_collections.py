@@ -117,6 +117,8 @@ def test_members_are_figures_of_one_output():
         "b_m1",
     ]
     assert by_place["b_m1"] == by_name["b_m1"]
+    with pytest.raises(ConfigError, match="metrics are a list of 1: give one for each"):
+        evaluated(doubles(0, 1))  # its members aren't one for each output
 
 
 # torchmetrics itself ------------------------------------------------------------------
