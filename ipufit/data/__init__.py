@@ -19,6 +19,7 @@ from .host_random import (
 )
 from .inference import InferenceBatches
 from .kinds import is_stream
+from .loader_states import packed, unpacked
 from .orders import Position
 from .passes import Replay, generators_of
 from .rebatching import pad
@@ -57,8 +58,10 @@ __all__ = [
     "generators_of",
     "is_stream",
     "mixed",
+    "packed",
     "pad",
     "random_state",
     "seed_all",
     "set_random_state",
+    "unpacked",
 ]

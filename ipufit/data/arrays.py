@@ -12,9 +12,9 @@ from ipufit.errors import DataError
 from .columns import frame_values, is_frame
 from .datasets import ArrayDataset
 from .ranges import check_integers
-from .source import IndexedSource, same_rows, short_list
+from .source import IndexedSource
 from .structure import NOTHING, SampleStructure
-from .values import as_tensor
+from .values import as_tensor, same_rows, short_list
 
 _MOST_ARRAYS = 8
 """Lists of more arrays are probably lists of samples."""

@@ -61,7 +61,9 @@ def length_of(x: Any) -> int | None:
     """The number of samples that a torch loader will give; None if unknown."""
     if not isinstance(x, DataLoader) or isinstance(x.dataset, IterableDataset):
         return None
-    if x.batch_size is None or type(x.batch_sampler) is not BatchSampler:
+    kind = type(x.batch_sampler)
+    is_known = kind is BatchSampler or kind.__module__.startswith("torchdata.")
+    if x.batch_size is None or not is_known:
         return None  # a sampler of batches needn't give all of one size
     if isinstance(x, poptorch.DataLoader) or not hasattr(x.sampler, "__len__"):
         return None

@@ -8,7 +8,7 @@ the same number of calls, however uneven the ends of their streams are.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Iterator, NamedTuple, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ def shared(
     *,
     skipped: int = 0,
     max_rows: int | None = None,
+    last: Sequence[Tensor] = (),
 ) -> Iterator[Shared]:
     """The calls of a pass over a stream, up to the one for which nobody has samples.
 
@@ -59,14 +60,17 @@ def shared(
             to be added up over all processes.
         skipped: Number of calls to leave out at the beginning.
         max_rows: Number of samples of all processes after which to stop; None for all.
+        last: The row before, of which nothing is left; empty at the beginning.
     """
-    parts = endless(_parts(source, blocks, division, max_rows), source)
+    parts = endless(_parts(source, blocks, division, max_rows), source, last)
     for _ in itertools.islice(parts, skipped):  # now, not when the first call is asked
         pass
     return agreed(parts, division, processes, count)
 
 
-def endless(parts: Iterator[Part], source: StreamSource) -> Iterator[Part]:
+def endless(
+    parts: Iterator[Part], source: StreamSource, last: Sequence[Tensor] = ()
+) -> Iterator[Part]:
     """The rows of this process for each call, then calls of one row that is no sample.
 
     It repeats the last row, as padding does, so that a resumed run has the same one.
@@ -74,8 +78,8 @@ def endless(parts: Iterator[Part], source: StreamSource) -> Iterator[Part]:
     Args:
         parts: Rows of this process for each call.
         source: The stream, whose first sample is the row if `parts` is empty.
+        last: The row before those of `parts`; empty if there is none.
     """
-    last: Batch = []
     for batch, num_real in parts:
         last = [leaf[-1:].clone() for leaf in batch]  # loaders use memory again
         yield batch, num_real

@@ -17,12 +17,13 @@ from ipufit.errors import DataError, WholeStreamWarning
 
 from .datasets import ArrayDataset
 from .host_random import random_state, set_random_state
+from .loader_states import LoaderState, is_stateful, load_state
 from .own_loading import OwnLoading
 from .passes import Pass, Replay, generators_of
 from .ranges import check_integers
 from .stream_kinds import may_divide_unseen
 from .structure import NOTHING, SampleStructure
-from .values import as_tensor
+from .values import same_rows
 
 ALONE = Processes()
 
@@ -162,6 +163,7 @@ class StreamSource(Source):
     Attributes:
         rows_of_first: Number of samples in the first block.
         is_own_part: Whether the stream gives samples of this process only.
+        is_stateful: Whether the stream keeps a state, from which it can go on.
     """
 
     is_own_part = False
@@ -182,6 +184,8 @@ class StreamSource(Source):
         self._iterable = blocks if own_loading is None else own_loading
         self._parts_of = parts_of
         self._replay: Replay | None = None
+        self._kept: LoaderState | None = None
+        self.is_stateful = own_loading is None and is_stateful(blocks)
         self._processes = processes
         self.own_loading = own_loading
         self.generators = generators_of(blocks)
@@ -287,19 +291,35 @@ class StreamSource(Source):
         """The state of the first pass, if none of it was given out yet."""
         return None if self._begun is None else self._begun.replay()
 
-    def go_on(self, replay: Replay | None, *, is_due: bool) -> None:
-        """Have the next pass repeat that of an interrupted run.
+    def loader_state(self) -> Any:
+        """The state of a stream that keeps one."""
+        loader: Any = self._iterable
+        return loader.state_dict()
 
-        A generator can't begin anew, and stays as it is.
+    def go_on(
+        self, replay: Replay | None, *, is_due: bool, kept: LoaderState | None = None
+    ) -> None:
+        """Have the next pass go on where that of an interrupted run was.
+
+        It is repeated, unless the stream keeps a state. A generator can't begin anew,
+        and stays as it is.
 
         Args:
             replay: State of the interrupted pass; None if none had begun.
             is_due: Whether that was the first pass, of which nothing was given out:
                 its first block is drawn now.
+            kept: State of the stream; None to repeat the pass.
+
+        Raises:
+            DataError: The stream can't take the state.
         """
         if self.is_one_shot:
             return
         self._begun, self._replay = None, replay
+        if kept is not None:
+            load_state(self._iterable, kept, self.name)
+            self._kept = None if kept.is_between else kept
+            return
         if is_due and replay is not None:
             self._begun = self._new_pass()
             self._begun.first = next(self._begun)
@@ -313,11 +333,19 @@ class StreamSource(Source):
 
     def _new_pass(self) -> Pass:
         replay, self._replay = self._replay, None
+        kept, self._kept = self._kept, None
         if replay is None and self._processes.are_several:
             state = self._processes.first(random_state(self.generators))
             set_random_state(state, self.generators)
         block_of = self.block_of if self.own_loading is None else list
-        return Pass(self._iterable, block_of, self.generators, replay)
+        return Pass(
+            self._iterable,
+            block_of,
+            self.generators,
+            replay,
+            kept,
+            is_stateful=self.is_stateful,
+        )
 
     def _flatten(self, parts: Sequence[Any]) -> Block:
         where = f"A batch of `{self.name}`"
@@ -339,52 +367,6 @@ class StreamSource(Source):
                     "pad or crop samples to one shape."
                 )
         return block
-
-
-def same_rows(leaves: Sequence[Any], where: str) -> Block:
-    """Tensors that all have one number of rows; a single number stands for every row.
-
-    Args:
-        leaves: Tensors, arrays or numbers.
-        where: Name of the data in error messages.
-
-    Raises:
-        DataError: There are no arrays, none has rows, or their numbers of rows differ.
-
-    Example:
-        >>> same_rows([torch.zeros(2, 3), 0.5], "`x`")[1]
-        tensor([0.5000, 0.5000])
-    """
-    tensors = [as_tensor(leaf, where) for leaf in leaves]
-    if not tensors:
-        raise DataError(f"{where} holds no arrays.")
-    for tensor, leaf in zip(tensors, leaves):
-        if not tensor.dim() and not isinstance(leaf, (bool, int, float)):
-            raise DataError(
-                f"{where} holds an array without axes, {leaf!r}: dim 0 counts samples. "
-                "To give samples one by one use an IterableDataset."
-            )
-    lengths = [len(tensor) for tensor in tensors if tensor.dim()]
-    if not lengths:
-        raise DataError(f"{where} holds a single number: dim 0 counts samples.")
-    if len(set(lengths)) > 1:
-        raise DataError(
-            f"{where} has arrays of different numbers of samples: "
-            f"{short_list(lengths)}. Dim 0 must be the same for all."
-        )
-    return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
-
-
-def short_list(numbers: Sequence[int]) -> str:
-    """A list for error messages, cut after its first numbers.
-
-    Example:
-        >>> short_list([4, 5]), short_list([3] * 32)
-        ('[4, 5]', '[3, 3, 3, ... 32 in all]')
-    """
-    if len(numbers) <= 6:
-        return str(list(numbers))
-    return f"[{', '.join(map(str, numbers[:3]))}, ... {len(numbers)} in all]"
 
 
 def _digest(first: Any) -> str:

@@ -24,6 +24,7 @@ from .calls import PLAIN, Call, CallLoader, Loading
 from .class_weights import ClassWeights
 from .division import Division
 from .host_random import RandomState, random_state, set_random_state
+from .loader_states import LoaderState
 from .mixed_rows import MixedRows
 from .orders import BEGINNING, Order, Position
 from .passes import Pass, Replay
@@ -133,6 +134,7 @@ class TrainingBatches:
         self.position = start
         self._pass: Pass | None = None
         self._is_exhausted = self._is_going_on = False
+        self._kept: LoaderState | None = None
 
     def _count(self, num_samples: int, in_updates: Tensor | None = None) -> None:
         """Set the number of calls of a pass, and what its last call lacks.
@@ -168,15 +170,44 @@ class TrainingBatches:
             return self._pass.replay()
         return self.source.first_pass()
 
-    def go_on(self, now: RandomState, replay: Replay | None) -> None:
+    def loader_state(self) -> LoaderState | None:
+        """The state of a loader that keeps one; None if nothing was taken of it yet.
+
+        Raises:
+            DataError: The loader's own error.
+        """
+        source = self.source
+        if not isinstance(source, StreamSource) or not source.is_stateful:
+            return None
+        if self.position.calls and self._pass is not None:
+            taken = self.position.calls * self._rows_of_pass(source)
+            return self._pass.kept(source.loader_state(), taken)
+        if source.first_pass() is not None:
+            return None
+        return LoaderState(source.loader_state(), [], has_ended=True)
+
+    def _rows_of_pass(self, source: StreamSource) -> int:
+        """Rows of a call that are drawn in this process."""
+        is_part = source.is_own_part or not self._processes.are_several
+        return self._rows if is_part else self._division.rows_of_all
+
+    def go_on(
+        self, now: RandomState, replay: Replay | None, kept: LoaderState | None = None
+    ) -> None:
         """Go on as the interrupted run would have, from its position.
 
         Args:
             now: Random states that the interrupted run had saved.
             replay: The result of `replay()` in the interrupted run.
+            kept: The result of `loader_state()` in the interrupted run; it counts if
+                the loader keeps a state now, too.
         """
+        self._kept = None
         if isinstance(self.source, StreamSource):
-            self.source.go_on(replay, is_due=not self.position.calls)
+            if not self.source.is_stateful:
+                kept = None
+            self.source.go_on(replay, is_due=not self.position.calls, kept=kept)
+            self._kept = kept
         set_random_state(now, self.source.generators)
         self._is_going_on = self.position.calls > 0
 
@@ -203,15 +234,19 @@ class TrainingBatches:
         is_going_on, self._is_going_on = self._is_going_on, False
         # Coming to the position draws numbers that the interrupted run has drawn.
         now = random_state(self.source.generators) if is_going_on else None
+        kept, self._kept = self._kept, None
         num_samples = 0
         if not isinstance(self.source, StreamSource):
             batches = self._indexed()
         elif self._processes.are_several:
             num_samples = self.position.calls * self._division.rows_of_all
-            batches = self._shared(self.source)
+            batches = self._shared(self.source, kept)
         else:
             batches = self._streamed(self.source)
-            for _, num_real, *_ in itertools.islice(batches, self.position.calls):
+            if kept is not None:
+                num_samples = kept.num_drawn - kept.num_left
+            skipped = self.position.calls if kept is None else 0
+            for _, num_real, *_ in itertools.islice(batches, skipped):
                 num_samples += num_real
         if now is not None:
             set_random_state(now, self.source.generators)
@@ -239,7 +274,9 @@ class TrainingBatches:
         blocks = self._begun_pass(source)
         return ((batch, n, n, None) for batch, n in rebatched(blocks, self._rows))
 
-    def _shared(self, source: StreamSource) -> Iterator[_Rows]:
+    def _shared(
+        self, source: StreamSource, kept: LoaderState | None
+    ) -> Iterator[_Rows]:
         """Batches of one of several processes, from the position on."""
         parts = shared(
             source,
@@ -247,7 +284,8 @@ class TrainingBatches:
             self._division,
             self._processes,
             self._division.num_in_blocks,
-            skipped=self.position.calls,
+            skipped=self.position.calls if kept is None else 0,
+            last=() if kept is None else [leaf[-1:] for leaf in kept.rows],
         )
         return (
             (part.batch, part.num_real, int(part.num_of_all.sum()), part.num_of_all)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 import torch
@@ -129,3 +129,49 @@ def missing_value(what: str) -> DataError:
         f"{what}, a missing value, which no tensor can hold. Fill it, as with pandas' "
         "fillna(value), or leave the row out, as with dropna()."
     )
+
+
+def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
+    """Tensors that all have one number of rows; a single number stands for every row.
+
+    Args:
+        leaves: Tensors, arrays or numbers.
+        where: Name of the data in error messages.
+
+    Raises:
+        DataError: There are no arrays, none has rows, or their numbers of rows differ.
+
+    Example:
+        >>> same_rows([torch.zeros(2, 3), 0.5], "`x`")[1]
+        tensor([0.5000, 0.5000])
+    """
+    tensors = [as_tensor(leaf, where) for leaf in leaves]
+    if not tensors:
+        raise DataError(f"{where} holds no arrays.")
+    for tensor, leaf in zip(tensors, leaves):
+        if not tensor.dim() and not isinstance(leaf, (bool, int, float)):
+            raise DataError(
+                f"{where} holds an array without axes, {leaf!r}: dim 0 counts samples. "
+                "To give samples one by one use an IterableDataset."
+            )
+    lengths = [len(tensor) for tensor in tensors if tensor.dim()]
+    if not lengths:
+        raise DataError(f"{where} holds a single number: dim 0 counts samples.")
+    if len(set(lengths)) > 1:
+        raise DataError(
+            f"{where} has arrays of different numbers of samples: "
+            f"{short_list(lengths)}. Dim 0 must be the same for all."
+        )
+    return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
+
+
+def short_list(numbers: Sequence[int]) -> str:
+    """A list for error messages, cut after its first numbers.
+
+    Example:
+        >>> short_list([4, 5]), short_list([3] * 32)
+        ('[4, 5]', '[3, 3, 3, ... 32 in all]')
+    """
+    if len(numbers) <= 6:
+        return str(list(numbers))
+    return f"[{', '.join(map(str, numbers[:3]))}, ... {len(numbers)} in all]"

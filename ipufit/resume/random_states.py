@@ -21,8 +21,10 @@ from ipufit.data import (
     TrainingBatches,
     check_random_state,
     mixed,
+    packed,
     random_state,
     seed_all,
+    unpacked,
 )
 from ipufit.distributed import Processes
 from ipufit.engine import Executors
@@ -33,6 +35,7 @@ from .shares import Share, num_saved, share_of
 from .trained import Tensors, under
 
 _DEVICE, _HOST, _PASS, _VALIDATION = "device", "host/", "pass", "validation"
+_LOADER = "loader/"
 _GLOBAL = "torch", "python", "python_gauss", "numpy", "numpy_gauss"
 
 
@@ -41,7 +44,8 @@ class RandomStates:
     """Everything that draws random numbers in a run.
 
     A stream goes on by being gone through again from the beginning of its pass, so the
-    states that it began at are kept, and how many blocks it has given.
+    states that it began at are kept, and how many blocks it has given. A loader that
+    keeps a state goes on from that.
 
     Attributes:
         executors: The programs, which have the states of the device.
@@ -60,6 +64,9 @@ class RandomStates:
         tensors = {_DEVICE: _as_int64(self.executors.device_random_state() or [])}
         now = random_state(self.batches.source.generators)
         tensors.update({_HOST + name: state for name, state in now.items()})
+        kept = self.batches.loader_state()
+        if kept is not None:
+            tensors.update({_LOADER + n: one for n, one in packed(kept).items()})
         replays = {_PASS: self.batches.replay(), _VALIDATION: None}
         if isinstance(self.validation, StreamSource):
             replays[_VALIDATION] = self.validation.first_pass()
@@ -91,6 +98,7 @@ class RandomStates:
         if device is None or device.dtype != torch.int64 or device.dim() != 1:
             raise damaged(checkpoint, "it has no random state of the device")
         try:
+            unpacked(under(_LOADER, share.random))
             for state in states:
                 check_random_state(state, self.batches.source.generators)
         except DataError as error:
@@ -137,7 +145,8 @@ class RandomStates:
         states = [
             under(_HOST, share_of(checkpoint, one).random) for one in range(count)
         ]
-        self.batches.go_on(_state_for(index, states), replays[_PASS])
+        kept = unpacked(under(_LOADER, share.random)) if is_same else None
+        self.batches.go_on(_state_for(index, states), replays[_PASS], kept)
 
 
 def _state_for(index: int, saved: Sequence[RandomState]) -> RandomState:

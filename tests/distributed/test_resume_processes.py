@@ -28,6 +28,7 @@ from ipufit.distributed import get_process_info
 from ipufit.errors import ConfigError, OtherLayoutWarning, UnsupportedError
 from ipufit.metrics import StreamedFunction
 from tests.checkpoint.samples import same_tensors
+from tests.data.stateful import StatefulLoader
 from tests.reference import NUM_CLASSES, NUM_FEATURES, samples
 
 COUNT = 44
@@ -88,6 +89,18 @@ class Stream(IterableDataset):
             yield x[index], y[index]
 
 
+class StatefulPart(StatefulLoader):
+    """Gives each process its part, and the second one less."""
+
+    def __init__(self):
+        info, (x, y) = get_process_info(), samples(COUNT - 5)
+        super().__init__(x[info.index :: info.count], y[info.index :: info.count], 3)
+
+    def __iter__(self):
+        get_process_info()
+        return super().__iter__()
+
+
 def data(kind):
     x, y = samples(COUNT)
     return {
@@ -96,6 +109,8 @@ def data(kind):
         "loader": lambda: {"x": DataLoader(TensorDataset(x, y), 7, shuffle=True)},
         "noisy loader": lambda: {"x": DataLoader(Noisy(), 7, shuffle=True)},
         "stream": lambda: {"x": Stream()},
+        "stateful part": lambda: {"x": StatefulPart()},
+        "stateful": lambda: {"x": StatefulLoader(x, y, 7)},
     }[kind]()
 
 
@@ -181,6 +196,8 @@ def saved_in(folder):
         pytest.param("noisy", 2, marks=pytest.mark.thorough),
         pytest.param("noisy loader", 1, marks=pytest.mark.thorough),
         pytest.param("stream", 1, marks=pytest.mark.thorough),
+        ("stateful part", 1),
+        pytest.param("stateful", 1, marks=pytest.mark.thorough),
     ],
 )
 def test_as_many_processes_go_on_bit_by_bit(pool, tmp_path, of, replicas):
