@@ -274,6 +274,8 @@ def test_the_code_of_the_page(tmp_path, monkeypatch):
     pieces = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
     names = {}
     for piece in pieces:
+        if "model.onnx" in piece:  # tests/test_export_module.py has what it needs
+            continue
         exec(compile(piece, str(page), "exec"), names)
     assert len(pieces) >= 2
     assert [program.name for program in names["built"].programs][-1] == "training"

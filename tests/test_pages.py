@@ -71,6 +71,10 @@ def services(monkeypatch):
         "mlflow": MLflowDouble(),
         "comet_ml": CometDouble(),
     }
+    if find_spec("torchdata") is None:
+        doubles["torchdata"] = types.ModuleType("torchdata")
+        loaders = types.SimpleNamespace(StatefulDataLoader=torch.utils.data.DataLoader)
+        doubles["torchdata.stateful_dataloader"] = loaders
     if find_spec("matplotlib") is None:
         doubles["matplotlib.pyplot"] = PyplotDouble()
     for name, double in doubles.items():
