@@ -46,9 +46,10 @@ def check_fields(values: Mapping[str, Any]) -> None:
             check_positive(name, value)
         choices = _CHOICES.get(name, (value,))
         if value not in choices:
-            raise ConfigError(
-                f"{name}={value!r} is none of {', '.join(map(repr, choices))}."
-            )
+            known = ", ".join(map(repr, choices))
+            is_bfloat16 = name == "precision" and "bf" in str(value).lower()
+            why = " IPUs have no bfloat16: use 'float16'." if is_bfloat16 else ""
+            raise ConfigError(f"{name}={value!r} is none of {known}.{why}")
         is_valid, fault = _KINDS.get(name, (_is_anything, ""))
         if not is_valid(value):
             raise ConfigError(f"{name}={value!r} is {fault}.")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import ConfigError, IPUConfig, poptorch
+from ipufit import ConfigError, IPUConfig, IPUModel, UnsupportedError, poptorch
 
 HALF, SINGLE = torch.float16, torch.float32
 
@@ -63,6 +63,26 @@ def test_own_options_must_round_as_the_precision_does():
 def test_other_words_are_refused(word):
     with pytest.raises(ConfigError, match=r"precision=.* is none of .*'16\.32'"):
         IPUConfig(precision=word)
+
+
+@pytest.mark.parametrize(
+    "word", ["bfloat16", "bf16", "bf16-mixed", "mixed_bfloat16", torch.bfloat16]
+)
+def test_bfloat16_is_said_to_be_absent(word):
+    with pytest.raises(ConfigError, match="IPUs have no bfloat16: use 'float16'"):
+        IPUConfig(precision=word)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_weights_in_bfloat16_are_refused_unless_they_are_made_float16(in_place):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    module[1].bfloat16()
+    with pytest.raises(UnsupportedError, match=r"1\.weight is bfloat16.*precision='fl"):
+        IPUModel(module, in_place=in_place)
+    model = IPUModel(module, IPUConfig(precision="float16"), in_place=in_place)
+    assert {one.dtype for one in model.module.parameters()} == {torch.float16}
+    module.register_buffer("odd", torch.ones(1, dtype=torch.bfloat16))
+    IPUModel(module.float())
 
 
 @pytest.mark.parametrize("field", ["precision", "float32_modules"])

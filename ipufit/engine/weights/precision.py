@@ -7,7 +7,7 @@ import copy
 import fnmatch
 import warnings
 import weakref
-from typing import Any, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Container, Iterator, Mapping, MutableMapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit.config import IPUConfig
-from ipufit.errors import ConfigError, CopiedModuleWarning, UnknownNameError
+from ipufit.errors import (
+    ConfigError,
+    CopiedModuleWarning,
+    UnknownNameError,
+    UnsupportedError,
+)
 from ipufit.optimizers import is_norm
 
 from .wrapping import plain_class, unfetched
@@ -119,6 +124,25 @@ def _state(parameter: Tensor) -> tuple[Any, ...]:
     return tuple(unfetched(parameter, name) for name in named)
 
 
+def _refuse_bfloat16(module: torch.nn.Module, changed: Container[int]) -> None:
+    """Refuse weights in a type that PopTorch would silently compute without.
+
+    Args:
+        module: The user's module.
+        changed: Ids of the weights whose types will be others.
+
+    Raises:
+        UnsupportedError: Another weight is bfloat16.
+    """
+    for name, weight in module.named_parameters():
+        if weight.dtype == torch.bfloat16 and id(weight) not in changed:
+            raise UnsupportedError(
+                f"{name} is bfloat16, which IPUs don't have: they compute in float16 "
+                "and float32. Use module.float(), and for half precision IPUConfig("
+                "precision='float16'), whose range is smaller: the loss is scaled."
+            )
+
+
 def in_own_types(
     module: torch.nn.Module, config: IPUConfig, *, in_place: bool
 ) -> tuple[torch.nn.Module, Counterparts]:
@@ -136,6 +160,7 @@ def in_own_types(
     Raises:
         UnknownNameError: `float32_modules` has a pattern that matches nothing.
         ConfigError: A copy is needed, and the module can't be copied.
+        UnsupportedError: Weights would be left in bfloat16.
 
     Example:
         >>> given = torch.nn.Linear(2, 1)
@@ -145,6 +170,7 @@ def in_own_types(
     """
     names = float32_submodules(module, config.float32_patterns)
     wanted = {id(one): (one, dtype) for one, dtype in _changes(module, config, names)}
+    _refuse_bfloat16(module, wanted)
     if not wanted:
         return module, Counterparts()
     if in_place:
