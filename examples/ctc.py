@@ -49,7 +49,7 @@ def ctc_loss(scores: Tensor, targets: dict[str, Tensor]) -> Tensor:
     """Torch's CTC loss within PopTorch's limits."""
     log_probabilities = scores.permute(2, 0, 1).log_softmax(dim=2)  # [columns, N, 11]
     lengths = targets["lengths"]
-    columns = torch.full_like(lengths, scores.shape[2])
+    columns = torch.full_like(lengths, scores.shape[2], device=lengths.device)
     return F.ctc_loss(log_probabilities, targets["classes"], columns, lengths, BLANK)
 
 
