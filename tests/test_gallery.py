@@ -27,7 +27,7 @@ SCRIPTS = {
         25.0,
     ),
     "fine_tuning.py": (
-        ["--images", "960", "--fine-tune-epochs", "5"],
+        ["--images", "640", "--fine-tune-epochs", "3"],
         r"test accuracy: (\d+\.\d\d)%",
         50.0,
     ),
