@@ -107,6 +107,7 @@ def load(monkeypatch):
     return load
 
 
+@pytest.mark.not_in_mode(reason="a mode has tests of its own, which take less time")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_prints_and_draws_what_it_promises(script, load, capsys, tmp_path):
     if script in NEEDS and find_spec(NEEDS[script]) is None:
