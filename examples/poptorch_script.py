@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     train, test = TensorDataset(x[:1536], y[:1536]), TensorDataset(x[1536:], y[1536:])
 
     options = poptorch.Options()
+    options.showCompilationProgressBar(False)
     options.deviceIterations(4)
     options.replicationFactor(2)
     options.randomSeed(0)
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     training.detachFromDevice()
 
     options = poptorch.Options()
+    options.showCompilationProgressBar(False)
     options.deviceIterations(9)
     loader = poptorch.DataLoader(options, test, batch_size=29)  # 261: one call
     network.eval()

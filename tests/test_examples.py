@@ -29,12 +29,12 @@ SCRIPTS = {
         2.0,
     ),
     "resume.py": ([], r"equal weights: (\d+\.\d\d)%", 100.0),
+    "several_processes.py": (
+        ["--epochs", "1"],
+        r"samples that one process has read: (\d+\.\d\d)%",
+        100.0,
+    ),
 }
-SCRIPTS["several_processes.py"] = (
-    ["--epochs", "1"],
-    r"samples that one process has read: (\d+\.\d\d)%",
-    100.0,
-)
 MODULES = {"handwriting.py"}  # which the scripts import
 
 
