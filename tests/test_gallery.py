@@ -69,6 +69,11 @@ SCRIPTS = {
         r"generated points near the ring: (\d+\.\d\d)%",
         80.0,
     ),
+    "lightning_module.py": (
+        ["--epochs", "5"],
+        r"validation accuracy: (\d+\.\d\d)%",
+        80.0,
+    ),
     "log_from_step.py": (
         ["--epochs", "5"],
         r"active hidden units: (\d+\.\d\d)%",
