@@ -12,7 +12,7 @@ import torch
 from ipufit._poptorch import poptorch
 from ipufit.engine.objective.outputs import shapes_of
 from ipufit.engine.objective.steps import StepFunction
-from ipufit.errors import DataError
+from ipufit.errors import DataError, IpufitError
 
 
 def call_module(module: torch.nn.Module, inputs: Any) -> Any:
@@ -48,7 +48,7 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
     """
     try:
         return step(module, batch)
-    except poptorch.Error:
+    except (IpufitError, poptorch.Error):
         raise
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         name = getattr(step, "__qualname__", type(step).__name__)
