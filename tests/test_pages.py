@@ -48,7 +48,6 @@ def blocks(page, language):
 PAGES = [page for page in TEXTS if blocks(page, "python")]
 ELSEWHERE = {  # pages whose code another test runs, which also looks at its results
     "how-to/compare.md": "test_compare.py::test_the_code_of_the_page",
-    "how-to/transformers.md": "test_migrate.py::test_the_page_on_transformers_runs",
     "how-to/notebooks.md": "test_notebooks.py::test_the_code_of_the_page_runs",
     "how-to/compile-ahead.md": "test_build.py::test_the_code_of_the_page",
     "how-to/transformers.md": "test_migrate.py::test_the_page_on_transformers_runs",
