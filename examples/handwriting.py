@@ -40,16 +40,20 @@ def load_digits(name: str, folder: str) -> Digits:
         folder: Where MNIST is, in torchvision's layout, or is to be put.
 
     Returns:
-        The images.
+        The images. The program ends with a message if they can't be had.
     """
     if name == "digits":
         return _scikit_learn_digits()
     try:
         return _mnist(folder)
     except (ImportError, OSError, RuntimeError) as error:
-        if name == "mnist":
-            raise
         reason = str(error).splitlines()[0]
+        if name == "mnist":
+            sys.exit(
+                f"MNIST can't be had ({reason}). torchvision reads it from {folder!r}, "
+                "or downloads it; README.md says how to install torchvision beside "
+                "your torch. Or take scikit-learn's images: --data digits."
+            )
         print(f"MNIST can't be had ({reason}) Using scikit-learn's digits instead.")
         return _scikit_learn_digits()
 
@@ -71,8 +75,10 @@ def _scikit_learn_digits() -> Digits:
     Those to train on are shifted by up to two pixels as well, so that an epoch is long
     enough for the examples' calls.
     """
-    from sklearn.datasets import load_digits as load
-
+    try:
+        from sklearn.datasets import load_digits as load
+    except ModuleNotFoundError:
+        sys.exit("The digits come with scikit-learn: pip install scikit-learn")
     digits = load()
     images = torch.from_numpy(digits.images).float()[:, None] / 16
     images = F.interpolate(images, size=(20, 20), mode="bilinear", align_corners=False)

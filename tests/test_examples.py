@@ -120,6 +120,31 @@ def test_auto_says_that_it_fell_back(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mnist", "README.md says how to install torchvision"),
+        ("digits", "pip install scikit-learn"),
+    ],
+)
+def test_a_missing_package_ends_an_example_with_what_to_install(name, said):
+    code = (
+        "import sys; sys.path.insert(0, 'examples')\n"
+        "sys.modules.update({'torchvision': None, 'sklearn.datasets': None})\n"
+        f"import handwriting; handwriting.load_digits({name!r}, 'data')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=EXAMPLES.parent,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="needs torchvision")
 def test_torchvision_reads_mnist_in_its_layout(tmp_path):
     raw = tmp_path / "MNIST" / "raw"
