@@ -245,6 +245,18 @@ def test_hooks_between_epochs_are_called_with_what_they_may_read():
     assert module.heard[-2:] == [8, "val_loss"]
 
 
+def test_hooks_print_in_the_first_process(capsys):
+    class Printing(Net):
+        def on_train_epoch_end(self):
+            if self.trainer.is_global_zero:
+                loss = self.trainer.callback_metrics["train_loss"].item()
+                self.print(self.current_epoch, f"{loss:.4f}")
+
+    _, history = fit(Printing(), 2)
+    lines = [f"{epoch} {loss:.4f}" for epoch, loss in enumerate(history["loss"])]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
 def test_a_changed_number_compiles_anew():
     class Scaled(Net):
         scale = 1.0

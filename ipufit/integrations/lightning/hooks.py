@@ -126,8 +126,8 @@ def refuse_hooks(module: torch.nn.Module) -> None:
 class ModuleHooks(Callback):
     """Calls the hooks of a module that come between epochs.
 
-    In a hook `self.trainer` has `current_epoch`, `global_step` and `callback_metrics`,
-    and `should_stop` may be set.
+    In a hook `self.trainer` has `current_epoch`, `global_step`, `callback_metrics` and
+    `is_global_zero`, and `should_stop` may be set.
 
     Args:
         module: The module that is trained.
@@ -158,12 +158,17 @@ class ModuleHooks(Callback):
         live = {
             "current_epoch": lambda: self._epoch,
             "global_step": lambda: self.model.num_updates,
-            "callback_metrics": lambda: dict(self._figures),
-            "logged_metrics": lambda: dict(self._figures),
+            "callback_metrics": self._tensors,
+            "logged_metrics": self._tensors,
+            "is_global_zero": lambda: self.model.processes.is_first,
         }
         facts = TrainerFacts(self._given, stage, live, self._stop)
         for name in overridden:
             getattr(view_of(self._module, NoLog(name), facts), name)()
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The newest figures as Lightning has them."""
+        return {name: torch.tensor(value) for name, value in self._figures.items()}
 
     def _stop(self) -> None:
         self.model.stop_training = True

@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, NoReturn, Protocol
 
 import torch
 
+from ipufit.distributed import get_process_info
 from ipufit.errors import UnsupportedError
 
 from .facts import TrainerFacts, changing
@@ -67,6 +68,7 @@ def view_of(module: torch.nn.Module, log: Log, trainer: TrainerFacts) -> Any:
     added: dict[str, Any] = {
         "log": staticmethod(log.log),
         "log_dict": staticmethod(log.log_dict),
+        "print": staticmethod(_print_once),
         "trainer": property(lambda self: trainer),
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
@@ -88,6 +90,12 @@ def view_of(module: torch.nn.Module, log: Log, trainer: TrainerFacts) -> Any:
     view = object.__new__(make(kind.__name__, (kind,), added))
     object.__setattr__(view, "__dict__", vars(module))
     return view
+
+
+def _print_once(*values: Any, **settings: Any) -> None:
+    """Print as Lightning's `self.print` does: in one of several processes."""
+    if get_process_info().is_first:
+        print(*values, **settings)  # noqa: T201 - what the user asks for
 
 
 def _of_trainer(name: str, meaning: str, trainer: Any) -> Callable[[Any], Any]:
