@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stop a run that overfits, keep its best weights in a file, and go on from one.
 
-Shows three callbacks' work on a network that is too large for its 200 images.
+Shows two callbacks at work on a network that is too large for its 200 images.
 `EarlyStopping` ends the run when the validation loss hasn't improved for five epochs,
 and puts the weights of the best epoch back. `ModelCheckpoint` has written the whole
 state of that epoch, from which another model goes on: `fit(resume=...)`.

@@ -50,7 +50,7 @@ class GAN(ipufit.IPUModel):
 
     def training_step(self, batch: Tensor) -> dict[str, Tensor]:
         """Points [N, 2] to the loss, and figures to report."""
-        noise = torch.randn(batch.shape[0], NOISE)
+        noise = torch.randn(batch.shape[0], NOISE, device=batch.device)
         points = self.module.generator(noise)
         reversed_ = 2 * points.detach() - points  # the same points, the gradient * -1
         real = self.module.discriminator(batch)

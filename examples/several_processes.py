@@ -109,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
         train(args.epochs, args.report_into)
         return 1.0
     first, second = reports = launch(args.epochs)
-    print(f"equal losses: {first['losses'] == second['losses']}")
-    print(f"equal weights: {first['weights'] == second['weights']}")
+    for name in ("losses", "weights"):
+        print(f"equal {name}: {first[name] == second[name]}")
     if args.plot:
         plot(reports, args.plot)
     share = len(set(first["read"]) ^ set(second["read"])) / 1792
