@@ -7,7 +7,7 @@ export DATA_DIR ?= data
 export IPUFIT_PYTHON38 := $(shell .ci/find-python 3.8)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long test-all matrix lint types tests modes keras floor docs examples release packages demo clean
+.PHONY: help test test-long test-all matrix lint types tests modes keras floor docs examples gallery release packages demo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -50,6 +50,9 @@ examples: $(TOX)  ## every example, with the packages that some of them ask for
 
 release: $(TOX)  ## build sdist and wheel into dist, check them, and try them where nothing else is
 	$(TOX) run -e release -- --keep dist
+
+gallery:  ## run every example and write examples/README.md; needs `pip install ".[examples]"` and torchvision
+	@$(PYTHON) .ci/gallery.py
 
 packages:  ## write the table of packages into CONTRIBUTING.md
 	@$(PYTHON) .ci/packages.py

@@ -136,14 +136,18 @@ def _no_stragglers():
         pytest.fail(f"left running: {sorted(map(repr, stragglers))}")
 
 
+_files = [""]  # those of the tests so far
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _no_ipus_kept():
-    """Fail on IPUs that models of a module hold for good: others would lack them."""
-    before = set(POD._held)
-    yield
-    if POD._held - before:
+def _all_ipus_free(request):
+    """Fail if models of the file before hold IPUs for good: tests here may need all."""
+    if POD._held:
         gc.collect()
-    assert not POD._held - before, "a model that is still attached is kept somewhere"
+    kept = set(POD._held)
+    POD._held.clear()
+    _files.append(request.node.name)
+    assert not kept, f"something keeps a model of {_files[-2]} that is still attached"
 
 
 def _running_besides(known):

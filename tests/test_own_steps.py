@@ -276,7 +276,7 @@ def test_comparing_building_and_benchmarking():
         ),
         ({"step": step, "label_smoothing": 0.1}, "label_smoothing"),
     ],
-    ids=str,
+    ids=range(8),
 )
 def test_what_can_not_be_a_step_is_refused(arguments, message):
     def trained():

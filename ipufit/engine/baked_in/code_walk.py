@@ -45,7 +45,7 @@ from .records import (
     scalar_dtype,
     version_of,
 )
-from .references import MISSING, Reference
+from .references import MISSING, Reference, get_item
 
 DEPTH = 16
 SIZE = 20_000
@@ -134,7 +134,7 @@ class CodeWalk:
     def _item(self, mapping: Any, key: Any, path: str, depth: int) -> None:
         if (id(mapping), key) not in self._followed:
             self._followed.add((id(mapping), key))
-            value = mapping.get(key, MISSING)
+            value = get_item(mapping, key)
             self.items.append(Reference(mapping, key, value))
             if value is not MISSING:
                 self._visit(path, value, depth)

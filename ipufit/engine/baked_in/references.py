@@ -71,8 +71,21 @@ class References:
             and all(map(is_, attributes, self._attributes))
             and list(map(len, self._containers)) == self._lengths
             and all(map(is_, elements, self._elements))
-            and all(owner.get(key, MISSING) is one for owner, key, one in self._others)
+            and all(get_item(owner, key) is one for owner, key, one in self._others)
         )
+
+
+def get_item(mapping: Any, key: Any) -> Any:
+    """The value of a key of a mapping, or `MISSING`.
+
+    A class of dicts may have a `get` with other arguments.
+
+    Example:
+        >>> get_item({"k": 1.0}, "k")
+        1.0
+    """
+    get = dict.get if isinstance(mapping, dict) else type(mapping).get
+    return get(mapping, key, MISSING)
 
 
 def _columns(

@@ -241,6 +241,22 @@ class OfADict(Of):
         self.d["t"]["u"] = value
 
 
+class OfADictWithAGetOfItsOwn(Of):
+    class Settings(dict):
+        def get(self, key):
+            return self[key]
+
+    def __init__(self):
+        super().__init__()
+        self.d = self.Settings(t=1.0)
+
+    def read(self):
+        return self.d.get("t")
+
+    def change(self, value):
+        self.d["t"] = value
+
+
 class OfADataList(Of):
     def __init__(self):
         super().__init__()
@@ -386,6 +402,7 @@ PLACES = [
     OfAnObject,
     OfSlots,
     OfADict,
+    OfADictWithAGetOfItsOwn,
     OfADataList,
     OfAGlobal,
     OfAGlobalObject,
