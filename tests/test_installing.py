@@ -18,7 +18,10 @@ import pytest
 
 README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
 
-pytestmark = pytest.mark.skipif(find_spec("pip") is None, reason="pip isn't installed")
+pytestmark = [
+    pytest.mark.skipif(find_spec("pip") is None, reason="pip isn't installed"),
+    pytest.mark.thorough,
+]
 
 
 def make_wheel(folder, name, version, requires=()):

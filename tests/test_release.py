@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 EPOCH = "1700000000"
 NEEDED = [name for name in ("hatchling", "hatch_fancy_pypi_readme") if find_spec(name)]
 
+pytestmark = pytest.mark.not_in_mode(reason="it runs no program")
 needs_hatchling = pytest.mark.skipif(
     len(NEEDED) < 2, reason="hatchling and its plugin aren't installed"
 )
