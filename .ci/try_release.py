@@ -19,6 +19,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Newer Pythons ask for it, older ones don't know it.
+CAREFULLY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
 def call(*command: object, folder: Path) -> None:
@@ -38,7 +40,7 @@ def build(work: Path) -> tuple[Path, Path]:
     call(*hatch, "-t", "sdist", "-d", work / "dist", folder=ROOT)
     (sdist,) = (work / "dist").glob("*.tar.gz")
     with tarfile.open(str(sdist)) as archive:
-        archive.extractall(str(work))  # ours
+        archive.extractall(str(work), **CAREFULLY)
     source = work / sdist.name[: -len(".tar.gz")]
     call(*hatch, "-t", "wheel", "-d", work / "dist", folder=source)
     (wheel,) = (work / "dist").glob("*.whl")
