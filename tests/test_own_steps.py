@@ -274,7 +274,20 @@ def test_comparing_building_and_benchmarking():
             },
             "own loss is a sum over the 12 samples",
         ),
-        ({"step": step, "label_smoothing": 0.1}, "label_smoothing"),
+        ({"step": step, "label_smoothing": 0.1}, "which computes the loss. Do it there"),
+        (
+            {
+                "step": lambda module, batch: functional.cross_entropy(
+                    module(batch[0]), batch[1]
+                ),
+                "metrics": ["accuracy"],
+            },
+            "got metrics, and the step returned no outputs",
+        ),
+        (
+            {"step": lambda module, batch: module(batch[0]).mean().reshape(1)},
+            r"no loss: it returned float32 \[1\]",
+        ),
     ],
     ids=range(8),
 )
@@ -286,6 +299,19 @@ def test_what_can_not_be_a_step_is_refused(arguments, message):
 
     with pytest.raises(ipufit.IpufitError, match=message):
         trained()
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ({"class_weight": {0: 2.0}}, "Pass sample_weight"),
+        ({"drop_last": "pad"}, "factors that divide"),
+    ],
+    ids=str,
+)
+def test_a_mean_can_not_be_weighted_afterwards(argument, instead):
+    with pytest.raises(ipufit.UnsupportedError, match=f"the model's step.* {instead}"):
+        compiled().fit(X, Y, **FIT, **argument)
 
 
 def test_a_step_that_fails_names_itself_and_the_batch():

@@ -258,6 +258,11 @@ def _split_table(
 
 def _refuse_beside(x: Any, y: Any, sample_weight: Any) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
+        if isinstance(value, DataLoader):
+            raise DataError(
+                f"`{name}` is a loader, beside {describe(x)}. Pass one loader: several "
+                "are gone through one after the other, each by an evaluate() of its own."
+            )
         if value is not None:
             raise DataError(
                 f"`{name}` was given beside {describe(x)}, whose samples contain it "

@@ -178,6 +178,11 @@ def _augmented(
         (f"augment={mixing!r}", mixing is not None),
         (f"label_smoothing={label_smoothing!r}", label_smoothing > 0),
     ):
+        if is_given and objective.steps is not None:
+            raise UnsupportedError(
+                f"{what} was given, but the model has a step of its own, which computes "
+                "the loss. Do it there, or leave it out."
+            )
         if is_given and objective.owns_loss:
             raise UnsupportedError(
                 f"{what} was given, but the module returns its own loss, of whose "

@@ -133,7 +133,14 @@ def _check_weighting(
         (f"drop_last={drop_last!r}", drop_last is not True),
     ):
         if is_given and objective.owns_loss:
+            if objective.steps is None:
+                whose, instead = "the module returns its own loss", "compile() with a loss"
+            else:
+                whose = "the model's step returns the mean loss"
+                instead = "Pass sample_weight to fit(), which the step gets"
+                if class_weight is None:
+                    instead = "Choose factors that divide the number of samples"
             raise UnsupportedError(
-                f"{what} was given, but the module returns its own loss, in which "
-                "samples can't be told apart. compile() with a loss, or leave it out."
+                f"{what} was given, but {whose}, in which samples can't be told apart. "
+                f"{instead}, or leave it out."
             )

@@ -147,6 +147,21 @@ def test_evaluate_test_and_predict_use_their_steps():
     assert model.evaluate(X, Y, verbose=0) == pytest.approx(evaluated)
 
 
+def test_callbacks_may_come_by_place():
+    model, called = from_lightning(Net()), []
+
+    class Heard(ipufit.Callback):
+        def on_test_end(self, logs):
+            called.append("test")
+
+        def on_predict_end(self, logs):
+            called.append("predict")
+
+    model.evaluate(X, Y, 16, 0, None, None, [Heard()])
+    model.predict(X, 16, 0, None, Heard())
+    assert called == ["test", "predict"]
+
+
 def test_a_test_counts_every_sample_once():
     model = from_lightning(Net())
     whole = model.test(X[:50], Y[:50], batch_size=16, verbose=0)

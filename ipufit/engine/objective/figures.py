@@ -375,5 +375,6 @@ def _refuse_twins(names: list[str]) -> None:
     if twice:
         raise ConfigError(
             f"Two figures are called {twice[0]!r}: a metric or a loss has the name of "
-            "another, or of something that forward() logs. Rename one."
+            "another, or of something that forward() logs or a step reports. Rename "
+            "one."
         )

@@ -135,6 +135,8 @@ class TrainingHead:
         rows, labels = rows_of(tensors[0]), self._structure.labels(tensors)
         if self._objective.owns_loss:
             own, outputs = _split(called, rows)
+        if self.step is not None and self._objective.measures:
+            _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
         if self._objective.owns_loss:
             terms = self._own_terms(own, wide, rows)
@@ -166,8 +168,9 @@ class TrainingHead:
     ) -> dict[str, tuple[LossTerms, float]]:
         if own is None and self.step is not None:
             raise ConfigError(
-                "The training step returned no loss. Return the mean over the samples: "
-                "alone, first in a tuple, or as 'loss' in a dict."
+                f"The training step returned no loss: it returned {shapes_of(outputs)}. "
+                "Return the mean over the samples, a tensor without dimensions: alone, "
+                "first in a tuple, or as 'loss' in a dict."
             )
         if own is None:
             raise ConfigError(
@@ -238,6 +241,8 @@ class InferenceHead:
                 scalars = _with_own_loss(own, scalars)
         if not self._inferred.gives_outputs:
             outputs = ()
+        elif self.step is not None and self.takes_labels:
+            _require_outputs(outputs)
         returned, packing = Packing.of(outputs, scalars)
         return returned, Findings(packing, (), called.probabilities, {})
 
@@ -260,6 +265,20 @@ def _split(called: Called, rows: int) -> tuple[Tensor | None, Any]:
             "depend on how samples are split into micro-batches. Use reduction='mean'."
         )
     return None if own is None else checked_scalar(own), rest
+
+
+def _require_outputs(outputs: Any) -> None:
+    """Refuse a step without outputs, where metrics need them.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if isinstance(outputs, tuple) and not outputs:
+        raise ConfigError(
+            "compile() got metrics, and the step returned no outputs for them. Return "
+            "{'loss': loss, 'outputs': outputs}, or report scalars in that dict instead "
+            "of metrics."
+        )
 
 
 def _with_own_loss(own: Tensor, scalars: Scalars) -> Scalars:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Mapping
+import inspect
+from typing import Any, Callable, Mapping
 
 import torch
 
@@ -58,15 +59,20 @@ class LightningModel(IPUModel):
             self, x, y, batch_size, epochs, verbose, own, *args, **kwargs
         )
 
-    def evaluate(self, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate by `validation_step`, with the arguments of `IPUModel.evaluate`."""
-        kwargs["callbacks"] = [*self._own_callbacks(), *_listed(callbacks)]
-        return IPUModel.evaluate(self, *args, **kwargs)
+        return self._with_hooks(IPUModel.evaluate, *args, **kwargs)
 
-    def predict(self, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict by `predict_step`, with the arguments of `IPUModel.predict`."""
-        kwargs["callbacks"] = [*self._own_callbacks(), *_listed(callbacks)]
-        return IPUModel.predict(self, *args, **kwargs)
+        return self._with_hooks(IPUModel.predict, *args, **kwargs)
+
+    def _with_hooks(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of `IPUModel` with the module's hooks among its callbacks."""
+        given = inspect.signature(method).bind(self, *args, **kwargs)
+        callbacks = _listed(given.arguments.get("callbacks"))
+        given.arguments["callbacks"] = [*self._own_callbacks(), *callbacks]
+        return method(*given.args, **given.kwargs)
 
     def test(self, *args: Any, **kwargs: Any) -> Logs:
         """Evaluate by `test_step`, with the arguments of `IPUModel.evaluate`.
