@@ -101,6 +101,13 @@ def test_it_is_where_a_curve_falls_most_steeply(middle, noise):
     assert abs(rates.index(found) - middle) <= 4
 
 
+def test_the_first_losses_alone_suggest_nothing():
+    rates = [10 ** (-7 + at * 8 / 99) for at in range(100)]
+    losses = [2 - 1.5 / (1 + math.exp((60 - at) / 4)) for at in range(100)]
+    losses[:2] = [5.0, 4.0]  # noise that no neighbours before it even out
+    assert abs(rates.index(steepest_descent(rates, losses)) - 60) <= 4
+
+
 @pytest.mark.parametrize("losses", [[], [3.0, 2.0], [1.0] * 9, list(range(9))])
 def test_without_a_fall_there_is_none(losses):
     rates = [10.0**at for at in range(len(losses))]

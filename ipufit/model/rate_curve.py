@@ -12,6 +12,9 @@ from ipufit.callbacks.plots import Axes, Figure, axes_for, draw_curve
 _FEWEST = 5
 """Losses that a suggestion needs."""
 
+_PART = 20
+"""Losses of which one on each side is in a mean over neighbours."""
+
 _SMOOTHING = 0.9
 """Weight of the losses before in the running mean that shows that they diverge."""
 
@@ -104,7 +107,8 @@ def steepest_descent(rates: Sequence[float], losses: Sequence[float]) -> float |
     The range test is Smith's ("Cyclical Learning Rates for Training Neural Networks",
     2015, arXiv:1506.01186, section 3.3), the rule that of fastai's `steep` and of
     Lightning's `suggestion()`. Losses are means over neighbours here, a twentieth of
-    them on each side, so that noise doesn't decide. Those above the first ones count
+    them on each side, so that noise doesn't decide; so the first rates, which lack
+    neighbours, aren't suggested if others are there. Losses above the first ones count
     as these, and what comes after the lowest mean doesn't count.
 
     Args:
@@ -125,15 +129,18 @@ def steepest_descent(rates: Sequence[float], losses: Sequence[float]) -> float |
         return None
     smooth = _smoothed(losses[:count])
     lowest = smooth.index(min(smooth))
+    begin = 1 + count // _PART  # the rate before it has all of its neighbours
+    if begin >= lowest:
+        begin = 1
     # The slope at each rate, from the rate before it to the one after it.
-    falls = [smooth[at - 1] - smooth[at + 1] for at in range(1, lowest)]
+    falls = [smooth[at - 1] - smooth[at + 1] for at in range(begin, lowest)]
     falls = falls or [smooth[0] - smooth[lowest]]
-    return rates[1 + falls.index(max(falls))] if max(falls) > 0 else None
+    return rates[begin + falls.index(max(falls))] if max(falls) > 0 else None
 
 
 def _smoothed(losses: Sequence[float]) -> list[float]:
     """Means over neighbours, without what is above the first ones."""
-    reach = len(losses) // 20
+    reach = len(losses) // _PART
     first = sum(losses[: reach + 1]) / (reach + 1)
     clipped = [min(loss, first) for loss in losses]
     means = []
