@@ -274,7 +274,10 @@ def test_comparing_building_and_benchmarking():
             },
             "own loss is a sum over the 12 samples",
         ),
-        ({"step": step, "label_smoothing": 0.1}, "which computes the loss. Do it there"),
+        (
+            {"step": step, "label_smoothing": 0.1},
+            "which computes the loss. Do it there",
+        ),
         (
             {
                 "step": lambda module, batch: functional.cross_entropy(

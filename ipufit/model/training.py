@@ -134,7 +134,10 @@ def _check_weighting(
     ):
         if is_given and objective.owns_loss:
             if objective.steps is None:
-                whose, instead = "the module returns its own loss", "compile() with a loss"
+                whose, instead = (
+                    "the module returns its own loss",
+                    "compile() with a loss",
+                )
             else:
                 whose = "the model's step returns the mean loss"
                 instead = "Pass sample_weight to fit(), which the step gets"

@@ -37,7 +37,10 @@ DELETED = object()
 WRONG = [None, True, "x", 1.5, -1, 2**70, [], {}, [1], {"a": 1}, [[1]], [None], DELETED]
 LEARNT = ("optimizer", "updates", "average", "tensors")
 FOR_PEOPLE = ("config", "versions", "settings")
-NOTED = ("history", "epoch", "sums", "calls", "latencies_ms", "best", "group_ratios")
+NOTED = (
+    *("history", "epoch", "epochs_of", "sums", "calls"),
+    *("latencies_ms", "best", "group_ratios"),
+)
 OPTIONAL = ("best_weights",)  # None if they aren't kept, or there are none yet
 
 pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
