@@ -195,13 +195,19 @@ def test_modules_that_are_none_are_refused():
         model.test(X, Y)
 
 
-def test_models_layers_are_made_by_configure_model():
-    def configure_model(self):
-        self.layers.append(torch.nn.Linear(3, 3))
+@pytest.mark.parametrize("precision", ["32.32", "16.16"])
+@pytest.mark.parametrize("hook", ["setup", "configure_model"])
+def test_layers_are_made_by_hooks(hook, precision):
+    def made(self, stage="fit"):
+        assert stage == "fit"
+        self.layers = torch.nn.Linear(6, 3)
 
-    module = module_with(configure_model=configure_model)
-    train(module)
-    assert len(module.layers) == 4
+    module = module_with(**{hook: made})
+    module.layers = None
+    model = from_lightning(module, ipufit.IPUConfig(precision=precision))
+    model.fit(X, Y, 16, verbose=0)
+    dtypes = {parameter.dtype for parameter in model.module.parameters()}
+    assert dtypes == {torch.float16 if precision == "16.16" else torch.float32}
 
 
 @pytest.mark.skipif(not has("lightning"), reason="needs lightning")

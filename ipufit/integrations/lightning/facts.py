@@ -102,7 +102,7 @@ def _reason(name: str, stage: str) -> str:
         return changing(what, _CHANGING[name])
     if name in _ELSEWHERE:
         return f"{what} was read, and ipufit has no Trainer: {_ELSEWHERE[name]}."
-    where = "configure_optimizers" if stage == SETUP else "the step or hook"
+    where = "the hook" if stage == SETUP else "the step or hook"
     return (
         f"{what} was read, and ipufit has no Trainer. If {where} needs a number of it, "
         f"give it: from_lightning(module, trainer={{{name!r}: ...}})."

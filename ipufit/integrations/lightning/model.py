@@ -121,8 +121,9 @@ def from_lightning(
       for `test`. What they log is averaged over all samples.
     - `predict_step` gets the inputs of samples, without targets. Without it, `predict`
       calls the module.
-    - `configure_optimizers` is called once, now. A scheduler keeps its `interval` and
-      `frequency`, and `ReduceLROnPlateau` its `monitor`.
+    - `setup("fit")`, `configure_model` and `configure_optimizers` are called once, now.
+      A scheduler keeps its `interval` and `frequency`, and `ReduceLROnPlateau` its
+      `monitor`.
     - `self.log` and `self.log_dict` report tensors of one element. In History a
       validation's figure is `val_` and its name: one logged as `"val_loss"`,
       `"val/loss"` or `"loss"` is `val_loss`.
@@ -168,11 +169,9 @@ def from_lightning(
     """
     _check(module, trainer)
     given = dict(trainer or {})
+    _make_layers(module, given)  # before their types are those of the config
     model = LightningModel(module, config, in_place=in_place)
     own: Any = model.module
-    view = _view_for_setup(own, given)
-    if is_overridden(own, "configure_model"):
-        view.configure_model()
     configured = Configured(optimizer, lr_schedule, None)
     if optimizer is None:
         if lr_schedule is not None:
@@ -186,6 +185,7 @@ def from_lightning(
                 f"{type(own).__name__} has no configure_optimizers: write one, or pass "
                 "from_lightning(module, optimizer='adamw')."
             )
+        view = _view_for_setup(own, given, "configure_optimizers")
         configured = read_optimizers(view.configure_optimizers())
     IPUModel.compile(
         model,
@@ -222,11 +222,21 @@ def _check(module: Any, trainer: Any) -> None:
     refuse_hooks(module)
 
 
-def _view_for_setup(module: torch.nn.Module, given: Mapping[str, Any]) -> Any:
-    """The module as `configure_optimizers` sees it: before the first epoch."""
+def _make_layers(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    """Call the hooks that may make layers, in Lightning's order."""
+    if is_overridden(module, "setup"):
+        _view_for_setup(module, given, "setup").setup(stage="fit")
+    if is_overridden(module, "configure_model"):
+        _view_for_setup(module, given, "configure_model").configure_model()
+
+
+def _view_for_setup(
+    module: torch.nn.Module, given: Mapping[str, Any], hook: str
+) -> Any:
+    """The module as a hook sees it that is called before the first epoch."""
     at_start = {"current_epoch": lambda: 0, "global_step": lambda: 0}
     facts = TrainerFacts(given, SETUP, at_start)
-    return view_of(module, NoLog("configure_optimizers"), facts)
+    return view_of(module, NoLog(hook), facts)
 
 
 def _step(
