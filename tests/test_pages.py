@@ -120,6 +120,20 @@ def test_json_is_json(page):
         json.loads(text)
 
 
+# Links --------------------------------------------------------------------------------
+
+TRACKED = [*ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+@pytest.mark.parametrize(
+    "path", [*TRACKED, *(DOCS / page for page in TEXTS)], ids=lambda path: path.name
+)
+def test_links_lead_to_files(path):
+    for link in LINK.findall(path.read_text("utf-8")):
+        assert (path.parent / link).exists(), link
+
+
 # Commands -----------------------------------------------------------------------------
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))

@@ -19,7 +19,7 @@ from tests.callbacks.driving import Played, ScriptedModel, play
 
 NAN, INF = float("nan"), float("inf")
 SEEDS = range(250)
-"""Of the series that are driven without a model; issue 4 asks for 200 at least."""
+"""Seeds of the series that are driven without a model."""
 
 
 # What is drawn ----------------------------------------------------------------------
