@@ -119,10 +119,20 @@ def adapt_docstring(
         lines.insert(0, "\\ ")  # which is nothing in reStructuredText
 
 
+def skip_methods_of_others(
+    app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any
+) -> bool | None:
+    """Leave out methods that a package put into our classes, as scikit-learn does."""
+    home = getattr(value, "__module__", None) or "ipufit"
+    is_foreign = inspect.isroutine(value) and home.split(".")[0] != "ipufit"
+    return True if is_foreign else None
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add the directive, the role, and the changes of docstrings."""
     app.add_directive("public", PublicNames)
     app.add_role("name", NameRole())
     app.connect("missing-reference", leave_as_code)
+    app.connect("autodoc-skip-member", skip_methods_of_others)
     app.connect("autodoc-process-docstring", adapt_docstring, priority=400)
     return {"parallel_read_safe": True}
