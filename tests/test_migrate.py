@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both sides of the pages on moving house run, and end with the same numbers.
+"""Both sides of the pages on moving to ipufit run, and end with the same numbers.
 
 A page has code that both sides share, then `## Before` and `## After`. Blocks of
 `text` are another library's API, which can't run here.
