@@ -11,15 +11,19 @@ import subprocess
 import sys
 import venv
 import zipfile
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
 
+# Looking for the module would have setuptools give up its own distutils, which torch
+# needs: it takes that for pip at work.
+HAS_PIP = any(one.metadata["Name"] == "pip" for one in metadata.distributions())
+
 pytestmark = [
-    pytest.mark.skipif(find_spec("pip") is None, reason="pip isn't installed"),
+    pytest.mark.skipif(not HAS_PIP, reason="pip isn't installed"),
     pytest.mark.thorough,
 ]
 
@@ -27,10 +31,10 @@ pytestmark = [
 def make_wheel(folder, name, version, requires=()):
     """Write a wheel without any module."""
     about = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += "".join(f"Requires-Dist: {one}\n" for one in requires)
+    about_it = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    about_it += "".join(f"Requires-Dist: {one}\n" for one in requires)
     files = {
-        f"{about}/METADATA": metadata,
+        f"{about}/METADATA": about_it,
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\n"
         "Root-Is-Purelib: true\nTag: py3-none-any\n",
     }

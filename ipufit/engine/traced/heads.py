@@ -168,7 +168,7 @@ class TrainingHead:
     ) -> dict[str, tuple[LossTerms, float]]:
         if own is None and self.step is not None:
             raise ConfigError(
-                f"The training step returned no loss: it returned {shapes_of(outputs)}. "
+                f"The training step returned {shapes_of(outputs)}, and no loss. "
                 "Return the mean over the samples, a tensor without dimensions: alone, "
                 "first in a tuple, or as 'loss' in a dict."
             )
@@ -276,8 +276,8 @@ def _require_outputs(outputs: Any) -> None:
     if isinstance(outputs, tuple) and not outputs:
         raise ConfigError(
             "compile() got metrics, and the step returned no outputs for them. Return "
-            "{'loss': loss, 'outputs': outputs}, or report scalars in that dict instead "
-            "of metrics."
+            "{'loss': loss, 'outputs': outputs}, or report scalars in that dict, in "
+            "the place of metrics."
         )
 
 
