@@ -289,7 +289,7 @@ def test_comparing_building_and_benchmarking():
         ),
         (
             {"step": lambda module, batch: module(batch[0]).mean().reshape(1)},
-            r"no loss: it returned float32 \[1\]",
+            r"no loss, only float32 \[1\]",
         ),
     ],
     ids=lambda part: part if isinstance(part, str) else "",

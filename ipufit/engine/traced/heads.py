@@ -168,7 +168,7 @@ class TrainingHead:
     ) -> dict[str, tuple[LossTerms, float]]:
         if own is None and self.step is not None:
             raise ConfigError(
-                f"The training step returned {shapes_of(outputs)}, and no loss. "
+                f"The training step returned no loss, only {shapes_of(outputs)}. "
                 "Return the mean over the samples, a tensor without dimensions: alone, "
                 "first in a tuple, or as 'loss' in a dict."
             )
