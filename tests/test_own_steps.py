@@ -289,7 +289,7 @@ def test_comparing_building_and_benchmarking():
         ),
         (
             {"step": lambda module, batch: module(batch[0]).mean().reshape(1)},
-            r"no loss, only float32 \[1\]",
+            r"no loss: it returned float32 \[1\]",
         ),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
@@ -302,6 +302,33 @@ def test_what_can_not_be_a_step_is_refused(arguments, message):
 
     with pytest.raises(ipufit.IpufitError, match=message):
         trained()
+
+
+class Parts(torch.nn.Module):
+    """A module without forward: only steps use its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 4)
+
+
+def step_of_parts(module, batch):
+    return functional.cross_entropy(module.layer(batch[0]), batch[1])
+
+
+def test_a_module_needs_no_forward_for_steps():
+    model = IPUModel(Parts())
+    model.compile("sgd", step=step_of_parts)
+    built = model.build(X, Y, batch_size=12, verbose=0)
+    assert [one.name for one in built.programs] == ["inference"] * 2 + ["training"]
+    model.fit(X, Y, **FIT)
+    compared = ipufit.compare(model, (X[:12], Y[:12]))
+    assert "No outputs: there is neither" in str(compared)
+    assert {one.part for one in compared.differences} >= {"loss", "gradient"}
+    with pytest.raises(DataError, match=r"Parts has no forward.* predict_step="):
+        model.predict(X, verbose=0)
+    with pytest.raises(DataError, match="Parts has no forward"):
+        model.predict({"x": X}, verbose=0)
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def _refuse_beside(x: Any, y: Any, sample_weight: Any) -> None:
         if isinstance(value, DataLoader):
             raise DataError(
                 f"`{name}` is a loader, beside {describe(x)}. Pass one loader: several "
-                "are gone through one after the other, by an evaluate() for each."
+                "are gone through one after the other, each by its own evaluate()."
             )
         if value is not None:
             raise DataError(

@@ -13,7 +13,7 @@ from .objective.resolve import resolve_objective
 from .objective.steps import Inferred, StepFunction, Steps, checked_step
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
-from .traced.calling import arguments_of, failures_explained
+from .traced.calling import NoForwardError, arguments_of, failures_explained
 from .traced.casting import compute_in_types
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
 from .traced.reference import HostUpdate, host_outputs, host_update
@@ -27,6 +27,7 @@ __all__ = [
     "Figures",
     "HostUpdate",
     "Inferred",
+    "NoForwardError",
     "Objective",
     "StepFunction",
     "Steps",

@@ -14,7 +14,7 @@ from ipufit.callbacks import CallbackList, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import HostRandomState, Source, TrainingBatches, example_of
 from ipufit.distributed import exchanges_off
-from ipufit.engine import Training, give_shapes
+from ipufit.engine import NoForwardError, Training, give_shapes
 from ipufit.types import Verbose
 
 from .evaluating import inference_batches, inference_plan, rows_to_evaluate
@@ -207,7 +207,14 @@ def _built(
         for inferred in of_settings:
             watch = Watch(display, options)
             batches = inference_batches(model, source, plan, options, None)
-            model._executors.prepare_inference(batches, plan, options, watch, inferred)
+            try:
+                model._executors.prepare_inference(
+                    batches, plan, options, watch, inferred
+                )
+            except NoForwardError:
+                if trained is None or inferred.step is not None:
+                    raise
+                continue  # only its steps are used
             yield watch.built("inference", plan)
     if trained is not None:
         training, calls = trained

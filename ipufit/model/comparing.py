@@ -18,6 +18,7 @@ from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
 from ipufit.engine import (
     HostUpdate,
     Inferred,
+    NoForwardError,
     give_shapes,
     host_outputs,
     host_update,
@@ -201,10 +202,15 @@ def _take_values(new: torch.optim.Optimizer, old: torch.optim.Optimizer) -> None
 def _compared(twin: _Twin, data: _Data) -> Comparison:
     """Compare outputs, and an update if there is one."""
     settings = twin.model._settings
-    on_host = host_outputs(twin.host, data.wide_inputs, predicted(twin.model))
-    on_device = twin.model.predict_on_batch(data.inputs)
-    found = list(differences("output", _named(on_host), _named(on_device)))
-    notes = []
+    found: list[Difference] = []
+    notes: list[str] = []
+    try:
+        on_host = host_outputs(twin.host, data.wide_inputs, predicted(twin.model))
+    except NoForwardError:
+        notes.append("No outputs: there is neither a forward nor a predict_step.")
+    else:
+        on_device = twin.model.predict_on_batch(data.inputs)
+        found += differences("output", _named(on_host), _named(on_device))
     if twin.dropouts:
         notes.append(f"Dropout layers are off: {', '.join(twin.dropouts)}.")
     owns_loss = settings is not None and settings.objective.owns_loss

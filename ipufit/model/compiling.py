@@ -180,8 +180,8 @@ def _augmented(
     ):
         if is_given and objective.steps is not None:
             raise UnsupportedError(
-                f"{what} was given, but the model has its own step, which computes the "
-                "loss. Do it there, or leave it out."
+                f"{what} was given, but the model has a step of its own, which "
+                "computes the loss. Do it there, or leave it out."
             )
         if is_given and objective.owns_loss:
             raise UnsupportedError(

@@ -14,6 +14,13 @@ from ipufit.engine.objective.outputs import shapes_of
 from ipufit.engine.objective.steps import StepFunction
 from ipufit.errors import DataError, IpufitError
 
+_NO_FORWARD = "_forward_unimplemented"
+"""The name of torch's function in the place of a missing `forward`."""
+
+
+class NoForwardError(DataError):
+    """A module that has no `forward` is to be called."""
+
 
 def call_module(module: torch.nn.Module, inputs: Any) -> Any:
     """Call a module: a dict of inputs gives arguments by name, a tuple by place.
@@ -87,17 +94,29 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
 
     Raises:
         DataError: `forward` doesn't take such arguments, or not of these shapes.
+        NoForwardError: There is no `forward`.
     """
+    name = type(module).__name__
+    if getattr(module.forward, "__name__", "") == _NO_FORWARD:
+        raise _without_forward(name)
     _check_arguments(module, *arguments_of(inputs))
     try:
         yield
     except poptorch.Error:
         raise
     except (RuntimeError, IndexError) as error:  # torch's, of shapes and types
+        if f"[{name}] is missing" in str(error):  # a forward that calls torch's
+            raise _without_forward(name) from error
         raise DataError(
-            f"{type(module).__name__} failed with inputs of {shapes_of(inputs)}: "
-            f"{error}"
+            f"{name} failed with inputs of {shapes_of(inputs)}: {error}"
         ) from error
+
+
+def _without_forward(name: str) -> NoForwardError:
+    return NoForwardError(
+        f"{name} has no forward, and was to be called with inputs. Write one; or give "
+        "compile() a step= for fit and evaluate, and a predict_step= for predict."
+    )
 
 
 def _check_arguments(

@@ -168,9 +168,9 @@ class TrainingHead:
     ) -> dict[str, tuple[LossTerms, float]]:
         if own is None and self.step is not None:
             raise ConfigError(
-                f"The training step returned no loss, only {shapes_of(outputs)}. "
-                "Return the mean over the samples, a tensor without dimensions: alone, "
-                "first in a tuple, or as 'loss' in a dict."
+                "The training step returned no loss: it returned "
+                f"{shapes_of(outputs)}. Return the mean over the samples, a tensor "
+                "without dimensions: alone, first in a tuple, or as 'loss' in a dict."
             )
         if own is None:
             raise ConfigError(
@@ -276,8 +276,8 @@ def _require_outputs(outputs: Any) -> None:
     if isinstance(outputs, tuple) and not outputs:
         raise ConfigError(
             "compile() got metrics, and the step returned no outputs for them. Return "
-            "{'loss': loss, 'outputs': outputs}, or report scalars in that dict, in "
-            "the place of metrics."
+            "{'loss': loss, 'outputs': outputs}, or report scalars in that dict and "
+            "leave metrics out."
         )
 
 
