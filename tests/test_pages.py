@@ -86,8 +86,7 @@ def services(monkeypatch):
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    names = {"torch": torch, "types": types, "ipufit": ipufit, "x": torch.rand(64, 8)}
-    names["__name__"] = "__main__"
+    names = {"__name__": "__main__"}  # a page imports what it needs
     for piece in blocks(page, "python"):
         exec(compile(piece, page, "exec"), names)
     if page == "concepts/traced.md":
