@@ -212,8 +212,8 @@ class Classifier(base.ClassifierMixin, _Estimator):  # type: ignore[misc,unused-
 class Regressor(base.RegressorMixin, _Estimator):  # type: ignore[misc,unused-ignore]
     """A regressor of scikit-learn: `fit`, `predict`, `score`.
 
-    It is as `Classifier`, with the mean squared error as its loss by default. `module`
-    is called with the numbers of features and of targets.
+    It has the arguments of `Classifier`. Its loss is the mean squared error by default,
+    and `module` is called with the numbers of features and of targets.
 
     Example:
         >>> import numpy as np

@@ -52,13 +52,13 @@ def export(
     format: str | None = None,
     with_module: bool = True,
 ) -> dict[str, Any]:
-    """Write the model as a program to a file, in eval mode, with the weights of now.
+    """Write the model, in eval mode and with its present weights, to a file.
 
     `"popef"`, for IPUs: the compiled inference program. `"torch"`, for any machine: a
     `torch.export.ExportedProgram`, which `torch.export.load` reads. `"onnx"`: an ONNX
     model, for which torch 2.5 and newer needs `onnxscript`. Programs of these two take
-    any number of rows, and compute in float32 what `predict` computes. What follows is
-    about the first.
+    any number of rows, and compute in float32 what `predict` computes. The rest is
+    about `"popef"`.
 
     `poptorch.load(path)` gives an executor that runs it without ipufit: it takes what
     `forward` takes, with the rows of a call, and returns what `forward` returns in eval
@@ -75,7 +75,7 @@ def export(
     Args:
         path: The file; of a directory that exists, the file `executable.popef` in it.
         x: Inputs to compile for, as for `build`: a batch, data, or tensors of shapes
-            and types only. None for those of the last run.
+            and types only. None takes those of the last run.
         batch_size: As for `predict`. For torch and ONNX the only number of rows that
             the program takes; None for any.
         format: `"popef"`, `"torch"` or `"onnx"`. None for what the end of `path` says:
@@ -88,7 +88,7 @@ def export(
         samples per call and the factors that make it, versions, size and SHA-256.
 
     Raises:
-        DataError: Data that can't be used, or none was given and none had before.
+        DataError: The data can't be used; or `x` is None, and the model hasn't run yet.
         ConfigError: There is no such format, or a package for it isn't installed.
         UnsupportedError: The module can't be pickled, or torch can't export it.
         FileError: The file can't be written.

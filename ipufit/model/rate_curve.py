@@ -154,8 +154,8 @@ def _smoothed(losses: Sequence[float]) -> list[float]:
 class Divergence:
     """Notices that losses grow: their running mean is far above its lowest value.
 
-    The mean is exponential, with the correction of its begin that Adam's has (Kingma
-    and Ba, 2014, arXiv:1412.6980, section 3).
+    The mean is exponential, with the bias correction that Adam has (Kingma and Ba,
+    2014, arXiv:1412.6980, section 3).
 
     Args:
         threshold: Multiple of the lowest mean from which on losses diverge; None to

@@ -46,20 +46,21 @@ def lr_find(
     """Train at rising learning rates, and suggest one: Smith's range test.
 
     A copy of the model is trained, from its weights and the state of its optimizer as
-    they are now. This one stays as it is: weights, the optimizer's state, random
+    they are now. This model stays as it is: weights, the optimizer's state, random
     states, the order of the data and the number of updates. It gives its IPUs back, as
     the copy needs them, and takes them again for its next call.
 
     Each call of the device has a rate of its own, which rises exponentially from call
     to call. So the `device_iterations` updates of a call share one: with 1 of them each
-    update has its own. The copy's program is compiled once: another rate is only sent.
+    update has its own. The copy's program is compiled once: a new rate is only sent.
 
     Several parameter groups keep the ratios of their rates: the rates here are those
-    of the first group, as `model.optimizer.learning_rate` is. A schedule doesn't count.
+    of the first group, as `model.optimizer.learning_rate` is. The test ignores a
+    learning-rate schedule.
 
     Args:
-        x: Data, as for `fit`; it is begun anew as often as needed. A generator that
-            can't be begun anew has lost the batches that were taken.
+        x: Data, as for `fit`; it is gone through as often as needed. A generator that
+            can't be restarted loses the batches that the test takes.
         y: As for `fit`.
         batch_size: As for `fit`.
         sample_weight: As for `fit`.
