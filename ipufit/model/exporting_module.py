@@ -143,6 +143,7 @@ class ExportedModule:
                 **names,
             )
             return
+        need("onnx", "export(format='onnx')", "onnx")
         axes = {name: {0: "batch"} for of in names.values() for name in of}
         options = {"dynamic_axes": axes} if self._is_open else {}
         arguments = (*self._by_place, self._by_name)  # the last dict has those by name
