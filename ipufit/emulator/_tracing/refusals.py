@@ -73,6 +73,8 @@ def refuse_value_reader(operation: Operation) -> None:
         what = '.to("cpu")'
     if operation.name == "__format__" and operation.args[0].dim() == 0:
         what = "formatting (an f-string)"
+    if operation.function is torch.autograd.grad:
+        what = "torch.autograd.grad()"
     if what is not None:
         raise value_needed(what)
 

@@ -42,7 +42,7 @@ INSTEAD_OF_HOOKS = (
 class AutogradObserver(Observer):
     """Refuses, or mends, what a trace would pass over.
 
-    Hooks on gradients, autograd functions with a backward pass of their own, autocast
+    Gradients in `forward`, hooks on gradients, autograd functions with a backward pass of their own, autocast
     and inference mode are refused. What is computed without gradients is detached,
     because PopTorch works out from the weights what needs a gradient, and doesn't know
     of `torch.no_grad` (`fixRequiresGradFromDispatch`).
@@ -68,6 +68,13 @@ class AutogradObserver(Observer):
         if self._is_training and operation.name in _HOOKS:
             raise UnsupportedError(
                 f"{operation.name}() in forward ({_user_line()}): {INSTEAD_OF_HOOKS}"
+            )
+        if operation.name == torch.autograd.grad.__name__:
+            raise UnsupportedError(
+                f"torch.autograd.grad() was called ({_user_line()}): a device makes "
+                "its own backward pass, once, from the loss, so gradients can't be "
+                "part of what is computed, as in a gradient penalty. Compute with "
+                "outputs and weights alone."
             )
         if _is_autocast():
             raise UnsupportedError(

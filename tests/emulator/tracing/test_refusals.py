@@ -30,6 +30,7 @@ READERS = {
     "comparison": lambda x: max(x, x + 1),
     "format": lambda x: f"{x:.2f}",
     "backward": lambda x: x.backward(),
+    "grad": lambda x: torch.autograd.grad(x, x),
 }
 
 

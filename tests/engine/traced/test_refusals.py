@@ -246,6 +246,20 @@ def test_a_backward_pass_of_one_s_own_is_refused():
         fit(Network(Halved.apply))
 
 
+def penalised(hidden):
+    gradient = torch.autograd.grad(hidden.sum(), hidden, create_graph=True)[0]
+    return hidden + gradient.norm()
+
+
+@pytest.mark.parametrize("use", ["fit", "evaluate"])
+def test_gradients_in_forward_are_refused_with_their_line(use):
+    model = IPUModel(Network(penalised), IPUConfig(micro_batch_size=2))
+    model.compile("sgd", "mse")
+    message = r"torch\.autograd\.grad\(\) was called \(test_refusals\.py:\d+: grad"
+    with pytest.raises(UnsupportedError, match=message):
+        getattr(model, use)(X, Y, verbose=0)
+
+
 class InferenceMode(torch.nn.Module):
     def __init__(self):
         super().__init__()
