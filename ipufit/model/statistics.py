@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`update_bn`: the statistics of batch norm for the weights of now."""
+"""`update_bn`: the statistics of batch norm for the present weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def update_bn(
     verbose: Verbose = 0,
     steps: int | None = None,
 ) -> int:
-    """Compute the running statistics of batch norm anew, for the weights of now.
+    """Compute the running statistics of batch norm anew, for the present weights.
 
     Averaged weights, and weights that were set, give other activations than those that
     the statistics were made of. This goes through data without training, on the IPUs,

@@ -112,7 +112,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _take_in(self, share: float) -> None:
-        """Add the weights of now to the average, of which they become a share."""
+        """Add the present weights to the average, of which they become a share."""
         buffers = self._buffers()
         for name, tensor in self._averaged().items():
             weights = _widened(tensor)
