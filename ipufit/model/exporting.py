@@ -57,8 +57,8 @@ def export(
     `"popef"`, for IPUs: the compiled inference program. `"torch"`, for any machine: a
     `torch.export.ExportedProgram`, which `torch.export.load` reads. `"onnx"`: an ONNX
     model, for which torch needs the package `onnx`, and from 2.5 on `onnxscript`.
-    Programs of these two take any number of rows, and compute in float32 what `predict` computes. The rest is
-    about `"popef"`.
+    Programs of these two take any number of rows, and compute in float32 what `predict`
+    computes. The rest is about `"popef"`.
 
     `poptorch.load(path)` gives an executor that runs it without ipufit: it takes what
     `forward` takes, with the rows of a call, and returns what `forward` returns in eval
