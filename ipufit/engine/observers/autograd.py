@@ -42,10 +42,10 @@ INSTEAD_OF_HOOKS = (
 class AutogradObserver(Observer):
     """Refuses, or mends, what a trace would pass over.
 
-    Gradients in `forward`, hooks on gradients, autograd functions with a backward pass of their own, autocast
-    and inference mode are refused. What is computed without gradients is detached,
-    because PopTorch works out from the weights what needs a gradient, and doesn't know
-    of `torch.no_grad` (`fixRequiresGradFromDispatch`).
+    Gradients in `forward`, hooks on gradients, autograd functions with a backward pass
+    of their own, autocast and inference mode are refused. What is computed without
+    gradients is detached, because PopTorch works out from the weights what needs a
+    gradient, and doesn't know of `torch.no_grad` (`fixRequiresGradFromDispatch`).
 
     Args:
         is_training: Whether there will be gradients.
