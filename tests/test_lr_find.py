@@ -114,7 +114,8 @@ def test_without_a_fall_there_is_none(losses):
     assert steepest_descent(rates, [float(loss) for loss in losses]) is None
     if losses:
         text = str(LearningRateCurve.of(rates, losses, "the loss diverged"))
-        assert text.endswith("(the loss diverged): the loss never fell")
+        why = "the loss never fell" if len(losses) > 4 else "no suggestion, which needs"
+        assert f"(the loss diverged): {why}" in text
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -59,11 +59,11 @@ class LearningRateCurve:
 
     def __str__(self) -> str:
         """The range of the rates and the suggestion, in one line."""
-        told = (
-            "the loss never fell"
-            if self.suggestion is None
-            else f"suggested {self.suggestion:.3g}"
-        )
+        told = f"no suggestion, which needs {_FEWEST} losses"
+        if self.suggestion is not None:
+            told = f"suggested {self.suggestion:.3g}"
+        elif len(self.rates) >= _FEWEST:
+            told = "the loss never fell"
         why = "" if self.stop_reason is None else f" ({self.stop_reason})"
         return (
             f"Learning rates {self.rates[0]:.3g} to {self.rates[-1]:.3g}{why}: {told}"

@@ -349,3 +349,9 @@ def test_a_list_of_rows_is_told_from_a_list_of_inputs(place):
     match = r"\[3, 3, 3, \.\.\. 32 in all\].* one array, as with numpy\.stack"
     with pytest.raises(DataError, match=match):
         as_source(*parts)
+
+
+def test_several_loaders_are_refused_with_a_way_out():
+    loader = DataLoader(TensorDataset(X, Y), 2)
+    with pytest.raises(DataError, match=r"`y` is a loader, .* by its own evaluate\(\)"):
+        as_source(loader, loader)
