@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a GAN: two networks against each other, in a training step of one's own.
 
-Shows `training_step` and `predict_step`, which say what happens to a batch where a
-network and a loss don't say it all. IPUs have one optimizer for a program, so there
-can't be one for each network. One is enough: the discriminator goes down the loss, and
-the generator goes up, because the gradient that it gets is reversed.
+Shows `training_step` and `predict_step`, which say what happens to a batch where one
+network and one loss aren't enough. A program on IPUs has one optimizer, so there can't
+be one for each network. One is enough: the discriminator makes the loss smaller, and
+the generator makes it larger, because the gradient that it gets is reversed.
 
     python examples/gan.py
 

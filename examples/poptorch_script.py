@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script for PopTorch, without a word of ipufit, runs where no IPU is.
 
-Shows the emulator by itself. The script imports `poptorch`, and does by hand what one
-does: two options, a loss in the module, two loaders, a training and an inference
+Shows the emulator by itself. The script imports `poptorch`, and does by hand what such
+scripts do: two options, a loss in the module, two loaders, a training and an inference
 model, and labels cut to the outputs. On a pod `python` runs it; anywhere else
 
     python -m ipufit.emulator examples/poptorch_script.py

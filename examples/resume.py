@@ -24,7 +24,7 @@ import ipufit
 
 
 class FailAt(ipufit.Callback):
-    """A power cut, for once."""
+    """Raises an error at an update, as if the run had been interrupted."""
 
     def __init__(self, update: int | None) -> None:
         self.update = update

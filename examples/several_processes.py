@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train one model in two processes, which share the samples of each update.
 
-Shows what a script has to do for it: nothing but write its own files in one process.
-Started by itself, it starts the first command below, and reads what came of it.
+Shows that a script needs nothing for it, except to write its own files in one process
+only. `python` starts the processes by `ipufit launch`, and reads what they have done.
 
     ipufit launch --processes 2 examples/several_processes.py
     python examples/several_processes.py

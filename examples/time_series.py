@@ -2,9 +2,9 @@
 """Forecast a time series with an LSTM, and compare it with a naive forecast.
 
 Shows windows of a series as data, a recurrent network, gradients that are clipped, and
-a metric beside the loss. The series has a load for each hour: a rhythm of days, another
-one at weekends, and noise whose hours hang together. The network sees two days and
-foretells the next hour. Naive forecasts are the load an hour before, or a day before.
+a metric beside the loss. The series has a load for each hour: a daily rhythm, another
+one at weekends, and noise that changes slowly. The network sees two days and predicts
+the next hour. Naive forecasts are the load an hour before, or a day before.
 
     python examples/time_series.py
 
