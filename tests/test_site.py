@@ -145,6 +145,11 @@ QUESTIONS = {
     "where-are-my-weights": ["Where are my weights?", "trained weights", "get weights"],
     "resume": ["How do I resume a run?", "resume", "continue training"],
     "slow": ["Why is it slow?", "slow training", "why slow"],
+    "several-inputs": [
+        "How do I pass several inputs?",
+        "multiple inputs",
+        "dict of inputs",
+    ],
     "own-loss": ["How do I use my own loss?", "own loss", "custom loss"],
     "own-step": [
         "How do I use my own training step?",
