@@ -351,6 +351,17 @@ def test_a_step_that_fails_names_itself_and_the_batch():
         model.fit(X, **FIT)
 
 
+def test_an_index_of_the_batch_is_refused():
+    class Lightnings(IPUModel):
+        def training_step(self, batch, batch_idx):
+            return batch
+
+    with pytest.raises(ConfigError, match=r"\(batch, batch_idx\), and is called as"):
+        Lightnings(network()).compile("adam")
+    with pytest.raises(ConfigError, match=r"called as step\(module, batch\)"):
+        IPUModel(network()).compile("adam", step=lambda batch: batch)
+
+
 @pytest.mark.parametrize("name", ["train_step", "test_step", "compute_loss"])
 def test_methods_of_keras_are_refused_with_ours(name):
     made = type("Theirs", (IPUModel,), {name: lambda self, data: None})

@@ -80,7 +80,10 @@ def resolve_steps(
 def _method(model: Any, name: str) -> StepFunction | None:
     """A method of a subclass as a function of the module, which it has itself."""
     method = getattr(model, name, None)
-    return None if method is None else MethodStep(method)
+    if method is None:
+        return None
+    checked_step(name, method, is_method=True)
+    return MethodStep(method)
 
 
 class MethodStep:

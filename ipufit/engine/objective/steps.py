@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
@@ -103,11 +104,16 @@ def result_of_step(returned: Any, marked: Sequence[Tensor] = ()) -> StepResult:
     return StepResult(loss, returned.get("outputs", ()))
 
 
-def checked_step(name: str, function: object) -> None:
+def checked_step(name: str, function: Any, *, is_method: bool = False) -> None:
     """Refuse what can't be called in the place of a module.
 
+    Args:
+        name: Name of the argument or method.
+        function: The function; None is left alone.
+        is_method: Whether it takes a batch alone, as a method of a model does.
+
     Raises:
-        ConfigError: It is no function.
+        ConfigError: It is no function, or one of other arguments.
 
     Example:
         >>> checked_step("step", "mse")
@@ -119,3 +125,17 @@ def checked_step(name: str, function: object) -> None:
             f"{name}={function!r} is no function of the module and a batch: write "
             f"`def {name}(module, batch)`, which returns {_RETURNS}."
         )
+    if function is None:
+        return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # compiled code has none
+        return
+    try:
+        signature.bind(*[None] * (1 if is_method else 2))
+    except TypeError:
+        takes = "(self, batch)" if is_method else "(module, batch)"
+        raise ConfigError(
+            f"{name} has the arguments {signature}, and is called as {name}{takes}. "
+            "An index of the batch would be baked into the program: leave it out."
+        ) from None
