@@ -359,21 +359,6 @@ def test_gradients_are_those_of_the_host(name):
         assert not torch.equal(value, before[key])
 
 
-def test_gradients_can_be_returned():
-    class Gradient(nn.Module):
-        def forward(self, x):
-            x.requires_grad_()
-            loss = poptorch.identity_loss((x**2).sum(), reduction="none")
-            return torch.autograd.grad(loss, x, retain_graph=True)[0], loss
-
-    module = nn.Sequential(Gradient())
-    module.spare = nn.Parameter(torch.ones(1))
-    module.forward = lambda x: module[0](x)
-    gradient, loss = poptorch.trainingModel(module)(torch.tensor([1.0, 3.0]))
-    assert gradient.tolist() == [2, 6]
-    assert loss.item() == 10
-
-
 def test_no_warning_is_lost_or_added():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
