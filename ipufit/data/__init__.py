@@ -23,11 +23,12 @@ from .loader_states import packed, unpacked
 from .orders import Position
 from .passes import Replay, generators_of
 from .rebatching import pad
-from .seeded import mixed, seed_all
+from .seeds import mixed, seed_all
 from .source import IndexedSource, Source, StreamSource
 from .structure import NOTHING, Labels, SampleStructure
 from .training import TrainingBatches
-from .validation import fit_sources
+from .transformed import TransformedDataset
+from .validation import fit_sources, num_trained_on, validation_source
 
 __all__ = [
     "NOTHING",
@@ -47,6 +48,7 @@ __all__ = [
     "Source",
     "StreamSource",
     "TrainingBatches",
+    "TransformedDataset",
     "as_batch",
     "as_source",
     "check_random_state",
@@ -58,10 +60,12 @@ __all__ = [
     "generators_of",
     "is_stream",
     "mixed",
+    "num_trained_on",
     "packed",
     "pad",
     "random_state",
     "seed_all",
     "set_random_state",
     "unpacked",
+    "validation_source",
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ipufit.distributed import Processes
@@ -25,11 +26,13 @@ from .host_random import HostRandomState
 from .kinds import (
     batch_size_of,
     describe,
+    gives_what_it_says,
     is_array_like,
     is_hugging_face,
     is_indexed,
     is_stream,
     length_of,
+    num_loaded_ahead,
 )
 from .own_loading import OwnLoading
 from .passes import generators_of
@@ -42,6 +45,7 @@ from .source import (
 )
 from .stream_kinds import divided_by_its_rule, has_own_indices, is_own_part_of
 from .structure import NOTHING, SampleStructure
+from .subsets import arrays_behind
 from .values import as_tensor
 from .worker_samples import WorkerSamples
 
@@ -112,6 +116,11 @@ def as_source(
         return from_arrays(*parts_of(x.tensors), name=name)
     if type(x) is CachedDataset:
         return _from_cache(x, parts_of, name)
+    found = arrays_behind(x)
+    if found is not None:
+        source = _from_subset(*found, parts_of, name)
+        if source is not None:
+            return source
     if is_indexed(x):
         return _from_dataset(x, parts_of, name)
     if isinstance(x, IterableDataset):
@@ -168,6 +177,20 @@ def _from_cache(dataset: CachedDataset, parts_of: Parts, name: str) -> IndexedSo
     return in_memory(tensors, structure, name)
 
 
+def _from_subset(
+    base: Any, rows: Tensor, parts_of: Parts, name: str
+) -> IndexedSource | None:
+    """Samples of a subset of data in memory; None if it has to be converted."""
+    is_cache = type(base) is CachedDataset
+    parts = parts_of(base.stacked if is_cache else base.tensors)
+    structure = SampleStructure.of(parts)
+    leaves = structure.flatten(parts)
+    if any(leaf.dtype == torch.float64 for leaf in leaves):
+        return None  # as float32 only samples of the subset may be too large
+    tensors = [as_tensor(leaf, f"A sample of `{name}`") for leaf in leaves]
+    return in_memory(tensors, structure, name, rows)
+
+
 def _from_samples(
     samples: Any, parts_of: Parts, name: str, num_workers: int, processes: Processes
 ) -> StreamSource:
@@ -193,6 +216,9 @@ def _from_batches(
     stream.batch_size = size or stream.rows_of_first
     if stream.rows_of_first not in (size, count):
         stream.num_samples = None  # a collate function makes rows of its own
+    elif not stream.is_own_part and gives_what_it_says(batches):
+        stream.num_certain = count
+    stream.num_ahead = num_loaded_ahead(batches)
     if stream.is_own_part:  # its loader counts those of one process
         stream.batch_size *= processes.count
         if stream.num_samples is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from ipufit.errors import DataError
@@ -58,15 +59,28 @@ def from_arrays(
 
 
 def in_memory(
-    tensors: list[Tensor], structure: SampleStructure, name: str
+    tensors: list[Tensor],
+    structure: SampleStructure,
+    name: str,
+    rows: Tensor | None = None,
 ) -> IndexedSource:
     """Samples of the leaves of a structure, `[num_samples, ...]`.
+
+    Args:
+        tensors: The leaves.
+        structure: How samples nest.
+        name: Name of the data in error messages.
+        rows: Rows of the tensors that are samples; None if all are.
 
     Raises:
         DataError: An integer needs more than 32 bits.
     """
-    check_integers(tensors, structure, name)
-    return IndexedSource(ArrayDataset(tensors), structure, len(tensors[0]), name)
+    checked = tensors
+    if rows is not None:  # only integers are looked at
+        checked = [t[rows if t.dtype == torch.int64 else rows[:0]] for t in tensors]
+    check_integers(checked, structure, name)
+    dataset = ArrayDataset(tensors, rows)
+    return IndexedSource(dataset, structure, len(dataset), name)
 
 
 def unframed(value: Any, where: str) -> Any:

@@ -71,7 +71,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
         if type(dataset) is CachedDataset:
             self._structure, self._tensors = dataset._structure, dataset._tensors
             return
-        _require_map_style(dataset)
+        require_map_style(dataset)
         if not len(dataset):
             raise DataError("`dataset` has no samples.")
         if type(dataset) is TensorDataset:  # a subclass may do more
@@ -110,7 +110,12 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
         return [self._structure.rebuild(sample) for sample in zip(*leaves)]
 
 
-def _require_map_style(dataset: Any) -> None:
+def require_map_style(dataset: Any) -> None:
+    """Refuse what has no samples that are taken by index.
+
+    Raises:
+        DataError: `dataset` is no map-style dataset.
+    """
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise DataError(
@@ -120,6 +125,6 @@ def _require_map_style(dataset: Any) -> None:
     is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not is_indexed or isinstance(dataset, (str, bytes, dict)):
         raise DataError(
-            f"`dataset` is a {kind}: a cache takes a map-style dataset of samples, "
-            "with __len__ and __getitem__; of a loader its `dataset`."
+            f"`dataset` is a {kind}: pass a map-style dataset of samples, with "
+            "__len__ and __getitem__; of a loader its `dataset`."
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
@@ -16,6 +17,7 @@ from ipufit.distributed import Processes
 from ipufit.errors import DataError
 from ipufit.types import Batch
 
+from .carrying import Carrier
 from .datasets import ArrayDataset
 from .error_report import ErrorReport, ReportedRows
 from .gathering import GatheredCalls
@@ -66,17 +68,25 @@ class Loading(NamedTuple):
         """Whether each sample is loaded with random numbers of its own.
 
         That is so where other processes load, and where several train: a sample is the
-        same whichever of them has it. Samples in memory draw nothing.
+        same whichever of them has it. Samples in memory draw nothing. (A subset of
+        them has such numbers, too, so that runs are those in which it was loaded.)
 
         Args:
             dataset: Map-style dataset; None for a stream.
             processes: Processes that divide the samples.
         """
-        is_drawing = dataset is not None and not isinstance(dataset, ArrayDataset)
+        is_drawing = dataset is not None and not _is_whole_array(dataset)
         return is_drawing and (self.is_elsewhere or processes.are_several)
 
 
+def _is_whole_array(dataset: Any) -> bool:
+    return isinstance(dataset, ArrayDataset) and dataset.rows is None
+
+
 PLAIN = Loading()
+
+_PREFETCHED = 2
+"""Calls that each process loads ahead: torch's default."""
 
 _MODES = {
     "sync": poptorch.DataLoaderMode.Sync,
@@ -122,6 +132,10 @@ class CallLoader:
         with self._loading_errors():
             if self._loader is None:
                 self._loader = self._new_loader(order())
+            if type(self._loader) is GatheredCalls and not _is_whole_array(
+                self.dataset
+            ):
+                iter(DataLoader([0]))  # type: ignore[arg-type] # draws what a loader of the subset would draw
             return self._each(iter(self._loader))
 
     def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
@@ -133,7 +147,8 @@ class CallLoader:
 
     def _next(self, iterator: Iterator[Any]) -> Any:
         """The next batch; None at the end."""
-        if self.seed is None or self.loading.is_elsewhere:
+        is_array = isinstance(self.dataset, ArrayDataset)
+        if self.seed is None or self.loading.is_elsewhere or is_array:
             return next(iterator, None)
         before = HostRandomState()  # samples that are loaded here seed its generators
         try:
@@ -168,13 +183,17 @@ class CallLoader:
     def _new_loader(self, order: Order | InOrder) -> Any:
         dataset, plan, loading = self.dataset, self.plan, self.loading
         if isinstance(dataset, ArrayDataset) and not loading.is_elsewhere:
-            return GatheredCalls(dataset.tensors, order, plan.samples_per_call)
+            return GatheredCalls(dataset, order, plan.samples_per_call)
         if self.seed is not None:
             dataset = SeededRows(dataset, self.seed)
         collating: Any = collate
         if loading.mode != "sync":
             dataset = ReportedRows(dataset, self._report)
             collating = functools.partial(self._report.calling, collate)
+        ahead: dict[str, Any] = {}
+        if loading.num_workers:
+            collating = Carrier(collating, _PREFETCHED + 1)
+            ahead["prefetch_factor"] = _PREFETCHED
         # Starting processes draws a seed for them from the generator. A resumed run
         # starts them once more than others do, which must not change torch's own.
         starts_here = loading.num_workers > 0 and loading.mode == "sync"
@@ -192,4 +211,5 @@ class CallLoader:
             collate_fn=collating,
             sampler=order,
             generator=torch.Generator() if starts_here else None,
+            **ahead,
         )

@@ -14,7 +14,9 @@ from torch.utils.data import Dataset, IterableDataset
 from ipufit.errors import DataError
 
 from .columns import split_columns, without_columns
+from .stacking import stacked_leaves
 from .structure import SampleStructure
+from .together import TogetherReader
 from .values import as_tensor
 
 
@@ -29,23 +31,30 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
 
     Args:
         tensors: Tensors of equal lengths.
+        rows: Rows of the tensors that are samples; None if all are.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], rows: Tensor | None = None) -> None:
         self.tensors = list(tensors)
+        self.rows = rows
 
     def __len__(self) -> int:
         """The number of samples."""
-        return len(self.tensors[0])
+        return len(self.tensors[0] if self.rows is None else self.rows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """One sample."""
-        return tuple(tensor[index] for tensor in self.tensors)
+        row = index if self.rows is None else int(self.rows[index])
+        return tuple(tensor[row] for tensor in self.tensors)
 
     def __getitems__(self, indices: list[int]) -> StackedRows:
         """A batch of samples at once: torch's loaders use this method if it exists."""
-        rows = torch.as_tensor(indices)
-        return StackedRows(tensor[rows] for tensor in self.tensors)
+        return StackedRows(self.gathered(torch.as_tensor(indices)))
+
+    def gathered(self, indices: Tensor) -> list[Tensor]:
+        """Copies of the rows of some samples."""
+        rows = indices if self.rows is None else self.rows[indices]
+        return [torch.index_select(tensor, 0, rows) for tensor in self.tensors]
 
 
 @dataclass(eq=False)
@@ -66,6 +75,10 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
     _first: list[tuple[torch.Size, torch.dtype]] | None = field(
         default=None, init=False
     )
+    _reader: TogetherReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = TogetherReader(self.dataset)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -73,9 +86,48 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """One sample; numbers become tensors."""
+        return self._flat(self.dataset[int(index)], index)
+
+    def __getitems__(self, indices: Sequence[int]) -> StackedRows | list[Any]:
+        """A batch of samples: torch's loaders use this method if it exists."""
+        users = self.dataset
+        return self.batch(indices, lambda: [users[int(i)] for i in indices])
+
+    def batch(
+        self, indices: Sequence[int], singly: Callable[[], list[Any]]
+    ) -> StackedRows | list[Any]:
+        """A batch of samples.
+
+        Args:
+            indices: Indices of the samples.
+            singly: Gets the samples of the user's dataset one by one.
+
+        Returns:
+            The tensors of the batch; or flat samples, if these have leaves other than
+            tensors, arrays and numbers.
+
+        Raises:
+            DataError: A sample can't be used, or is unlike the first.
+        """
+        rows = [int(index) for index in indices]
+
+        def are_same(items: list[Any], others: list[Any]) -> bool:
+            return all(
+                _are_equal(self._flat(one, row), self._flat(other, row))
+                for one, other, row in zip(items, others, rows)
+            )
+
+        items = self._reader.items(rows, singly, are_same)
+        if self._first is not None:
+            parts = [self.parts_of(item) for item in items]
+            leaves = stacked_leaves(parts, self.structure, self._first)
+            if leaves is not None:
+                return StackedRows(leaves)
+        return [self._flat(item, index) for item, index in zip(items, rows)]
+
+    def _flat(self, item: Any, index: int) -> tuple[Tensor, ...]:
         where = f"Sample {int(index)} of `{self.name}`"
-        parts = self.parts_of(self.dataset[int(index)])
-        leaves = self.structure.flatten_like("sample 0", parts, where)
+        leaves = self.structure.flatten_like("sample 0", self.parts_of(item), where)
         tensors = tuple(as_tensor(leaf, where) for leaf in leaves)
         self._check(tensors, where)
         return tensors
@@ -98,6 +150,13 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
                     f"{where} is of {dtype} and sample 0 of {first_dtype}: the types "
                     "of a compiled model are fixed. Convert all samples to one."
                 )
+
+
+def _are_equal(leaves: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(leaves) == len(others) and all(
+        one.dtype == other.dtype and torch.equal(one, other)
+        for one, other in zip(leaves, others)
+    )
 
 
 @dataclass(frozen=True)
@@ -128,6 +187,10 @@ class Parts:
     inputs_only: bool = False
     left_out: Sequence[str] = ()
 
+    @property
+    def _has_columns(self) -> bool:
+        return bool(self.columns is not None or self.has_lists or self.left_out)
+
     def __call__(self, sample: Any) -> Sequence[Any]:
         """The parts of a sample or batch.
 
@@ -138,6 +201,8 @@ class Parts:
         return parts[:1] if self.inputs_only else parts
 
     def _parts(self, sample: Any) -> Sequence[Any]:
+        if type(sample) is tuple and 0 < len(sample) <= 3 and not self._has_columns:
+            return sample
         if isinstance(sample, Mapping) and not isinstance(sample, dict):
             sample = dict(sample)  # transformers' tokenizers give such mappings
         sample = without_columns(sample, self.left_out)

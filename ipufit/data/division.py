@@ -16,8 +16,9 @@ from ipufit.distributed import Processes
 class Division:
     """Rows that all processes share, in blocks that go to one after the other.
 
-    Training divides every update, so that an update has the same samples whatever the
-    number of processes: blocks have the rows of one update. Inference divides calls.
+    Every update is divided, so that it has the same samples whatever the number of
+    processes: blocks have the rows of one update. So it is with passes of inference,
+    where a process has the same samples however many passes a call has.
 
     Attributes:
         index: Number of this process, from 0.
@@ -41,16 +42,10 @@ class Division:
     rows: int
 
     @classmethod
-    def of_training(cls, processes: Processes, plan: BatchPlan) -> Division:
-        """The division of training calls."""
+    def of(cls, processes: Processes, plan: BatchPlan) -> Division:
+        """The division of the calls of a plan."""
         rows = plan.samples_per_call
         return cls(processes.index, processes.count, plan.samples_per_update, rows)
-
-    @classmethod
-    def of_inference(cls, processes: Processes, plan: BatchPlan) -> Division:
-        """The division of calls that evaluate or predict."""
-        rows = plan.samples_per_call
-        return cls(processes.index, processes.count, rows, rows)
 
     @property
     def rows_of_all(self) -> int:
@@ -72,6 +67,20 @@ class Division:
             return rows
         blocks = rows.reshape(-1, self.count, self.block, *rows.shape[1:])
         return torch.flatten(blocks[:, self.index], 0, 1)
+
+    def place_of(self, row: int) -> int:
+        """The place of a row of this process among the rows of all.
+
+        Args:
+            row: Its place among those of this process.
+
+        Example:
+            >>> division = Division(index=1, count=2, block=2, rows=4)
+            >>> [division.place_of(row) for row in range(4)]
+            [2, 3, 6, 7]
+        """
+        block, place = divmod(row, self.block)
+        return (block * self.count + self.index) * self.block + place
 
     def num_own(self, num_rows: int, index: int | None = None) -> int:
         """How many of the first rows belong to a process.

@@ -79,3 +79,10 @@ class ReportedRows(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, index: Any) -> Any:
         """One sample."""
         return self.report.calling(self.dataset.__getitem__, index)
+
+    def __getitems__(self, indices: Any) -> Any:
+        """A batch of samples: torch's loaders use this method if it exists."""
+        together = getattr(self.dataset, "__getitems__", None)
+        if together is None:
+            return [self[index] for index in indices]
+        return self.report.calling(together, indices)

@@ -29,7 +29,14 @@ class ExampleSource(Source):
     def __init__(self, source: Source) -> None:
         super().__init__(source.structure, None, source.name)
         self.batch_size = source.batch_size
+        self.num_certain = source.num_certain
+        self._is_in_memory = source.is_in_memory
         self._first = source.first()
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the samples of the data are arrays."""
+        return self._is_in_memory
 
     def first(self) -> list[Tensor]:
         """The leaves of the first sample."""

@@ -20,7 +20,7 @@ from ipufit.errors import DataError
 from .datasets import table_row
 from .host_random import HostRandomState, random_state, set_random_state
 from .kinds import is_hugging_face
-from .seeded import mixed, seed_all
+from .seeds import mixed, seed_all
 from .values import dense_tensor
 
 _CHUNK_ROWS = 32

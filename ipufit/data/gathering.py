@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterator, Sequence
-
-import torch
-from torch import Tensor
+from typing import Iterator
 
 from ipufit.types import Batch
 
+from .datasets import ArrayDataset
 from .orders import InOrder, Order
 
 
@@ -22,25 +20,28 @@ class GatheredCalls:
     for each batch, which takes most of the time of a small call.
 
     Args:
-        tensors: Tensors of equal lengths.
-        order: Order of the rows; gives new indices for each pass.
+        dataset: Samples in memory.
+        order: Order of the samples; gives new indices, or keys, for each pass.
         rows: Number of rows of a call.
 
     Example:
-        >>> calls = GatheredCalls([torch.arange(5)], Order(5, 5), rows=2)
+        >>> import torch
+        >>> calls = GatheredCalls(ArrayDataset([torch.arange(5)]), Order(5, 5), 2)
         >>> [call[0].tolist() for call in calls]
         [[0, 1], [2, 3]]
     """
 
-    tensors: Sequence[Tensor]
+    dataset: ArrayDataset
     order: Order | InOrder
     rows: int
 
     def __iter__(self) -> Iterator[Batch]:
         indices = self.order.indices()
+        if self.dataset.rows is not None:  # keys have the number of the pass in them
+            indices = indices.remainder(len(self.dataset))
         for first in range(0, len(indices) - self.rows + 1, self.rows):
             part = indices[first : first + self.rows]
-            yield [torch.index_select(tensor, 0, part) for tensor in self.tensors]
+            yield self.dataset.gathered(part)
 
     def terminate(self) -> None:
         """Do nothing: unlike a loader, this has no processes to end."""

@@ -18,7 +18,7 @@ from ipufit.errors import ConfigError
 
 from .arrays import in_memory
 from .kinds import describe, is_indexed
-from .seeded import mixed
+from .seeds import mixed
 from .source import IndexedSource, Source
 from .values import as_tensor
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Iterator
 
 import torch
@@ -57,7 +58,7 @@ class InferenceBatches:
         self._plan = plan
         self._rows = plan.samples_per_call
         self._processes = processes
-        self._division = Division.of_inference(processes, plan)
+        self._division = Division.of(processes, plan)
         self._max_rows = max_rows
         own = (seed or 0) if loading.seeds(source.dataset, processes) else None
         self._loader = CallLoader(source.dataset, plan, options, loading, own)
@@ -124,7 +125,7 @@ class InferenceBatches:
             self._loader.batches(lambda: self._order(count)),
             range(0, self._whole(count) + self._whole(single_rows), rows),
         ):
-            self.source.check(batch, (done + division.index * self._rows).__add__)
+            self.source.check(batch, partial(_sample_of, division, done))
             num_all = min(max(count - done, 0), rows)
             left = single_rows - (done - self._whole(count))
             num_singles = 0 if num_all else division.num_own(min(left, rows)) // size
@@ -210,6 +211,11 @@ class InferenceBatches:
             self._ongoing = source.blocks()
         blocks = self._ongoing or source.blocks()
         return first_rows(blocks, self._max_rows) if first else blocks
+
+
+def _sample_of(division: Division, done: int, row: int) -> int:
+    """The index of the sample in a row of this process, after so many of all."""
+    return done + division.place_of(row)
 
 
 def _spent() -> DataError:

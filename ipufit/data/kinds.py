@@ -7,11 +7,30 @@ from typing import Any, Iterable, Mapping
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data.distributed import DistributedSampler
 
 from ipufit._poptorch import poptorch
 
 from .columns import is_frame
+
+_SAMPLERS = (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 
 def is_array_like(x: Any) -> bool:
@@ -70,6 +89,41 @@ def length_of(x: Any) -> int | None:
     sampler: Any = x.sampler
     count = len(sampler)
     return count - count % x.batch_size if x.drop_last else count
+
+
+def gives_what_it_says(x: Any) -> bool:
+    """Whether the number that `length_of` gives of a loader is certain.
+
+    It isn't where code of the user's may give more or fewer samples: a collate function
+    that leaves some out, a sampler, or a loader of another class.
+
+    Example:
+        >>> loader = DataLoader(range(8), batch_size=4)
+        >>> gives_what_it_says(loader)
+        True
+        >>> loader.collate_fn = list
+        >>> gives_what_it_says(loader)
+        False
+    """
+    return (
+        type(x) is DataLoader
+        and type(x.sampler) in _SAMPLERS
+        and x.collate_fn is default_collate
+    )
+
+
+def num_loaded_ahead(x: Any) -> int | None:
+    """The number of samples that a loader's workers load ahead; None without workers.
+
+    Example:
+        >>> loader = DataLoader([1], batch_size=4, num_workers=1, prefetch_factor=5)
+        >>> num_loaded_ahead(loader)
+        20
+        >>> num_loaded_ahead(DataLoader(range(8), batch_size=4))
+    """
+    if not isinstance(x, DataLoader) or not x.num_workers:
+        return None
+    return (x.prefetch_factor or 2) * x.num_workers * (x.batch_size or 1)
 
 
 def describe(x: Any) -> str:

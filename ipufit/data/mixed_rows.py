@@ -15,7 +15,7 @@ from ipufit.mixing import Mixing
 
 from .division import Division
 from .orders import Position
-from .seeded import mixed
+from .seeds import mixed
 from .structure import SampleStructure
 
 _OWN_NUMBERS = 1

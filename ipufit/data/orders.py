@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .division import Division
-from .seeded import mixed
+from .seeds import mixed
 
 
 class Position(NamedTuple):

@@ -9,8 +9,9 @@ from typing import Any, Iterator, List
 import torch
 from torch.utils.data import DataLoader
 
+from .carrying import carried
 from .host_random import HostRandomState
-from .seeded import mixed, seed_all
+from .seeds import mixed, seed_all
 
 Indices = List[Any]
 """Keys of a dataset, as its sampler gives them."""
@@ -77,7 +78,7 @@ class OwnLoading:
             self._own = self._like_the_users(self._groups, self._loader.num_workers)
         self._own.generator.manual_seed(mixed(self._seed, self._index))
         with private:
-            batches = iter(self._own)
+            batches = carried(self._own)
         while True:
             with private:
                 batch = next(batches, private)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from .carrying import carried
 from .host_random import HostRandomState, RandomState, set_random_state
 from .loader_states import LoaderState
 
@@ -74,7 +75,7 @@ class Pass:
             set_random_state(self._replayed.at_start, generators)
         self._at_start = self._at_last = HostRandomState(generators)
         self._has_ended = kept is not None and kept.has_ended
-        self.iterator: Iterator[Any] = iter(() if self._has_ended else iterable)
+        self.iterator: Iterator[Any] = carried(() if self._has_ended else iterable)
         self.first: list[Tensor] | None = None
         self.last: list[Tensor] | None = None
         self._is_stateful = is_stateful

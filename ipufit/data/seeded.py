@@ -8,43 +8,13 @@ that is resumed in mid-epoch, or with another number of processes, draws the sam
 
 from __future__ import annotations
 
-import hashlib
-import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Sequence
 
-import numpy as np
-import torch
 from torch.utils.data import Dataset
 
-
-def mixed(*numbers: int) -> int:
-    """A seed of 63 bits, made of several numbers; other numbers give another seed.
-
-    Example:
-        >>> mixed(1, 2) == mixed(1, 2), mixed(1, 2) == mixed(2, 1)
-        (True, False)
-    """
-    digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
-def seed_all(seed: int) -> None:
-    """Seed the random numbers of Python, NumPy and torch.
-
-    Args:
-        seed: Number of 63 bits.
-
-    Example:
-        >>> seed_all(3)
-        >>> first = random.random(), float(torch.rand(()))
-        >>> seed_all(3)
-        >>> first == (random.random(), float(torch.rand(())))
-        True
-    """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed asks all devices
+from .datasets import ArrayDataset, FlatDataset
+from .seeds import mixed, seed_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +25,7 @@ class SeededRows(Dataset):  # type: ignore[type-arg]
         seed: Seed of the run.
 
     Example:
+        >>> import torch
         >>> from torch.utils.data import Dataset
         >>> class Noise(Dataset):
         ...     def __len__(self):
@@ -75,6 +46,22 @@ class SeededRows(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, key: int) -> Any:
         """One sample. Its key is its index + number of the pass * number of samples."""
+        return self.dataset[self._begun(key)]
+
+    def __getitems__(self, keys: Sequence[int]) -> Any:
+        """A batch of samples: torch's loaders use this method if it exists."""
+        indices = [int(key) % len(self) for key in keys]
+        if isinstance(self.dataset, ArrayDataset):
+            return self.dataset.__getitems__(indices)
+        if not isinstance(self.dataset, FlatDataset):
+            return [self[key] for key in keys]
+        users = self.dataset.dataset
+        return self.dataset.batch(
+            indices, lambda: [users[self._begun(key)] for key in keys]
+        )
+
+    def _begun(self, key: int) -> int:
+        """The index of a sample, whose random numbers are seeded now."""
         number, index = divmod(int(key), len(self))
         seed_all(mixed(self.seed, number, index))
-        return self.dataset[index]
+        return index

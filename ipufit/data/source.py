@@ -44,6 +44,10 @@ class Source(abc.ABC):
         dataset: Map-style dataset of the samples; None for a stream.
         generators: Random generators that the user's own loader draws from.
         is_one_shot: Whether the samples can be gone through only once.
+        num_certain: Number of samples of a pass, if it is certain; None else. An
+            example has that of its data.
+        num_ahead: Number of samples that workers of the user's own loader load ahead;
+            None without such.
     """
 
     def __init__(
@@ -56,6 +60,13 @@ class Source(abc.ABC):
         self.dataset: Any = None
         self.generators: Sequence[torch.Generator] = ()
         self.is_one_shot = False
+        self.num_certain: int | None = None
+        self.num_ahead: int | None = None
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the samples are arrays, of which any number is there at once."""
+        return isinstance(self.dataset, ArrayDataset)
 
     @abc.abstractmethod
     def first(self) -> list[Tensor]:
@@ -126,10 +137,14 @@ class IndexedSource(Source):
     ) -> None:
         super().__init__(structure, num_samples, name)
         self.dataset = dataset
+        self.num_certain = num_samples
+        self._first: list[Tensor] = []
 
     def first(self) -> list[Tensor]:
-        """The leaves of the first sample."""
-        return list(self.dataset[0])
+        """The leaves of the first sample, which is read once."""
+        if not self._first:
+            self._first = list(self.dataset[0])
+        return list(self._first)
 
 
 class RowsAreNoSamplesError(Exception):

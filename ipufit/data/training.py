@@ -95,7 +95,7 @@ class TrainingBatches:
             self.structure = self._class_weights.structure
         self._rows = plan.samples_per_call
         self._processes = processes
-        self._division = Division.of_training(processes, plan)
+        self._division = Division.of(processes, plan)
         rows_of_all = self._division.rows_of_all
         is_padding = drop_last in ("pad", False)
         count = source.num_samples

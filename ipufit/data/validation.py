@@ -56,6 +56,28 @@ def fit_sources(
     if validation_data is x and isinstance(source, StreamSource):
         # A loader may allow only one iterator at a time, with processes behind it.
         return source, source
+    return source, validation_source(validation_data, y, **loading)
+
+
+def validation_source(
+    validation_data: Any,
+    y: Any = None,
+    *,
+    num_workers: int = 0,
+    processes: Processes = ALONE,
+) -> Source:
+    """The samples to validate on.
+
+    Args:
+        validation_data: As for `fit_sources`.
+        y: Names of target columns, if it has columns.
+        num_workers: As for `fit_sources`.
+        processes: As for `fit_sources`.
+
+    Raises:
+        DataError: The data can't be used.
+    """
+    loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
     given = validation_data
     if not isinstance(given, (tuple, list)):
         given = (given, y) if column_names(y) else (given,)
@@ -64,8 +86,7 @@ def fit_sources(
             f"`validation_data` has {len(given)} parts: pass a dataset, a pair (x, y), "
             "or (x, y, sample_weight)."
         )
-    validation = as_source(*given, name="validation_data", **loading)
-    return source, validation
+    return as_source(*given, name="validation_data", **loading)
 
 
 def split_validation(
@@ -94,14 +115,14 @@ def split_validation(
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
         raise DataError(f"validation_split={fraction!r} is not a number.")
     whole = as_source(x, y, sample_weight)
-    if not isinstance(whole.dataset, ArrayDataset):
+    if not isinstance(whole.dataset, ArrayDataset) or whole.dataset.rows is not None:
         raise DataError(
             f"validation_split={fraction} needs arrays, and `x` is {describe(x)}. "
             "Split it with torch.utils.data.random_split and pass validation_data, or "
             "hold it in memory as ipufit.CachedDataset."
         )
     count = len(whole.dataset)
-    at = int(count * (1.0 - fraction)) if 0 < fraction < 1 else 0
+    at = num_trained_on(count, fraction)
     if not at:
         raise DataError(
             f"validation_split={fraction} of {count} samples leaves {at} "
@@ -114,3 +135,13 @@ def split_validation(
         for part in parts
     )
     return train, validation
+
+
+def num_trained_on(count: int, fraction: float) -> int:
+    """How many samples `validation_split` leaves for training; 0 if it is no share.
+
+    Example:
+        >>> num_trained_on(10, 0.25)
+        7
+    """
+    return int(count * (1.0 - fraction)) if 0 < fraction < 1 else 0

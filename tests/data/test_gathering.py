@@ -34,7 +34,7 @@ def test_calls_are_those_of_a_loader(count, rows, seed, skipped, more):
         drop_last=True,
         collate_fn=list,
     )
-    gathered = GatheredCalls(tensors, order(), rows)
+    gathered = GatheredCalls(ArrayDataset(tensors), order(), rows)
     for _ in range(2):  # passes
         expected, calls = list(loader), list(gathered)
         assert len(calls) == len(expected)
@@ -54,6 +54,6 @@ def test_the_order_of_an_evaluation_fills_whole_calls(count, rows, further):
 
 def test_calls_are_copies():
     tensor = torch.zeros(4)
-    for call in GatheredCalls([tensor], Order(4, 4), 2):
+    for call in GatheredCalls(ArrayDataset([tensor]), Order(4, 4), 2):
         call[0].fill_(1)
     assert tensor.tolist() == [0, 0, 0, 0]

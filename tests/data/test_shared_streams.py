@@ -277,9 +277,11 @@ def test_every_sample_is_inferred_once(kind, count):
     for of_each in zip(*results):
         assert len({call.num_real_of_each for call in of_each}) == 1
         assert [c.num_real for c in of_each] == list(of_each[0].num_real_of_each)
-        for call in of_each:
-            seen += call.batch[0][: call.num_real].tolist()
-            num_singles += call.num_singles
+        num_singles += sum(call.num_singles for call in of_each)
+        for first in range(0, plan.samples_per_call, plan.samples_per_update):
+            for call in of_each:  # processes divide each pass
+                rows = slice(first, first + plan.samples_per_update)
+                seen += call.batch[0][: call.num_real][rows].tolist()
     assert sorted(seen) == list(range(50))
     if kind in ("generator", "iterable", "samples", "loader of samples"):
         assert seen == list(range(50))
