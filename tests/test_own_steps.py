@@ -372,3 +372,16 @@ def test_methods_of_keras_are_refused_with_ours(name):
 def test_several_optimizers_are_refused_with_a_way_out():
     with pytest.raises(ipufit.UnsupportedError, match="parameter groups"):
         IPUModel(network()).compile(["adam", "sgd"], step=step)
+
+
+def test_a_figure_of_the_training_cannot_be_called_as_those_of_the_validation():
+    def step(module, batch):
+        x, y = batch
+        loss = functional.cross_entropy(module(x), y)
+        return {"loss": loss, "val_loss": loss}
+
+    model = IPUModel(network())
+    model.compile("sgd", step=step)
+    assert "val_loss" in model.fit(X, Y, **FIT).history
+    with pytest.raises(ConfigError, match=r"reports 'val_loss', and fit.. puts val_"):
+        model.fit(X, Y, validation_data=(X, Y), **FIT)

@@ -28,7 +28,6 @@ _VALUE_READERS = {
     "__index__": "use as an index",
     "__array__": "conversion to a NumPy array",
     "__contains__": "`in`",
-    "backward": ".backward()",
 }
 """Functions that give Python a value which exists only when the device runs."""
 
@@ -73,10 +72,24 @@ def refuse_value_reader(operation: Operation) -> None:
         what = '.to("cpu")'
     if operation.name == "__format__" and operation.args[0].dim() == 0:
         what = "formatting (an f-string)"
-    if operation.function is torch.autograd.grad:
-        what = "torch.autograd.grad()"
     if what is not None:
         raise value_needed(what)
+
+
+def refuse_gradients(operation: Operation) -> None:
+    """Refuse to compute gradients in a trace: the compiler differentiates a program.
+
+    Raises:
+        Error: The operation is `tensor.backward()` or `torch.autograd.grad()`.
+    """
+    is_grad = operation.function is torch.autograd.grad
+    if is_grad or operation.name == "backward":
+        what = "torch.autograd.grad()" if is_grad else ".backward()"
+        raise createPoptorchError(
+            f"{what} needs gradients while the model is traced, but the compiler makes "
+            "the backward pass of the whole program by itself. Return the loss, and "
+            "leave the call out."
+        )
 
 
 def value_needed(what: str) -> Error:

@@ -29,8 +29,11 @@ READERS = {
     "contains": lambda x: 1 in x,
     "comparison": lambda x: max(x, x + 1),
     "format": lambda x: f"{x:.2f}",
-    "backward": lambda x: x.backward(),
-    "grad": lambda x: torch.autograd.grad(x, x),
+}
+GRADIENTS = {
+    "backward": lambda x: x.sum().backward(),
+    "torch.autograd.backward": lambda x: torch.autograd.backward(x.sum()),
+    "grad": lambda x: torch.autograd.grad(x.sum(), x),
 }
 
 
@@ -54,6 +57,13 @@ def test_a_value_cannot_be_read_while_tracing(name, kind):
         executor(torch.tensor(1.0))
     assert not poptorch.isRunningOnIpu()
     assert not executor.isCompiled()
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_cannot_be_computed_while_tracing(name):
+    executor = poptorch.inferenceModel(Function(lambda m, x: GRADIENTS[name](x) or x))
+    with pytest.raises(poptorch.Error, match="compiler makes the backward pass"):
+        executor(torch.ones(2))
 
 
 def test_printing_shows_no_value(capsys):
