@@ -478,7 +478,8 @@ def test_the_reported_loss_is_not_scaled_and_small_gradients_are_kept():
         moved.append(model.module.weight.detach().float())
     assert losses == [1.0, 1.0]
     expected = torch.full((4,), 0.02)
-    torch.testing.assert_close(moved[1], expected, rtol=0.01, atol=0)
+    # Scaled, a gradient is 43 of the smallest steps, and may be rounded down to 42.
+    torch.testing.assert_close(moved[1], expected, rtol=0.025, atol=0)
     assert (moved[0] - expected).abs().max() > 0.01
 
 

@@ -72,6 +72,8 @@ class GradientReduction:
         self.sums = sums
         self.num_processes = num_processes
         self._factors = groups if is_running else {}
+        self._last_seed = torch.empty(())
+        self._seed_key: tuple[object, ...] = ()
 
     @classmethod
     def from_options(
@@ -115,9 +117,16 @@ class GradientReduction:
             factor: Scales it besides the loss scaling.
         """
         if loss.requires_grad:
-            run_backward(loss, torch.full_like(loss, self.scale * factor))
+            run_backward(loss, self._seed(loss, self.scale * factor))
         if self._halves:
             self._accumulate_halves()
+
+    def _seed(self, loss: Tensor, value: float) -> Tensor:
+        """A tensor like the loss, filled with a value; the last one if it suits."""
+        key = value, loss.dtype, loss.shape
+        if key != self._seed_key:
+            self._last_seed, self._seed_key = torch.full_like(loss, value), key
+        return self._last_seed
 
     def _accumulate_halves(self) -> None:
         """Add the float16 gradients of one micro-batch in the optimiser's type.
@@ -137,8 +146,11 @@ class GradientReduction:
         """Give the reduced gradients by name; the next update starts from nothing."""
         gradients: dict[str, Tensor | None] = {}
         for name, tensor in self._trained.items():
-            gradients[name] = self._accumulated.pop(name, tensor.grad)
+            gradients[name] = tensor.grad
             tensor.grad = None
+        if self._accumulated:
+            gradients.update(self._accumulated)
+            self._accumulated.clear()
         if self.sums is not None:
             self.sums.add_up(gradients, self.divisor)
         for name, factor in self._factors.items():

@@ -32,7 +32,9 @@ class LoopRunner:
     def train(self, call: Call, training: Training) -> None:
         """Run the updates of a training call."""
         if call.micro_batches_per_update == 1 and training.watch is None:
-            _update_after_each(call, training)
+            update_after_each(
+                call, training, call.program.run, call.inputs.rows, call.outputs.add
+            )
         else:
             make_updates(call, training, loop_over)
 
@@ -85,19 +87,32 @@ def make_updates(call: Call, training: Training, run: RunMicroBatches) -> None:
             watch.saw_update(steps, training.optimizer)
 
 
-def _update_after_each(call: Call, training: Training) -> None:
+def update_after_each(
+    call: Call,
+    training: Training,
+    run: Callable[..., Results],
+    rows: Callable[[int], Results],
+    add: Callable[[int, int, Results], None],
+) -> None:
     """Run a training call whose updates are of one micro-batch each.
 
     It does what `make_updates` does. Calls of small networks take a tenth less time.
+
+    Args:
+        call: Has the layout and the weights.
+        training: Makes an update of the gradients of each micro-batch.
+        run: Takes weights and rows; gives results, and the loss at last.
+        rows: Gives the rows of a micro-batch.
+        add: Takes the step, the replica and the results of each micro-batch.
     """
-    run, weights, inputs = call.program.run, call.weights, call.inputs
+    weights, taken = call.weights, call.inputs.taken
     optimizer, reduction = training.optimizer, training.reduction
     with torch.enable_grad():
         for step in call.micro_batches:
-            inputs.taken.append(perf_counter())
-            *results, loss = run(*weights.arguments(0), *inputs.rows(step))
+            taken.append(perf_counter())
+            *results, loss = run(*weights.arguments(0), *rows(step))
             training.backward(loss)
-            call.outputs.add(step, 0, tuple(results))
+            add(step, 0, tuple(results))
             _set_grad_enabled(False)
             optimizer.step_in_no_grad(reduction.take_gradients())
             _set_grad_enabled(True)

@@ -15,6 +15,7 @@ from ipufit.emulator._executor.model_state import ModelState
 from ipufit.emulator._executor.weights_to_host import WeightsToHost
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._optimizers.base import Optimizer as PoptorchOptimizer
+from ipufit.emulator._optimizers.base import torch_state
 from ipufit.emulator._update.optimizer_link import OptimizerLink
 from ipufit.emulator.enums import MeanReductionStrategy
 
@@ -106,7 +107,7 @@ class OptimizerSync:
             logger.debug("Using cached optimiser state dict")
             return
         self._state.require_compiled()
-        of_torch = torch.optim.Optimizer.state_dict(optimizer)
+        of_torch = torch_state(optimizer)
         optimizer.set_state_dict({**link.read_state(), **of_torch})
         optimizer.ipu_state_is_dirty = False
 

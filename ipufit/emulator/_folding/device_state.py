@@ -48,7 +48,7 @@ class DeviceState:
             weight.grad = gradient
         call.inputs.taken[:] = self.taken
 
-    def difference(self, other: DeviceState) -> str | None:
+    def difference(self, other: DeviceState, relative: float) -> str | None:
         """Describe a difference beyond rounding, except in the times."""
         if not torch.equal(self.rng, other.rng):
             return "other random numbers were drawn"
@@ -60,7 +60,7 @@ class DeviceState:
             ("weights", self.weights, other.weights),
             ("gradients", [a for a, _ in gradients], [b for _, b in gradients]),
         ):
-            reason = difference(ones, others)
+            reason = difference(ones, others, relative)
             if reason is not None:
                 return f"{name}: {reason}"
         return None

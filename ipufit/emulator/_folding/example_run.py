@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Collection, Sequence
 
 import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node, map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ipufit.emulator._ground.without_compiler import DispatchMode
 from ipufit.emulator._tracing.operands import tensors_in
 
 
@@ -25,6 +25,7 @@ class NodeRecord:
         touched: The memory of its arguments and results.
         written: The memory of arguments that it changed.
         passed_on: The memory of arguments that results have too: they are views.
+        results: The memory of its results.
         is_random: Whether it drew random numbers.
         is_grad_enabled: Whether the program has gradients recorded here.
         new_bytes: The memory of the tensors made while it ran.
@@ -34,13 +35,18 @@ class NodeRecord:
     touched: frozenset[int]
     written: frozenset[int]
     passed_on: frozenset[int]
+    results: frozenset[int]
     is_random: bool
     is_grad_enabled: bool
     new_bytes: int
 
 
 def run_example(
-    graph: GraphModule, arguments: Sequence[Tensor], *, is_grad_enabled: bool
+    graph: GraphModule,
+    arguments: Sequence[Tensor],
+    *,
+    is_grad_enabled: bool,
+    unchanged: Collection[int] = (),
 ) -> dict[Node, NodeRecord]:
     """Run every node once, without gradients.
 
@@ -50,6 +56,8 @@ def run_example(
         graph: The graph of a program.
         arguments: The weights and inputs of the program, in order.
         is_grad_enabled: Whether it starts with gradients recorded.
+        unchanged: Indices of arguments that the program only reads, each in memory of
+            its own. They aren't copied: weights may be most of what memory holds.
 
     Returns:
         A record of each node but the output. All values stay in memory as long as the
@@ -64,7 +72,11 @@ def run_example(
     rng_state = torch.random.get_rng_state()
     try:
         with torch.no_grad():
-            copies = iter([tensor.detach().clone() for tensor in arguments])
+            plain = [tensor.detach() for tensor in arguments]
+            copies = (
+                tensor if index in unchanged else tensor.clone()
+                for index, tensor in enumerate(plain)
+            )
             return _run(graph, copies, is_grad_enabled)
     finally:
         torch.random.set_rng_state(rng_state)
@@ -93,6 +105,7 @@ def _run(
             given | results,
             frozenset(written) - {0},
             given & results,
+            results,
             not torch.equal(rng_state, torch.random.get_rng_state()),
             is_grad_enabled,
             memory.total_bytes,
@@ -113,7 +126,7 @@ def _value(
     return target(*args, **kwargs)
 
 
-class _NewMemory(TorchDispatchMode):
+class _NewMemory(DispatchMode):
     """Adds up the sizes of the tensors that are made while it is active."""
 
     def __init__(self) -> None:

@@ -11,11 +11,10 @@ import torch
 from ipufit.emulator._device.loop_runner import (
     Backward,
     Collect,
-    LoopRunner,
     loop_over,
     make_updates,
 )
-from ipufit.emulator._device.runner import Call, Results, Training
+from ipufit.emulator._device.runner import Call, Results, Runner, Training
 from ipufit.emulator._folding.check import difference
 from ipufit.emulator._folding.device_state import DeviceState
 from ipufit.emulator._folding.folding import ERRORS, Folding
@@ -29,18 +28,18 @@ class FoldRunner:
 
     Args:
         folding: Decides how many micro-batches run at once.
-        loop: Runs what isn't folded.
+        one_by_one: Runs what isn't folded.
     """
 
-    def __init__(self, folding: Folding, loop: LoopRunner) -> None:
+    def __init__(self, folding: Folding, one_by_one: Runner) -> None:
         self.folding = folding
-        self._loop = loop
+        self.one_by_one = one_by_one
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""
         sizes = self.folding.sizes(call, len(call.micro_batches))
         if not sizes:
-            self._loop.infer(call)
+            self.one_by_one.infer(call)
         elif call.outputs.takes_whole and self.folding.returns_whole(sizes):
             self._infer_whole(call, sizes)
         else:
@@ -53,7 +52,7 @@ class FoldRunner:
         ):
             make_updates(call, training, self.run)
         else:  # Only the loop has the gradients of each micro-batch.
-            self._loop.train(call, training)
+            self.one_by_one.train(call, training)
 
     def run(
         self,
@@ -142,8 +141,9 @@ class FoldRunner:
                 lambda _, results: folded.append(_detached(results)),
                 backward,
             )
-            reason = _difference(looped, folded) or after.difference(
-                DeviceState.of(call)
+            relative = self.folding.tolerance
+            reason = _difference(looped, folded, relative) or after.difference(
+                DeviceState.of(call), relative
             )
         except ERRORS as error:
             reason = f"{type(error).__name__}: {error}"
@@ -160,12 +160,15 @@ def _detached(results: Results) -> Results:
     return tuple(tensor.detach() for tensor in results)
 
 
-def _difference(looped: list[Results], folded: list[Results]) -> str | None:
+def _difference(
+    looped: list[Results], folded: list[Results], relative: float
+) -> str | None:
     """Describe how results differ, each output compared over all micro-batches."""
     if len(looped) != len(folded):
         return f"{len(folded)} results of {len(looped)} micro-batches"
     reason = difference(
         [torch.stack(column) for column in zip(*looped)],
         [torch.stack(column) for column in zip(*folded)],
+        relative,
     )
     return f"results: {reason}" if reason is not None else None

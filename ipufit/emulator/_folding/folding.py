@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ipufit.emulator._device.obstacles import obstacle
 from ipufit.emulator._device.runner import Call
+from ipufit.emulator._folding.check import RELATIVE, RELATIVE_OF_HALF
 from ipufit.emulator._folding.fold import Fold
 from ipufit.emulator._folding.split import Split
 from ipufit.emulator._ground.logging import logger
@@ -105,6 +106,12 @@ class Folding:
         size, longer = divmod(count, num_folds)
         _keep_freed_memory(split.bytes_per_micro_batch * (size + bool(longer)))
         return (size + 1,) * longer + (size,) * (num_folds - longer)
+
+    @property
+    def tolerance(self) -> float:
+        """How far folds and loop may differ, as a share of the largest element."""
+        rounds = self._split is not None and self._split.rounds
+        return RELATIVE_OF_HALF if rounds else RELATIVE
 
     def fold_of(self, size: int) -> Fold:
         """The fold of so many micro-batches, a number that `sizes` gave."""

@@ -47,12 +47,18 @@ class Split:
         bytes_per_micro_batch: The size of the values of one micro-batch: with a loss
             of all of them, for the backward pass needs them; else the most at one time.
         pays: Whether most of the computing operations are folded.
+        rounds: Whether float16 is folded, whose values differ by its steps at times.
     """
 
     def __init__(self, program: Program, arguments: Sequence[Tensor]) -> None:
         self.program = program
+        changed = program.updated_weights | program.volatile_weights
+        names = enumerate(program.weight_names)
         records = run_example(
-            program.graph, arguments, is_grad_enabled=program.has_loss
+            program.graph,
+            arguments,
+            is_grad_enabled=program.has_loss,
+            unchanged={index for index, name in names if name not in changed},
         )
         self.bytes_per_micro_batch = _bytes(records, is_kept=program.has_loss)
         self.records = {
@@ -62,6 +68,7 @@ class Split:
         self.written = frozenset().union(*(r.written for r in records.values()))
         self.forced = self._never_folded()
         self.folded = self._settle()
+        self.rounds = any(_has_half(self.records[node].value) for node in self.folded)
         folded = sum(self._counts(node) for node in self.folded)
         total = sum(self._counts(node) for node in self.records)
         self.pays = folded > 0 and folded >= _LEAST_SHARE * total
@@ -81,7 +88,7 @@ class Split:
             for node, record in self.records.items()
             if record.is_random
             or record.touched & changing
-            or any(t.dtype == torch.float16 for t in tensors_in(record.value))
+            or (self.program.has_loss and _has_half(record.value))
         }
 
     def _settle(self) -> set[Node]:
@@ -156,6 +163,31 @@ def _is_one_view(op: Operation, nodes: Sequence[Node]) -> bool:
     return is_certain and len(calls) <= 1
 
 
+def _has_half(value: Any) -> bool:
+    return any(tensor.dtype == torch.float16 for tensor in tensors_in(value))
+
+
+def _touches_half(node: Node, records: dict[Node, NodeRecord]) -> bool:
+    nodes = (node, *node.all_input_nodes)
+    return any(_has_half(records[each].value) for each in nodes)
+
+
+def _rounds_once(node: Node, added: Sequence[Node]) -> bool:
+    """Whether a folded operation rounds its result as the operation itself does.
+
+    It is the operation, between others that only move values.
+    """
+    calls = [each for each in added if each.target not in _MOVES_VALUES]
+    return len(calls) <= 1 and all(each.target == node.target for each in calls)
+
+
+_MOVES_VALUES = frozenset(
+    """
+    __getitem__ expand movedim permute repeat reshape squeeze to unsqueeze
+    """.split()  # noqa: SIM905 - one per line would be longer
+).union([operator.getitem, torch.cat, torch.stack])
+"""Methods and functions that rules add, and that compute nothing."""
+
 _VIEWS_OR_COPIES = frozenset({"contiguous", "to", "type_as", "float", "expand_as"})
 
 
@@ -201,6 +233,8 @@ def fold(split: Split, count: int) -> FoldedGraph:
             values[node] = fold_operation(op)
             if op.is_view and not op.writes:
                 op.require(_is_one_view(op, list(folded.graph.nodes)[mark:]))
+            if _touches_half(node, split.records):
+                op.require(_rounds_once(node, list(folded.graph.nodes)[mark:]))
         except NotFolded:
             values.pop(node, None)
             folded.back_to(mark)

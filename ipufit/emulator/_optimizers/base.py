@@ -16,6 +16,8 @@ from typing import Any, Callable, Dict, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from ipufit.emulator._ground.without_compiler import without_compiler
+
 logger = logging.getLogger("poptorch::python")
 
 StateTensors = Dict[str, Tensor]
@@ -167,6 +169,23 @@ class Optimizer(torch.optim.Optimizer):
         state = self._device_state
         return state.get("ipu_state") is not None and state.get("ipu_param") is not None
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with values of their own, as torch's optimisers do.
+
+        Args:
+            param_group: The parameters as `params`, and values by name.
+
+        Example:
+            >>> from ipufit.emulator import optim
+            >>> one, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+            >>> optimizer = optim.SGD([one], lr=0.1)
+            >>> optimizer.add_param_group({"params": [other], "lr": 0.2})
+            >>> [group["lr"] for group in optimizer.param_groups]
+            [0.1, 0.2]
+        """
+        add = without_compiler(super().add_param_group.__func__)  # type: ignore[attr-defined]
+        add(self, param_group)
+
     def state_dict(self) -> dict[str, Any]:
         """Give torch's state and the device's, read back if it's newer.
 
@@ -194,7 +213,7 @@ class Optimizer(torch.optim.Optimizer):
             >>> sorted(optim.SGD(weights, lr=0.1).get_state_dict())
             ['ipu_param', 'ipu_state', 'param_groups', 'state']
         """
-        return {**self._device_state, **torch.optim.Optimizer.state_dict(self)}
+        return {**self._device_state, **torch_state(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state made by `state_dict` of a PopTorch optimiser.
@@ -222,7 +241,9 @@ class Optimizer(torch.optim.Optimizer):
             0.1
         """
         names = ("state", "param_groups")
-        super().load_state_dict({name: state[name] for name in names if name in state})
+        of_torch = {name: state[name] for name in names if name in state}
+        load = without_compiler(super().load_state_dict.__func__)  # type: ignore[attr-defined]
+        load(self, of_torch)
         self.set_state_dict(state)
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -290,6 +311,19 @@ class Optimizer(torch.optim.Optimizer):
             setattr(self, name, ATTRIBUTES[name] if value is None else value)
         allowed = [*self.defaults, "loss_scaling"]
         self.variable_attrs = VariableAttributes(given, allowed)
+
+
+def torch_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Give the state of an optimiser as torch has it: `state` and `param_groups`.
+
+    Example:
+        >>> sorted(torch_state(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
+        ['param_groups', 'state']
+    """
+    state: dict[str, Any] = without_compiler(torch.optim.Optimizer.state_dict)(
+        optimizer
+    )
+    return state
 
 
 def torch_arguments(

@@ -53,7 +53,7 @@ class CallArguments:
     def like_meta(self) -> CallArguments:
         """Copy the arguments, with tensors that have shapes and types but no data."""
         return self.with_tensors(
-            torch.empty_like(tensor, device="meta").as_subclass(type(tensor))
+            tensor.detach().to("meta").as_subclass(type(tensor))
             for tensor in self.tensors()
         )
 

@@ -12,8 +12,8 @@ Three rules make that sound:
 - A tensor that was copied back has two memories, so nothing may write to the first one
   afterwards, nor to anything that may be a view of the copy. A program that does stays
   as it is.
-- Programs that compute gradients for some operations only, compute in half precision,
-  or branch stay as they are: none of these is worth a rule of its own.
+- Programs that compute gradients for some operations only, or branch, stay as they are:
+  neither is worth a rule of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
 from ipufit.emulator._tracing.constant_nodes import function_name, is_in_place
-from ipufit.emulator._tracing.half import original
 
 _CONVOLUTIONS = frozenset({"conv2d", "conv_transpose2d"})
 
@@ -159,9 +158,7 @@ class _Convolution:
 
 def _is_beyond_rules(graph: Graph) -> bool:
     return any(
-        function_name(node) in _NOT_WORTH_A_RULE
-        or original(node.target) is not node.target
-        or node.target is setattr
+        function_name(node) in _NOT_WORTH_A_RULE or node.target is setattr
         for node in graph.nodes
     )
 

@@ -15,6 +15,7 @@ from ipufit.emulator._ground.custom_args import reconstructTensorStructure
 from ipufit.emulator._ground.switches import uses_channels_last
 from ipufit.emulator._options.stages import BlockPlacement
 from ipufit.emulator._program.memory_format import in_channels_last
+from ipufit.emulator._program.self_attention import with_plain_attention
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Program:
 
     def laid_out(self, graph: GraphModule) -> GraphModule:
         """Rewrite a graph of the program's weights to the fastest memory format."""
+        if not self.has_loss:
+            graph = with_plain_attention(graph)
         if not uses_channels_last():
             return graph
         return in_channels_last(

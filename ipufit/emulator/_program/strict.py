@@ -17,9 +17,9 @@ from typing import Any, Callable, Collection, NamedTuple
 from torch import Tensor
 from torch.fx.graph import Graph
 from torch.overrides import resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipufit.emulator._ground.switches import STRICT_VARIABLE
+from ipufit.emulator._ground.without_compiler import DispatchMode
 from ipufit.emulator._program.supported_ops import SUPPORTED_OPERATORS
 from ipufit.emulator._tracing.constant_nodes import constant_nodes
 from ipufit.emulator._tracing.operands import tensors_in
@@ -60,7 +60,7 @@ class _Operation(NamedTuple):
     operators: frozenset[str]
 
 
-class _OperatorWatch(TorchDispatchMode):
+class _OperatorWatch(DispatchMode):
     """Collects names of the ATen operators that torch runs for one operation.
 
     Operators on constants that were made during the operation don't count.

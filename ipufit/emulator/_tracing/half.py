@@ -15,17 +15,16 @@ weights; so do recurrent ones where torch lets them (PopTorch user guide, "Half 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import replace
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function
 
 from ipufit.emulator._tracing.operands import map_tensors, tensors_in
 from ipufit.emulator._tracing.operation import Operation
+from ipufit.emulator._tracing.rounding import rounds_at_random, to_float, to_half
 
 _KEEPS_VALUES = frozenset(
     """
@@ -54,49 +53,32 @@ _LIKE_INPUT = frozenset(
 )
 """Functions whose results have the type of the first argument, not of the weights."""
 
+_MOVES_VALUES = frozenset(
+    """
+    abs abs_ absolute cat channel_shuffle concat concatenate dstack flip fliplr flipud
+    hstack neg neg_ negative pixel_shuffle pixel_unshuffle relu relu_ roll rot90 stack
+    vstack
+    """.split()  # noqa: SIM905 - one per line would be a page
+)
+"""Functions whose results are elements of their arguments, signs and zeros apart.
+
+Their gradients are elements of the results' gradients. float16 can hold all of that, so
+nothing is rounded.
+"""
+
+_PICKS_VALUES = frozenset(
+    """
+    adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax amin ceil cummax
+    cummin embedding floor gather index_select kthvalue max max_pool1d max_pool2d
+    max_pool3d maximum median min minimum repeat repeat_interleave sign sort tile topk
+    trunc
+    """.split()  # noqa: SIM905 - one per line would be a page
+)
+"""Functions of the same kind, but with gradients that are sums."""
+
+_SUMS = frozenset({"__add__", "__radd__", "__sub__", "add", "sub", "subtract"})
+
 _UPDATES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
-_FRACTION_BITS = 13  # how many more float32 has than float16
-_SMALLEST_NORMAL = 2.0**-14
-_SUBNORMAL_STEP = 2.0**-24
-
-_is_stochastic = False
-
-
-@contextlib.contextmanager
-def rounding(*, is_stochastic: bool) -> Iterator[None]:
-    """Choose how results are rounded to float16 for a while.
-
-    Args:
-        is_stochastic: Whether to round up or down at random, to the nearer value with
-            the higher probability, so that the expected result is exact
-            (`Options.Precision.enableStochasticRounding`). Otherwise to the nearest.
-
-    Example:
-        >>> with rounding(is_stochastic=True):
-        ...     ups = to_half(torch.full((4000,), 2049.0)) > 2048
-        >>> 1800 < ups.sum().item() < 2200
-        True
-    """
-    global _is_stochastic
-    before = _is_stochastic
-    _is_stochastic = is_stochastic
-    try:
-        yield
-    finally:
-        _is_stochastic = before
-
-
-def to_half(tensor: Tensor) -> Tensor:
-    """Round float32 to float16 as `rounding` says; the gradient passes through.
-
-    Example:
-        >>> to_half(torch.tensor([2049.0]))
-        tensor([2048.], dtype=torch.float16)
-    """
-    if not _is_stochastic:
-        return torch.as_tensor(tensor, dtype=torch.float16)
-    rounded: Tensor = _Narrow.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
-    return rounded
 
 
 def in_float32(operation: Operation) -> Operation:
@@ -137,7 +119,7 @@ def _as_rounding_cast(operation: Operation) -> Callable[..., Any]:
         return func
 
     def cast(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return to_half(tensor) if _is_stochastic else func(tensor, *args, **kwargs)
+        return to_half(tensor) if rounds_at_random() else func(tensor, *args, **kwargs)
 
     return _named(f"to_half_{name}", func, cast)
 
@@ -165,12 +147,13 @@ def _compute(
     kwargs: dict[str, Any],
 ) -> Any:
     wide: dict[int, Tensor] = {}
+    narrowed, widened = _casts(name, args, kwargs)
 
     def widen(tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float16:
             return tensor
         if id(tensor) not in wide:
-            wide[id(tensor)] = _widened(tensor)
+            wide[id(tensor)] = widened(tensor)
         return wide[id(tensor)]
 
     given = [*args, *kwargs.values()]
@@ -182,14 +165,77 @@ def _compute(
     narrow: dict[int, Tensor] = {}
     for changed in _changed_in_place(name, args, kwargs):
         if id(changed) in wide:
-            changed.copy_(to_half(wide[id(changed)]))
+            changed.copy_(narrowed(wide[id(changed)]))
             narrow[id(wide[id(changed)])] = changed
     if narrow:
         result = map_tensors(result, lambda tensor: narrow.get(id(tensor), tensor))
     becomes = dtype or _result_dtype(name, args, kwargs)
     if becomes != torch.float16:
         return result
-    return map_tensors(result, lambda t: to_half(t) if t.dtype == torch.float32 else t)
+    return map_tensors(result, lambda t: narrowed(t) if t.dtype == torch.float32 else t)
+
+
+def _casts(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Give the casts of results to float16, and of arguments to float32.
+
+    They round at random only where there is something to round: the first one results,
+    the second one gradients.
+    """
+    if not rounds_at_random() or not _are_all_half(args, kwargs):
+        return to_half, to_float
+    if _moves_values(name, args, kwargs):
+        return _as_half, _as_float
+    if name in _PICKS_VALUES:
+        return _as_half, to_float
+    if _sends_gradients_on(name, args, kwargs):
+        return to_half, _as_float
+    return to_half, to_float
+
+
+def _are_all_half(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether all numbers are float16's, 0-d ones too, and no tensor is given twice.
+
+    The gradient of one that is given twice is a sum.
+    """
+    given = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+    is_half = all(tensor.dtype == torch.float16 for tensor in given)
+    return is_half and len({id(tensor) for tensor in given}) == len(given)
+
+
+def _moves_values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether results and gradients are elements of what is given, whatever it is."""
+    if name in _MOVES_VALUES:
+        return True
+    if name.startswith("max_pool"):
+        names = ("input", "kernel_size", "stride", "padding", "dilation")
+        given = {**dict(zip(names, args)), **kwargs}
+        stride = given.get("stride") or given.get("kernel_size")
+        is_dense = given.get("dilation", 1) in (1, (1,), (1, 1), (1, 1, 1))
+        return is_dense and bool(stride == given.get("kernel_size"))
+    if name == "dropout":
+        given = {**dict(zip(("input", "p", "training"), args)), **kwargs}
+        return given.get("p") == 0.0 or given.get("training") is False
+    return False
+
+
+def _sends_gradients_on(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether gradients of a sum reach all operands as they are."""
+    shapes = {tensor.shape for tensor in tensors_in(args)}
+    return name in _SUMS and len(shapes) == 1 and not kwargs
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    cast: Tensor = tensor.to(torch.float32)
+    return cast
+
+
+def _as_half(tensor: Tensor) -> Tensor:
+    cast: Tensor = tensor.to(torch.float16)
+    return cast
 
 
 def _single_precision(value: Any) -> Any:
@@ -224,48 +270,3 @@ def _result_dtype(
     deciding = [t for t in tensors if t.dim()] or tensors
     is_half = all(t.dtype == torch.float16 for t in deciding)
     return torch.float16 if is_half else torch.float32
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    if not _is_stochastic:
-        return torch.as_tensor(tensor, dtype=torch.float32)
-    wide: Tensor = _Widen.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
-    return wide
-
-
-class _Widen(Function):
-    """Cast to float32; the gradient is rounded, as every result of the device."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return torch.as_tensor(tensor, dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return _round_stochastically(gradient)
-
-
-class _Narrow(Function):
-    """Round to float16; the gradient passes through."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return _round_stochastically(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return torch.as_tensor(gradient, dtype=torch.float32)
-
-
-def _round_stochastically(tensor: Tensor) -> Tensor:
-    """Round without bias: add random bits below the last one that is kept."""
-    noise = torch.randint_like(tensor, 2**_FRACTION_BITS, dtype=torch.int32)
-    bits = tensor.contiguous().view(torch.int32) + noise
-    kept = bits & -(2**_FRACTION_BITS)
-    normal = kept.view(torch.float32)
-    # Below the normal numbers float16 has a fixed step.
-    steps = tensor / _SUBNORMAL_STEP
-    subnormal = torch.floor(steps + noise / 2**_FRACTION_BITS) * _SUBNORMAL_STEP
-    rounded = torch.where(tensor.abs() < _SMALLEST_NORMAL, subnormal, normal)
-    exact = torch.where(tensor.isfinite(), rounded, tensor)
-    return torch.as_tensor(exact, dtype=torch.float16)

@@ -30,6 +30,7 @@ from ipufit.emulator._tracing.refusals import (
     host_tensor_among,
     refuse_custom_backward,
     refuse_dynamic_shape,
+    refuse_gradients,
     refuse_value_reader,
     tensors_are_equal,
     text_without_values,
@@ -58,6 +59,7 @@ _ANSWERS: dict[str, Callable[[Operation], Any]] = {
 
 _REFUSALS: tuple[Callable[[Operation], None], ...] = (
     refuse_value_reader,
+    refuse_gradients,
     refuse_dynamic_shape,
     refuse_unsupported,
 )

@@ -11,8 +11,8 @@ from typing import Any, Callable, Iterator
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ipufit.emulator._ground.without_compiler import DispatchMode
 from ipufit.emulator._tracing.operands import tensors_in
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import untraceable
@@ -67,7 +67,7 @@ def _sequence_slot(cls: type, position: int) -> ctypes.c_void_p:
     return ctypes.c_void_p.from_address((table or 0) + position * _POINTER)
 
 
-class EscapeGuard(TorchDispatchMode):
+class EscapeGuard(DispatchMode):
     """Refuses operators that touch the device's tensors without being traced.
 
     TorchScript and the transforms of `torch.func` call operators directly. Without

@@ -131,16 +131,14 @@ class DeviceOptimizer:
                 self._update(gradients)
 
     def _update(self, gradients: Mapping[str, Tensor | None]) -> None:
-        reached = tuple(
-            name for name in self._trained if gradients.get(name) is not None
-        )
+        get = gradients.get
+        reached = tuple([name for name in self._trained if get(name) is not None])
         groups = self.groups(reached)
         directions = []
         for group in groups:
-            values = self._as_scaled_on_device(
-                widened([g for g in map(gradients.get, group.names) if g is not None])
-            )
-            directions.append(group.directions(values))
+            of_group = [gradients[name] for name in group.names]
+            values = widened(of_group)  # type: ignore[arg-type]
+            directions.append(group.directions(self._as_scaled_on_device(values)))
         if directions and self._is_clipped:
             directions = clip(directions, self.max_grad_norm)
         for group, clipped in zip(groups, directions):

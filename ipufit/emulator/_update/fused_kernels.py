@@ -36,7 +36,7 @@ class FusedUpdate:
     numbers: dict[str, float]
     takes_gradients: bool = False
 
-    def run(self, weights: list[Tensor], directions: list[Tensor]) -> None:
+    def run(self, weights: list[Tensor], directions: Sequence[Tensor]) -> None:
         """Update the weights and the state in place."""
         self.kernel(weights, directions, *self.state, **self.numbers)
 
@@ -105,13 +105,13 @@ def is_dense(tensor: Tensor) -> bool:
         (True, False)
     """
     # Only of such tensors does a copy keep the strides.
-    twin = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format)
+    twin = tensor.detach().to("meta")
     return bool(twin.stride() == tensor.stride())
 
 
 def same_layout(
     tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]
-) -> list[Tensor]:
+) -> Sequence[Tensor]:
     """Copy those tensors that aren't laid out as asked.
 
     Args:
@@ -123,6 +123,8 @@ def same_layout(
         >>> same_layout([gradient], [(3, 1)])[0].stride()
         (3, 1)
     """
+    if [tensor.stride() for tensor in tensors] == strides:
+        return tensors
     return [
         tensor if tensor.stride() == stride else _laid_out(tensor, stride)
         for tensor, stride in zip(tensors, strides)

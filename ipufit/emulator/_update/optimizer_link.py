@@ -77,10 +77,9 @@ class OptimizerLink:
             trained: Names of the weights that are updated.
             host: All weights by name.
         """
-        without_data = {
-            name: torch.empty_like(host[name], device="meta") for name in trained
-        }
-        return list(self.made_for(without_data, host).tensors())
+        # On the device "meta", torch would import its compiler for zeros.
+        empty = {name: torch.empty(0, dtype=host[name].dtype) for name in trained}
+        return list(self.made_for(empty, host).tensors())
 
     def made_for(
         self, weights: dict[str, Tensor], host: dict[str, Tensor]

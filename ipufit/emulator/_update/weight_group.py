@@ -2,8 +2,8 @@
 """Weights that are updated together, in one call of each operation.
 
 All arithmetic is in float32. Tensors of another type are widened, worked on and written
-back; float32 ones are worked on in place, by one of torch's fused kernels if that is
-the same arithmetic.
+back; float32 ones are worked on in place. One of torch's fused kernels does it if that
+is the same arithmetic, and if all state is in float32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Dict, List, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._tracing.half import to_half
+from ipufit.emulator._tracing.rounding import rounds_at_random, to_half
 from ipufit.emulator._update.fused_kernels import FusedUpdate, is_dense, same_layout
 from ipufit.emulator._update.operations import FOREACH
 from ipufit.emulator._update.rule import STEP, WEIGHT, Operands, UpdateRule
@@ -33,7 +33,7 @@ class WeightGroup:
     Attributes:
         step: Number of updates so far. The state tensors `Step` learn it from `settle`.
         strides: The strides of each weight.
-        suits_kernels: Whether all tensors are float32 and laid out alike.
+        suits_kernels: Whether all state is float32, and laid out as the weights are.
         counter: The number of the update that runs, as fused kernels take it.
         fused: A kernel that does the same as `rule`, in one pass over the memory; None
             if there is none.
@@ -58,14 +58,15 @@ class WeightGroup:
         self.counter = torch.full((), step)
         self.fused: FusedUpdate | None = None
         tensors = {slot: state[slot] for slot in state if slot != STEP}
+        has_wide_state = all(map(_are_wide, tensors.values()))
         tensors[WEIGHT] = weights
-        is_wide = all(map(_are_wide, tensors.values()))
+        self._is_wide = has_wide_state and _are_wide(weights)
         self.suits_kernels = (
-            is_wide
+            has_wide_state
             and all(map(is_dense, weights))
             and all([t.stride() for t in of] == self.strides for of in tensors.values())
         )
-        stored = tensors if is_wide else _Widened(tensors)
+        stored = tensors if self._is_wide else _Widened(tensors)
         self._operands = Operands(FOREACH, stored, numbers)
 
     def directions(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -75,13 +76,16 @@ class WeightGroup:
         directions: list[Tensor] = self.rule.direction(self._operands, gradients)
         return directions
 
-    def update(self, directions: list[Tensor]) -> None:
+    def update(self, directions: Sequence[Tensor]) -> None:
         """Update the weights, and the rest of the state."""
         self.step += 1.0
         if self.fused is not None:
             if STEP in self.state:
                 self.counter.fill_(self.step)
-            self.fused.run(self.weights, same_layout(directions, self.strides))
+            directions = same_layout(directions, self.strides)
+            weights = self.weights if self._is_wide else widened(self.weights)
+            self.fused.run(weights, directions)
+            _write(weights, self.weights)
         else:
             self._operands.n = self.all_numbers(self.step)
             self.rule.update(self._operands, directions)
@@ -112,10 +116,25 @@ class _Widened(Dict[str, List[Tensor]]):
         return tensors if slot in self._wide else widened(tensors)
 
     def __setitem__(self, slot: str, values: Sequence[Tensor]) -> None:
-        for tensor, value in zip(super().__getitem__(slot), values):
-            if tensor is not value:  # else it was computed in place
-                is_half = tensor.dtype == torch.float16
-                tensor.copy_(to_half(value) if is_half else value)
+        _write(values, super().__getitem__(slot))
+
+
+def _write(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Write values to tensors of any type, unless they were computed in place.
+
+    All that is rounded at random is so at once.
+    """
+    pairs = [(v, t) for v, t in zip(values, tensors) if v is not t]
+    if rounds_at_random():
+        halves = [(v, t) for v, t in pairs if t.dtype is torch.float16]
+        if halves:
+            flat = to_half(torch.cat([value.reshape(-1) for value, _ in halves]))
+            parts = torch.split(flat, [value.numel() for value, _ in halves])
+            for part, (_, tensor) in zip(parts, halves):
+                tensor.copy_(part.view(tensor.shape))
+        pairs = [(v, t) for v, t in pairs if t.dtype is not torch.float16]
+    for value, tensor in pairs:
+        tensor.copy_(value)
 
 
 def widened(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipufit.emulator._folding import check as _check
 from ipufit.emulator._folding.check import RELATIVE, SHARE_OF_LARGEST, difference
 
 
@@ -64,3 +65,16 @@ def test_so_does_the_number_of_tensors():
     assert difference([], [torch.ones(1)]) == "there are 0 and 1 tensors"
     assert difference([], []) is None
     assert difference([torch.ones(0)], [torch.ones(0)]) is None
+
+
+@pytest.mark.parametrize("place", [0, 5, 6])
+@pytest.mark.parametrize("value", [2.0, math.nan])
+def test_long_tensors_are_compared_piece_by_piece(monkeypatch, place, value):
+    monkeypatch.setattr(_check, "_LONGEST_PIECE", 3)
+    left = torch.ones(1, 7)
+    right = left.clone()
+    assert difference([left], [right]) is None
+    right[0, place] = value
+    assert difference([left], [right]).startswith("tensor 0 differs by")
+    assert difference([right], [left]).startswith("tensor 0 differs by")
+    assert difference([right], [right.clone()]) is None

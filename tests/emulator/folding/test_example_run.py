@@ -82,3 +82,16 @@ def test_results_and_constants_are_there():
     values = list(seen.values())
     assert [len(part) for part in values[-1].value] == [2, 2]
     assert torch.equal(values[-2].value, torch.full((4,), 2.0))
+
+
+def test_only_arguments_that_change_are_copied():
+    graph = Graph()
+    weight, x = graph.placeholder("weight"), graph.placeholder("x")
+    graph.output((graph.call_method("add_", (x, weight)),))
+    module = GraphModule(torch.nn.Module(), graph)
+    arguments = [torch.ones(3, requires_grad=True), torch.ones(3)]
+    seen = run_example(module, arguments, is_grad_enabled=True, unchanged={0})
+    kept, copied, _ = (record.value for record in seen.values())
+    assert kept.data_ptr() == arguments[0].data_ptr()
+    assert copied.data_ptr() != arguments[1].data_ptr()
+    assert arguments[1].tolist() == [1.0, 1.0, 1.0]

@@ -721,7 +721,6 @@ APART = {
     "random numbers": lambda m, x: F.dropout(x, 0.5),
     "like random numbers": lambda m, x: x + torch.randn_like(x),
     "statistics of the batch": lambda m, x: F.batch_norm(x, None, None, training=True),
-    "half precision": lambda m, x: x.half() * 2,
     "indices that are tensors": lambda m, x: x[:, torch.tensor([1, 0])],
     "an element of each row": lambda m, x: x[torch.arange(B), 0],
     "a fill with a value of each": lambda m, x: x.masked_fill(x > 1, x.mean()),

@@ -309,9 +309,17 @@ def test_what_follows_a_large_convolution_stays_as_it_is():
     assert names.index("conv2d_1") < names.index("contiguous") < names.index("conv2d_2")
 
 
-def test_half_precision_stays_as_it_is():
+def test_half_precision_is_rewritten_too():
     net = layers(nn.Conv2d(1, 6, 1), nn.MaxPool2d(2)).half()
-    assert not is_rewritten(net, torch.randn(2, 1, 8, 8).half(), always=True)
+    x = torch.randn(2, 1, 8, 8).half()
+    program = recorded(net, x)
+    changed = rewritten(program)
+    assert changed is not program.graph
+    weights = [weight.detach() for weight in net.parameters()]
+    (one,), (other,) = program.graph(*weights, x), changed(*weights, x)
+    assert other.dtype == torch.float16
+    assert other.stride() == one.stride()
+    torch.testing.assert_close(other, one, rtol=2e-3, atol=2e-3)
 
 
 def test_convolutions_of_computed_weights_stay_as_they_are():

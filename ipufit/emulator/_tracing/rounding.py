@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Round float32 to float16: to the nearest, or at random and unbiased.
+
+At random, a number becomes one of its two neighbours in float16, the nearer one with
+the higher probability. That takes few passes over whole tensors, in two steps:
+
+1. The 13 bits of a float32 fraction that float16 doesn't have get random bits added,
+   and are cut off. Numbers below 2**-14, for which float16 has a fixed step of 2**-24,
+   keep too many bits by that: their step shrinks with them.
+2. So a random part of that fixed step, less than one half of it either way, is added to
+   all numbers, and torch's cast rounds the sum to the nearest. Numbers from 2**-14 on
+   are in float16 already, where the next ones are no nearer than the step: the cast
+   undoes the addition. Below, it makes the second step of the rounding. The steps of
+   both roundings nest, so two unbiased roundings have the outcomes of one.
+
+Random words are drawn for each tensor, 8192 at most. A larger tensor is seen as a table
+with rows of that length. Its words are those of the row, each XORed with a word of the
+column. Of words in such a table any three are independent, so sums and means over a
+tensor have the mean and the spread that they would have if all words were drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Iterator
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+_CUT_OFF = 2**13 - 1
+"""The bits of a float32 fraction that float16 doesn't have."""
+
+_OTHER_BITS = 19
+"""A word's bits from this one on are for the second step: a signed number."""
+
+_LOWEST_OTHER = 2**_OTHER_BITS
+"""It is set in each word, so that this number is odd: no sum is half-way."""
+
+_PART_OF_STEP = 2.0**-37
+"""This number times this is a part of float16's smallest step."""
+
+_HALF_STEP = 2.0**-25
+"""All that is no larger becomes 0."""
+
+_ROW = 2**13
+"""The number of independent words for one tensor."""
+
+_CHUNK = 2**16
+"""The number of elements that are rounded at once."""
+
+_is_stochastic = False
+
+
+@contextlib.contextmanager
+def rounding(*, is_stochastic: bool) -> Iterator[None]:
+    """Choose how results are rounded to float16 for a while.
+
+    Args:
+        is_stochastic: Whether to round up or down at random, to the nearer value with
+            the higher probability, so that the expected result is exact
+            (`Options.Precision.enableStochasticRounding`). Otherwise to the nearest.
+
+    Example:
+        >>> with rounding(is_stochastic=True):
+        ...     ups = to_half(torch.full((4000,), 2049.0)) > 2048
+        >>> 1800 < ups.sum().item() < 2200
+        True
+    """
+    global _is_stochastic
+    before = _is_stochastic
+    _is_stochastic = is_stochastic
+    try:
+        yield
+    finally:
+        _is_stochastic = before
+
+
+def rounds_at_random() -> bool:
+    """Whether `rounding` says so now."""
+    return _is_stochastic
+
+
+def to_half(tensor: Tensor) -> Tensor:
+    """Round float32 to float16 as `rounding` says; the gradient passes through.
+
+    Example:
+        >>> to_half(torch.tensor([2049.0]))
+        tensor([2048.], dtype=torch.float16)
+    """
+    if not _is_stochastic:
+        cast: Tensor = tensor.to(torch.float16)
+        return cast
+    if tensor.requires_grad and torch.is_grad_enabled():
+        rounded: Tensor = _Narrow.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
+        return rounded
+    return round_at_random(tensor.detach())
+
+
+def to_float(tensor: Tensor) -> Tensor:
+    """Cast float16 to float32; the gradient is rounded as `rounding` says."""
+    if _is_stochastic and tensor.requires_grad and torch.is_grad_enabled():
+        wide: Tensor = _Widen.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
+        return wide
+    cast: Tensor = tensor.to(torch.float32)
+    return cast
+
+
+class _Widen(Function):
+    """Cast to float32; the gradient is rounded, as every result of the device."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
+        cast: Tensor = tensor.to(torch.float32)
+        return cast
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
+        return round_at_random(gradient)
+
+
+class _Narrow(Function):
+    """Round to float16; the gradient passes through."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
+        return round_at_random(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
+        cast: Tensor = gradient.to(torch.float32)
+        return cast
+
+
+def round_at_random(tensor: Tensor) -> Tensor:
+    """Round float32 to float16 without bias.
+
+    What float16 can hold stays as it is, and so do infinities and NaN. From 65504 on
+    the upper neighbour is infinite.
+
+    Args:
+        tensor: One without a gradient to record. It isn't written to.
+
+    Returns:
+        A float16 tensor of the same shape, in memory of its own.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> small = torch.full((4000,), 2.0**-26)  # a quarter of the smallest one
+        >>> round(round_at_random(small).float().mean().item() / 2.0**-26, 1)
+        1.0
+    """
+    rounded = torch.empty_like(tensor, dtype=torch.float16)
+    if rounded.stride() != tensor.stride():  # else its elements lie without gaps
+        tensor = torch.empty_like(tensor).copy_(tensor)
+    count = tensor.numel()
+    numbers = tensor.as_strided((count,), (1,)).view(torch.int32)
+    _work_space().round(numbers, rounded.as_strided((count,), (1,)))
+    return rounded
+
+
+class _WorkSpace:
+    """Memory to round a few numbers in, small enough for the processor's caches."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):
+            self._pairs = torch.empty(_ROW // 2, dtype=torch.int64)
+            self._words = torch.empty(_CHUNK, dtype=torch.int32)
+            self._bits = torch.empty(_CHUNK, dtype=torch.int32)
+            self._parts = torch.empty(_CHUNK)
+        self._row = self._pairs.view(torch.int32)
+        self._sums = self._bits.view(torch.float32)
+
+    def round(self, numbers: Tensor, results: Tensor) -> None:
+        """Round float32 numbers, given as the integers of their bits."""
+        count = len(numbers)
+        row = self._draw_row(min(count, _ROW))
+        if count <= _ROW:
+            self._round(row, numbers, results)
+            return
+        heads = torch.empty(-(-count // _ROW), 1, dtype=torch.int32)
+        heads.random_(-(2**31), None).bitwise_and_(~_LOWEST_OTHER)
+        for first in range(0, count, _CHUNK):
+            last = min(first + _CHUNK, count)
+            some = heads[first // _ROW : -(-last // _ROW)]
+            table = self._words[: len(some) * _ROW].view(-1, _ROW)
+            torch.bitwise_xor(some, row, out=table)
+            words = self._words[: last - first]
+            self._round(words, numbers[first:last], results[first:last])
+
+    def _draw_row(self, count: int) -> Tensor:
+        self._pairs[: (count + 1) // 2].random_(-(2**63), None)  # all 64 bits
+        row: Tensor = self._row[:count].bitwise_or_(_LOWEST_OTHER)
+        return row
+
+    def _round(self, words: Tensor, numbers: Tensor, results: Tensor) -> None:
+        """Round at most `_CHUNK` numbers with random words, which get lost."""
+        count = len(numbers)
+        bits, parts, sums = self._bits[:count], self._parts[:count], self._sums[:count]
+        torch.bitwise_and(words, _CUT_OFF, out=bits)
+        bits.add_(numbers).bitwise_and_(~_CUT_OFF)
+        parts.copy_(words.bitwise_right_shift_(_OTHER_BITS))
+        sums.add_(parts, alpha=_PART_OF_STEP)
+        # The cast would do that, too, but give a zero the sign of the random part.
+        torch.hardshrink(sums, _HALF_STEP, out=parts)  # type: ignore[call-overload,unused-ignore]
+        results.copy_(parts)
+
+
+_of_thread = threading.local()
+
+
+def _work_space() -> _WorkSpace:
+    """The work space of this thread."""
+    space: _WorkSpace | None = getattr(_of_thread, "space", None)
+    if space is None:
+        space = _of_thread.space = _WorkSpace()
+    return space
