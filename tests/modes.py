@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
+
+KEYS = {}
+"""The names of the graphs of functions, by their origins."""
 
 VARIABLES = {
     "folded": ("IPUFIT_EMULATOR_FOLD", "1"),
@@ -62,6 +66,13 @@ def folding_of(executor):
     return getattr(runner, "folding", None)
 
 
+def parts_of(executor):
+    """The parts in which an executor runs a training program; None if it runs whole."""
+    runner = executor._executable.runner
+    runner = getattr(runner, "otherwise", runner)
+    return getattr(getattr(runner, "one_by_one", None), "parts", None)
+
+
 class Interpreted:
     """Stands in for a compiled function: runs the graph that it is made of.
 
@@ -78,14 +89,30 @@ class Interpreted:
         self._shapes = [tensor.shape for tensor in example]
 
     @classmethod
-    def of(cls, name, function, example, folder, *, is_differentiated, is_random):
-        """In place of `translate_function`."""
+    def of(
+        cls,
+        name,
+        function,
+        example,
+        folder,
+        origin=None,
+        *,
+        is_differentiated,
+        is_random,
+    ):
+        """In place of `translate_function`; functions of one origin must be alike."""
         from ipufit.emulator._machine_code import (
             machine_functions as _machine_functions,
         )
 
         table = _machine_functions.kernel_table() if is_differentiated else {}
-        return cls(_machine_functions._traced(function, example, table), example)
+        graph = _machine_functions._traced(function, example, table)
+        if origin is not None:
+            note = _machine_functions._note("", origin, example)
+            key = _machine_functions._key(graph, example)
+            if KEYS.setdefault(note, key) != key:
+                pytest.fail(f"{name} has the origin of another function: {graph.code}")
+        return cls(graph, example)
 
     def takes(self, first):
         known = zip(first, self._shapes, self._strides)

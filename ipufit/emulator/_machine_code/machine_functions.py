@@ -3,7 +3,8 @@
 
 A function is traced to a graph of ATen operators; torch's AOTInductor makes C++ of it,
 and a C++ compiler a library. That is kept in a folder, under a name made of all that
-it depends on: another process that traces the same graph loads it.
+it depends on: another process that traces the same graph loads it. Beside it lies a
+note for each origin of functions with this graph, which saves even the tracing.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import getpass
 import hashlib
 import importlib
 import logging
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import time
 import warnings
 import weakref
-from operator import attrgetter
 from typing import Any, Callable, Iterator, Sequence
 
 import torch
@@ -31,6 +33,7 @@ from torch.fx.graph_module import GraphModule
 
 from ipufit.emulator._folding.check import difference
 from ipufit.emulator._machine_code.kernel_ops import Table, kernel_table
+from ipufit.emulator._machine_code.origins import constants_of, update_with
 from ipufit.emulator._tracing.operands import tensors_in
 from ipufit.emulator.errors import createPoptorchError
 
@@ -64,7 +67,7 @@ class MachineFunction:
         self._strides = [tensor.stride() for tensor in example]
         self._shapes = [tensor.shape for tensor in example]
         # It unpacks the package into a folder, which goes when the loader goes.
-        self._loader: Any = _inductor().aoti_load_package(path).loader
+        self._loader = _package_loader(path)
         _LOADED.add(self)
 
     def takes(self, first: Sequence[Tensor]) -> bool:
@@ -136,6 +139,7 @@ def translate_function(
     function: Function,
     example: Sequence[Tensor],
     folder: str | None,
+    origin: str | None = None,
     *,
     is_differentiated: bool,
     is_random: bool,
@@ -147,6 +151,8 @@ def translate_function(
         function: It may change its arguments in place.
         example: Arguments of the shapes, types and strides that it will get.
         folder: The folder of machine code; None: one beside Inductor's own cache.
+        origin: The result of `origin_of`: functions of one origin, with such arguments,
+            have the same graph. None if that isn't known.
         is_differentiated: Whether there are gradients in it.
         is_random: Whether it draws random numbers. These may differ where a tensor is
             computed in another memory format, so results aren't compared.
@@ -156,21 +162,24 @@ def translate_function(
         Exception: Whatever torch raises for what can't be traced or compiled.
     """
     start = time.perf_counter()
-    graph = _traced(function, example, kernel_table() if is_differentiated else {})
     folder = os.path.abspath(folder or os.path.join(_inductor_cache(), "ipufit"))
-    path = os.path.join(folder, f"{_key(graph, example)}.pt2")
-    translated = _loaded(path, example)
-    is_new = translated is None
+    note = _note(folder, origin, example)
+    path = _noted_path(note)
+    translated = None if path is None else _loaded(path, example)
+    if translated is not None and not is_random:
+        # If they differ, the note says more than it can.
+        is_same = _difference(function, translated, example) is None
+        translated = translated if is_same else None
+    is_new = False
     if translated is None:
-        os.makedirs(folder, exist_ok=True)
-        with _alone(path):
-            translated = _loaded(path, example)  # another process may have come first
-            is_new = translated is None
-            if translated is None:
-                _compile(graph, example, path)
-                translated = MachineFunction(path, example)
-    if not is_random:
-        _compare(function, translated, example)
+        graph = _traced(function, example, kernel_table() if is_differentiated else {})
+        path = os.path.join(folder, f"{_key(graph, example)}.pt2")
+        translated, is_new = _loaded_or_compiled(graph, example, path)
+        if not is_random:
+            reason = _difference(function, translated, example)
+            if reason is not None:
+                raise ArithmeticError(f"machine code gives something else: {reason}")
+        _write_note(note, path)
     logger.info(
         "%s %s in %.1f s: %s",
         "Compiled" if is_new else "Loaded",
@@ -179,6 +188,56 @@ def translate_function(
         path,
     )
     return translated
+
+
+def _loaded_or_compiled(
+    graph: GraphModule, example: Sequence[Tensor], path: str
+) -> tuple[MachineFunction, bool]:
+    """Give the machine code of a graph, and whether it has been compiled for that."""
+    translated = _loaded(path, example)
+    if translated is not None:
+        return translated, False
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with _alone(path):
+        translated = _loaded(path, example)  # another process may have come first
+        if translated is not None:
+            return translated, False
+        _compile(graph, example, path)
+        return MachineFunction(path, example), True
+
+
+def _note(folder: str, origin: str | None, example: Sequence[Tensor]) -> str | None:
+    """The path of the note that names the machine code of an origin."""
+    if origin is None:
+        return None
+    digest = hashlib.sha256(origin.encode())
+    for part in (*_surroundings(), _shapes(example)):
+        digest.update(repr(part).encode())
+    return os.path.join(folder, f"{digest.hexdigest()}.origin")
+
+
+def _noted_path(note: str | None) -> str | None:
+    """The path of the machine code that a note names, if there is one."""
+    if note is None:
+        return None
+    try:
+        with open(note, encoding="utf-8") as file:
+            key = file.read().strip()
+    except OSError:
+        return None
+    is_key = len(key) == len(hashlib.sha256().hexdigest()) and key.isalnum()
+    return os.path.join(os.path.dirname(note), f"{key}.pt2") if is_key else None
+
+
+def _write_note(note: str | None, path: str) -> None:
+    if note is None:
+        return
+    partial = f"{note}.{os.getpid()}"
+    # Without a note, the next process traces.
+    with contextlib.suppress(OSError):
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(os.path.splitext(os.path.basename(path))[0])
+        os.replace(partial, note)
 
 
 def _traced(function: Function, example: Sequence[Tensor], table: Table) -> GraphModule:
@@ -195,14 +254,12 @@ def _traced(function: Function, example: Sequence[Tensor], table: Table) -> Grap
     return graph
 
 
-def _compare(
+def _difference(
     function: Function, translated: MachineFunction, example: Sequence[Tensor]
-) -> None:
-    """Refuse machine code that gives something else than the function itself."""
+) -> str | None:
+    """Describe how machine code differs from its function; None if it doesn't."""
     ones, others = ([torch.clone(t) for t in example] for _ in range(2))
-    reason = difference([*function(*ones), *ones], [*translated.run(others), *others])
-    if reason is not None:
-        raise ArithmeticError(f"machine code gives something else: {reason}")
+    return difference([*function(*ones), *ones], [*translated.run(others), *others])
 
 
 def _loaded(path: str, example: Sequence[Tensor]) -> MachineFunction | None:
@@ -253,7 +310,31 @@ def _compile(graph: GraphModule, example: Sequence[Tensor], path: str) -> None:
 
 
 def _inductor_cache() -> str:
-    return str(_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+    """Inductor's own folder, found as torch does, which would import its compiler."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder is not None:
+        return os.path.abspath(folder)
+    try:
+        user = getpass.getuser()
+    except (KeyError, ModuleNotFoundError, OSError):
+        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
+    name = "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
+    return os.path.join(tempfile.gettempdir(), name)
+
+
+def _package_loader(path: str) -> Any:
+    """Load a package; by what torch's own function calls, which imports its compiler.
+
+    Raises:
+        RuntimeError: The package is broken.
+    """
+    parts = getattr(getattr(torch, "_C", None), "_aoti", None)
+    make: Any = getattr(parts, "AOTIModelPackageLoader", None)
+    if make is not None:
+        # Not without its locks, for one caller at a time, on no device of many.
+        with contextlib.suppress(TypeError):
+            return make(path, "model", False, 1, -1)
+    return _inductor().aoti_load_package(path).loader
 
 
 def _inductor() -> Any:
@@ -268,7 +349,19 @@ def _module(name: str) -> Any:
 def _key(graph: GraphModule, example: Sequence[Tensor]) -> str:
     """Make a name for machine code from all that it depends on."""
     digest = hashlib.sha256()
-    for part in (
+    for part in (*_surroundings(), graph.code, _shapes(example)):
+        digest.update(repr(part).encode())
+    constants = constants_of(graph)
+    for _, value in constants:
+        if not isinstance(value, Tensor):
+            raise NotImplementedError(f"a constant that is a {type(value).__name__}")
+    update_with(digest, constants)
+    return digest.hexdigest()
+
+
+def _surroundings() -> list[object]:
+    """List what machine code depends on besides its function."""
+    return [
         _FORMAT,
         torch.__version__,
         sorted(_CONFIG.items()),
@@ -278,27 +371,14 @@ def _key(graph: GraphModule, example: Sequence[Tensor]) -> str:
         _module("torch.backends.cpu").get_cpu_capability(),
         _processor(),
         os.environ.get("CXX"),
-        graph.code,
-        [(tuple(t.shape), t.stride(), t.dtype) for t in example],
-    ):
-        digest.update(repr(part).encode())
-    for name, constant in _constants(graph):
-        digest.update(f"{name} {tuple(constant.shape)} {constant.dtype}".encode())
-        digest.update(
-            constant.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
-    return digest.hexdigest()
+    ]
 
 
-def _constants(graph: GraphModule) -> list[tuple[str, Tensor]]:
-    names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
-    constants = [(name, attrgetter(name)(graph)) for name in sorted(names)]
-    for _, value in constants:
-        if not isinstance(value, Tensor):
-            raise NotImplementedError(f"a constant that is a {type(value).__name__}")
-    return [(name, value.detach()) for name, value in constants]
+def _shapes(example: Sequence[Tensor]) -> list[object]:
+    return [(tuple(t.shape), t.stride(), t.dtype) for t in example]
 
 
+@functools.lru_cache(maxsize=None)
 def _processor() -> str:
     """Describe what the processor can do, where Linux tells; else give its name."""
     try:

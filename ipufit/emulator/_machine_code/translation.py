@@ -26,6 +26,7 @@ from ipufit.emulator._machine_code.machine_functions import (
     require_compiler,
     translate_function,
 )
+from ipufit.emulator._machine_code.origins import origin_of
 from ipufit.emulator._machine_code.traced import (
     Observed,
     TracedFold,
@@ -181,6 +182,7 @@ class _Plan:
                 infer,
                 [*self.weights, *self._rows(size)],
                 self.folder,
+                self._origin("inference", size),
                 is_differentiated=False,
                 is_random=self.call.program.is_random,
             )
@@ -217,11 +219,13 @@ class _Plan:
             )
             between = state if is_whole else sums
             subject = "an update" if is_whole else "training"
+            origin = self._origin(subject, size, trained, update.origin)
             return translate_function(
                 f"{subject} of {_micro_batches(size)}",
                 functions.whole if is_whole else functions.part,
                 [*self.weights, *between, values, *self._rows(size)],
                 self.folder,
+                origin,
                 is_differentiated=True,
                 is_random=self.call.program.is_random,
             )
@@ -234,6 +238,7 @@ class _Plan:
                 TrainingFunctions(self._traced(1, trained), update, 0).last,
                 [*weights, *sums, *state, values],
                 self.folder,
+                self._origin("the optimizer", 1, trained, update.origin),
                 is_differentiated=False,
                 is_random=False,
             )
@@ -244,6 +249,12 @@ class _Plan:
     def _counts(self) -> list[int]:
         """The numbers of micro-batches that functions are needed for."""
         return sorted(set(self.sizes)) or [1]
+
+    def _origin(self, subject: str, size: int, *parts: object) -> str | None:
+        """Make a name for all that a function depends on besides its arguments."""
+        observed = self.observed.reached, sorted(self.observed.copied)
+        folds = self.sizes, size, self._sums_over, self.num_micro_batches
+        return origin_of(self.call.program, [subject, observed, folds, *parts])
 
     @property
     def _sums_over(self) -> int:

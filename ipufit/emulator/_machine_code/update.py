@@ -47,6 +47,11 @@ class Update:
         return [_shape(group) for group in self.groups] == shapes
 
     @property
+    def origin(self) -> tuple[object, ...]:
+        """The rules, names and states of its weights, with a `repr` that says all."""
+        return tuple(map(_shape, self.groups)), self.max_grad_norm
+
+    @property
     def num_values(self) -> int:
         """The length of a row of `table`."""
         counts = (len(group.all_numbers(1.0)) for group in self.groups)
