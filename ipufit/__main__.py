@@ -7,11 +7,12 @@ import argparse
 import sys
 from typing import Callable, Sequence
 
-from ipufit import launch
+from ipufit import doctor, launch
 from ipufit._version import __version__
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "compile": (launch.compile_line.main, "compile a script's programs, run none"),
+    "doctor": (doctor.main, "say what is installed, and what is missing"),
     "launch": (launch.main, "run a script in several processes"),
 }
 """Name of a command -> the function that takes its arguments, and what it does."""
@@ -24,7 +25,7 @@ def main() -> None:
         run, _ = COMMANDS[name]
         run(arguments)
         return
-    lines = [f"  {name}  {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:7}  {text}" for name, (_, text) in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         prog="ipufit",
         usage="%(prog)s [-h] [--version] COMMAND ...",

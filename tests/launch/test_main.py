@@ -21,7 +21,7 @@ def test_its_help_names_the_commands(monkeypatch, capsys):
         program.main()
     assert exit_.value.code == 0
     out = capsys.readouterr().out
-    assert "launch  run a script in several processes" in out
+    assert "launch   run a script in several processes" in out
 
 
 def test_an_unknown_command_is_refused(monkeypatch, capsys):
