@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
             num_hidden_layers=2,
             num_attention_heads=2,
             num_labels=2,
+            pad_token_id=None,  # older versions look for padding in the values else
             attn_implementation="eager",
         )
     )

@@ -144,7 +144,7 @@ def test_steps_per_execution_may_be_another_each_time():
     model.compile("sgd", "cross_entropy", steps_per_execution=4)
     assert model.config.device_iterations == 4
     model.compile("sgd", "cross_entropy")
-    assert model.config.device_iterations == 1
+    assert model.config.device_iterations is None
 
 
 def test_a_sum_is_a_sum_under_own_options_too():

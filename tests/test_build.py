@@ -116,7 +116,7 @@ def test_that_one_inference_program_serves_all_with_a_micro_batch_size(moves):
 
 
 def test_that_shapes_and_types_are_enough(moves):
-    model = make()
+    model = make(device_iterations=1, inference_iterations=1)
     model.build(*SPEC, batch_size=8, verbose=0)
     compiled = moves.taken()["compiled"]
     assert compiled == 3
@@ -124,8 +124,37 @@ def test_that_shapes_and_types_are_enough(moves):
     assert moves.taken()["compiled"] == 0
 
 
+@pytest.mark.parametrize("way", ["data", "meta", "validation_data", "split"])
+def test_that_open_iterations_go_by_the_number_of_samples(way, moves):
+    x, y = reference.samples(160)
+    given, more, fitted = (x, y), {}, {"validation_data": (x[:128], y[:128])}
+    if way == "meta":
+        given = x.to("meta"), y.to("meta")
+    if way == "validation_data":
+        given, more = (X, Y), {"validation_data": fitted["validation_data"]}
+    if way == "split":
+        more = fitted = {"validation_split": 0.2}
+    model = make(device_iterations=1, micro_batch_size=4)
+    built = model.build(*given, batch_size=4, verbose=0, **more)
+    assert moves.taken()["compiled"] == len(built.programs)
+    sizes = {one.plan.device_iterations for one in built.programs}
+    assert (
+        sizes
+        == {
+            "data": {1, 8},
+            "meta": {1, 8},
+            "validation_data": {1, 32},
+            "split": {1, 8},
+        }[way]
+    )
+    model.fit(x, y, 4, verbose=0, **fitted)
+    expected = {"data": 1, "meta": 1, "validation_data": 0, "split": 0}[way]
+    assert moves.taken()["compiled"] == expected  # 40 passes aren't 32
+    assert "inference_iterations left open" in str(built)
+
+
 def test_that_shapes_nest_as_inputs_do(moves):
-    model = IPUModel(OwnLoss(), IPUConfig(micro_batch_size=8))
+    model = IPUModel(OwnLoss(), IPUConfig(micro_batch_size=8, device_iterations=1))
     model.compile("sgd")
     built = model.build({"x": SPEC[0], "labels": SPEC[1]}, verbose=0)
     assert names(built) == ["inference", "training"]
@@ -210,7 +239,32 @@ def test_the_lines_that_a_build_prints(capsys):
     built = make(micro_batch_size=4).build(X, Y, 8, verbose=2)
     out = capsys.readouterr().out
     assert "Compiled the training program" in out
-    assert str(built).splitlines()[1].startswith("training program of 8 samples")
+    line = str(built).splitlines()[1]
+    assert line.startswith("training program of 32 samples")
+    assert line.endswith(
+        "; 4 updates per call (device_iterations left open); not more because no "
+        "larger number divides the 4 updates of an epoch"
+    )
+
+
+def test_that_updates_per_call_are_those_of_the_fit(moves):
+    model = make(micro_batch_size=4)
+    given = {"validation_split": 0.25, "steps_per_epoch": 6, "batch_size": 4}
+    built = model.build(X, Y, verbose=0, **given)
+    assert built.programs[-1].plan.device_iterations == 6
+    moves.taken()
+    model.fit(X, Y, verbose=0, epochs=2, **given)
+    assert moves.taken()["compiled"] == 0
+
+
+def test_that_an_example_says_what_it_left_open():
+    built = make(micro_batch_size=4).build(*SPEC, batch_size=8, verbose=0)
+    program = built.programs[-1]
+    assert program.plan.device_iterations == 1
+    assert "device_iterations left open" in program.remark
+    assert "fewer samples than an update" in program.remark
+    given = make(micro_batch_size=4, device_iterations=2)
+    assert given.build(*SPEC, batch_size=8, verbose=0).programs[-1].remark == ""
 
 
 def test_that_a_generator_is_refused_before_a_batch_is_taken():

@@ -81,7 +81,8 @@ def test_that_a_fit_compiles_and_gives_no_figures(folder, moves):
     assert [one.tolist() for one in model.get_weights()] == before
     programs = described(folder)
     assert [one["program"] for one in programs] == ["inference", "training"]
-    assert programs[1]["samples_per_call"] == programs[1]["micro_batch_size"] == 8
+    assert [one["samples_per_call"] for one in programs] == [len(X), len(X)]
+    assert [one["micro_batch_size"] for one in programs] == [8, 8]
     assert moves["compiled"] == 2
     assert not moves["attachToDevice"]
     model.fit(X, Y, verbose=0)  # which has its program

@@ -121,7 +121,8 @@ class Wrapped:
 def trained(make, **config):
     """Figures of a fit with validation, and the weights of another after it."""
     module = make()
-    model = IPUModel(module, IPUConfig(micro_batch_size=3, **config))
+    layout = {"micro_batch_size": 3, "inference_iterations": 1, **config}
+    model = IPUModel(module, IPUConfig(**layout))
     model.compile("adam", "cross_entropy", metrics=["accuracy"])
     fit = {"batch_size": 24, "shuffle": False, "verbose": 0}
     history = model.fit(X, Y, validation_data=(X, Y), **fit)

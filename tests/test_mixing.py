@@ -386,7 +386,8 @@ def test_each_output_has_both_targets(pipeline):
 
 def test_what_is_built_ahead_is_what_fit_uses():
     x, y = images(8)
-    model = IPUModel(network(), IPUConfig(seed=SEED, micro_batch_size=4))
+    layout = {"micro_batch_size": 4, "inference_iterations": 2}
+    model = IPUModel(network(), IPUConfig(seed=SEED, **layout))
     model.compile("sgd", "cross_entropy", augment=BOTH, label_smoothing=0.1)
     model.build(
         torch.empty(1, 2, SIDE, SIDE, device="meta"),

@@ -292,7 +292,7 @@ def test_annotated_layers_are_evaluated_as_a_pipeline(monkeypatch, iterations):
     seen = []
     config = IPUConfig(
         micro_batch_size=4,
-        device_iterations=iterations,
+        inference_iterations=iterations,
         customize=lambda options, is_training: seen.append(options.toDict()),
     )
     model = IPUModel(module, config)

@@ -12,7 +12,8 @@ from ipufit._lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from .backup_and_restore import BackupAndRestore
-    from .base import Callback, CallbackList
+    from .base import Callback
+    from .callback_list import CallbackList
     from .comet_logger import CometLogger
     from .csv_logger import CSVLogger
     from .early_stopping import EarlyStopping
@@ -57,7 +58,8 @@ __all__ = [
 
 _HOMES = {
     "backup_and_restore": ("BackupAndRestore",),
-    "base": ("Callback", "CallbackList"),
+    "base": ("Callback",),
+    "callback_list": ("CallbackList",),
     "comet_logger": ("CometLogger",),
     "csv_logger": ("CSVLogger",),
     "early_stopping": ("EarlyStopping",),

@@ -77,6 +77,11 @@ class BackupAndRestore(Callback):
         self._updates_counted = 0
         self._saved: tuple[int, bool] | None = None
 
+    @property
+    def hears_every(self) -> int | None:
+        """With a number for `save_freq`, so that calls end where it saves."""
+        return None if self.save_freq == "epoch" else int(self.save_freq)
+
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Have the run saved if the process is evicted."""
         self.updates_since_save = self._updates_counted = 0

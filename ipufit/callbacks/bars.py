@@ -54,7 +54,7 @@ def figures_bar(
     Args:
         clock: Returns the time in seconds, from any origin.
         title: Text in front of the bar, such as "Epoch 1/3".
-        total: Number of calls to come; None if unknown.
+        total: Number of updates or batches to come; None if unknown.
     """
     counts = 2 * len(str(total or 9999)) + 1
     room = console.width - len(title) - counts - _ELAPSED - 3

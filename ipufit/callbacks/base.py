@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Callable, ClassVar, Iterable, Iterator, Mapping, Sequence, Union
+from typing import Any, ClassVar, Iterable, Mapping, Sequence, Union
 
 import torch
 
-from ipufit._failures import do_all
 from ipufit._kinds import Kind
-from ipufit.errors import ConfigError
 from ipufit.state import RunState
 
-from .saved_state import check_callbacks, check_keys, check_kinds, copied
+from .saved_state import check_keys, check_kinds, copied
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""
@@ -65,6 +62,17 @@ class Callback:
     def is_due(self) -> bool:
         """Whether a display shows figures after the call under way."""
         return True
+
+    @property
+    def hears_every(self) -> int | None:
+        """Number of updates after which calls of training have to end for it.
+
+        None if calls may be of any length; 1 if each update has to be a call. It counts
+        where `device_iterations` is left open. By default 1 if a hook of calls
+        (`on_train_batch_begin`, `on_train_batch_end`, or their old names) is overridden
+        by a class that doesn't say otherwise by overriding this, too.
+        """
+        return None
 
     @property
     def state_name(self) -> str:
@@ -196,187 +204,3 @@ class Callback:
         check_keys(type(self).__name__, state, self.saved_attributes)
         for name in self.saved_attributes:
             setattr(self, name, copied(state[name]))
-
-
-def _of_each(hook: str) -> Callable[..., None]:
-    """Make a hook that calls the hook of each callback in a list."""
-
-    def call(self: CallbackList, *arguments: Any) -> None:
-        for callback in self._called:
-            getattr(callback, hook)(*arguments)
-
-    call.__name__ = hook
-    call.__doc__ = f"Call `{hook}` of each callback."
-    return call
-
-
-class CallbackList(Callback):
-    """Callbacks that are called one after the other.
-
-    Args:
-        callbacks: Callbacks in order; nested sequences are flattened.
-
-    Raises:
-        ConfigError: An element is no callback.
-    """
-
-    def __init__(self, callbacks: CallbackLike) -> None:
-        self.callbacks: list[Callback] = list(_flatten(callbacks))
-        self._called = self.callbacks
-
-    def set_model(self, model: Any) -> None:
-        """Give each callback the model."""
-        for callback in self.callbacks:
-            callback.set_model(model)
-
-    def set_run(self, run: RunState) -> None:
-        """Give each callback the state of the run, and its parameters."""
-        self.run = run
-        is_first = run.processes.is_first
-        self._called = [
-            callback
-            for callback in self.callbacks
-            if is_first or not callback.writes_for_all
-        ]
-        for callback in self.callbacks:
-            callback.set_run(run)
-            callback.set_params(run.params)
-
-    def are_displays_due(self) -> bool:
-        """Whether a display shows figures after the call under way."""
-        return any(c.is_due for c in self._called if c.is_display)
-
-    def hears(self, *hooks: str) -> bool:
-        """Whether a callback overrides one of these hooks, and reads its logs.
-
-        Displays don't count: they say when they are due.
-
-        Example:
-            >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
-            >>> CallbackList([EarlyStopping()]).hears("on_train_batch_end")
-            False
-            >>> CallbackList([TerminateOnNaN()]).hears("on_train_batch_end")
-            True
-        """
-        return any(
-            name in vars(callback)
-            or getattr(type(callback), name) is not getattr(Callback, name)
-            for callback in self._called
-            if not callback.is_display and callback.reads_batch_logs
-            for name in hooks
-        )
-
-    on_train_begin = _of_each("on_train_begin")
-    on_epoch_begin = _of_each("on_epoch_begin")
-    on_epoch_end = _of_each("on_epoch_end")
-    on_train_batch_begin = _of_each("on_train_batch_begin")
-    on_train_batch_end = _of_each("on_train_batch_end")
-    on_test_begin = _of_each("on_test_begin")
-    on_test_end = _of_each("on_test_end")
-    on_test_batch_begin = _of_each("on_test_batch_begin")
-    on_test_batch_end = _of_each("on_test_batch_end")
-    on_predict_begin = _of_each("on_predict_begin")
-    on_predict_end = _of_each("on_predict_end")
-    on_predict_batch_begin = _of_each("on_predict_batch_begin")
-    on_predict_batch_end = _of_each("on_predict_batch_end")
-
-    def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Call `on_train_end` of each callback, even if one of them fails.
-
-        After an interrupt, which is raised again, their failures are warnings.
-        """
-        do_all(
-            [partial(callback.on_train_end, logs) for callback in self._called],
-            is_failing=self.run.stop_reason == "interrupted",
-        )
-
-    def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
-        """Names of parameters that any callback wants, each once."""
-        wanted = [
-            name
-            for callback in self.callbacks
-            for name in callback.watched_gradients(module)
-        ]
-        return list(dict.fromkeys(wanted))
-
-    def end(self, around: CallbackList | None, *, is_failing: bool) -> None:
-        """Close each callback, except those that an outer run goes on with.
-
-        Args:
-            around: Callbacks of the run in one of whose hooks this run was made; None
-                if there is no such run.
-            is_failing: Whether the run ends with an error. That is the one to raise:
-                what fails here is warned of.
-        """
-        shared = set() if around is None else {id(c) for c in around.callbacks}
-        own = [callback for callback in self._called if id(callback) not in shared]
-        try:
-            do_all([callback.close for callback in own], is_failing=is_failing)
-        finally:
-            for callback in self.callbacks:
-                if around is not None and id(callback) in shared:
-                    callback.set_run(around.run)
-
-    def close(self) -> None:
-        """Close each callback in order, even if one of them fails."""
-        do_all([callback.close for callback in self._called])
-
-    def state_dict(self) -> dict[str, Any]:
-        """States of the callbacks, by position and `state_name`.
-
-        Displays have none and don't count: `verbose` may be another in a resumed run.
-
-        Example:
-            >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
-            >>> list(CallbackList([TerminateOnNaN(), EarlyStopping()]).state_dict())
-            ['0:TerminateOnNaN', '1:EarlyStopping(val_loss)']
-        """
-        return {key: callback.state_dict() for key, callback in self._saved().items()}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse states that the callbacks can't take, and load nothing.
-
-        Args:
-            state: From `state_dict` of a list of the same callbacks.
-
-        Raises:
-            ConfigError: The callbacks are others; or a state has other keys.
-            DamagedCheckpointError: A value of a state is of another kind.
-        """
-        saved = self._saved()
-        check_callbacks(list(state), list(saved))
-        for key, callback in saved.items():
-            callback.check_state(state[key])
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give each callback its state.
-
-        Args:
-            state: From `state_dict` of a list of the same callbacks.
-
-        Raises:
-            ConfigError: The callbacks are others; or a state has other keys.
-        """
-        saved = self._saved()
-        check_callbacks(list(state), list(saved))
-        for key, callback in saved.items():
-            callback.load_state_dict(state[key])
-
-    def _saved(self) -> dict[str, Callback]:
-        counting = [callback for callback in self.callbacks if callback.is_saved]
-        return {f"{i}:{c.state_name}": c for i, c in enumerate(counting)}
-
-
-def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
-    if callbacks is None:
-        return
-    if isinstance(callbacks, Callback):
-        yield callbacks
-        return
-    if isinstance(callbacks, (str, type)) or not isinstance(callbacks, Iterable):
-        raise ConfigError(
-            f"callbacks contains {callbacks!r}: use ipufit.Callback objects, nested in "
-            "lists if you like."
-        )
-    for callback in callbacks:
-        yield from _flatten(callback)

@@ -45,6 +45,11 @@ class FigureLogger(Callback, abc.ABC):
         self.reads_batch_logs = self._every is not None
         self._first_update = 0
 
+    @property
+    def hears_every(self) -> int | None:
+        """With updates for `update_freq`, so that calls end where figures go."""
+        return self._every
+
     @abc.abstractmethod
     def open(self) -> None:
         """Connect to the service; called before each epoch and call."""

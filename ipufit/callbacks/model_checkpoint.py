@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -188,6 +189,13 @@ class ModelCheckpoint(MonitorCallback):
         """Wait until every checkpoint is written, and end the thread."""
         if self._writer is not None:
             self._writer.close()
+
+    @property
+    def hears_every(self) -> int | None:
+        """With a number for `save_freq`, so that calls end where it saves."""
+        if not isinstance(self.save_freq, int):
+            return None
+        return math.gcd(self.save_freq, self.updates_since_save)
 
     @property
     def reads_batch_logs(self) -> bool:  # type: ignore[override]

@@ -60,8 +60,8 @@ class ProgressDisplay(Callback):
     def compiling(self, what: str) -> None:
         """Called before a program is compiled."""
 
-    def compiled(self, what: str, seconds: float) -> None:
-        """Called after a program was compiled."""
+    def compiled(self, what: str, seconds: float, remark: str = "") -> None:
+        """Called after a program was compiled; `remark` says what was chosen for it."""
 
     def noted(self, line: str) -> None:
         """Called with a line about what was chosen for the user."""
@@ -142,9 +142,10 @@ class ProgressDisplay(Callback):
 class LineProgress(ProgressDisplay):
     """Display of `verbose=2`: a line per compilation, and Keras's lines."""
 
-    def compiled(self, what: str, seconds: float) -> None:
-        """Print the time that compilation took."""
-        self._print(f"Compiled the {what} program in {seconds:.1f}s")
+    def compiled(self, what: str, seconds: float, remark: str = "") -> None:
+        """Print the time that compilation took, and the remark."""
+        ending = f": {remark}" if remark else ""
+        self._print(f"Compiled the {what} program in {seconds:.1f}s{ending}")
 
     def noted(self, line: str) -> None:
         """Print the line."""
@@ -190,7 +191,6 @@ class BarProgress(LineProgress):
 
     _bar: Progress | None = None
     _task: Any = 0
-    _calls_done = 0
     _shown_at = 0.0
 
     @property
@@ -216,21 +216,20 @@ class BarProgress(LineProgress):
             return
         from .bars import figures_bar
 
-        total = self.params.get("calls")  # None for a stream of unknown length
+        total = self.params.get("steps")  # None for a stream of unknown length
         self._bar = figures_bar(self._console, self._clock, title, total)
         self._bar.start()
         self._task = self._bar.add_task(title, total=total, figures="")
-        self._calls_done = self.run.calls if self._is_fit else 0
+        self._steps_done = self._steps_before() if self._is_fit else 0
         self._shown_at = -math.inf
 
     def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
         """Count a call; the screen changes at most ten times a second."""
         super()._advance(steps, logs)
-        self._calls_done += 1
         if self._bar is not None and self.is_due and (logs or logs is None):
             self._shown_at = self._clock()
             figures = self._figures(logs or {})
-            self._bar.update(self._task, completed=self._calls_done, figures=figures)
+            self._bar.update(self._task, completed=self._steps_done, figures=figures)
 
     def _end(self, logs: dict[str, Any]) -> None:
         """Leave the bar on the screen, with the last figures."""
@@ -240,11 +239,16 @@ class BarProgress(LineProgress):
         total = self._bar.tasks[0].total
         self._bar.update(
             self._task,
-            completed=self._calls_done,
-            total=self._calls_done if total is None else total,
+            completed=self._steps_done,
+            total=self._steps_done if total is None else total,
             figures=self._figures(logs) + (self._coverage() if logs else ""),
         )
         self._stop()
+
+    def _steps_before(self) -> int:
+        """Updates that an interrupted run has made of this epoch."""
+        steps, calls = self.params.get("steps"), self.params.get("calls")
+        return self.run.calls * (steps // calls if steps and calls else 1)
 
     def _stop(self) -> None:
         if self._bar is not None:

@@ -136,7 +136,7 @@ _COUNTS = {  # whether None is fine too
     "gradient_accumulation": True,
     "inference_iterations": True,
     "replicas": True,
-    "device_iterations": False,
+    "device_iterations": True,
     "num_processes": True,
     "prefetch_depth": True,
 }

@@ -42,10 +42,15 @@ class IPUConfig:
         gradient_accumulation: Micro-batches per weight update; derived likewise.
         replicas: Copies of the model in each process, each with samples of its own; by
             default the launcher's (`ipufit launch --replicas`, PopRun), or else 1.
-        device_iterations: Weight updates per call: Keras's `steps_per_execution`.
+        device_iterations: Weight updates per call: Keras's `steps_per_execution`. By
+            default `fit` chooses them: as many as divide the updates of an epoch, if
+            nothing happens after each update, within 64 updates and 64 MiB of host
+            memory. That changes no number. Elsewhere it is 1 then.
         inference_iterations: Forward passes per call of `evaluate`, `predict` and
-            validation: `device_iterations` by default. More of them make fewer, larger
-            calls, which changes no figure; the last call is padded to as many.
+            validation. More of them make fewer, larger calls, which changes no figure;
+            the last call is padded to as many. By default ipufit chooses them: as many
+            as the data has, within 64 MiB of host memory and little padding. Where a
+            callback hears each batch they are `device_iterations`.
         pipeline: The stages of the model, in the order of the data, one IPU each:
             names of its submodules, or patterns of them as in `fnmatch`
             (`"encoder.layer.[0-5]*"`); names of the model's `poptorch.Block`s;
@@ -121,7 +126,7 @@ class IPUConfig:
     micro_batch_size: int | None = None
     gradient_accumulation: int | None = None
     replicas: int | None = None
-    device_iterations: int = 1
+    device_iterations: int | None = None
     inference_iterations: int | None = None
     pipeline: Any = None
     layers_per_ipu: Sequence[int] | Mapping[str, Sequence[int]] | None = field(

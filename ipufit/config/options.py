@@ -54,8 +54,10 @@ def build_training_options(
             ours.
 
     Returns:
-        New options. Figures come back under `OutputMode.Sum`, or `All` if outputs
-        do too, unless the user's own options choose a mode.
+        New options. Figures come back under `OutputMode.All`, unless the user's own
+        options choose a mode. Anchored tensors follow the mode of the options, so with
+        anchors they come back under `Sum`, if no outputs do: a tensor of each
+        micro-batch would be large.
 
     Raises:
         ConfigError: The user's own options ask for sums of outputs, or `customize`
@@ -80,7 +82,8 @@ def build_training_options(
         options.anchorTensor(name, tensor)
     mode = poptorch.OutputMode
     if options.defaultOutputMode():
-        options.outputMode(mode.All if returns_outputs else mode.Sum)
+        is_summed = bool(anchors) and not returns_outputs
+        options.outputMode(mode.Sum if is_summed else mode.All)
     options = customized(self.customize, options, is_training=True)
     if returns_outputs and options.output_mode == mode.Sum.value:
         raise ConfigError(
@@ -148,10 +151,9 @@ def take_own_options(config: Config) -> None:
             config.gradient_accumulation or 1,
             config.own_replicas,
             device_iterations=(
-                config.device_iterations
-                if is_training
-                else config.inference_iterations or 1
-            ),
+                config.device_iterations if is_training else config.inference_iterations
+            )
+            or 1,
         )
         derive = derived_training if is_training else derived_inference
         check_own_options(name, own, derive(config, plan), given)

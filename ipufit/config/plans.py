@@ -12,7 +12,10 @@ Config = Any
 
 
 def training_plan(
-    self: Config, batch_size: int | None = None, own_stages: int = 1
+    self: Config,
+    batch_size: int | None = None,
+    own_stages: int = 1,
+    device_iterations: int | None = None,
 ) -> BatchPlan:
     """Derive the factors of a training call.
 
@@ -21,6 +24,8 @@ def training_plan(
             factors given, or 32 if none is.
         own_stages: Stages of blocks that the model begins itself: they count where
             gradient accumulation is left open.
+        device_iterations: Updates per call, if the config leaves them open; 1 by
+            default.
 
     Raises:
         ConfigError: The factors don't multiply up to `batch_size`.
@@ -31,7 +36,7 @@ def training_plan(
         8
     """
     own = self.training_options
-    stages = _ipu_changes(self)
+    stages = forward_stages(self)
     if self.gradient_accumulation is None:
         stages = max(stages, own_stages)
     return derive_plan(
@@ -45,18 +50,27 @@ def training_plan(
         replicas=self.num_replicas,
         processes=self.process.count,
         device_iterations=(
-            self.device_iterations if own is None else own.device_iterations
+            self.device_iterations or device_iterations or 1
+            if own is None
+            else own.device_iterations
         ),
         stages=stages if own is None and self.is_pipelined else 1,
     )
 
 
-def inference_plan(self: Config, batch_size: int, own_stages: int = 1) -> BatchPlan:
+def inference_plan(
+    self: Config,
+    batch_size: int,
+    own_stages: int = 1,
+    inference_iterations: int | None = None,
+) -> BatchPlan:
     """Derive the factors of an inference call, with iterations for all stages.
 
     Args:
         batch_size: Samples of one forward pass on every replica.
         own_stages: Stages of blocks that the model begins itself.
+        inference_iterations: Forward passes per call, if the config leaves them open;
+            its `device_iterations` by default, or else 1.
 
     Example:
         >>> from ipufit import IPUConfig
@@ -65,7 +79,10 @@ def inference_plan(self: Config, batch_size: int, own_stages: int = 1) -> BatchP
     """
     own = self.inference_options
     iterations = max(
-        self.inference_iterations or self.device_iterations,
+        self.inference_iterations
+        or inference_iterations
+        or self.device_iterations
+        or 1,
         _least_inference_iterations(self.inference_config),
         own_stages,
     )
@@ -79,7 +96,7 @@ def inference_plan(self: Config, batch_size: int, own_stages: int = 1) -> BatchP
     )
 
 
-def _ipu_changes(config: Config) -> int:
+def forward_stages(config: Config) -> int:
     """Forward stages as PopTorch counts them (`CompilerImpl.cpp`).
 
     They begin on IPU 0: a first stage elsewhere makes one more.
@@ -90,7 +107,7 @@ def _ipu_changes(config: Config) -> int:
 
 def _least_inference_iterations(config: Config) -> int:
     if config.stages:
-        return _ipu_changes(config) if config.is_pipelined else 1
+        return forward_stages(config) if config.is_pipelined else 1
     if config.pipeline is not None and config.gradient_accumulation is not None:
         # The stages of a strategy are unknown, but training with G micro-batches
         # per update allows at most (G + 1) / 2 of them.

@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from .coverage import describe_coverage, joined
+from .coverage import describe_coverage, in_passes, joined
 from .evaluation import Evaluation
 from .loop import predictions, train
-from .objective.figures import Figures, Sums
+from .objective.figures import Figures
 from .objective.objective import Objective
 from .objective.outputs import named_outputs
 from .objective.resolve import resolve_objective
 from .objective.steps import Inferred, StepFunction, Steps, checked_step
+from .objective.sums import Sums
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
+from .remarking import Remarking, remark_on_passes
 from .traced.calling import NoForwardError, arguments_of, failures_explained
 from .traced.casting import compute_in_types
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
+from .traced.output_bytes import OutputSize, bytes_of, output_size
 from .traced.reference import HostUpdate, host_outputs, host_update
 from .training import Training
 from .weights.precision import Counterparts, in_own_types
@@ -29,12 +32,15 @@ __all__ = [
     "Inferred",
     "NoForwardError",
     "Objective",
+    "OutputSize",
+    "Remarking",
     "StepFunction",
     "Steps",
     "Sums",
     "Training",
     "WatchedGradients",
     "arguments_of",
+    "bytes_of",
     "check_shapes",
     "checked_step",
     "compute_in_types",
@@ -44,10 +50,13 @@ __all__ = [
     "host_outputs",
     "host_update",
     "in_own_types",
+    "in_passes",
     "joined",
     "lazy_layers",
     "named_outputs",
+    "output_size",
     "predictions",
+    "remark_on_passes",
     "resolve_objective",
     "train",
 ]

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ipufit.callbacks import CallbackList
 from ipufit.distributed import Processes
-from ipufit.engine.objective.figures import Figures, Sums
+from ipufit.engine.objective.figures import Figures
+from ipufit.engine.objective.sums import Sums
 from ipufit.errors import ConfigError
 from ipufit.state import RunState
 from ipufit.types import Logs

@@ -92,6 +92,19 @@ def cut(values: Any, rows: Any) -> Any:
     return tree_map(lambda x: x[rows] if isinstance(x, Tensor) else x, values)
 
 
+def in_passes(values: Any, rows_per_pass: int) -> list[Any]:
+    """Nested tensors cut into those of passes, of which the last may have fewer rows.
+
+    Example:
+        >>> in_passes({"a": torch.arange(3)}, rows_per_pass=2)
+        [{'a': tensor([0, 1])}, {'a': tensor([2])}]
+    """
+    leaves = Structure.of_outputs(values).flatten(values)
+    count = max((len(leaf) for leaf in leaves if isinstance(leaf, Tensor)), default=1)
+    firsts = range(0, max(count, 1), rows_per_pass)
+    return [cut(values, slice(first, first + rows_per_pass)) for first in firsts]
+
+
 def joined(parts: Iterable[Any]) -> Any:
     """The rows of all parts in one: tensors, nested as in each of them.
 

@@ -15,6 +15,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import Call, InferenceBatches, Labels
 from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.planning import Choice
 from ipufit.scalars import Scalars
 from ipufit.state import RunState
 from ipufit.types import Logs
@@ -25,7 +26,8 @@ from .objective.dtypes import widened_all
 from .objective.figures import Figures, vector_of
 from .objective.outputs import OWN_LOSS
 from .programs.executors import Executors
-from .waiting import WaitingRows
+from .remarking import Remarking, remark_on_passes
+from .waiting import Rows, WaitingRows
 
 
 class Evaluation:
@@ -37,6 +39,7 @@ class Evaluation:
         plan: The factors of a call.
         options: Options of the inference program.
         figures: Loss and metrics to report.
+        choice: The passes of a call, if they were left open and chosen.
         is_synthetic: Whether nothing comes back, so that no sample is counted.
     """
 
@@ -47,6 +50,7 @@ class Evaluation:
         plan: BatchPlan,
         options: poptorch.Options,
         figures: Figures,
+        choice: Choice | None = None,
         *,
         is_synthetic: bool = False,
     ) -> None:
@@ -56,8 +60,15 @@ class Evaluation:
         self.plan = plan
         self.options = options
         self.figures = figures
+        self.choice = choice
         self._rows = returned_rows(options, plan)
-        self._waiting = WaitingRows()
+        self._waiting = self._no_rows()
+        self._seen: tuple[int, Tensor] | None = None
+
+    @property
+    def remark(self) -> str:
+        """The passes of a call, and why not more, if they were chosen."""
+        return remark_on_passes(self.choice)
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Have the program attached, with the newest weights."""
@@ -65,7 +76,7 @@ class Evaluation:
             self.batches,
             self.plan,
             self.options,
-            display,
+            display if self.choice is None else Remarking(display, self.remark),
             self.figures.objective.evaluated,
         )
         has_scalars = self._executors.gives_scalars
@@ -93,32 +104,31 @@ class Evaluation:
         """The figures over every sample, or over those that come back.
 
         They are computed here, from the outputs: padding is cut away before it can
-        count, and targets are cut to the rows that the output mode returns. Where the
-        sums of several calls are those of all their rows, and nobody listens to each
-        call, they are computed of several at once.
+        count, and targets are cut to the rows that the output mode returns. They are
+        computed for groups of rows that are the same however many rows a call has, so
+        that the size of calls changes no bit.
 
         Args:
             hooks: Callbacks, which hear of each call.
             run: `run.stop_evaluating` ends it, and so does an eviction.
         """
         self.figures.reset()
-        self._waiting.clear()
+        self._waiting, self._seen = self._no_rows(), None
         run.stop_evaluating = False
         hooks.on_test_begin({})
         agreement = Agreement(run.processes, hooks, run, "on_test_batch_end")
-        may_wait = self.figures.objective.is_additive and self._rows is None
         for number, call in enumerate(self.batches):
             if not call.num_real_of_all:  # there for the scalars of single rows only
                 self._add_singles(call)
                 continue
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
-            # The first call counts at once: unfit targets fail, and figures get names.
-            self._add_call(
-                call, may_wait=may_wait and number > 0 and not agreement.is_heard
-            )
+            self._add_call(call)
+            if not number and not self.figures.samples:
+                # Unfit targets fail now, and figures get names.
+                self._look_at_waiting()
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
-            logs = agreement.running(self.figures, self._waiting_vector)
+            logs = agreement.running(self.figures, self._look_at_waiting)
             hooks.on_test_batch_end(last, logs)
             agreement.settle()
             if agreement.ends_evaluation or run.is_evicted:
@@ -128,16 +138,38 @@ class Evaluation:
         hooks.on_test_end(self.figures.logs())
         return self.figures.logs()
 
-    def _waiting_vector(self) -> Tensor | None:
-        """The vector of rows that wait, and go on waiting whoever looks at figures."""
-        return self._vector(*self._waiting.all()) if self._waiting else None
+    def _no_rows(self) -> WaitingRows:
+        """Groups of passes; or single passes.
+
+        A function of the user's may give one value for all rows that it gets. And rows
+        of several processes are put together pass by pass.
+        """
+        objective = self.figures.objective
+        is_joined = objective.is_streamed and self.figures.processes.are_several
+        by_pass = is_joined or not objective.is_additive
+        return WaitingRows(self.plan.samples_per_update, by_pass=by_pass)
+
+    def _look_at_waiting(self) -> Tensor | None:
+        """The vector of rows that go on waiting; None if there are none."""
+        if not self._waiting:
+            return None
+        count = self._waiting.num_rows
+        if self._seen is None or self._seen[0] != count:
+            self._seen = count, self._vector(self._waiting.all())
+        return self._seen[1]
 
     def _count_waiting(self) -> None:
-        if self._waiting:
-            self.figures.add(self._vector(*self._waiting.all()))
+        vector = self._look_at_waiting()
+        if vector is not None:
+            self._count(self._waiting.all(), vector)
             self._waiting.clear()
 
-    def _add_call(self, call: Call, *, may_wait: bool) -> None:
+    def _count(self, rows: Rows, vector: Tensor) -> None:
+        self._seen = None
+        self.figures.add(vector)
+        self.figures.stream(*widened_all(rows.outputs, rows.labels))
+
+    def _add_call(self, call: Call) -> None:
         batch, num_real = call.batch, call.num_real
         outputs, scalars = self._executors.infer(batch)
         labels = self.batches.structure.labels(batch)
@@ -159,18 +191,13 @@ class Evaluation:
         elif num_real < num_rows:
             real = slice(num_real)
             outputs, labels = cut(outputs, real), Labels(*cut(tuple(labels), real))
-        if may_wait:
-            if num_real:
-                self._waiting.add(outputs, labels, num_real)
-            if self._waiting.is_full:
-                self._count_waiting()
-        elif num_real:
-            self.figures.add(self._vector(outputs, labels, num_real))
-            self.figures.stream(*widened_all(outputs, labels))
-        else:  # no real row came back yet: NaN under the right names
-            self.figures.add(torch.zeros_like(self._vector(*whole, num_rows)))
+        if not num_real:  # no real row came back: NaN under the right names
+            self.figures.add(torch.zeros_like(self._vector(Rows(*whole, num_rows))))
+        for group in self._waiting.groups(outputs, labels, num_real):
+            self._count(group, self._vector(group))
 
-    def _vector(self, outputs: Any, labels: Labels, num_rows: int) -> Tensor:
+    def _vector(self, rows: Rows) -> Tensor:
+        outputs, labels, num_rows = rows.laid_out()
         outputs, labels = widened_all(outputs, labels)
         with torch.no_grad():
             objective = self.figures.objective

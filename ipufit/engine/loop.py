@@ -77,7 +77,7 @@ def train(
                 hooks.on_train_batch_begin(first, {})
                 training.run(call)
                 run.count_call(updates, call.num_real_of_all)
-                _warn_if_not_finite(training.figures.loss, run, first)
+                _warn_if_not_finite(training, run, first)
                 logs = agreement.running(training.figures)
                 hooks.on_train_batch_end(first + updates - 1, logs)
             _check_length(calls, training, run)
@@ -164,13 +164,19 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
         )
 
 
-def _warn_if_not_finite(loss: float, run: RunState, update: int) -> None:
-    if not math.isfinite(loss) and run.is_finite:
-        run.is_finite = False  # once is enough
-        warnings.warn(
-            f"The training loss is {loss} in epoch {run.epoch + 1}, at update {update} "
-            "or one of its call. The weights are probably lost: lower the learning "
-            "rate or look for infinite values in the data.",
-            NonFiniteLossWarning,
-            stacklevel=5,
-        )
+def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
+    """Warn once if the loss of the call that has begun with an update isn't finite."""
+    if math.isfinite(training.figures.loss) or not run.is_finite:
+        return
+    run.is_finite = False  # once is enough
+    losses = training.losses_of_call()
+    at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
+    is_known = len(losses) == training.plan.device_iterations
+    where = f"{first + at}" if is_known else f"{first} or one of its call"
+    warnings.warn(
+        f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
+        f"{where}. The weights are probably lost: lower the learning rate or look for "
+        "infinite values in the data.",
+        NonFiniteLossWarning,
+        stacklevel=5,
+    )

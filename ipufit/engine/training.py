@@ -14,6 +14,7 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.config import NO_INSTRUMENTS, Instruments
 from ipufit.data import Call, Labels, SampleStructure, TrainingBatches
 from ipufit.optimizers import Optimization, WeightAverage
+from ipufit.planning import Choice
 
 from .coverage import check_rows, cut, returned_rows
 from .objective.dtypes import widened_all
@@ -21,6 +22,7 @@ from .objective.figures import Figures
 from .objective.mixed import dominant_labels
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
+from .remarking import Remarking
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Training:
         average: The running average of the weights; None for none.
         watched: The gradients that come back.
         instruments: Settings of the program that only this run has.
+        choice: The updates of a call, if they were left open and chosen.
     """
 
     executors: Executors
@@ -48,6 +51,7 @@ class Training:
     average: WeightAverage | None = None
     watched: WatchedGradients = field(default_factory=WatchedGradients)
     instruments: Instruments = NO_INSTRUMENTS
+    choice: Choice | None = None
 
     def prepare(self, batches: TrainingBatches, display: ProgressDisplay) -> None:
         """Have the program attached, with the weights of the user's module.
@@ -63,9 +67,21 @@ class Training:
             self.optimization,
             self.figures.objective,
             (sorted(self.watched.anchors), self.instruments),
-            display,
+            display if self.choice is None else Remarking(display, self.remark),
         )
         self.figures.adopt(entries)
+
+    @property
+    def remark(self) -> str:
+        """The updates of a call, and why not more, if they were chosen."""
+        if self.choice is None:
+            return ""
+        value, reason = self.choice
+        updates = "1 update" if value == 1 else f"{value} updates"
+        return (
+            f"{updates} per call (device_iterations left open); not more because "
+            f"{reason}"
+        )
 
     def run(self, call: Call, *, is_scheduled: bool = True) -> None:
         """Train on one call, and add to the figures.
@@ -88,6 +104,14 @@ class Training:
             self._stream(outputs, call)
         if self.average is not None:
             self.average.update(updates, self.executors.weights_shown)
+
+    def losses_of_call(self) -> list[float]:
+        """The loss of the epoch so far after each update of the last call.
+
+        Only the last of them if not every micro-batch has come back for itself.
+        """
+        is_each = self.options.output_mode == poptorch.OutputMode.All.value
+        return self.figures.losses(self.plan.device_iterations if is_each else 1)
 
     def end_calls(self) -> None:
         """Take in the weights at the end of an epoch, before it is validated."""
@@ -114,15 +138,20 @@ class Training:
 
     def _stream(self, outputs: Any, call: Call) -> None:
         """Give the real rows that came back to the metrics that need outputs."""
-        rows = returned_rows(self.options, self.plan)
+        plan, rows = self.plan, returned_rows(self.options, self.plan)
         if rows is None:
-            rows = torch.arange(self.plan.samples_per_call)
+            rows = torch.arange(plan.samples_per_call)
         check_rows(outputs, rows.numel())
-        is_real = rows.lt(call.num_real)
         labels = self.structure.labels(call.batch)
         mixing = self.structure.mixing(call.batch)
         if mixing is not None:
-            labels = dominant_labels(labels, mixing, self.plan.micro_batch_size)
-        parts = cut((labels.targets, labels.weights), rows[is_real])
-        outputs, labels = widened_all(cut(outputs, is_real), Labels(*parts))
-        self.figures.stream(outputs, labels)
+            labels = dominant_labels(labels, mixing, plan.micro_batch_size)
+        of_update = rows.div(plan.samples_per_update, rounding_mode="floor")
+        for update in range(plan.device_iterations):
+            # A metric that rounds gives the same figure, however many updates come.
+            is_taken = rows.lt(call.num_real).logical_and(of_update.eq(update))
+            if not is_taken.any():
+                continue
+            parts = cut((labels.targets, labels.weights), rows[is_taken])
+            real = widened_all(cut(outputs, is_taken), Labels(*parts))
+            self.figures.stream(*real)

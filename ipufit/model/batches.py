@@ -34,7 +34,7 @@ def train_on_batch(
     class_weight: Mapping[int, float] | None = None,
     return_dict: bool = True,
 ) -> Logs | float | list[float]:
-    """Train on one batch, in one call: `device_iterations` updates.
+    """Train on one batch, in one call: `device_iterations` updates, 1 by default.
 
     With several processes each of them gives the whole batch, and takes its share.
 
@@ -150,8 +150,8 @@ def predict_on_batch(self: Model, x: Any) -> Any:
     """
     source = as_batch(x, left_out=self._data.target_columns)
     size, rows = default_batch_size(self.config), source.rows_of_first
-    parts = outputs_of_calls(self, source, size, rows_in_one_call=rows)
-    return whole_outputs(self, parts)
+    outputs = outputs_of_calls(self, source, size, rows_in_one_call=rows)
+    return whole_outputs(self, outputs)
 
 
 def _begin_loop(model: Model, plan: BatchPlan) -> None:
@@ -166,7 +166,7 @@ def _begin_loop(model: Model, plan: BatchPlan) -> None:
 
 def _samples_per_update(config: IPUConfig, source: StreamSource) -> int:
     own = config.training_options
-    updates = config.device_iterations if own is None else own.device_iterations
+    updates = config.device_iterations or 1 if own is None else own.device_iterations
     size, rest = divmod(source.rows_of_first, updates)
     if rest or not size:
         raise DataError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
@@ -27,7 +28,7 @@ from ipufit.data import (
 )
 from ipufit.engine import give_shapes
 from ipufit.errors import DataError, UnknownNameError
-from ipufit.placement import own_stages
+from ipufit.planning import Choice
 from ipufit.state import RunState
 
 from .benchmark_result import (
@@ -43,7 +44,8 @@ from .copying import independent_copy
 from .evaluating import inference_batches, inference_plan, rows_to_evaluate
 from .parts import Model, predicted, settings_of
 from .run_frame import under_way
-from .training import training_of
+from .training import Choose, training_of
+from .updates_per_call import update_plan, updates_per_call
 
 
 def benchmark(
@@ -146,25 +148,30 @@ def _training(
     model: Model, source: Source, batch_size: int | None, data: str
 ) -> _Subject:
     """Have a model train."""
-
-    def prepared(from_source: Source) -> Any:
-        return training_of(
-            model,
-            from_source,
-            batch_size,
-            shuffle=True,
-            drop_last=True,
-            class_weight=None,
-            instruments=Instruments(is_synthetic=data == SYNTHETIC),
-        )
-
-    if data != REAL:
+    instruments = Instruments(is_synthetic=data == SYNTHETIC)
+    choose: Choose = partial(
+        updates_per_call, model, source, None, instruments, None, {}
+    )
+    if data != REAL:  # as many samples as a call of the real ones takes
+        give_shapes(model.module, source)
         if batch_size is None and model.config.micro_batch_size is None:
             batch_size = source.batch_size
-        stages = own_stages(model.module, model.config)
-        plan = model.config.training_plan(batch_size, stages)
-        source = generated_like(source, plan.samples_per_call * plan.processes)
-    training, batches = prepared(source)
+        plan = update_plan(model, source, batch_size)
+        chosen = choose(plan)
+        num_updates = plan.device_iterations if chosen is None else chosen.value
+        source = generated_like(source, plan.batch_size * num_updates)
+        choose = partial(_as_chosen, chosen)
+
+    training, batches = training_of(
+        model,
+        source,
+        batch_size,
+        shuffle=True,
+        drop_last=True,
+        class_weight=None,
+        instruments=instruments,
+        choose=choose,
+    )
     training.figures.reset()
 
     def run(call: Call) -> None:
@@ -177,6 +184,11 @@ def _training(
         run,
         lambda: model._executors.latency(is_training=True),
     )
+
+
+def _as_chosen(choice: Choice | None, plan: BatchPlan) -> Choice | None:
+    """The updates that were chosen, whatever the plan."""
+    return choice
 
 
 def _inference(

@@ -4,22 +4,39 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from ipufit._failures import do_all
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike
-from ipufit.data import HostRandomState, Source, TrainingBatches, example_of
+from ipufit.config import NO_INSTRUMENTS
+from ipufit.data import (
+    HostRandomState,
+    Source,
+    TrainingBatches,
+    example_of,
+    num_trained_on,
+    validation_source,
+)
 from ipufit.distributed import exchanges_off
-from ipufit.engine import NoForwardError, Training, give_shapes
+from ipufit.engine import (
+    Inferred,
+    NoForwardError,
+    Remarking,
+    Training,
+    give_shapes,
+    remark_on_passes,
+)
+from ipufit.planning import Choice
 from ipufit.types import Verbose
 
-from .evaluating import inference_batches, inference_plan, rows_to_evaluate
+from .evaluating import inference_batches, plan_of_calls, rows_to_evaluate
 from .parts import Model, predicted
 from .training import training_of
+from .updates_per_call import updates_per_call
 
 
 @dataclass(frozen=True)
@@ -35,12 +52,15 @@ class BuiltProgram:
             compiled one and put it there, "none" if it did neither: there is no cache,
             or PopTorch keeps nothing in it (an IPU model, the emulator), or the model
             had the program.
+        remark: The updates or passes of its calls, and why not more, if the config
+            leaves them open.
     """
 
     name: str
     plan: BatchPlan
     seconds: float
     cache: str
+    remark: str = ""
 
     def __str__(self) -> str:
         """The program in a line."""
@@ -48,6 +68,7 @@ class BuiltProgram:
         return (
             f"{self.name} program of {self.plan.samples_per_call} samples per call: "
             f"{self.seconds:.1f}s{ending.get(self.cache, '')}"
+            f"{'; ' if self.remark else ''}{self.remark}"
         )
 
 
@@ -85,6 +106,10 @@ def build(
     validation_batch_size: int | None = None,
     *,
     drop_last: bool | str = True,
+    validation_split: float = 0.0,
+    steps_per_epoch: int | None = None,
+    validation_updates: int | None = None,
+    validation_data: Any = None,
 ) -> Build:
     """Have the programs of the next runs compiled, before any data is gone through.
 
@@ -96,6 +121,12 @@ def build(
     the module returns its own loss. The inference program is built for validation in
     `fit`, and for `evaluate` and `predict` without a `batch_size`. These are one
     program if the config has a `micro_batch_size`, and may be two if it hasn't.
+
+    Where the config leaves `device_iterations` open, the training program is that of
+    `fit` with the same data and arguments. Of a sample or batch alone it has one update
+    per call, and a line says so: then set `device_iterations`, or pass the data. So it
+    is with `inference_iterations`: the inference programs are those for as many samples
+    as `validation_data` or `validation_split` give, or else `x`.
 
     Args:
         x: Data as for `fit`; only its first sample is read, or the first batch of a
@@ -112,6 +143,11 @@ def build(
         validation_batch_size: As for `fit`.
         drop_last: As for `fit`. To pad counts only if the samples don't fill their
             calls, so `x` must have as many samples as the data then.
+        validation_split: As for `fit`; it counts where `device_iterations` is open.
+        steps_per_epoch: As for `fit`, likewise.
+        validation_updates: As for `fit`, likewise.
+        validation_data: As for `fit`, where `inference_iterations` is open; only the
+            number of samples and the first one count.
 
     Returns:
         The programs, with the seconds that each took, and whether it came from the
@@ -143,6 +179,12 @@ def build(
         processes=self.processes,
     )
     give_shapes(self.module, source)
+    arguments = {
+        "drop_last": drop_last,
+        "validation_split": validation_split,
+        "steps_per_epoch": steps_per_epoch,
+        "validation_updates": validation_updates,
+    }
     before = HostRandomState()
     try:
         trained = None
@@ -155,11 +197,24 @@ def build(
                 drop_last=drop_last,
                 class_weight=class_weight,
                 watched=CallbackList(callbacks).watched_gradients(self.module),
+                choose=lambda plan: updates_per_call(
+                    self, source, callbacks, NO_INSTRUMENTS, None, arguments, plan
+                ),
             )
         size = batch_size if trained is None else validation_batch_size
-        plans = _inference_plans(self, source, size, trained and trained[0].plan)
+        training = None if trained is None else trained[0]
+        tested = source, _num_validated(source, validation_split)
+        if validation_data is not None:
+            validated = validation_source(
+                validation_data,
+                y,
+                num_workers=self.config.num_workers,
+                processes=self.processes,
+            )
+            tested = validated, None
+        inferences = _inferences(self, *tested, size, training, callbacks)
         shown = make_progress(verbose if self.processes.is_first else 0)
-        return Build(tuple(_built(self, source, plans, trained, shown)))
+        return Build(tuple(_built(self, inferences, trained, shown)))
     except BaseException:
         with exchanges_off():  # other processes are elsewhere
             do_all([self._executors.detach], is_failing=True)
@@ -175,52 +230,94 @@ def _is_trained(model: Model, source: Source) -> bool:
     return model._settings.objective.owns_loss or source.structure.has_targets
 
 
-def _inference_plans(
-    model: Model, source: Source, batch_size: int | None, training: BatchPlan | None
-) -> dict[BatchPlan, poptorch.Options]:
-    """The inference programs of the next runs: their plans and options.
+class _Inference(NamedTuple):
+    """An inference program to build.
+
+    Attributes:
+        inferred: The computation of the program.
+        source: The data.
+        plan: The factors of a call.
+        options: PopTorch's options.
+        choice: The passes of a call, if they were left open and chosen.
+    """
+
+    inferred: Inferred
+    source: Source
+    plan: BatchPlan
+    options: poptorch.Options
+    choice: Choice | None
+
+
+def _num_validated(source: Source, validation_split: float) -> int | None:
+    """Number of samples that a split leaves to validate on; None without a split."""
+    count = source.num_certain
+    if count is None or not validation_split:
+        return None
+    return count - num_trained_on(count, validation_split)
+
+
+def _inferences(
+    model: Model,
+    source: Source,
+    num_validated: int | None,
+    batch_size: int | None,
+    training: Training | None,
+    callbacks: CallbackLike,
+) -> list[_Inference]:
+    """The inference programs of the next runs, each once.
 
     Args:
         model: The model.
         source: The data.
+        num_validated: Number of the samples to validate on; None for all.
         batch_size: As for `predict`, or for the validation of `fit`.
-        training: Plan of the training; None if there is none.
+        training: The training; None if there is none.
+        callbacks: Callbacks of the `fit` to come.
     """
-    sizes = [rows_to_evaluate(model.config, source, batch_size, None, training)[0]]
+    plan = None if training is None else training.plan
+    sizes = [rows_to_evaluate(model.config, source, batch_size, None, plan)[0]]
+    runs: list[tuple[int, Inferred, CallbackLike, str]]
+    runs = [(sizes[0], predicted(model), None, "predict")]
     if training is not None:
         sizes.append(rows_to_evaluate(model.config, source, None, None)[0])
-    return dict(inference_plan(model.module, model.config, size) for size in sizes)
+        evaluated = training.figures.objective.evaluated
+        runs = [(sizes[0], evaluated, callbacks, "test")]
+        runs += [(sizes[1], evaluated, None, "test")]
+        runs += [(sizes[1], predicted(model), None, "predict")]
+    found: dict[object, _Inference] = {}
+    for number, (size, inferred, listening, kind) in enumerate(runs):
+        most = None if number or training is None else num_validated
+        planned = plan_of_calls(model, source, size, most, inferred, listening, kind)
+        one = _Inference(inferred, source, *planned)
+        found.setdefault((inferred, planned.plan), one)
+    return list(found.values())
 
 
 def _built(
     model: Model,
-    source: Source,
-    plans: Mapping[BatchPlan, poptorch.Options],
+    inferences: Sequence[_Inference],
     trained: tuple[Training, TrainingBatches] | None,
     display: ProgressDisplay,
 ) -> Iterator[BuiltProgram]:
     """Have programs built; that of the training is attached if IPUs are short."""
-    of_settings = {predicted(model): None}
-    if trained is not None:
-        of_settings[trained[0].figures.objective.evaluated] = None
-    for plan, options in plans.items():
-        for inferred in of_settings:
-            watch = Watch(display, options)
-            batches = inference_batches(model, source, plan, options, None)
-            try:
-                model._executors.prepare_inference(
-                    batches, plan, options, watch, inferred
-                )
-            except NoForwardError:
-                if trained is None or inferred.step is not None:
-                    raise
-                continue  # only its steps are used
-            yield watch.built("inference", plan)
+    for inferred, source, plan, options, choice in inferences:
+        watch = Watch(display, options)
+        remark = remark_on_passes(choice)
+        shown = watch if choice is None else Remarking(watch, remark)
+        batches = inference_batches(model, source, plan, options, None)
+        try:
+            model._executors.prepare_inference(batches, plan, options, shown, inferred)
+        except NoForwardError:
+            if trained is None or inferred.step is not None:
+                raise
+            continue  # only its steps are used
+        yield replace(watch.built("inference", plan), remark=remark)
     if trained is not None:
         training, calls = trained
         watch = Watch(display, training.options)
         training.prepare(calls, watch)
-        yield watch.built("training", training.plan)
+        built = watch.built("training", training.plan)
+        yield replace(built, remark=training.remark)
 
 
 class Watch(ProgressDisplay):
@@ -252,9 +349,9 @@ class Watch(ProgressDisplay):
         self._before = _executables(self._folder)
         self._display.compiling(what)
 
-    def compiled(self, what: str, seconds: float) -> None:
+    def compiled(self, what: str, seconds: float, remark: str = "") -> None:
         """Compare the files."""
-        self._display.compiled(what, seconds)
+        self._display.compiled(what, seconds, remark)
         self.has_compiled = True
         self._taken += seconds
         self.new_files = _executables(self._folder) - self._before

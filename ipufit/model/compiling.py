@@ -74,7 +74,7 @@ def compile(
             targets with one value per sample. Sample weights don't count in them.
         weighted_metrics: The same, and sample weights count.
         steps_per_execution: Weight updates per call: `IPUConfig`'s
-            `device_iterations` under Keras's name.
+            `device_iterations` under Keras's name; `fit` chooses by default.
         lr_schedule: A name ("cosine", "linear", ...), an `ipufit.Schedule`, a
             scheduler of `torch.optim.lr_scheduler` for the optimizer given, or a
             function that makes one from an optimizer. Counted in weight updates;
@@ -157,6 +157,7 @@ def compile(
     )
     self.config = config
     self._executors.drop_incomplete()
+    self._runs.output_sizes.clear()
 
 
 def _augmented(
@@ -198,7 +199,7 @@ def _with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig
     check_positive("steps_per_execution", steps_per_execution)
     own = config.training_options
     now = config.device_iterations if own is None else own.device_iterations
-    if now not in (1, steps_per_execution) or (own and now != steps_per_execution):
+    if now not in (None, steps_per_execution):
         raise ConfigError(
             f"steps_per_execution={steps_per_execution}, but the config has "
             f"device_iterations={now}, which is the same thing. Give one of them."

@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from ipufit import _env
 from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
+from ipufit.callbacks.base import CallbackLike
 from ipufit.config import NO_INSTRUMENTS, Instruments, IPUConfig
 from ipufit.data import InferenceBatches, Loading, Source
 from ipufit.engine import (
     Evaluation,
     Figures,
+    Inferred,
     Objective,
     describe_coverage,
     give_shapes,
 )
 from ipufit.errors import ConfigError, CoverageWarning, UnsupportedError
 from ipufit.placement import own_stages
+from ipufit.planning import Choice
 from ipufit.types import Logs
 
+from .call_sizes import passes_per_call
 from .parts import Model, settings_of
 
 
@@ -36,6 +41,7 @@ def evaluation_of(
     purpose: str = "evaluate",
     rows_in_one_call: int | None = None,
     instruments: Instruments = NO_INSTRUMENTS,
+    callbacks: CallbackLike = None,
 ) -> Evaluation:
     """An evaluation of a compiled model on data.
 
@@ -48,6 +54,7 @@ def evaluation_of(
         purpose: The use of the targets, for messages.
         rows_in_one_call: As for `inference_plan`.
         instruments: Settings that this run adds to those of the config.
+        callbacks: Callbacks of the run.
 
     Raises:
         NotCompiledError: `compile` wasn't called.
@@ -57,9 +64,17 @@ def evaluation_of(
     settings = settings_of(model)
     require_targets(source, settings.objective, name, purpose)
     give_shapes(model.module, source)
-    plan, options = inference_plan(
-        model.module, model.config, batch_size, rows_in_one_call
-    )
+    inferred = settings.objective.evaluated
+    choice = None
+    if rows_in_one_call is None:
+        plan, options, choice = plan_of_calls(
+            model, source, batch_size, max_rows, inferred, callbacks, "test"
+        )
+    else:
+        plan, options = inference_plan(
+            *(model.module, model.config, batch_size),
+            rows_in_one_call=rows_in_one_call,
+        )
     if options.output_mode == poptorch.OutputMode.Sum.value:
         raise ConfigError(
             "inference_options or customize ask for OutputMode.Sum, which adds outputs "
@@ -74,15 +89,74 @@ def evaluation_of(
         plan,
         options,
         settings.test_figures,
+        choice,
         is_synthetic=instruments.is_synthetic,
     )
+
+
+class PlanOfCalls(NamedTuple):
+    """The calls of a run over data.
+
+    Attributes:
+        plan: The factors of a call.
+        options: PopTorch's options.
+        choice: The passes of a call and their reason; None if nothing was chosen.
+    """
+
+    plan: BatchPlan
+    options: poptorch.Options
+    choice: Choice | None
+
+
+def plan_of_calls(
+    model: Model,
+    source: Source,
+    batch_size: int,
+    max_rows: int | None,
+    inferred: Inferred,
+    callbacks: CallbackLike,
+    kind: str,
+) -> PlanOfCalls:
+    """Plan the calls of a run, whose passes are chosen if they are left open.
+
+    Args:
+        model: The model.
+        source: The data.
+        batch_size: Samples of one pass over all replicas.
+        max_rows: Samples to go through, from the beginning; None for all.
+        inferred: The computation of the program.
+        callbacks: Callbacks of the run.
+        kind: "test" or "predict", as in the names of the hooks.
+
+    Raises:
+        ConfigError: The replicas don't divide the batch size.
+    """
+    config, choice, passes = model.config, None, None
+    if config.inference_iterations is None and config.inference_options is None:
+        least = _plan(model.module, config, batch_size, 1)
+        # Of other output modes the number of passes says which rows come back.
+        if config.customize is None or _returns_all(config, least):
+            choice = passes_per_call(
+                model, source, least, max_rows, inferred, callbacks, kind
+            )
+    if choice is not None:
+        passes = choice.value
+    given = model.module, model.config, batch_size
+    return PlanOfCalls(*inference_plan(*given, inference_iterations=passes), choice)
+
+
+def _returns_all(config: IPUConfig, plan: BatchPlan) -> bool:
+    options = config.build_inference_options(plan)
+    return bool(options.output_mode == poptorch.OutputMode.All.value)
 
 
 def inference_plan(
     module: torch.nn.Module,
     config: IPUConfig,
     batch_size: int,
+    *,
     rows_in_one_call: int | None = None,
+    inference_iterations: int | None = None,
 ) -> tuple[BatchPlan, poptorch.Options]:
     """The factors of a call that evaluates or predicts, and PopTorch's options.
 
@@ -92,18 +166,30 @@ def inference_plan(
         batch_size: Samples of one pass over all replicas.
         rows_in_one_call: Samples that one call takes, if the config leaves the
             micro-batch open; None to go by the batch size.
+        inference_iterations: Passes of a call, if the config leaves them open.
 
     Raises:
         ConfigError: The replicas don't divide the batch size.
     """
-    count = config.process.count
-    stages = own_stages(module, config.inference_config)
-    plan = config.inference_plan(-(-batch_size // count) * count, stages)
+    plan = _plan(module, config, batch_size, inference_iterations)
     if rows_in_one_call is not None and config.micro_batch_size is None:
         num_micro_batches = plan.micro_batches_per_call * plan.processes
         micro_batch_size = -(-rows_in_one_call // num_micro_batches)
         plan = replace(plan, micro_batch_size=micro_batch_size)
     return plan, config.build_inference_options(plan)
+
+
+def _plan(
+    module: torch.nn.Module,
+    config: IPUConfig,
+    batch_size: int,
+    inference_iterations: int | None,
+) -> BatchPlan:
+    count = config.process.count
+    stages = own_stages(module, config.inference_config)
+    size = -(-batch_size // count) * count
+    plan: BatchPlan = config.inference_plan(size, stages, inference_iterations)
+    return plan
 
 
 def inference_batches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 
 from ipufit import _env
 from ipufit import checkpoint as files
@@ -13,6 +13,7 @@ from ipufit.callbacks import History, ProgressDisplay
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import Epochs, TrainingBatches
 from ipufit.engine import Evaluation, Training, describe_coverage, train
+from ipufit.errors import ConfigError
 from ipufit.resume import Snapshot, described, epochs_to_go
 from ipufit.state import RunState
 
@@ -167,3 +168,19 @@ def _prepare(plan: FitPlan, state: RunState, display: ProgressDisplay) -> None:
         state.directions.update(plan.validation.figures.directions)
     plan.training.prepare(plan.batches, display)
     state.directions.update(plan.training.figures.directions)
+    if plan.validation is not None:
+        _refuse_names_of_validation(plan.training.figures.names)
+
+
+def _refuse_names_of_validation(names: Sequence[str]) -> None:
+    """Refuse figures of the training that History would take for the validation's.
+
+    Raises:
+        ConfigError: The name of one begins with `val_`.
+    """
+    for name in names:
+        if name.startswith("val_"):
+            raise ConfigError(
+                f"The training reports {name!r}, and fit() puts val_ in front of the "
+                "figures of validation_data. Give the scalar or metric another name."
+            )

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from functools import partial
 from typing import Any, Mapping, Sequence
 
 from ipufit.batching import BatchPlan, check_count, check_positive
@@ -25,7 +27,7 @@ from ipufit.errors import (
     DroppedRowsWarning,
     EmptyUpdatesWarning,
 )
-from ipufit.resume import check_same_run, find_checkpoint, numeric_settings
+from ipufit.resume import calls_done, check_same_run, find_checkpoint, numeric_settings
 from ipufit.types import PathLike, Verbose
 
 from .evaluating import evaluation_of, rows_to_evaluate, warn_of_coverage
@@ -33,6 +35,7 @@ from .fit_plan import FitPlan, run
 from .parts import Model, settings_of
 from .synthetic import instrumented
 from .training import training_of
+from .updates_per_call import updates_per_call
 
 
 def fit(
@@ -145,6 +148,14 @@ def fit(
     )
     self._data.target_columns = column_names(y) or ()
     checkpoint = find_checkpoint(resume, callbacks)
+    arguments = {
+        "shuffle": shuffle,
+        "drop_last": drop_last,
+        "class_weight": class_weight,
+        "steps_per_epoch": steps_per_epoch,
+        "validation_updates": validation_updates,
+        **numeric_settings(self.config),
+    }
     training, batches = training_of(
         self,
         source,
@@ -155,13 +166,16 @@ def fit(
         checkpoint=checkpoint,
         watched=CallbackList(callbacks).watched_gradients(self.module),
         instruments=asked,
+        choose=partial(
+            updates_per_call, self, source, callbacks, asked, checkpoint, arguments
+        ),
     )
-    done = 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
-    calls = Epochs(batches, training.plan, steps_per_epoch, len(epochs_to_come), done)
+    lengths = steps_per_epoch, len(epochs_to_come), calls_done(checkpoint)
+    calls = Epochs(batches, training.plan, *lengths)
     every = _validation_calls(validation_updates, training.plan, validation_source)
     times = sum(epochs_to_come.values()) + (2 if every else 0)
-    size = validation_batch_size, validation_steps
-    validation = _validation_of(self, validation_source, *size, training, times)
+    size = validation_batch_size, validation_steps, times
+    validation = _validation_of(self, validation_source, *size, training, callbacks)
     plan = FitPlan(
         training=training,
         batches=batches,
@@ -171,30 +185,36 @@ def fit(
         validation_calls=every,
         callbacks=callbacks,
         checkpoint=checkpoint,
-        arguments={
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "class_weight": class_weight,
-            "steps_per_epoch": steps_per_epoch,
-            "validation_updates": validation_updates,
-            **numeric_settings(self.config),
-        },
+        arguments=arguments,
         settings=settings.in_words,
         params={"verbose": verbose, "epochs": epochs},
     )
-    if checkpoint is not None:
-        check_same_run(checkpoint, training, source.num_samples, plan.in_words)
+    check_same_run(checkpoint, training, source.num_samples, plan.in_words)
     _warn_of_tail(self, batches, training.plan)
     warn_of_coverage(training.options, training.plan, "fit")
     if validation is not None:
         warn_of_coverage(validation.options, validation.plan, "fit's validation")
     left_out = batches.num_dropped, batches.num_empty_updates
     history = run(self, plan)
-    if (batches.num_dropped, batches.num_empty_updates) != left_out:
-        # Only the end of a stream tells how many samples don't fill a call.
-        history.dropped_samples = batches.num_dropped or 0
-        _warn_of_tail(self, batches, training.plan)
+    _end_stream(self, plan, history, left_out)
     return history
+
+
+def _end_stream(
+    model: Model, plan: FitPlan, history: History, before: tuple[int | None, int]
+) -> None:
+    """Say how many samples didn't fill a call, if only the end of a stream told that.
+
+    Args:
+        model: The model.
+        plan: The plan of the run that has ended.
+        history: Its history.
+        before: Numbers of samples left out, and of empty updates, before the run.
+    """
+    batches = plan.batches
+    if (batches.num_dropped, batches.num_empty_updates) != before:
+        history.dropped_samples = batches.num_dropped or 0
+        _warn_of_tail(model, batches, plan.training.plan, stacklevel=4)
 
 
 def _validation_of(
@@ -202,8 +222,9 @@ def _validation_of(
     source: Source | None,
     batch_size: int | None,
     steps: int | None,
-    training: Training,
     num_validations: int,
+    training: Training,
+    callbacks: CallbackLike,
 ) -> Evaluation | None:
     """The validation of a fit; a generator without `steps` can be gone through once.
 
@@ -230,6 +251,7 @@ def _validation_of(
         "validation_data",
         "validate",
         instruments=training.instruments,
+        callbacks=callbacks,
     )
 
 
@@ -259,19 +281,24 @@ def _validation_calls(
     return calls
 
 
-def _warn_of_tail(model: Model, batches: TrainingBatches, plan: BatchPlan) -> None:
+def _warn_of_tail(
+    model: Model, batches: TrainingBatches, plan: BatchPlan, stacklevel: int = 3
+) -> None:
     """Warn of samples that are left out, and of updates without any."""
     if not model.processes.is_first:
         return
     if batches.num_dropped:
         total = batches.source.num_samples
         of = "" if total is None else f" of {total}"
+        is_of_update = batches.num_dropped < plan.batch_size
+        what = replace(plan, device_iterations=1) if is_of_update else plan
         warnings.warn(
             f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
-            f"because they don't fill a call of {plan.describe()}. Choose factors that "
-            "divide the number of samples to use them all, or drop_last='pad'.",
+            f"because they don't fill a{'n update' if is_of_update else ' call'} of "
+            f"{what.describe()}. Choose factors that divide the number of samples to "
+            "use them all, or drop_last='pad'.",
             DroppedRowsWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
     if batches.num_empty_updates:
         warnings.warn(
@@ -279,7 +306,7 @@ def _warn_of_tail(model: Model, batches: TrainingBatches, plan: BatchPlan) -> No
             "the last call have padding only. Their gradients are zero, but momentum "
             "and weight decay go on. Fewer device_iterations avoid it.",
             EmptyUpdatesWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Sequence
+import itertools
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from torch import Tensor
 
@@ -13,7 +14,14 @@ from ipufit._tree import tree_map
 from ipufit.callbacks import ProgressDisplay
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import InferenceBatches, Source, as_source, column_names
-from ipufit.engine import give_shapes, joined, predictions
+from ipufit.engine import (
+    Remarking,
+    give_shapes,
+    in_passes,
+    joined,
+    predictions,
+    remark_on_passes,
+)
 from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
 from ipufit.types import Logs, Verbose
@@ -24,6 +32,7 @@ from .evaluating import (
     figures_of,
     inference_batches,
     inference_plan,
+    plan_of_calls,
     rows_to_evaluate,
     warn_of_coverage,
 )
@@ -74,7 +83,7 @@ def evaluate(
     )
     self._data.target_columns = column_names(y) or ()
     size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
-    test = evaluation_of(self, source, size, max_rows)
+    test = evaluation_of(self, source, size, max_rows, callbacks=callbacks)
     if _env.compile_only() is not None:
         compile_only.compiled(self, "inference", test.plan, test.options, test.prepare)
         return compile_only.unknown(test.figures.objective, return_dict)
@@ -138,12 +147,40 @@ def predict(
         left_out=(*self._data.target_columns, *(columns or ())),
     )
     size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
-    parts = outputs_of_calls(self, source, size, max_rows, callbacks, verbose)
+    outputs = outputs_of_calls(
+        self, source, size, max_rows, callbacks, verbose, may_choose=not stream
+    )
     if stream and gather and self.processes.are_several:
-        return (joined(self.processes.gathered(_plain(part))) for part in parts)
+        return (
+            outputs.in_order(self.processes.gathered(_plain(part)))
+            for part in outputs.parts
+        )
     if stream:
-        return parts
-    return whole_outputs(self, parts) if gather else joined(parts)
+        return outputs.parts
+    return whole_outputs(self, outputs) if gather else joined(outputs.parts)
+
+
+class OutputsOfCalls(NamedTuple):
+    """The outputs of a run of predictions.
+
+    Attributes:
+        parts: The outputs of this process, call by call, as they are asked for; nested
+            as the module returns them.
+        rows_per_pass: Rows of one process in a forward pass.
+    """
+
+    parts: Iterator[Any]
+    rows_per_pass: int
+
+    def in_order(self, of_processes: Sequence[Any]) -> Any:
+        """The outputs of a call in the order of the samples: they divide each pass.
+
+        Args:
+            of_processes: Outputs of each process.
+        """
+        cut_up = [in_passes(part, self.rows_per_pass) for part in of_processes]
+        of_passes = itertools.zip_longest(*cut_up)
+        return joined(part for one in of_passes for part in one if part is not None)
 
 
 def outputs_of_calls(
@@ -154,8 +191,10 @@ def outputs_of_calls(
     callbacks: CallbackLike = None,
     verbose: Verbose = 0,
     rows_in_one_call: int | None = None,
-) -> Iterator[Any]:
-    """Check a run of predictions, and give its outputs as they are asked for.
+    *,
+    may_choose: bool = False,
+) -> OutputsOfCalls:
+    """Check a run of predictions, which is made as its outputs are asked for.
 
     Args:
         model: The model.
@@ -165,17 +204,24 @@ def outputs_of_calls(
         callbacks: As for `fit`.
         verbose: As for `fit`.
         rows_in_one_call: As for `inference_plan`.
-
-    Returns:
-        The outputs of one call after the other, nested as the module returns them.
+        may_choose: Whether calls may have more passes than the config gives them, if
+            it leaves them open.
 
     Raises:
         ConfigError: The own inference options don't return every row.
     """
     give_shapes(model.module, source)
-    plan, options = inference_plan(
-        model.module, model.config, batch_size, rows_in_one_call
-    )
+    inferred = predicted(model)
+    choice = None
+    if may_choose:
+        plan, options, choice = plan_of_calls(
+            model, source, batch_size, max_rows, inferred, callbacks, "predict"
+        )
+    else:
+        plan, options = inference_plan(
+            *(model.module, model.config, batch_size),
+            rows_in_one_call=rows_in_one_call,
+        )
     if options.output_mode != poptorch.OutputMode.All.value:
         raise ConfigError(
             "predict() needs every row, and inference_options ask for OutputMode."
@@ -185,9 +231,9 @@ def outputs_of_calls(
     batches = inference_batches(model, source, plan, options, max_rows)
 
     def prepare(display: ProgressDisplay) -> None:
-        model._executors.prepare_inference(
-            batches, plan, options, display, predicted(model)
-        )
+        if choice is not None:
+            display = Remarking(display, remark_on_passes(choice))
+        model._executors.prepare_inference(batches, plan, options, display, inferred)
 
     if _env.compile_only() is not None:
         compile_only.compiled(model, "inference", plan, options, prepare)
@@ -203,20 +249,20 @@ def outputs_of_calls(
             finally:
                 batches.close()
 
-    return run_to_the_end()
+    return OutputsOfCalls(run_to_the_end(), plan.samples_per_update)
 
 
-def whole_outputs(model: Model, parts: Iterable[Any]) -> Any:
+def whole_outputs(model: Model, outputs: OutputsOfCalls) -> Any:
     """The outputs of all processes in one, in the order of the samples.
 
     Args:
         model: The model.
-        parts: The outputs of this process, call by call.
+        outputs: The outputs of this process.
     """
     if not model.processes.are_several:
-        return joined(parts)
-    of_processes = model.processes.gathered([_plain(part) for part in parts])
-    return joined(part for of_one_call in zip(*of_processes) for part in of_one_call)
+        return joined(outputs.parts)
+    of_processes = model.processes.gathered([_plain(part) for part in outputs.parts])
+    return joined(map(outputs.in_order, zip(*of_processes)))
 
 
 def _plain(outputs: Any) -> Any:

@@ -19,6 +19,7 @@ from ipufit.errors import ConfigError
 from ipufit.optimizers import WeightAverage
 
 from . import (
+    batch_planning,
     batches,
     benchmarking,
     building,
@@ -114,6 +115,7 @@ class IPUModel:
     train_on_batch = batches.train_on_batch
     test_on_batch = batches.test_on_batch
     predict_on_batch = batches.predict_on_batch
+    batch_plan = batch_planning.batch_plan
     build = building.build
     benchmark = benchmarking.benchmark
     lr_find = rate_finding.lr_find

@@ -12,7 +12,14 @@ from ipufit.callbacks import CallbackList, History
 from ipufit.config import IPUConfig
 from ipufit.data import Source
 from ipufit.distributed import Processes
-from ipufit.engine import Counterparts, Executors, Figures, Inferred, Objective
+from ipufit.engine import (
+    Counterparts,
+    Executors,
+    Figures,
+    Inferred,
+    Objective,
+    OutputSize,
+)
 from ipufit.errors import NotCompiledError
 from ipufit.mixing import Mixing
 from ipufit.optimizers import Optimization, WeightAverage
@@ -56,6 +63,8 @@ class Runs:
         snapshot: Takes checkpoints of the `fit` under way; None between fits.
         batch_loop: The optimiser that `train_on_batch` goes on with; None if a `fit`
             came since, after which schedules begin anew.
+        output_sizes: Sizes of the outputs of computations that were looked at since
+            `compile`, each after all that it depends on; None if unknown.
     """
 
     def __init__(self) -> None:
@@ -63,6 +72,7 @@ class Runs:
         self.hooks: CallbackList | None = None
         self.snapshot: Snapshot | None = None
         self.batch_loop: Optimization | None = None
+        self.output_sizes: list[tuple[Any, OutputSize | None]] = []
 
 
 @dataclass

@@ -80,7 +80,8 @@ def update_bn(
     _measure(other.module, rows)
     totals: dict[str, Tensor] = {}
     count = 0
-    for part in outputs_of_calls(other, source, size, max_rows, verbose=verbose):
+    outputs = outputs_of_calls(other, source, size, max_rows, verbose=verbose)
+    for part in outputs.parts:
         for name, values in part.items():
             whole = len(values) // rows * rows
             sums = values[:whole:rows].double().sum(0)

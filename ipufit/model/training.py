@@ -3,19 +3,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from ipufit import checkpoint as files
+from ipufit._poptorch import poptorch
+from ipufit.batching import BatchPlan
 from ipufit.config import NO_INSTRUMENTS, Instruments
 from ipufit.data import Position, Source, TrainingBatches
 from ipufit.engine import Objective, Training, WatchedGradients, give_shapes
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.optimizers import check_covers
 from ipufit.placement import own_stages
+from ipufit.planning import Choice
 from ipufit.resume import position_of
 
 from .evaluating import check_processes, loading_of, require_targets
 from .parts import Model, settings_of
+from .updates_per_call import update_plan
+
+Choose = Callable[[BatchPlan], Optional[Choice]]
+"""Chooses the updates of a call for the factors of one; None keeps those factors."""
+
+
+def _one_update(plan: BatchPlan) -> None:
+    """Leave a plan as the config has it."""
 
 
 def training_of(
@@ -30,6 +42,7 @@ def training_of(
     watched: Sequence[str] = (),
     instruments: Instruments = NO_INSTRUMENTS,
     num_passes: int | None = None,
+    choose: Choose = _one_update,
 ) -> tuple[Training, TrainingBatches]:
     """The training of a compiled model on data, and the calls of a pass.
 
@@ -46,6 +59,8 @@ def training_of(
         watched: Names of parameters whose gradients come back.
         instruments: Settings that this run adds to those of the config.
         num_passes: Number of the next pass over the data; None for that of the model.
+        choose: Chooses the updates of a call, where the config leaves them open; by
+            default it is one.
 
     Raises:
         ConfigError: The optimiser lacks a weight, or the batch size a factor.
@@ -60,10 +75,7 @@ def training_of(
     check_covers(optimization.optimizer, model.module)
     require_targets(source, settings.objective, "x", "train")
     _check_weighting(settings.objective, class_weight, drop_last)
-    if batch_size is None and config.micro_batch_size is None:
-        batch_size = source.batch_size
-    stages = own_stages(model.module, config)
-    plan = config.training_plan(batch_size, stages)
+    plan = update_plan(model, source, batch_size)
     check_processes(model, plan)
     if checkpoint is None:
         number = model._data.num_passes if num_passes is None else num_passes
@@ -77,15 +89,16 @@ def training_of(
             "device knows what it has multiplied them by. Use a fixed loss_scaling."
         )
     gradients = WatchedGradients.of(model.module, watched)
-    options = config.build_training_options(
-        plan,
-        own_stages=stages,
-        sums_gradients=settings.objective.is_sum,
-        returns_outputs=settings.objective.is_streamed,
-        scales_automatically=optimization.automatic_loss_scaling,
-        divides_early=optimization.needs_running_mean,
-        anchors=gradients.anchors,
-    )
+    choice = choose(plan)
+    plan = _with(plan, choice)
+    options = _options(model, plan, gradients)
+    is_chosen = choice is not None and checkpoint is None
+    if is_chosen and plan.device_iterations > 1 and not _returns_all(options):
+        mode = poptorch.OutputMode(options.output_mode).name
+        asks = "gradients are watched" if watched else f"customize asks for {mode}"
+        choice = Choice(1, asks)
+        plan = _with(plan, choice)
+        options = _options(model, plan, gradients)
     instruments.set_training(options, config)
     batches = TrainingBatches(
         source,
@@ -110,8 +123,34 @@ def training_of(
         settings.average,
         gradients,
         instruments,
+        choice,
     )
     return training, batches
+
+
+def _with(plan: BatchPlan, choice: Choice | None) -> BatchPlan:
+    return plan if choice is None else replace(plan, device_iterations=choice.value)
+
+
+def _options(
+    model: Model, plan: BatchPlan, gradients: WatchedGradients
+) -> poptorch.Options:
+    """PopTorch's options for the training of a compiled model."""
+    settings, config = settings_of(model), model.config
+    optimization = settings.optimization
+    return config.build_training_options(
+        plan,
+        own_stages=own_stages(model.module, config),
+        sums_gradients=settings.objective.is_sum,
+        returns_outputs=settings.objective.is_streamed,
+        scales_automatically=optimization.automatic_loss_scaling,
+        divides_early=optimization.needs_running_mean,
+        anchors=gradients.anchors,
+    )
+
+
+def _returns_all(options: poptorch.Options) -> bool:
+    return bool(options.output_mode == poptorch.OutputMode.All.value)
 
 
 def _check_weighting(

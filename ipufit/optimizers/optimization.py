@@ -23,6 +23,7 @@ from .resolve_rates import (
 )
 from .settable import make_settable
 from .spec import Optimizer
+from .swa import SWA
 from .torch_rates import TorchRates
 
 
@@ -107,6 +108,31 @@ class Optimization:
     def schedules(self) -> dict[str, str]:
         """The schedules of other values of parameter groups, in words, by name."""
         return {name: rates.describe() for name, rates in self._schedules.items()}
+
+    @property
+    def moves_per_update(self) -> str:
+        """Why the host has something to do after each update; empty if it hasn't.
+
+        Example:
+            >>> module = torch.nn.Linear(2, 1)
+            >>> resolve_optimization("sgd", None, module).moves_per_update
+            ''
+            >>> spec = Optimizer("sgd", ema_momentum=0.9)
+            >>> resolve_optimization(spec, None, module).moves_per_update
+            'weights are averaged after each update'
+        """
+        scheduled = [n for n, rates in self._schedules.items() if rates.is_per_update]
+        if self._rates.is_per_update:
+            scheduled.insert(0, "learning rate")
+        if scheduled:
+            return f"a schedule sets the {' and the '.join(scheduled)} of each update"
+        if self._ramp is not None or self.automatic_loss_scaling:
+            return "the loss scaling may change with each update"
+        if isinstance(self.averaging, SWA) and self.averaging.unit == "epochs":
+            return ""
+        if self.averaging is not None:
+            return "weights are averaged after each update"
+        return ""
 
     @property
     def needs_total(self) -> bool:

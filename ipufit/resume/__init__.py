@@ -6,7 +6,7 @@ from __future__ import annotations
 from .finding import find_checkpoint
 from .same_run import check_same_run
 from .settings import compiled_settings, described, numeric_settings
-from .snapshot import Snapshot, check_has_run, epochs_to_go, position_of
+from .snapshot import Snapshot, calls_done, check_has_run, epochs_to_go, position_of
 from .trained import (
     TrainedState,
     check_weights,
@@ -16,6 +16,7 @@ from .trained import (
 __all__ = [
     "Snapshot",
     "TrainedState",
+    "calls_done",
     "check_has_run",
     "check_same_run",
     "check_weights",

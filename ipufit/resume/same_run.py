@@ -19,7 +19,7 @@ _SEEDED = "samples seeded one by one"  # a setting that depends on processes
 
 
 def check_same_run(
-    checkpoint: files.Checkpoint,
+    checkpoint: files.Checkpoint | None,
     training: Training,
     num_samples: int | None,
     settings: Mapping[str, str],
@@ -30,7 +30,7 @@ def check_same_run(
     update has as many samples.
 
     Args:
-        checkpoint: From `Snapshot.take`.
+        checkpoint: From `Snapshot.take`; None for a new run, which may have any.
         training: Training of the run that is to go on.
         num_samples: Number of samples in the data; None if unknown.
         settings: Further settings of the run, in words.
@@ -42,6 +42,8 @@ def check_same_run(
     Warns:
         OtherLayoutWarning: What can't go on as it would have.
     """
+    if checkpoint is None:
+        return
     saved, now = BatchPlan(**checkpoint.state["plan"]), training.plan
     odd = [
         f"{name} was {getattr(saved, name)} and is {getattr(now, name)}"

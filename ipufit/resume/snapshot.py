@@ -276,6 +276,11 @@ def position_of(checkpoint: files.Checkpoint) -> Position:
     return Position(int(number), int(calls))
 
 
+def calls_done(checkpoint: files.Checkpoint | None) -> int:
+    """The calls that an interrupted run has made of its epoch; 0 for a new run."""
+    return 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
+
+
 def epochs_to_go(
     epochs: Mapping[int, bool],
     snapshot: Snapshot,

@@ -12,7 +12,14 @@ import sys
 import pytest
 import torch
 
-from ipufit import BackupAndRestore, Callback, ConfigError, History, IPUModel
+from ipufit import (
+    BackupAndRestore,
+    Callback,
+    ConfigError,
+    History,
+    IPUConfig,
+    IPUModel,
+)
 from ipufit.callbacks import (
     CallbackList,
     CSVLogger,
@@ -272,7 +279,7 @@ def test_sigterm_is_heard_after_an_evaluation_with_the_same_callback(tmp_path):
     x = torch.zeros(4, 1)
     before = signal.getsignal(signal.SIGTERM)
     backup = BackupAndRestore(tmp_path / "run")
-    model = IPUModel(torch.nn.Linear(1, 1))
+    model = IPUModel(torch.nn.Linear(1, 1), IPUConfig(device_iterations=1))
     model.compile("sgd", "mse")
     model.fit(x, x, 2, epochs=5, verbose=0, callbacks=[backup, Evaluate()])
     assert model.num_updates == 1

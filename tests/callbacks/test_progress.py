@@ -380,11 +380,15 @@ def test_a_fit_with_lines_prints_them_to_standard_output(capsys):
     lines = [re.sub(r"[\d.]+s", "_s", line) for line in out.splitlines()]
     assert [line.split(" - ")[0] for line in lines] == [
         "Compiled the inference program in _s",
-        "Compiled the training program in _s",
+        "Compiled the training program in _s: 1 update per call (device_iterations "
+        "left open); not more because no larger number divides the one update of an "
+        "epoch",
         "Epoch 1/2",
         "1/1",
         "Epoch 2/2",
         "1/1",
+        "Compiled the inference program in _s: 2 passes per call (inference_iterations "
+        "left open); not more because one call takes all 2",
         "2/2",
         "2/2",
     ]

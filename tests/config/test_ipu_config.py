@@ -24,7 +24,6 @@ def training_options(**settings):
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"gradient_accumulation": -3}, "gradient_accumulation=-3"),
         ({"replicas": True}, "replicas=True"),
-        ({"device_iterations": None}, "device_iterations=None"),
         ({"device_iterations": 2.5}, r"device_iterations=2\.5"),
         (
             {"precision": "bf16"},
@@ -82,7 +81,7 @@ def test_the_options_of_training_follow_the_plan():
     assert options.device_iterations == 3
     assert options.replication_factor == 2
     assert options.Training.gradient_accumulation == 4
-    assert options.output_mode == poptorch.OutputMode.Sum.value
+    assert options.output_mode == poptorch.OutputMode.All.value
     assert not options.broadcast_buffers
 
 
@@ -192,7 +191,7 @@ def test_own_options_are_taken_whole():
     assert (plan.device_iterations, plan.replicas) == (4, 2)
     assert (plan.gradient_accumulation, plan.micro_batch_size) == (3, 5)
     assert config.build_training_options(plan).output_mode == (
-        poptorch.OutputMode.Sum.value
+        poptorch.OutputMode.All.value
     )
 
 

@@ -86,3 +86,28 @@ def fitted(
         "evaluated": model.evaluate(x, y, verbose=0),
         "predicted": model.predict(x[:21], verbose=0).numpy(),
     }
+
+
+def left_open(iterations, form="arrays", **compiled):
+    """A fit in which processes choose the updates of a call, or are told them."""
+    torch.manual_seed(3)
+    network = torch.nn.Sequential(Network(), torch.nn.Dropout(0.2))
+    config = ipufit.IPUConfig(seed=5, device_iterations=iterations)
+    model = ipufit.IPUModel(network, config)
+    model.compile("adam", "cross_entropy", metrics=["accuracy"], **compiled)
+    x, y, _ = samples()
+    times = 16 if form == "loader" else 1  # a short pass isn't shared by large calls
+    data = torch.utils.data.TensorDataset(x.repeat(times, 1), y.repeat(times))
+    if form == "loader":
+        data = torch.utils.data.DataLoader(data, BATCH, shuffle=True)
+    is_second = distributed.get_process_info().index == 1
+    hears = [ipufit.TerminateOnNaN()] if form == "heard by one" and is_second else []
+    history = model.fit(
+        data, batch_size=BATCH, epochs=2, verbose=0, drop_last="pad", callbacks=hears
+    )
+    weights = [w.detach().numpy() for w in network.state_dict().values()]
+    return {
+        "history": history.history,
+        "weights": weights,
+        "iterations": model._executors._training.executor.options.device_iterations,
+    }

@@ -367,6 +367,15 @@ def test_an_error_of_a_callback_passes_and_train_end_does_not_come():
 # Losses that are no numbers -------------------------------------------------------
 
 
+@pytest.mark.parametrize("updates", [1, 2, 5])
+def test_the_update_after_which_the_loss_is_no_number_is_named(updates):
+    x, y = torch.cat([X] * 5), torch.cat([Y] * 5)
+    x[26] = math.inf  # in the update of samples 24 to 27
+    model = make_model(IPUConfig(device_iterations=updates))
+    with pytest.warns(NonFiniteLossWarning, match=r"is (inf|nan) .* at update 6\. "):
+        model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_is_reported_and_not_hidden(bad):
     x = X.clone()

@@ -111,7 +111,7 @@ def fit(path, compiled=None, resume=None, module=None, **fitted):
         ({}, {"shuffle": False}, "shuffle was True and is False"),
         ({}, {"drop_last": "pad"}, "drop_last was True and is 'pad'"),
         ({}, {"class_weight": {0: 2.0}}, r"class_weight was None and is \{0: 2\.0\}"),
-        ({}, {"steps_per_epoch": 3}, "steps_per_epoch was None and is 3"),
+        ({}, {"steps_per_epoch": 4}, "steps_per_epoch was None and is 4"),
     ],
 )
 def test_a_run_with_other_settings_does_not_go_on(tmp_path, compiled, fitted, said):

@@ -7,7 +7,7 @@ import copy
 import itertools
 import math
 from functools import partial
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ipufit.scalars import Scalars
 from ipufit.types import Logs
 
 from .objective import Objective, shapes_in_errors
+from .sums import Sums, running_sums
 
 
 class Entry(NamedTuple):
@@ -94,35 +95,6 @@ def vector_of(
     return torch.cat([in_float32(detached(s)) for s in (count, *sums)]), tuple(entries)
 
 
-class Sums(NamedTuple):
-    """The sums of figures so far, of one process or of all.
-
-    Attributes:
-        vector: The sum of all vectors, float64; None without any.
-        extra: Total and number of rows of each figure that no vector holds, by name.
-    """
-
-    vector: Tensor | None
-    extra: Mapping[str, Sequence[float]]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Sums]) -> Sums:
-        """Add up the sums of all processes.
-
-        Example:
-            >>> one = Sums(torch.ones(2), {"loss": (3.0, 1.0)})
-            >>> Sums.joined([one, Sums(None, {"loss": (1.0, 1.0)})])
-            Sums(vector=tensor([1., 1.]), extra={'loss': [4.0, 2.0]})
-        """
-        vectors = [part.vector for part in parts if part.vector is not None]
-        extra: dict[str, list[float]] = {}
-        for part in parts:
-            for name, pair in part.extra.items():
-                before = extra.setdefault(name, [0.0, 0.0])
-                extra[name] = [one + other for one, other in zip(before, pair)]
-        return cls(torch.stack(vectors).sum(dim=0) if vectors else None, extra)
-
-
 class Figures:
     """Loss, metrics and logged scalars over the samples of an epoch or evaluation.
 
@@ -148,6 +120,7 @@ class Figures:
         self._entries: tuple[Entry, ...] = ()
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
+        self._partial: Tensor | None = None
         self._extra: dict[str, list[float]] = {}
         self.reset()
 
@@ -160,6 +133,11 @@ class Figures:
         if self._extra:
             _refuse_twins([*(entry.name for entry in entries), *self._extra])
         self._entries = entries
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the figures that a traced program gives."""
+        return [entry.name for entry in self._entries]
 
     @property
     def _size(self) -> int:
@@ -210,7 +188,7 @@ class Figures:
 
     def reset(self) -> None:
         """Forget all that was added."""
-        self._sums = None
+        self._sums = self._partial = None
         self._extra = {}
         self._unstreamed = []
         for measure in self.objective.measures:
@@ -218,11 +196,19 @@ class Figures:
                 measure.metric.reset()
 
     def add(self, vectors: Tensor) -> None:
-        """Add the vectors of any number of micro-batches, in one tensor."""
-        rows = vectors.detach().to(torch.float64)
-        if len(rows) != self._size:
-            rows = rows.reshape(-1, self._size).sum(dim=0)
-        self._sums = rows if self._sums is None else self._sums.add_(rows)
+        """Add the vectors of any number of micro-batches, in one tensor.
+
+        They are added one after the other. So the sums have the same bits, however many
+        micro-batches come at once.
+        """
+        self._partial = None
+        if len(vectors) == self._size:
+            if self._sums is None:
+                self._sums = torch.zeros(self._size, dtype=torch.float64)
+            self._sums.add_(vectors.detach())
+            return
+        self._partial = running_sums(self._sums, vectors.detach(), self._size)
+        self._sums = self._partial[-1].clone()
 
     def add_means(self, scalars: Mapping[str, float], rows: int) -> None:
         """Add means over a number of samples, which no vector holds."""
@@ -306,6 +292,21 @@ class Figures:
         if self._sums is None or entry is None or entry.name != "loss":
             return self._summed(self.sums()).get("loss", math.nan)
         return float(entry.result(self._sums[1 : 1 + entry.size]))  # type: ignore[misc]
+
+    def losses(self, parts: int) -> list[float]:
+        """The loss so far after each of so many equal parts of what was added last.
+
+        Args:
+            parts: Number of parts, such as the updates of a call; 1 if what was added
+                last doesn't divide into as many.
+        """
+        entry = self._entries[0] if self._entries else None
+        partial = self._partial
+        if partial is None or len(partial) % parts or not (entry and entry.result):
+            return [self.loss]
+        every = len(partial) // parts
+        sums = partial[every - 1 :: every, 1 : 1 + entry.size]
+        return [float(entry.result(one)) for one in sums]
 
     def _summed(self, sums: Sums) -> Logs:
         values: Logs = {}

@@ -48,6 +48,36 @@ def test_any_division_into_batches_gives_the_same(sizes, at_once):
     assert mine.logs() == pytest.approx(expected, rel=1e-5)
 
 
+@given(st.data())
+def test_sums_have_the_same_bits_in_any_division_into_calls(data):
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    outputs = torch.randn(sum(sizes), 1, generator=generator).exp()
+    one, other = figures("mse", None, ["mae"]), figures("mse", None, ["mae"])
+    vectors = [vector(one, o, torch.zeros(1, 1)) for o in outputs.split(1)]
+    vector(other, outputs[:1], torch.zeros(1, 1))  # for its entries
+    for each in vectors:
+        one.add(each)
+    at = 0
+    for size in sizes:
+        other.add(torch.cat(vectors[at : at + size]))
+        at += size
+    assert one.logs() == other.logs()
+    assert torch.equal(one.sums().vector, other.sums().vector)
+
+
+def test_the_loss_after_each_part_of_a_call_is_known():
+    mine = figures("mse", None, None)
+    one = vector(mine, torch.ones(1, 1), torch.zeros(1, 1))
+    bad = vector(mine, torch.full((1, 1), math.inf), torch.zeros(1, 1))
+    mine.add(torch.cat([one, one, bad, one]))
+    assert mine.losses(4) == [1.0, 1.0, math.inf, math.inf]
+    assert mine.losses(2) == [1.0, math.inf]
+    assert mine.losses(3) == [math.inf]  # three parts there aren't
+    mine.add(one)
+    assert mine.losses(1) == [math.inf]
+
+
 def test_padding_does_not_count():
     x, y = reference.samples(6)
     outputs = reference.network()(x).detach()

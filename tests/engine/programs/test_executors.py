@@ -456,7 +456,7 @@ def test_the_optimizer_is_sent_only_when_it_changed(monkeypatch):
 
     monkeypatch.setattr(poptorch.PoplarExecutor, "setOptimizer", spy)
     x, y = reference.samples(128)
-    model = make_model(optimizer="sgd")
+    model = make_model(config=IPUConfig(device_iterations=1), optimizer="sgd")
     fit(model, x, y, epochs=2)
     fit(model, x, y)
     assert sent == []

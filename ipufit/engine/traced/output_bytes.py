@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that outputs of a module take, found by a call for one sample."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from typing import Any, Iterable, NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from ipufit._tree import Structure
+from ipufit.data import HostRandomState, SampleStructure
+from ipufit.engine.objective.steps import Inferred, result_of_step
+from ipufit.engine.weights.modes import mode
+from ipufit.engine.weights.wrapping import unfetched, weights_of
+from ipufit.scalars import collected
+
+from .calling import call_module, call_step
+
+
+class OutputSize(NamedTuple):
+    """The results of a program for one micro-batch.
+
+    Attributes:
+        num_bytes: Bytes of all tensors that come back.
+        has_scalars: Whether scalars are among them: an own loss, or logged ones.
+    """
+
+    num_bytes: int
+    has_scalars: bool
+
+
+def output_size(
+    module: torch.nn.Module,
+    inferred: Inferred,
+    structure: SampleStructure,
+    example: Sequence[Tensor],
+) -> OutputSize | None:
+    """Call a module, or a step, with one sample of zeros.
+
+    A copy of the module is called whose weights are zeros, too: one number each, seen
+    in the shape of the weight. So this takes little memory and time, and the module and
+    all random states stay as they are. (Tensors of shapes alone, on the device "meta",
+    would have torch import its compiler, which takes a second.)
+
+    Args:
+        module: The user's module.
+        inferred: The computation of the program.
+        structure: Nesting of a batch.
+        example: Tensors of a micro-batch, of which only shapes and types count.
+
+    Returns:
+        None if the module can't be copied, or not be called with such tensors.
+
+    Example:
+        >>> from ipufit.data import as_source
+        >>> source = as_source(torch.zeros(8, 3))
+        >>> module, example = torch.nn.Linear(3, 5), source.example(4)
+        >>> output_size(module, Inferred(False), source.structure, example)
+        OutputSize(num_bytes=80, has_scalars=False)
+    """
+    before = HostRandomState()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # they come again when it is traced
+            copied = _of_zeros(module)
+            given = [_zeros_like(tensor[:1]) for tensor in example]
+            stack.enter_context(mode(copied, training=False))
+            stack.enter_context(torch.no_grad())
+            scalars = stack.enter_context(collected())
+            outputs = _called(copied, inferred, structure, given)
+            leaves = [*_leaves(outputs), *scalars.values()]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    except Exception:  # noqa: BLE001 - a user's code may raise anything
+        return None
+    finally:
+        before.put_back()
+    has_scalars = bool(scalars) or any(not tensor.dim() for tensor in tensors)
+    rows = len(example[0])
+    num_bytes = sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors)
+    return OutputSize(num_bytes, has_scalars)
+
+
+def _called(
+    module: torch.nn.Module,
+    inferred: Inferred,
+    structure: SampleStructure,
+    tensors: Sequence[Tensor],
+) -> Any:
+    """Everything that comes back from a module, or from a step."""
+    inputs, _ = structure.split(tensors)
+    if inferred.step is None:
+        return call_module(module, inputs)
+    if not inferred.takes_labels:
+        return call_step(inferred.step, module, inputs)
+    batch = structure.batch(inputs, tensors)
+    result = result_of_step(call_step(inferred.step, module, batch))
+    return result if inferred.gives_outputs else result.loss
+
+
+def _of_zeros(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose weights are zeros.
+
+    Whoever looks at a weight that PopTorch trains has it fetched from its device. So
+    only what `unfetched` reads is looked at.
+    """
+    memo: dict[int, Any] = {}
+    for weight in weights_of(module):
+        zeros = _zeros_like(weight)
+        if isinstance(weight, torch.nn.Parameter):
+            zeros = torch.nn.Parameter(zeros, requires_grad=False)
+        memo[id(weight)] = zeros
+    return copy.deepcopy(module, memo)
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    """One zero, seen in a shape; float16 becomes float32, of which it has all sums."""
+    dtype = unfetched(tensor, "dtype")
+    if dtype == torch.float16:
+        dtype = torch.float32
+    zeros: Tensor = torch.zeros((), dtype=dtype).expand(unfetched(tensor, "shape"))
+    return zeros
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    return Structure.of_outputs(outputs).flatten(outputs)
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes that the elements of tensors take.
+
+    Example:
+        >>> bytes_of([torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64)])
+        56
+    """
+    return sum(int(tensor.numel()) * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`batch_plan`: how `fit` would divide data into calls, without running anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ipufit.callbacks.base import CallbackLike
+from ipufit.config import NO_INSTRUMENTS
+from ipufit.config.plans import forward_stages
+from ipufit.data import as_source
+from ipufit.placement import own_stages
+from ipufit.planning import EpochPlan, nearest_batch_sizes
+
+from .parts import Model
+from .updates_per_call import update_plan, updates_per_call
+
+
+def batch_plan(
+    self: Model,
+    x: Any,
+    y: Any = None,
+    batch_size: int | None = None,
+    *,
+    callbacks: CallbackLike = None,
+    drop_last: bool | str = True,
+) -> EpochPlan:
+    """Say how `fit` with these arguments would divide the data, and run nothing.
+
+    Args:
+        x: Data as for `fit`.
+        y: Targets, as for `fit`.
+        batch_size: As for `fit`.
+        callbacks: Callbacks of the `fit` to come: those that hear each update ask for
+            calls of one.
+        drop_last: As for `fit`.
+
+    Returns:
+        Every factor, calls and updates of an epoch, the samples left over, and the
+        nearest batch sizes that leave none. Printed, it is a few lines.
+
+    Raises:
+        NotCompiledError: `compile` wasn't called.
+        ConfigError: The batch size is not made of its factors; the error names the
+            nearest that are.
+        DataError: Data that can't be used.
+
+    Example:
+        >>> import torch
+        >>> from ipufit import IPUConfig, IPUModel
+        >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
+        >>> model.compile("adamw", "cross_entropy")
+        >>> x, y = torch.rand(1000, 4), torch.randint(0, 3, (1000,))
+        >>> plan = model.batch_plan(x, y, batch_size=48)
+        >>> plan.updates, plan.dropped_samples, plan.nearest_batch_sizes
+        (20, 40, (8, 40, 200, 1000))
+    """
+    source = as_source(
+        x, y, num_workers=self.config.num_workers, processes=self.processes
+    )
+    plan = update_plan(self, source, batch_size)
+    choice = updates_per_call(
+        *(self, source, callbacks, NO_INSTRUMENTS, None),
+        {"drop_last": drop_last},
+        plan,
+    )
+    reason = ""
+    of_config = plan
+    if choice is not None:
+        reason = choice.reason
+        plan = replace(plan, device_iterations=choice.value)
+    own = own_stages(self.module, self.config)
+    derive = partial(self.config.training_plan, own_stages=own)
+    stages = 1
+    if self.config.is_pipelined and self.config.training_options is None:
+        stages = max(forward_stages(self.config), own)
+    is_padding = drop_last is not True
+    nearest: tuple[int, ...] = ()
+    if source.num_samples is not None and not is_padding:
+        nearest = nearest_batch_sizes(source.num_samples, of_config, derive)
+    return EpochPlan(
+        batch=plan,
+        num_samples=source.num_samples,
+        is_padding=is_padding,
+        stages=stages,
+        nearest_batch_sizes=nearest,
+        reason=reason,
+    )

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The updates of a training call, where the config leaves `device_iterations` open."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from ipufit import checkpoint as files
+from ipufit.batching import BatchPlan
+from ipufit.callbacks import CallbackList
+from ipufit.callbacks.base import CallbackLike
+from ipufit.config import Instruments
+from ipufit.data import Source, num_trained_on
+from ipufit.placement import own_stages
+from ipufit.planning import (
+    MOST_CALL_BYTES,
+    MOST_WORK,
+    Choice,
+    Limit,
+    chosen_device_iterations,
+)
+
+from .parts import Model, settings_of
+
+_FIGURE_BYTES = 4096
+"""Bytes that the figures of a micro-batch take, which a program makes known."""
+
+_LEAST_CALLS = 16
+"""Calls of a pass over samples that are loaded: some are loaded while others train."""
+
+
+def update_plan(model: Model, source: Source, batch_size: int | None) -> BatchPlan:
+    """The factors of a training call, of one update if nothing else is given.
+
+    Args:
+        model: The model.
+        source: The data.
+        batch_size: Samples of one update; None for those of the data's loader, or of
+            the config.
+
+    Raises:
+        ConfigError: The batch size is not made of its factors.
+    """
+    config = model.config
+    if batch_size is None and config.micro_batch_size is None:
+        batch_size = source.batch_size
+    return config.training_plan(batch_size, own_stages(model.module, config))
+
+
+def updates_per_call(
+    model: Model,
+    source: Source,
+    callbacks: CallbackLike,
+    instruments: Instruments,
+    checkpoint: files.Checkpoint | None,
+    arguments: Mapping[str, Any],
+    plan: BatchPlan,
+) -> Choice | None:
+    """Choose the updates of a call so that a `fit` is the same as with one of them.
+
+    The choice is the same in all processes, and depends on nothing but the arguments.
+
+    Args:
+        model: The model.
+        source: The data.
+        callbacks: As for `fit`.
+        instruments: Settings that the run adds to those of the config.
+        checkpoint: Checkpoint of the run to go on with, which keeps its number; None
+            for a new run.
+        arguments: Further arguments of `fit` by name; `drop_last`, `validation_split`,
+            `steps_per_epoch` and `validation_updates` count.
+        plan: The factors of one update.
+
+    Returns:
+        None if the config or its own options say how many.
+    """
+    config = model.config
+    if config.device_iterations is not None or config.training_options is not None:
+        return None
+    if checkpoint is not None:
+        begun = int(checkpoint.state["plan"]["device_iterations"])
+        return Choice(begun, "the run was begun with so many")
+    multiples, most = _of_callbacks(model, callbacks)
+    most += _of_settings(model, instruments)
+    count, size = source.num_certain, plan.batch_size
+    if count is not None and arguments.get("validation_split"):
+        count = num_trained_on(count, arguments["validation_split"])
+    updates = 0 if count is None else count // size
+    if count is None:
+        most.append(Limit(1, "the data doesn't say for certain how many samples come"))
+    else:
+        if arguments.get("drop_last", True) in ("pad", False):
+            updates = -(-count // size)
+        if not updates:
+            return Choice(1, "these data have fewer samples than an update")
+        span = "an epoch" if arguments.get("steps_per_epoch") is None else "a pass"
+        words = "one update" if updates == 1 else f"{updates} updates"
+        multiples.insert(0, Limit(updates, f"the {words} of {span}"))
+    for name in ("steps_per_epoch", "validation_updates"):
+        value = arguments.get(name)
+        if isinstance(value, int) and value > 0:  # what else it may be is refused later
+            multiples.append(Limit(value, f"{name}={value}"))
+    most += _of_memory(model, source, plan)
+    most += _of_loading(model, source, updates, size)
+    return chosen_device_iterations(multiples or [Limit(1, "one update")], most)
+
+
+def _of_callbacks(
+    model: Model, callbacks: CallbackLike
+) -> tuple[list[Limit], list[Limit]]:
+    """Numbers to be divided, and largest ones, for the callbacks of all processes."""
+    ends = CallbackList(callbacks).call_ends()
+    if model.processes.are_several:
+        everyone = model.processes.gathered(ends)
+        ends = [end for of_one in everyone for end in of_one]
+    ends = list(dict.fromkeys(ends))
+    multiples = [
+        Limit(every, f"the {every} updates that {name} counts")
+        for every, name in ends
+        if every > 1
+    ]
+    most = [Limit(1, f"{name} hears each update") for every, name in ends if every == 1]
+    return multiples, most
+
+
+def _of_settings(model: Model, instruments: Instruments) -> list[Limit]:
+    """Settings with which something happens after each update."""
+    settings = settings_of(model)
+    reasons = []
+    moves = settings.optimization.moves_per_update
+    if moves:
+        reasons.append(moves)
+    if settings.objective.is_streamed:
+        reasons.append("outputs come back for a streamed metric, and may be large")
+    if instruments.profiled_calls or model.config.profile_dir is not None:
+        reasons.append("the program is profiled")
+    return [Limit(1, reason) for reason in reasons]
+
+
+def _of_memory(model: Model, source: Source, plan: BatchPlan) -> list[Limit]:
+    """Bounds of what a call holds, and of how long it takes."""
+    rows = plan.samples_per_update
+    of_sample = sum(leaf.numel() * leaf.element_size() for leaf in source.first())
+    figures = _FIGURE_BYTES * plan.micro_batches_per_call
+    held = rows * of_sample + figures
+    weights = sum(parameter.numel() for parameter in model.module.parameters())
+    work = max(1, rows * weights)
+    return [
+        Limit(
+            max(1, MOST_CALL_BYTES // held),
+            f"a call's data takes {MOST_CALL_BYTES >> 20} MiB of host memory at most",
+        ),
+        Limit(
+            max(1, MOST_WORK // work),
+            f"a call of {rows} samples and {weights} weights per update stays short",
+        ),
+    ]
+
+
+def _of_loading(model: Model, source: Source, updates: int, size: int) -> list[Limit]:
+    """Bounds with which samples are loaded while others are trained on."""
+    if source.is_in_memory:
+        return []
+    least = max(_LEAST_CALLS, 4 * model.config.num_workers)
+    limits = [Limit(max(1, updates // least), f"{least} calls or more share the data")]
+    if source.num_ahead is not None:
+        batches = max(1, source.num_ahead // (2 * size))
+        limits.append(Limit(batches, f"workers load {source.num_ahead} samples ahead"))
+    return limits

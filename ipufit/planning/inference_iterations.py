@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward passes of a call that evaluates or predicts, where they are left open.
+
+Larger calls cost less: each has a price of its own, on IPUs a round trip between host
+and device. They change no number. What limits them is the memory that inputs and
+outputs of a call take on the host, and the padding of the last call, which is computed
+and thrown away. Each other number of passes is another program, and IPUs take minutes
+to compile one, so there are few numbers to choose from: those twice, four times, eight
+times the least one and so on.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from .choice import Choice
+from .device_iterations import MOST_CALL_BYTES
+
+MOST_PASSES = 512
+"""Passes of the largest call: the price of a call is nothing beside so many."""
+
+MOST_LOADED_PASSES = 16
+"""Passes of the largest call of samples that are loaded one by one."""
+
+MOST_UNKNOWN_PASSES = 4
+"""Passes of the largest call if the number of samples, or outputs' size, is unknown."""
+
+_MOST_PADDING = 16
+"""One pass of padding may come with so many others."""
+
+
+def chosen_inference_iterations(
+    passes: Sequence[int],
+    bytes_per_pass: int | None,
+    least: int = 1,
+    most: int = MOST_PASSES,
+) -> Choice:
+    """Choose the passes of a call: the least ones times a power of two.
+
+    They are as many as keep within three bounds, so that the least ones are always
+    within them: `MOST_CALL_BYTES`; `most`; and padding of a sixteenth of the passes
+    beyond the padding that the least ones have too.
+
+    Args:
+        passes: Numbers of passes over data, each divided into calls by itself. Most
+            data are gone through once. Single rows follow in calls of their own. One
+            whose number isn't known is left out.
+        bytes_per_pass: Bytes of a pass that one process holds: inputs, outputs and
+            targets. None if unknown, which gives `MOST_UNKNOWN_PASSES` at most.
+        least: Passes that each call must have, for the stages of a pipeline.
+        most: Passes that a call may have.
+
+    Returns:
+        The number of passes, and what keeps it from being larger.
+
+    Example:
+        >>> chosen_inference_iterations([500], bytes_per_pass=2_500)
+        Choice(value=512, reason='one call takes all 500')
+        >>> chosen_inference_iterations([80], bytes_per_pass=2_500)
+        Choice(value=16, reason='32 would pad 80 passes to 96')
+        >>> chosen_inference_iterations([80], bytes_per_pass=10_000_000)
+        Choice(value=4, reason='8 would take 76 MiB of host memory, beyond 64')
+    """
+    if bytes_per_pass is None:
+        most = min(most, MOST_UNKNOWN_PASSES)
+    held = bytes_per_pass or 0
+    largest = max(passes, default=most)
+    values, reason = [least], ""
+    while values[-1] < largest and not reason:
+        larger = 2 * values[-1]
+        if larger > most:
+            reason = f"calls of such data have {most} passes at most"
+        elif larger * held > MOST_CALL_BYTES:
+            reason = (
+                f"{larger} would take {larger * held >> 20} MiB of host memory, beyond "
+                f"{MOST_CALL_BYTES >> 20}"
+            )
+        else:
+            values.append(larger)
+    limit = _computed(passes, least) + sum(passes) // _MOST_PADDING
+    value = max(one for one in values if _computed(passes, one) <= limit)
+    if value < values[-1]:
+        padded = _computed(passes, 2 * value)
+        reason = f"{2 * value} would pad {sum(passes)} passes to {padded}"
+    elif not reason:
+        reason = f"one call takes all {largest}"
+    return Choice(value, reason)
+
+
+def _computed(passes: Sequence[int], per_call: int) -> int:
+    """Passes that are computed, those over padding among them."""
+    return sum(-(-number // per_call) * per_call for number in passes)

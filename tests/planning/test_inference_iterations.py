@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes of a call: few numbers, little padding, bounded memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit.planning import (
+    MOST_CALL_BYTES,
+    MOST_PASSES,
+    MOST_UNKNOWN_PASSES,
+    chosen_inference_iterations,
+)
+
+PASSES = st.lists(st.integers(1, 5000), min_size=1, max_size=2)
+BYTES = st.one_of(st.none(), st.integers(0, 2**31))
+
+
+def computed(passes, per_call):
+    return sum(-(-number // per_call) * per_call for number in passes)
+
+
+@given(PASSES, BYTES, st.integers(1, 5), st.integers(1, 600))
+def test_each_bound_holds(passes, num_bytes, least, most):
+    value, reason = chosen_inference_iterations(passes, num_bytes, least, most)
+    times = value // least
+    assert value == least * times
+    assert times & (times - 1) == 0  # a power of two
+    assert reason
+    if value == least:
+        return
+    assert value <= most
+    assert value * (num_bytes or 0) <= MOST_CALL_BYTES
+    assert num_bytes is not None or value <= MOST_UNKNOWN_PASSES
+    padding = computed(passes, value) - computed(passes, least)
+    assert padding <= sum(passes) / 16
+
+
+@given(PASSES, st.integers(0, 2**31), st.integers(0, 2**31), st.integers(1, 5))
+def test_more_memory_never_makes_calls_larger(passes, one, other, least):
+    small, large = sorted([one, other])
+    values = [
+        chosen_inference_iterations(passes, size, least).value
+        for size in (small, large)
+    ]
+    assert values[0] >= values[1]
+
+
+@given(PASSES, st.integers(0, 2**20), st.integers(1, 5))
+def test_no_larger_number_keeps_the_bounds(passes, num_bytes, least):
+    value, _ = chosen_inference_iterations(passes, num_bytes, least)
+    larger = 2 * value
+    allowed = computed(passes, least) + sum(passes) // 16
+    while larger <= min(MOST_PASSES, 2 * max(passes)):
+        held = larger * num_bytes
+        if held <= MOST_CALL_BYTES and value < max(passes):
+            assert computed(passes, larger) > allowed
+        larger *= 2
+
+
+@given(BYTES, st.integers(1, 600))
+def test_data_of_one_pass_get_calls_of_one(num_bytes, most):
+    assert chosen_inference_iterations([1], num_bytes, 1, most).value == 1
+
+
+@given(st.integers(1, 100), st.integers(1, 8))
+def test_data_that_fill_one_call_get_no_larger_ones(count, least):
+    value, _ = chosen_inference_iterations([count], 1, least)
+    assert value < 2 * max(count, least)
+
+
+def test_there_are_few_numbers():
+    values = {chosen_inference_iterations([n], 100).value for n in range(1, 5000)}
+    assert len(values) == 10  # 1, 2, 4 and so on up to 512
+
+
+@pytest.mark.parametrize(
+    ("passes", "num_bytes", "least", "value"),
+    [
+        ([80], 0, 1, 16),
+        ([500], 0, 1, 512),
+        ([313], 0, 1, 64),
+        ([250], 0, 1, 256),
+        ([3], 0, 1, 1),
+        ([4], 0, 3, 6),
+        ([1], 0, 3, 3),
+        ([500, 31], 0, 1, 32),
+        ([500], 2**20, 1, 64),
+        ([500], 2**27, 1, 1),
+        ([500], None, 1, 4),
+        ([], 0, 1, 512),
+        ([], 2**20, 1, 64),
+    ],
+)
+def test_what_is_chosen(passes, num_bytes, least, value):
+    assert chosen_inference_iterations(passes, num_bytes, least).value == value

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`batch_plan` says what `fit` does then, whatever data and factors it gets."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipufit import Callback, ConfigError, DataError, IPUConfig, IPUModel
+from ipufit.batching import BatchPlan
+from ipufit.planning import nearest_batch_sizes
+from tests.strategies import examples
+
+
+def compiled(**fields):
+    torch.manual_seed(0)
+    model = IPUModel(torch.nn.Linear(3, 2), IPUConfig(**fields))
+    model.compile("sgd", "cross_entropy")
+    return model
+
+
+def data(count):
+    return torch.rand(count, 3), torch.zeros(count, dtype=torch.int64)
+
+
+class Counted(Callback):
+    """Counts calls and updates as a run has them."""
+
+    hears_every = None
+
+    def __init__(self):
+        self.calls = 0
+
+    def on_train_batch_end(self, batch, logs):
+        self.calls += 1
+
+    def on_epoch_end(self, epoch, logs):
+        self.seen = self.run.updates, self.run.samples
+
+
+@settings(max_examples=examples(100))
+@given(
+    count=st.integers(1, 60),
+    micro=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    replicas=st.integers(1, 2),
+    iterations=st.none() | st.integers(1, 3),
+    drop_last=st.sampled_from([True, "pad"]),
+)
+def test_fit_does_what_the_plan_says(
+    count, micro, accumulation, replicas, iterations, drop_last
+):
+    model = compiled(
+        micro_batch_size=micro,
+        gradient_accumulation=accumulation,
+        replicas=replicas,
+        device_iterations=iterations,
+    )
+    plan = model.batch_plan(*data(count), drop_last=drop_last)
+    counted = Counted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            history = model.fit(
+                *data(count), drop_last=drop_last, callbacks=counted, verbose=0
+            )
+        except DataError:  # not one call
+            assert plan.calls == 0
+            return
+    assert plan.calls == counted.calls
+    assert (plan.updates, count - plan.dropped_samples) == counted.seen
+    assert plan.dropped_samples == history.dropped_samples
+    assert plan.padded_rows == (plan.calls * plan.samples_per_call - count) * (
+        drop_last == "pad"
+    )
+
+
+@given(
+    count=st.integers(1, 400),
+    size=st.integers(1, 40),
+    unit=st.integers(1, 6),
+    iterations=st.integers(1, 4),
+)
+def test_the_nearest_sizes_are_those_of_a_search(count, size, unit, iterations):
+    def derive(batch_size):
+        if batch_size % unit:
+            raise ConfigError("it is not made of its factors")
+        return BatchPlan(batch_size)
+
+    found = nearest_batch_sizes(
+        count, BatchPlan(size, device_iterations=iterations), derive
+    )
+    good = [
+        one
+        for one in range(1, count + 1)
+        if count % (one * iterations) == 0 and one % unit == 0
+    ]
+    if count % (size * iterations) == 0 or count % iterations:
+        assert found == ()
+        return
+    smaller, larger = [g for g in good if g < size], [g for g in good if g > size]
+    assert found == (*smaller[-2:], *larger[:2])
+
+
+def test_the_sizes_that_it_names_leave_nothing_over():
+    model = compiled(micro_batch_size=4, replicas=2)
+    plan = model.batch_plan(*data(96), batch_size=40)
+    assert plan.dropped_samples == 16
+    assert plan.nearest_batch_sizes == (24, 32, 48, 96)
+    for size in plan.nearest_batch_sizes:
+        assert not model.batch_plan(*data(96), batch_size=size).dropped_samples
+
+
+def test_a_pipeline_has_a_bubble():
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    model = IPUModel(network, IPUConfig(pipeline=["0", "1"], gradient_accumulation=4))
+    model.compile("sgd", "cross_entropy")
+    plan = model.batch_plan(*data(64), batch_size=16)
+    assert plan.stages == 2
+    assert plan.schedule.num_cycles == 6
+    assert "takes 6 cycles for an update. 33.3% of its slots are idle" in str(plan)
+
+
+def test_what_a_plan_says():
+    model = compiled(micro_batch_size=8)
+    assert str(model.batch_plan(*data(100), batch_size=48)).splitlines() == [
+        "batch size 48 = micro-batch 8 * gradient accumulation 6 * replicas 1 * "
+        "processes 1",
+        "A call makes 2 updates, of 96 samples together (no larger number divides the "
+        "2 updates of an epoch).",
+        "An epoch of 100 samples is 1 call, 2 updates. 4 samples are left out.",
+    ]
+    padded = str(model.batch_plan(*data(99), batch_size=24, drop_last="pad"))
+    assert "The last call is filled up with 21 rows." in padded
+
+
+def test_data_of_unknown_length_have_no_epochs():
+    model = compiled(micro_batch_size=8)
+    plan = model.batch_plan([data(8) for _ in range(3)].__iter__())
+    assert plan.calls is plan.updates is None
+    assert str(plan).endswith("The data don't say how many samples an epoch has.")
+
+
+def test_a_callback_that_hears_each_update_is_counted_with():
+    class Each(Callback):
+        def on_train_batch_end(self, batch, logs):
+            pass
+
+    plan = compiled(micro_batch_size=8).batch_plan(*data(64), callbacks=Each())
+    assert plan.batch.device_iterations == 1
+    assert plan.reason == "Each hears each update"
+
+
+def test_bad_factors_are_refused():
+    with pytest.raises(ConfigError, match="nearest legal values are 24 and 32"):
+        compiled(micro_batch_size=8).batch_plan(*data(64), batch_size=30)

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of `evaluate` and `predict` where `inference_iterations` is left open."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import ipufit
+from ipufit import Callback, IPUConfig, IPUModel, poptorch
+from ipufit.callbacks import ProgressDisplay
+from ipufit.engine import Executors
+from ipufit.metrics import AUC
+from ipufit.planning import MOST_CALL_BYTES
+from tests import reference
+from tests.strategies import examples
+
+X, Y = reference.samples(128)
+
+
+class Scaled(torch.nn.Module):
+    """Computes element by element, which has the same bits in any mode."""
+
+    def __init__(self, *, logs=False, owns_loss=False, outputs=1):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([1.0, -0.7, 0.3, 2.1]))
+        self.shift = torch.nn.Parameter(torch.tensor([0.1, 0.2, -0.4, 0.0]))
+        self.logs, self.owns_loss, self.outputs = logs, owns_loss, outputs
+
+    def forward(self, x, labels=None):
+        out = x[:, :1] * self.scale + self.shift
+        if self.logs:
+            ipufit.log("mean", out.mean())
+        if self.owns_loss:
+            return out, torch.nn.functional.cross_entropy(out, labels)
+        return out if self.outputs == 1 else (out, out * self.scale)
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """Rows of each call."""
+    found, infer = [], Executors.infer
+
+    def spy(executors, batch):
+        found.append(len(batch[0]))
+        return infer(executors, batch)
+
+    monkeypatch.setattr(Executors, "infer", spy)
+    return found
+
+
+def taken(sizes):
+    found = list(sizes)
+    sizes.clear()
+    return found
+
+
+def bits(figures):
+    return {name: float(value).hex() for name, value in figures.items()}
+
+
+def make(module=None, loss="cross_entropy", metrics=("accuracy",), **config):
+    model = IPUModel(module or Scaled(), IPUConfig(**{"micro_batch_size": 4, **config}))
+    model.compile("sgd", loss, metrics=list(metrics))
+    return model
+
+
+def test_one_call_takes_all_that_fit(sizes):
+    model = make()
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    model.fit(X, Y, 4, validation_data=(X, Y), verbose=0)
+    assert taken(sizes) == [128, 128, 128]
+    model.evaluate(X[:100], Y[:100], verbose=0)
+    assert taken(sizes) == [8] * 13  # any more would be padding
+    model.evaluate(X[:96], Y[:96], verbose=0)
+    assert taken(sizes) == [32] * 3
+    model.predict(X[:3], verbose=0)
+    assert taken(sizes) == [4]
+
+
+def test_explicit_numbers_win(sizes):
+    make(inference_iterations=5).evaluate(X[:40], Y[:40], verbose=0)
+    assert taken(sizes) == [20, 20]
+    make(device_iterations=5).evaluate(X[:64], Y[:64], verbose=0)
+    assert taken(sizes) == [64]
+
+
+class Hears(Callback):
+    def on_test_batch_end(self, batch, logs=None):
+        pass
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        pass
+
+
+class Display(ProgressDisplay):
+    pass
+
+
+@pytest.mark.parametrize("given", [1, 2, None])
+def test_who_hears_each_batch_gets_each(sizes, given):
+    model = make(device_iterations=given)
+    rows = 4 * (given or 1)
+    x, y = X[:32], Y[:32]
+    model.evaluate(x, y, callbacks=Hears(), verbose=0)
+    model.predict(x, callbacks=Hears(), verbose=0)
+    model.fit(x, y, 4, validation_data=(x, y), callbacks=Hears(), verbose=0)
+    list(model.predict(x, stream=True, verbose=0))
+    assert taken(sizes) == [rows] * (32 // rows) * 4
+    model.evaluate(x, y, callbacks=Display(), verbose=0)
+    model.predict(x, callbacks=[Display(), ipufit.Callback()], verbose=0)
+    assert taken(sizes) == [32, 32]
+
+
+def test_batches_keep_their_calls(sizes):
+    model = make()
+    model.test_on_batch(X[:8], Y[:8])
+    model.predict_on_batch(X[:8])
+    assert taken(sizes) == [4] * 4
+    free = IPUModel(Scaled())
+    free.compile("sgd", "mse")
+    free.predict_on_batch(X)
+    assert taken(sizes) == [128]
+
+
+def test_other_output_modes_keep_their_calls(sizes):
+    def final(options, is_training=False):
+        options.outputMode(poptorch.OutputMode.Final)
+
+    def seeded(options, is_training=False):
+        options.randomSeed(3)
+
+    own = poptorch.Options().outputMode(poptorch.OutputMode.All)
+    own.showCompilationProgressBar(False)  # its thread would be left running
+    make(inference_options=own).evaluate(X[:16], Y[:16], verbose=0)
+    assert taken(sizes) == [4] * 4
+    make(customize=final).evaluate(X[:16], Y[:16], verbose=0)
+    assert taken(sizes) == [4] * 4
+    make(customize=seeded).evaluate(X[:16], Y[:16], verbose=0)
+    assert taken(sizes) == [16]
+
+
+def test_a_pipeline_gets_a_pass_for_each_stage(sizes):
+    layers = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(3)])
+    model = IPUModel(layers, IPUConfig(micro_batch_size=4, pipeline=("0", "1", "2")))
+    model.predict(X[:4], verbose=0)
+    assert taken(sizes) == [12]
+    model.predict(X[:96], verbose=0)
+    assert taken(sizes) == [96]
+
+
+class Items(Dataset):
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return ((x, y) for x, y in zip(X, Y))
+
+
+def test_samples_that_are_loaded_begin_small(sizes):
+    model = make()
+    model.evaluate(Items(), verbose=0)
+    assert taken(sizes) == [64] * 2
+    model.evaluate(Stream(), verbose=0)
+    assert taken(sizes) == [16] * 8
+    model.evaluate(((X[i : i + 4], Y[i : i + 4]) for i in range(0, 128, 4)), verbose=0)
+    assert taken(sizes) == [16] * 8
+    model.evaluate(Stream(), steps=3, batch_size=4, verbose=0)
+    assert sum(taken(sizes)) <= 16
+    model.evaluate(DataLoader(TensorDataset(X, Y), 4), verbose=0)
+    assert max(taken(sizes)) <= 128
+
+
+def test_large_outputs_make_calls_small(sizes):
+    # 3 x 64 x 64 numbers in and ten times as many out: 2 MiB of micro-batches.
+    x = torch.zeros(96, 3, 64 * 64)
+
+    class Large(torch.nn.Module):
+        def forward(self, x):
+            return x[..., None].expand(-1, -1, -1, 10) * 1.0
+
+    model = IPUModel(Large(), IPUConfig(micro_batch_size=4))
+    num_bytes = x[0].numel() * 4 * 11
+    passes = MOST_CALL_BYTES // (4 * num_bytes)
+    assert passes == 31
+    for part in model.predict(x[:4], stream=True, verbose=0):
+        assert part.shape == (4, 3, 4096, 10)
+    sizes.clear()
+    model.predict(x, verbose=0)
+    assert taken(sizes) == [32] * 3  # 8 passes; 16 would pad 24 to 32
+    assert 4 * 16 * num_bytes < MOST_CALL_BYTES
+
+
+def test_large_inputs_make_calls_small(sizes):
+    x = torch.zeros(64, 1).expand(64, 2**20)  # 4 MiB each
+    model = IPUModel(Scaled(), IPUConfig(micro_batch_size=1))
+    model.predict(x, verbose=0)
+    assert taken(sizes) == [8] * 8
+
+
+def test_outputs_of_unknown_size_begin_small(sizes):
+    class ByValue(torch.nn.Module):
+        def forward(self, x):
+            if len(x) == 1:
+                raise ValueError("single samples have no mean")
+            return x * 1.0
+
+    model = IPUModel(ByValue(), IPUConfig(micro_batch_size=4))
+    model.predict(X, verbose=0)
+    assert taken(sizes) == [16] * 8
+
+
+def test_modules_are_looked_at_once(monkeypatch):
+    calls = []
+
+    class Counting(Scaled):
+        def forward(self, x):
+            calls.append(len(x) == 1)
+            self.seen = x
+            return super().forward(x)
+
+    module = Counting()
+    model = make(module)
+    state = torch.get_rng_state()
+    for _ in range(3):
+        model.evaluate(X, Y, verbose=0)
+    assert calls.count(True) == 1
+    assert torch.equal(torch.get_rng_state(), state)
+    model.predict(X[:4], verbose=0)
+    assert calls.count(True) == 1
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_the_report_of_a_compilation_says_what_was_chosen(capsys, verbose):
+    make().evaluate(X, Y, verbose=verbose)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "32 passes per call (inference_iterations left open)" in said
+    assert "not more because one call takes all 32" in said
+    make(inference_iterations=2).evaluate(X, Y, verbose=verbose)
+    assert "left open" not in capsys.readouterr().out
+
+
+def error(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets).sqrt()
+
+
+def step(module, batch):
+    x, y = batch
+    outputs = module(x)
+    loss = torch.nn.functional.cross_entropy(outputs, y)
+    return {"loss": loss, "outputs": outputs, "twice": 2 * loss}
+
+
+@settings(max_examples=examples(24))
+@given(
+    st.integers(1, 70),
+    st.integers(2, 7),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["plain", "functions", "logged", "outputs", "own loss", "step"]),
+    st.booleans(),
+    st.sampled_from([1, 40, 400, 2**20]),
+)
+def test_no_figure_and_no_output_has_another_bit(
+    count, size, replicas, kind, is_weighted, most
+):
+    x, y = X[:count], Y[:count]
+    weights = torch.linspace(0, 2, count) if is_weighted else None
+    found = []
+    for given_iterations in ({}, {"inference_iterations": 1}):
+        config = {"micro_batch_size": size, "replicas": replicas, "seed": 1}
+        config.update(given_iterations)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ipufit.engine.waiting._MOST_BYTES", most)
+            found.append(run(kind, x, y, weights, config))
+    assert found[0] == found[1]
+
+
+def run(kind, x, y, weights, config):
+    """The bits of all that `evaluate`, `predict` and a validation give."""
+    module, loss, metrics, steps = Scaled(logs=kind == "logged"), None, [], {}
+    if kind in ("plain", "logged"):
+        loss, metrics = "cross_entropy", ["accuracy", "top_2_accuracy"]
+    if kind == "functions":
+        loss, metrics = error, [error, "accuracy"]
+    if kind == "outputs":
+        module, loss = Scaled(outputs=2), ["cross_entropy", error]
+        metrics, y = [[], ["accuracy"]], (y, y)
+    if kind == "own loss":
+        module, x, y = Scaled(owns_loss=True, logs=True), {"x": x, "labels": y}, None
+    if kind == "step":
+        steps = {"step": step}
+    if kind not in ("plain", "logged"):
+        weights = None
+    model = IPUModel(module, IPUConfig(**config))
+    model.compile("sgd", loss, metrics=metrics, **steps)
+    figures = model.evaluate(x, y, sample_weight=weights, verbose=0)
+    outputs = model.predict(x, verbose=0)
+    validated = {}
+    if kind == "plain":
+        given = X[:16], Y[:16], None, 1, 0, None
+        data = (x, y) if weights is None else (x, y, weights)
+        history = model.fit(*given, validation_data=data, drop_last="pad").history
+        validated = {name: column[0] for name, column in history.items()}
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    return bits(figures), bits(validated), [one.tolist() for one in outputs]
+
+
+def test_streamed_metrics_have_the_same_bits():
+    x, y = X[:, :1], Y.gt(1).float()[:, None]
+    found = []
+    for given_iterations in ({}, {"inference_iterations": 1}):
+        model = IPUModel(
+            torch.nn.Identity(), IPUConfig(micro_batch_size=4, **given_iterations)
+        )
+        model.compile("sgd", "mse", metrics=[AUC()])
+        found.append(bits(model.evaluate(x, y, verbose=0)))
+    assert found[0] == found[1]
