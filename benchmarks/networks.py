@@ -81,6 +81,49 @@ def resnet18() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+class Bottleneck(nn.Module):
+    """Convolutions of 1x1, 3x3 and 1x1 with batch norm beside a shortcut."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        wide = 4 * filters
+        self.body = nn.Sequential(
+            *_normalised(channels, filters, 1),
+            nn.ReLU(),
+            *_normalised(filters, filters, 3, stride),
+            nn.ReLU(),
+            *_normalised(filters, wide, 1),
+        )
+        self.shortcut = nn.Sequential()
+        if stride != 1 or channels != wide:
+            self.shortcut = nn.Sequential(*_normalised(channels, wide, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to images, of half the size if the stride is 2."""
+        return (self.body(x) + self.shortcut(x)).relu()
+
+
+def _normalised(
+    channels: int, filters: int, kernel: int, stride: int = 1
+) -> list[nn.Module]:
+    padding = kernel // 2
+    conv = nn.Conv2d(channels, filters, kernel, stride, padding, bias=False)
+    return [conv, nn.BatchNorm2d(filters)]
+
+
+def resnet50(classes: int = 10) -> nn.Sequential:
+    """ResNet-50 with the stem for large images (He et al., 2015)."""
+    layers: list[nn.Module] = [*_normalised(3, 64, 7, 2), nn.ReLU()]
+    layers.append(nn.MaxPool2d(3, 2, padding=1))
+    channels = 64
+    for filters, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(count):
+            layers.append(Bottleneck(channels, filters, 1 if number else stride))
+            channels = 4 * filters
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    return nn.Sequential(*layers)
+
+
 class LSTMClassifier(nn.Module):
     """One LSTM layer; the last step's state gives the scores."""
 
@@ -96,23 +139,44 @@ class LSTMClassifier(nn.Module):
 
 
 class TransformerClassifier(nn.Module):
-    """Tokens, two encoder layers, the mean over positions; no dropout.
+    """Tokens, encoder layers, the mean over positions; no dropout.
 
     Without dropout each contestant computes the same, so that it can be checked.
     """
 
     def __init__(
-        self, vocabulary: int = 256, length: int = 32, width: int = 64, classes: int = 8
+        self,
+        vocabulary: int = 256,
+        length: int = 32,
+        width: int = 64,
+        classes: int = 8,
+        layers: int = 2,
+        heads: int = 4,
+        inner: int = 128,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
         layer = nn.TransformerEncoderLayer(
-            width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True
+            width, heads, inner, dropout=0.0, batch_first=True, norm_first=True
         )
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens `[N, T]` to scores `[N, classes]`."""
         return self.head(self.encoder(self.tokens(x) + self.positions).mean(dim=1))
+
+
+def encoder12() -> TransformerClassifier:
+    """12 layers of width 256: 9.6 million parameters."""
+    return TransformerClassifier(
+        256, 32, width=256, classes=8, layers=12, heads=4, inner=1024
+    )
+
+
+def large() -> TransformerClassifier:
+    """12 layers of width 768, with 30,522 tokens: 109 million parameters."""
+    return TransformerClassifier(
+        30_522, 64, width=768, classes=8, layers=12, heads=12, inner=3072
+    )

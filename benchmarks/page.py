@@ -3,7 +3,8 @@
 
     python -m benchmarks.page
 
-draws all pictures again; nothing is measured.
+writes what comes from recorded results again: all pictures, and the summary of speeds.
+Nothing is measured.
 """
 
 from __future__ import annotations
@@ -15,13 +16,28 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from . import pictures
-from .contestants import CONTESTANTS
+from .contestants import CONTESTANTS, PLAIN
+from .tables import table
 
 DOCS = Path(__file__).parent.parent / "docs"
 APPENDIX = "benchmarks-appendix.md"
 """Has the tables, between lines that name the command which writes them."""
 RESULTS = "benchmarks.json"
 """Has the results that pictures are drawn from, by part."""
+SUMMARIES = ("../README.md", "benchmarks.md")
+"""Pages that have the summary of speeds, if they have the lines around it."""
+_SUMMARY = "page"
+_SUMMARISED = ("ipufit-default", "ipufit", "keras", "lightning-bare")
+_COLUMNS = {
+    ("W1", "train"): "MNIST CNN",
+    ("W3", "train"): "10 micro-batches",
+    ("W2", "train"): "small MLP",
+    ("lstm", "train"): "LSTM",
+    ("transformer", "train"): "transformer",
+    ("resnet18", "train"): "ResNet-18",
+    ("W1", "evaluate"): "`evaluate`, MNIST CNN",
+    ("W2", "evaluate"): "`evaluate`, small MLP",
+}
 
 
 def markers(name: str) -> tuple[str, str]:
@@ -54,6 +70,13 @@ def replaced(page: str, name: str, text: str) -> str:
     return f"{before}{first}\n\n{text.strip()}\n\n{last}{after}"
 
 
+def paragraphs(name: str) -> list[str]:
+    """What a written part of the appendix has now."""
+    first, last = markers(name)
+    text = (DOCS / APPENDIX).read_text(encoding="utf-8")
+    return text.partition(first)[2].partition(last)[0].strip().split("\n\n")
+
+
 def write(
     command: str, settings: str, tables: Sequence[str], rows: Sequence[Mapping] = ()
 ) -> None:
@@ -73,6 +96,45 @@ def write(
     results[part] = {"measured_on": settings, "rows": list(rows)}
     (DOCS / RESULTS).write_text(dumps(results), encoding="utf-8")
     pictures.draw(part, rows, DOCS)
+    write_summaries()
+
+
+def summary(results: Mapping[str, Any]) -> str:
+    """A table of training speeds, and of what `evaluate` reaches, for those in a hurry.
+
+    Args:
+        results: By part, as `read` gives them.
+    """
+    cells = {
+        (row["contestant"], row["workload"], row["operation"]): row["cpu_speed"][0]
+        for part in ("networks", "peers")
+        for row in results[part]["rows"]
+    }
+    names = [name for name in _SUMMARISED if any(name == key[0] for key in cells)]
+    lines = [
+        [
+            CONTESTANTS[name].title,
+            *(_cell(cells.get((name, *column))) for column in _COLUMNS),
+        ]
+        for name in names
+    ]
+    return table([f"{CONTESTANTS[PLAIN].title} = 1", *_COLUMNS.values()], lines)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def write_summaries() -> None:
+    """Put the summary into the pages that have a place for it."""
+    text = summary(read())
+    for name in SUMMARIES:
+        path = DOCS / name
+        said = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if markers(_SUMMARY)[0] in said:
+            path.write_text(replaced(said, _SUMMARY, text), encoding="utf-8")
 
 
 def read() -> dict[str, Any]:
@@ -129,7 +191,8 @@ def _processor() -> str:
 
 
 def main() -> None:
-    """Draw all pictures again."""
+    """Write again what comes from recorded results."""
+    write_summaries()
     for part, results in read().items():
         path = pictures.draw(part, results["rows"], DOCS)
         if path is not None:

@@ -17,16 +17,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import page, pictures, workloads
+from . import page, pictures, records, workloads
 from .bars import measure_bars
 from .contestants import CONTESTANTS, DEFAULT, PLAIN
 from .results import Measured, Row, Spread, complaints, differences
 from .runs import Runner, caches, import_seconds, interleaved, stop_in_order
-from .tables import details, overview, rounded, spread, table
+from .tables import details, overview, spread, table
 from .worker import OPERATIONS, Job
 
-PARTS = ("peers", "networks", "threads")
-"""Of the appendix: all contestants, other networks, two threads."""
+PARTS = ("peers", "networks", "threads", "half", "large")
+"""Of the appendix: all contestants, other networks, two threads, float16, large."""
+_BESIDE = ("| import ", "| bar ", "- ")  # how paragraphs that are no rows begin
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -42,6 +43,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--contestants", nargs="+", default=list(DEFAULT), choices=list(CONTESTANTS),
         metavar="NAME", help=", ".join(CONTESTANTS))  # fmt: skip
     add("--operations", nargs="+", default=list(OPERATIONS), choices=OPERATIONS)
+    add("--baseline", default=PLAIN, choices=list(CONTESTANTS), metavar="NAME",
+        help="whom the others are compared with")  # fmt: skip
     add("--repeats", type=int, default=5, help="turns of each contestant")
     add("--threads", type=int, default=1, help="of torch")
     add("--data-dir", default="data", help="where MNIST may be")
@@ -52,6 +55,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         help="measure what the bar costs as well")  # fmt: skip
     add("--write", nargs="?", const="peers", choices=PARTS,
         help="put the results into docs/, as this part")  # fmt: skip
+    add("--merge", action="store_true",
+        help="keep what this part has of other contestants and workloads")  # fmt: skip
     args = parser.parse_args(arguments)
     for name in args.workloads:
         try:
@@ -66,10 +71,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measure; returns the exit status."""
     args = parse_arguments(arguments)
-    names = [PLAIN, *(name for name in args.contestants if name != PLAIN)]
+    base = args.baseline
+    names = [base, *(name for name in args.contestants if name != base)]
     installed = [name for name in names if CONTESTANTS[name].is_installed]
     data_dir = Path(args.data_dir).absolute()
-    measured = Measured()
+    measured = Measured(base)
     unlike = 0
     with caches(args.journal) as folder:
         runner = Runner(folder, args.journal, _report)
@@ -88,25 +94,36 @@ def main(arguments: list[str] | None = None) -> int:
                 unlike += check(runner, jobs, measured)
             for job, result in interleaved(runner, jobs, args.repeats):
                 measured.add(job, result)
-            print(f"\n{_details(measured, [workload])}", flush=True)
+            rows = [row for row in measured.rows() if row.workload == workload]
+            print(f"\n{_details(rows)}", flush=True)
         imports = measure_imports(runner, installed, args.repeats)
         bars = ""
         if args.bars:
             bars = measure_bars(runner, args.bars, args.threads, data_dir)
     absent = [f"{name}: not installed." for name in names if name not in installed]
     absent += _absences(measured)
-    print("\n" + "\n\n".join([_overviews(measured), imports, bars, "\n".join(absent)]))
+    beside = [imports, bars, "\n".join(absent)]
+    print("\n" + "\n\n".join([_overviews(measured.rows(), base), *beside]))
     if args.write:
-        tables = [_overviews(measured), imports, bars]
-        tables += ["\n".join(f"- {line}" for line in absent)]
-        tables += ["### In full", _details(measured, args.workloads)]
-        rows = [_row(row) for row in measured.rows()]
-        page.write(f"peers --write {args.write}", _settings(args), tables, rows)
+        beside = [imports, bars, "\n".join(f"- {line}" for line in absent)]
+        _write(args, measured.rows(), beside)
     return 1 if unlike else 0
 
 
+def _write(args: argparse.Namespace, rows: list[Row], beside: list[str]) -> None:
+    """Put rows into the docs, and the tables beside them; older ones stay if asked."""
+    command, settings = f"peers --write {args.write}", _settings(args)
+    known = page.read()[args.write]
+    if args.merge and known["rows"]:
+        settings = records.settings_merged(known["measured_on"], settings, rows)
+        rows = records.merged([records.recorded(one) for one in known["rows"]], rows)
+        beside = [one for one in page.paragraphs(command) if one.startswith(_BESIDE)]
+    tables = [_overviews(rows, args.baseline), *beside, "### In full", _details(rows)]
+    page.write(command, settings, tables, [records.record(row) for row in rows])
+
+
 def check(runner: Runner, jobs: list[Job], measured: Measured) -> int:
-    """Compare what contestants learn from unshuffled data with the plain loop.
+    """Compare what contestants learn from unshuffled data with the first of them.
 
     Returns:
         How many differ.
@@ -120,14 +137,20 @@ def check(runner: Runner, jobs: list[Job], measured: Measured) -> int:
             continue  # the measurement will say so
         measured.add(job, result)
         figures[job.contestant] = result["figures"]
-        plain = figures[PLAIN]
+        plain = figures[jobs[0].contestant]
         workload = workloads.find(job.workload)
         samples = min(workload.num_train, workload.test_samples)
-        said = complaints(figures[job.contestant], plain, 1 + workload.epochs, samples)
+        said = complaints(
+            figures[job.contestant],
+            plain,
+            1 + workload.epochs,
+            samples,
+            CONTESTANTS[job.contestant].tolerance,
+        )
         unlike += bool(said)
         far = differences(figures[job.contestant], plain)
         text = ", ".join(f"{name} {value:.1e}" for name, value in far.items())
-        verdict = "; ".join(said) or "as the plain loop"
+        verdict = "; ".join(said) or f"as {CONTESTANTS[jobs[0].contestant].title}"
         print(f"{job.workload} {job.contestant}: {verdict} ({text})", flush=True)
     return unlike
 
@@ -148,46 +171,29 @@ def measure_imports(runner: Runner, names: list[str], repeats: int) -> str:
     )
 
 
-def _row(row: Row) -> dict[str, Any]:
-    """A row of `docs/benchmarks.json`; lists are median, least and greatest."""
-    cached = row.cached_seconds
-    return {
-        "workload": row.workload,
-        "operation": row.operation,
-        "contestant": row.contestant,
-        "cpu_speed": rounded(row.speed),
-        "wall_speed": rounded(row.wall_speed),
-        "cpu_seconds": round(row.cpu_seconds.median, 3),
-        "set_up_seconds": round(row.set_up_seconds, 2),
-        "first_seconds": round(row.first_seconds, 2),
-        "cached_seconds": None if cached is None else round(cached, 2),
-        "memory": rounded(row.memory),
-    }
-
-
-def _overviews(measured: Measured) -> str:
+def _overviews(rows: list[Row], baseline: str) -> str:
     """A table for each operation, so that none is too wide."""
-    rows = measured.rows()
     parts = [
-        overview([row for row in rows if row.operation == operation])
+        overview([row for row in rows if row.operation == operation], baseline)
         for operation in OPERATIONS
         if any(row.operation == operation for row in rows)
     ]
     return "\n\n".join(parts)
 
 
-def _details(measured: Measured, names: list[str]) -> str:
+def _details(rows: list[Row]) -> str:
+    """A table for each operation of each workload."""
     parts = []
-    for name in names:
+    for name in dict.fromkeys(row.workload for row in rows):
         for operation in OPERATIONS:
-            rows = [
+            own = [
                 row
-                for row in measured.rows()
+                for row in rows
                 if (row.workload, row.operation) == (name, operation)
             ]
-            if rows:
+            if own:
                 title = workloads.find(name).title
-                parts += [f"{name} ({title}): {operation}", details(rows)]
+                parts += [f"{name} ({title}): {operation}", details(own)]
     return "\n\n".join(parts)
 
 

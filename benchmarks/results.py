@@ -196,7 +196,11 @@ def differences(mine: dict[str, Any], plain: dict[str, Any]) -> dict[str, float]
 
 
 def complaints(
-    mine: dict[str, Any], plain: dict[str, Any], epochs: int, samples: int
+    mine: dict[str, Any],
+    plain: dict[str, Any],
+    epochs: int,
+    samples: int,
+    factor: float = 1.0,
 ) -> list[str]:
     """What a contestant did less than the plain loop, or otherwise; empty if nothing.
 
@@ -205,6 +209,7 @@ def complaints(
         plain: Those of the plain loop.
         epochs: That were to be trained.
         samples: Of an epoch or evaluation, whichever has fewer.
+        factor: On all tolerances, for who computes in fewer bits.
     """
     said = []
     losses = [loss for loss, _ in mine.get("train", [])]
@@ -219,7 +224,7 @@ def complaints(
         ("loss", LOSS_TOLERANCE),
         ("accuracy", max(ACCURACY_TOLERANCE, SAMPLES_TOLERANCE / samples)),
     ):
-        if far.get(name, 0.0) > tolerance:
+        if far.get(name, 0.0) > factor * tolerance:
             said.append(f"{name} differs by {far[name]:.2g}")
     if "predict" in mine and mine["predict"][0] != plain["predict"][0]:
         said.append(f"{mine['predict'][0]} rows instead of {plain['predict'][0]}")

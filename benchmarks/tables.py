@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from .contestants import CONTESTANTS
+from .contestants import CONTESTANTS, PLAIN
 from .results import Row, Spread
 
 
@@ -56,7 +56,7 @@ def rounded(value: Spread, digits: int = 2) -> list[float]:
     return [round(one, digits) for one in value]
 
 
-def overview(rows: Sequence[Row]) -> str:
+def overview(rows: Sequence[Row], baseline: str = PLAIN) -> str:
     """Medians of CPU speed: a line per contestant, a column per operation."""
     columns = list(dict.fromkeys((row.workload, row.operation) for row in rows))
     names = list(dict.fromkeys(row.contestant for row in rows))
@@ -68,7 +68,8 @@ def overview(rows: Sequence[Row]) -> str:
             row = cells.get((name, *column))
             line.append("-" if row is None else f"{row.speed.median:.2f}")
         lines.append(line)
-    heading = ["CPU speed, plain loop = 1", *(" ".join(one) for one in columns)]
+    first = f"CPU speed, {CONTESTANTS[baseline].title} = 1"
+    heading = [first, *(" ".join(one) for one in columns)]
     return table(heading, lines)
 
 

@@ -162,7 +162,48 @@ TRANSFORMER = Workload(
     passes=4,
 )
 
-WORKLOADS = {one.name: one for one in (W1, W2, W3, RESNET, LSTM, TRANSFORMER)}
+RESNET50 = Workload(
+    "resnet50",
+    "ResNet-50 with batch norm, 64x64 images, batch 8",
+    networks.resnet50,
+    _images((3, 64, 64), 10),
+    micro_batch=8,
+    device_iterations=1,
+    train_samples=8,
+    test_samples=8,
+    epochs=1,
+    passes=1,
+    learning_rate=1e-4,
+)
+ENCODER = Workload(
+    "encoder12",
+    "Transformer encoder, 12 layers of width 256, 32 tokens, batch 8",
+    networks.encoder12,
+    lambda count, seed: tokens(count, 32, 256, 8, seed),
+    micro_batch=8,
+    device_iterations=1,
+    train_samples=8,
+    test_samples=8,
+    epochs=1,
+    passes=1,
+    learning_rate=1e-4,
+)
+LARGE = Workload(
+    "large",
+    "Transformer encoder, 109 million parameters, 64 tokens, batch 4",
+    networks.large,
+    lambda count, seed: tokens(count, 64, 30_522, 8, seed),
+    micro_batch=4,
+    device_iterations=1,
+    train_samples=16,
+    test_samples=8,
+    epochs=1,
+    passes=1,
+    learning_rate=1e-5,
+)
+
+_ALL = (W1, W2, W3, RESNET, LSTM, TRANSFORMER, RESNET50, ENCODER, LARGE)
+WORKLOADS = {one.name: one for one in _ALL}
 DEFAULT = (
     *("W1", "W2", "W3"),
     *("resnet18", "resnet18-g8", "lstm", "lstm-g8", "transformer", "transformer-g8"),

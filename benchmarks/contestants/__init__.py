@@ -23,6 +23,8 @@ class Entry:
         imports: The statement that brings its names; None if torch is enough.
         environment: Variables of its process.
         is_at_terminal: Whether its output goes to a terminal, so that bars are drawn.
+        is_default: Whether it is measured if nobody names contestants.
+        tolerance: Factor on how far its figures may be from the plain loop's.
     """
 
     title: str
@@ -32,6 +34,8 @@ class Entry:
     imports: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     is_at_terminal: bool = False
+    is_default: bool = True
+    tolerance: float = 1.0
 
     @property
     def is_installed(self) -> bool:
@@ -48,6 +52,7 @@ class Entry:
 
 
 _IPUFIT = ("with_ipufit", "ipufit", "from ipufit import IPUConfig, IPUModel")
+_HALF = {"is_default": False, "tolerance": 4.0}
 _COMPILED = {"IPUFIT_EMULATOR_COMPILE": "compiled"}
 _KERAS = ("with_keras", "keras", "import keras")
 _LIGHTNING = ("with_lightning", "lightning", "import lightning")
@@ -67,10 +72,21 @@ def _entry(title: str, kind: str, place: tuple[str, str, str], **more: Any) -> E
 
 CONTESTANTS = {
     PLAIN: Entry("plain loop", "plain", "PlainLoop"),
-    "ipufit": _entry("ipufit", "Ipufit", _IPUFIT),
+    "ipufit-default": _entry("ipufit, nothing set", "IpufitNothingSet", _IPUFIT),
+    "ipufit": _entry("ipufit, iterations set", "Ipufit", _IPUFIT),
     "ipufit-d1": _entry("ipufit, one update per call", "IpufitOneUpdate", _IPUFIT),
     "ipufit-bar": _entry(
-        "ipufit with its bar", "IpufitWithBar", _IPUFIT, is_at_terminal=True
+        "ipufit with its bar",
+        "IpufitWithBar",
+        _IPUFIT,
+        is_at_terminal=True,
+        is_default=False,
+    ),
+    "ipufit-half": _entry(
+        "float16, stochastic rounding", "IpufitHalf", _IPUFIT, **_HALF
+    ),
+    "ipufit-half-nearest": _entry(
+        "float16, to the nearest", "IpufitHalfNearest", _IPUFIT, **_HALF
     ),
     "ipufit-compiled": _entry(
         "ipufit compiled", "IpufitCompiled", _IPUFIT, environment=_COMPILED
@@ -94,4 +110,4 @@ CONTESTANTS = {
         "pytorch-accelerated", "PytorchAccelerated", _ACCELERATED
     ),
 }
-DEFAULT = tuple(name for name in CONTESTANTS if name != "ipufit-bar")
+DEFAULT = tuple(name for name, entry in CONTESTANTS.items() if entry.is_default)

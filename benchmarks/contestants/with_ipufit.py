@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -27,21 +28,23 @@ class Ipufit(Contestant):
         super().__init__(task)
         from ipufit import IPUConfig, IPUModel
 
-        workload = task.workload
-        config = IPUConfig(
-            micro_batch_size=workload.micro_batch,
-            gradient_accumulation=workload.accumulation,
-            device_iterations=self.device_iterations(),
-            inference_iterations=self.inference_iterations(),
-            seed=0,
-        )
-        self.model = IPUModel(task.network, config)
+        self.model = IPUModel(task.network, IPUConfig(**self.settings()))
         self.model.compile(
             optimizer=task.adamw(),
             loss="cross_entropy",
             metrics=["accuracy"],
         )
         self.epochs = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Fields of `IPUConfig`."""
+        return {
+            "micro_batch_size": self.task.workload.micro_batch,
+            "gradient_accumulation": self.task.workload.accumulation,
+            "device_iterations": self.device_iterations(),
+            "inference_iterations": self.inference_iterations(),
+            "seed": 0,
+        }
 
     def device_iterations(self) -> int:
         """Weight updates per call."""
@@ -57,6 +60,7 @@ class Ipufit(Contestant):
         history = self.model.fit(
             self.task.train.x,
             self.task.train.y,
+            batch_size=self.task.workload.batch_size,
             shuffle=self.task.shuffle,
             initial_epoch=self.epochs,
             epochs=self.epochs + epochs,
@@ -79,6 +83,31 @@ class Ipufit(Contestant):
         return self.model.predict(
             self.task.test.x, batch_size=size, verbose=self.verbose
         )
+
+
+class IpufitNothingSet(Ipufit):
+    """What a newcomer writes: `batch_size`, and whatever is left open is ipufit's."""
+
+    def settings(self) -> dict[str, Any]:
+        """None, but for the micro-batches that a workload has several of."""
+        accumulation = self.task.workload.accumulation
+        return {} if accumulation == 1 else {"gradient_accumulation": accumulation}
+
+
+class IpufitHalf(Ipufit):
+    """float16 for activations and weights, with stochastic rounding in training."""
+
+    def settings(self) -> dict[str, Any]:
+        """The same, and the types."""
+        return {**super().settings(), "precision": "float16"}
+
+
+class IpufitHalfNearest(IpufitHalf):
+    """float16 that is rounded to the nearest."""
+
+    def settings(self) -> dict[str, Any]:
+        """The same, and how to round."""
+        return {**super().settings(), "stochastic_rounding": False}
 
 
 class IpufitOneUpdate(Ipufit):

@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 
-from benchmarks import worker, workloads
+from benchmarks import pictures, worker, workloads
 from benchmarks.contestants import CONTESTANTS, PLAIN
-from benchmarks.contestants.with_ipufit import was_compiled
+from benchmarks.contestants.base import Task
+from benchmarks.contestants.with_ipufit import IpufitNothingSet, was_compiled
 from benchmarks.results import complaints
 
 SMALL = {
@@ -27,7 +28,10 @@ WORKLOADS = [
     pytest.param(name, marks=[pytest.mark.thorough] if name in NETWORKS else [])
     for name in SMALL
 ]
-OWN = ["ipufit", "ipufit-d1", "ipufit-bar", "bare", "folded"]
+OWN = [
+    *("ipufit-default", "ipufit", "ipufit-d1", "ipufit-bar"),
+    *("ipufit-half", "ipufit-half-nearest", "bare", "folded"),
+]
 PEERS = [
     name
     for name, entry in CONTESTANTS.items()
@@ -75,7 +79,8 @@ def test_those_without_peers_do_the_plain_loop_s_work(
     plain, mine = measure_plain(workload, plain_results), measure(workload, name)
     if name == "folded" and "unavailable" in mine["operations"]["train"]:
         pytest.skip(mine["operations"]["train"]["unavailable"])
-    assert complaints(mine["figures"], plain["figures"], 2, 64) == []
+    factor = CONTESTANTS[name].tolerance
+    assert complaints(mine["figures"], plain["figures"], 2, 64, factor) == []
     for result in (plain, mine):
         assert set(result["operations"]) == set(worker.OPERATIONS)
         for timed in result["operations"].values():
@@ -95,6 +100,22 @@ def test_peers_do_the_plain_loop_s_work(
         pytest.skip(f"{CONTESTANTS[name].package} isn't installed")
     plain, mine = measure_plain(workload, plain_results), measure(workload, name)
     assert complaints(mine["figures"], plain["figures"], 2, 64) == []
+
+
+def test_nothing_is_set_but_the_micro_batches_that_a_workload_has(small):
+    def settings(workload):
+        task = Task(
+            workloads.find(workload), workloads.W1.make_network(), None, None, True
+        )
+        return IpufitNothingSet(task).settings()
+
+    assert settings("W1") == settings("lstm") == {}
+    assert settings("W3") == {"gradient_accumulation": 10}
+
+
+def test_nothing_set_comes_first_after_the_plain_loop():
+    assert list(CONTESTANTS)[:2] == [PLAIN, "ipufit-default"]
+    assert pictures._BARS[0] == "ipufit-default"
 
 
 def test_who_is_not_compiled_gets_no_figures(small):

@@ -22,6 +22,9 @@ from benchmarks.together import Spent
 
 PARTS = {
     **{part: f"peers --write {part}" for part in peers.PARTS},
+    "start": "start",
+    "calls": "calls",
+    "inputs": "inputs",
     "scaling": "scaling",
     "steps": "steps",
     "distributed": "distributed",
@@ -95,13 +98,18 @@ def test_the_appendix_has_the_recorded_results():
                 for key, value in row.items()
             ]
             assert all(cell in text for cell in cells if cell)
-    row = next(
-        one
-        for one in results["peers"]["rows"]
-        if (one["workload"], one["operation"], one["contestant"])
-        == ("W1", "train", "ipufit")
-    )
-    assert row["cpu_speed"] == [1.58, 1.56, 1.64]
+
+
+def test_the_pages_have_the_summary_of_the_results():
+    text = page.summary(page.read())
+    assert text.splitlines()[0].startswith("| plain loop = 1 ")
+    shown = []
+    for name in page.SUMMARIES:
+        said = (page.DOCS / name).read_text("utf-8")
+        if page.markers("page")[0] in said:
+            shown.append(name)
+            assert text in said
+    assert "benchmarks.md" in shown
 
 
 def speed(workload, contestant="ipufit", operation="train", of="cpu_speed"):
@@ -115,34 +123,30 @@ def speed(workload, contestant="ipufit", operation="train", of="cpu_speed"):
 
 def test_the_sentences_of_the_page_are_those_of_the_results():
     text = " ".join((page.DOCS / "benchmarks.md").read_text("utf-8").split())
-    for claim in (
-        f"it is {speed('W2'):.1f} times as fast on an MLP",
-        f"and {speed('W1'):.1f} times as fast on the convolutional",
-        f"It is {speed('W2', 'ipufit-compiled'):.1f} times as fast on the small MLP",
-        f"takes {speed('W2', 'ipufit-compiled', of='first_seconds'):.0f} seconds",
-        f"later ones {speed('W2', 'ipufit-compiled', of='cached_seconds'):.1f},",
-        f"are {speed('W1', operation='evaluate'):.1f} times as fast as the plain",
-        f"they are {speed('W2', operation='evaluate'):.0f} and "
-        f"{speed('W2', operation='predict'):.0f} times as fast",
-    ):
-        assert claim in text
-    assert "`evaluate` and `predict` are 2.3 times" in text
-    assert f"{speed('W1', operation='predict'):.1f}" == "2.3"
+    small, images = speed("W2"), speed("W1")
+    assert small > images > 1.0  # "most where a network is so small"
+    compiled = [
+        row["cpu_speed"][0]
+        for row in page.read()["peers"]["rows"]
+        if (row["workload"], row["operation"]) == ("W2", "train")
+        and CONTESTANTS[row["contestant"]].package is not None
+    ]
+    assert speed("W2", "ipufit-compiled") == max(compiled)
+    assert 20 < speed("W2", "ipufit-compiled", of="first_seconds") < 50
+    assert 0.5 < speed("W2", "ipufit-compiled", of="cached_seconds") < 2.5
+    for operation in ("evaluate", "predict"):
+        assert speed("W1", operation=operation) > 2
+        assert speed("W2", operation=operation) > 15
+    assert "Its first use takes half a minute" in text
+    assert "over twice as fast as the plain loop's on the MNIST network" in text
+    assert "over fifteen times as fast on the small MLP" in text
     larger = [speed(name) for name in ("lstm", "transformer", "resnet18")]
-    assert all(1.15 < one <= 1.25 for one in larger)
-    assert "ipufit is 1.2 times as fast as the plain loop on these three" in text
-    looks = {
-        name: [
-            speed(f"{name}{more}", operation=operation)
-            for more in ("", "-g8")
-            for operation in ("evaluate", "predict")
-        ]
-        for name in ("lstm", "transformer", "resnet18")
+    assert all(1.0 < one < 1.6 for one in larger)
+    compiling = {
+        name: speed(name, "ipufit-compiled") / speed(name)
+        for name in ("transformer", "resnet18")
     }
-    others = looks["transformer"] + looks["resnet18"]
-    lstm = looks["lstm"]
-    assert f"{min(lstm):.1f} to {max(lstm):.1f} times as fast on the LSTM" in text
-    assert f"{min(others):.2f} to {max(others):.1f} times on the other two" in text
+    assert compiling["transformer"] > 1 > compiling["resnet18"]
     faster = [
         row["contestant"]
         for row in page.read()["peers"]["rows"]
@@ -250,6 +254,41 @@ def test_peers_write_what_they_measured(part, docs, monkeypatch):
     assert drawn.is_file() == (part in pictures.PICTURES)
     if drawn.is_file():
         assert "4.00" in [text for text, _ in strings(drawn)]
+
+
+@needs_matplotlib
+def test_what_others_have_stays_if_it_is_asked_for(docs, monkeypatch):
+    def run(self, job, repeat):
+        times = {"cpu": 1.0 if job.contestant == "plain" else 0.25, "wall": 1.0}
+        one = {"first": times, "measured": times}
+        return {
+            "operations": {"train": one},
+            "figures": {},
+            "peak_bytes": 100,
+            "set_up": {"cpu": 0.5, "wall": 0.5},
+        }
+
+    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(peers, "import_seconds", lambda runner, statement: 0.125)
+    before = page.read()["peers"]
+    switches = ["--workloads", "W2", "--contestants", "ipufit-default", "--repeats"]
+    switches += ["1", "--operations", "train", "--no-check", "--write", "peers"]
+    assert peers.main([*switches, "--merge"]) == 0
+    after = page.read()["peers"]
+    assert after["measured_on"].startswith(before["measured_on"] + "\n\nMeasured later")
+    key = "W2", "train", "ipufit-default"
+    names = [
+        (*map(one.get, ("workload", "operation", "contestant")),)
+        for one in after["rows"]
+    ]
+    assert names[1] == key
+    replaced = {key, ("W2", "train", "plain")}
+    kept = [one for one, name in zip(after["rows"], names) if name not in replaced]
+    assert all(one in before["rows"] for one in kept)
+    assert len(kept) >= len(before["rows"]) - 2
+    appendix = (docs / page.APPENDIX).read_text("utf-8")
+    assert "| `import keras` " in appendix
+    assert "| ipufit, nothing set " in appendix
 
 
 def test_steps_write_what_they_measured(docs, monkeypatch):

@@ -28,7 +28,8 @@ def test_examples_are_right(module):
 
 def test_the_tables_show_medians_ranges_and_who_is_missing():
     rows = [row("plain", ONE), row("ipufit", Spread(2.0, 1.5, 2.5))]
-    assert "| ipufit                    |     2.00 |" in tables.overview(rows)
+    assert "| ipufit, iterations set    |     2.00 |" in tables.overview(rows)
+    assert "| CPU speed, ipufit, iteration" in tables.overview(rows, "ipufit")
     full = tables.details(rows)
     assert "2.00 (1.50-2.50)" in full
     assert full.count("\n") == 3

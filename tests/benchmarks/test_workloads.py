@@ -14,7 +14,7 @@ import torch
 from benchmarks import datasets, networks, workloads
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-ALL = [*workloads.DEFAULT, "W1-g8"]
+ALL = [*workloads.DEFAULT, "W1-g8", "resnet50", "encoder12"]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -50,6 +50,17 @@ def test_the_name_gives_the_accumulation():
     for name in ("W9", "W9-g8", "W1-g0", "W1-g"):
         with pytest.raises(ValueError, match="choose from W1"):
             workloads.find(name)
+
+
+def test_networks_have_the_parameters_that_their_names_promise():
+    def millions(make):
+        with torch.device("meta"):  # no memory is filled
+            network = make()
+        return sum(value.numel() for value in network.parameters()) / 1e6
+
+    assert millions(networks.resnet50) == pytest.approx(23.5, abs=0.1)
+    assert millions(networks.encoder12) == pytest.approx(9.6, abs=0.1)
+    assert millions(networks.large) == pytest.approx(109, abs=1)
 
 
 def test_w1_is_the_example_s_network(monkeypatch):

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured before stays beside what is measured now."""
+
+from __future__ import annotations
+
+from benchmarks import records
+from benchmarks.results import Row, Spread
+
+ONE = Spread(1.0, 1.0, 1.0)
+
+
+def row(contestant, speed, workload="W2", operation="train"):
+    return Row(workload, operation, contestant, speed, ONE, ONE, 0.5, 1.0, None, ONE)
+
+
+def test_a_record_is_read_as_it_was_written():
+    given = row("ipufit", Spread(2.0, 1.5, 2.5))
+    assert records.recorded(records.record(given)) == given
+
+
+def test_newer_rows_stand_for_older_ones_in_the_usual_order():
+    older = [
+        row(name, ONE, work) for work in ("W2", "W1") for name in ("plain", "bare")
+    ]
+    slower = Spread(0.5, 0.5, 0.5)
+    newer = [row("bare", slower, "W1"), row("ipufit-default", slower, "W1")]
+    found = records.merged(older, newer)
+    assert [(one.workload, one.contestant, one.speed.median) for one in found] == [
+        ("W2", "plain", 1.0),
+        ("W2", "bare", 1.0),
+        ("W1", "plain", 1.0),
+        ("W1", "ipufit-default", 0.5),
+        ("W1", "bare", 0.5),
+    ]
+
+
+def test_the_settings_say_what_was_measured_later():
+    rows = [row("plain", ONE), row("bare", ONE)]
+    once = records.settings_merged("A machine.", "Another.", rows)
+    assert once == (
+        "A machine.\n\nMeasured later (plain loop, limit: bare loop over slices; "
+        "on W2): Another."
+    )
+    assert records.settings_merged(once, "Another.", rows) == once
