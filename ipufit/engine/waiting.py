@@ -73,6 +73,7 @@ class WaitingRows:
         by_pass: Whether each pass is a group by itself.
 
     Example:
+        >>> import torch
         >>> waiting = WaitingRows(rows_per_pass=2, by_pass=True)
         >>> for value in (1.0, 2.0):
         ...     outputs = torch.full((3,), value)

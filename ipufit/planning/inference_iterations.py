@@ -5,13 +5,13 @@ Larger calls cost less: each has a price of its own, on IPUs a round trip betwee
 and device. They change no number. What limits them is the memory that inputs and
 outputs of a call take on the host, and the padding of the last call, which is computed
 and thrown away. Each other number of passes is another program, and IPUs take minutes
-to compile one, so there are few numbers to choose from: those twice, four times, eight
-times the least one and so on.
+to compile one, so there are few numbers to choose from, four to each doubling: 4, 5, 6,
+7, then 8, 10, 12, 14, then 16, 20 and so on.
 """
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Iterator, Sequence
 
 from .choice import Choice
 from .device_iterations import MOST_CALL_BYTES
@@ -35,7 +35,7 @@ def chosen_inference_iterations(
     least: int = 1,
     most: int = MOST_PASSES,
 ) -> Choice:
-    """Choose the passes of a call: the least ones times a power of two.
+    """Choose the passes of a call: the least ones times a number of three bits.
 
     They are as many as keep within three bounds, so that the least ones are always
     within them: `MOST_CALL_BYTES`; `most`; and padding of a sixteenth of the passes
@@ -57,34 +57,47 @@ def chosen_inference_iterations(
         >>> chosen_inference_iterations([500], bytes_per_pass=2_500)
         Choice(value=512, reason='one call takes all 500')
         >>> chosen_inference_iterations([80], bytes_per_pass=2_500)
-        Choice(value=16, reason='32 would pad 80 passes to 96')
+        Choice(value=80, reason='one call takes all 80')
+        >>> chosen_inference_iterations([81], bytes_per_pass=2_500)
+        Choice(value=28, reason='32 would pad 81 passes to 96')
         >>> chosen_inference_iterations([80], bytes_per_pass=10_000_000)
-        Choice(value=4, reason='8 would take 76 MiB of host memory, beyond 64')
+        Choice(value=6, reason='7 would take 66 MiB of host memory, beyond 64')
     """
     if bytes_per_pass is None:
         most = min(most, MOST_UNKNOWN_PASSES)
     held = bytes_per_pass or 0
     largest = max(passes, default=most)
-    values, reason = [least], ""
-    while values[-1] < largest and not reason:
-        larger = 2 * values[-1]
-        if larger > most:
+    values: list[int] = []
+    reason = ""
+    for value in _numbers(least):
+        if values and value > most:
             reason = f"calls of such data have {most} passes at most"
-        elif larger * held > MOST_CALL_BYTES:
+        elif values and value * held > MOST_CALL_BYTES:
             reason = (
-                f"{larger} would take {larger * held >> 20} MiB of host memory, beyond "
+                f"{value} would take {value * held >> 20} MiB of host memory, beyond "
                 f"{MOST_CALL_BYTES >> 20}"
             )
         else:
-            values.append(larger)
+            values.append(value)
+        if reason or value >= largest:
+            break
     limit = _computed(passes, least) + sum(passes) // _MOST_PADDING
-    value = max(one for one in values if _computed(passes, one) <= limit)
-    if value < values[-1]:
-        padded = _computed(passes, 2 * value)
-        reason = f"{2 * value} would pad {sum(passes)} passes to {padded}"
+    padded = {value: _computed(passes, value) for value in values}
+    at = max(i for i, value in enumerate(values) if padded[value] <= limit)
+    if at + 1 < len(values):
+        larger = values[at + 1]
+        reason = f"{larger} would pad {sum(passes)} passes to {padded[larger]}"
     elif not reason:
         reason = f"one call takes all {largest}"
-    return Choice(value, reason)
+    return Choice(values[at], reason)
+
+
+def _numbers(least: int) -> Iterator[int]:
+    """The least number times 1, 2, 3, ... 8, 10, 12, 14, 16, 20 and so on."""
+    factor = 1
+    while True:
+        yield factor * least
+        factor += 1 << max(0, factor.bit_length() - 3)
 
 
 def _computed(passes: Sequence[int], per_call: int) -> int:

@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from ipufit.emulator import Options, inferenceModel
+from ipufit.emulator._ground.switches import (
+    CHANNELS_LAST_VARIABLE,
+    uses_channels_last,
+)
 from ipufit.emulator._machine_code import machine_functions as _machine_functions
 from ipufit.emulator._machine_code import origins as _origins
 from ipufit.emulator._machine_code.origins import origin_of
@@ -41,7 +45,7 @@ def test_programs_of_one_origin_are_alike(monkeypatch):
         origin_of(program_of(torch.nn.Linear(3, 3)), parts),
         origin_of(program_of(Scaled()), ["inference", 2]),
     ]
-    monkeypatch.setenv("IPUFIT_EMULATOR_CHANNELS_LAST", "0")
+    monkeypatch.setenv(CHANNELS_LAST_VARIABLE, str(int(not uses_channels_last())))
     others.append(origin_of(program_of(Scaled()), parts))
     monkeypatch.undo()
     monkeypatch.setattr(_origins, "_own_code", lambda: "changed")

@@ -62,7 +62,10 @@ def test_a_value_cannot_be_read_while_tracing(name, kind):
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_cannot_be_computed_while_tracing(name):
     executor = poptorch.inferenceModel(Function(lambda m, x: GRADIENTS[name](x) or x))
-    with pytest.raises(poptorch.Error, match="compiler makes the backward pass"):
+    error, message = poptorch.Error, "compiler makes the backward pass"
+    if name == "torch.autograd.backward" and torch.__version__ < "2.1":
+        error, message = RuntimeError, "does not require grad"  # torch's own
+    with pytest.raises(error, match=message):
         executor(torch.ones(2))
 
 
