@@ -37,6 +37,7 @@ FLOORS = {
         "placement": 2.5,
         "config": 2,
         "doctor": 2,
+        "first_fit": 2,
         "distributed": 1.5,
         "launch": 2,
         "losses": 3,  # some are means of what metrics compute

@@ -7,6 +7,7 @@ from . import compile_line
 from .command_line import main
 from .launchers import Command, poprun_command, torchrun_command
 from .request import LaunchRequest
+from .scripts import run_script
 
 __all__ = [
     "Command",
@@ -14,5 +15,6 @@ __all__ = [
     "compile_line",
     "main",
     "poprun_command",
+    "run_script",
     "torchrun_command",
 ]

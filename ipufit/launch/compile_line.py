@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
-import traceback
 from pathlib import Path
 from typing import Sequence
 
 from ipufit import _env
+
+from .scripts import run_script
 
 _EPILOG = """\
 examples:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     os.environ[_env.COMPILE_FOR] = str(given.ipu_version)
     os.environ.setdefault("POPTORCH_CACHE_DIR", str(folder / "cache"))
     before = set(folder.glob("*.json"))
-    status = _run(given.script, given.arguments, is_module=given.is_module)
+    status = run_script(given.script, given.arguments, is_module=given.is_module)
     done = sorted(set(folder.glob("*.json")) - before)
     programs = "1 program" if len(done) == 1 else f"{len(done)} programs"
     sys.stderr.write(f"ipufit: {programs} compiled, described in {folder}\n")
@@ -55,27 +55,6 @@ def main(arguments: Sequence[str]) -> None:
         )
         status = 1
     sys.exit(status)
-
-
-def _run(script: str, arguments: Sequence[str], *, is_module: bool) -> str | int:
-    """Run a script as Python would, and give its exit status."""
-    before = sys.argv, sys.path[:]
-    sys.argv = [script, *arguments]
-    try:
-        if is_module:
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-            runpy.run_path(script, run_name="__main__")
-    except SystemExit as ending:
-        return 0 if ending.code is None else ending.code
-    except Exception:  # noqa: BLE001 - shown, and what was compiled after it
-        traceback.print_exc()
-        return 1
-    finally:
-        sys.argv, sys.path[:] = before
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Mapping, Sequence
 
+from ipufit import first_fit
 from ipufit.batching import BatchPlan, check_count, check_positive
 from ipufit.callbacks import CallbackList, History
 from ipufit.callbacks.base import CallbackLike
@@ -138,6 +139,7 @@ def fit(
         UnsupportedError: Weights or padding for a loss without values per sample.
         Error: PopTorch refuses something (`ipufit.poptorch.Error`).
     """
+    first_fit.arrived(self, locals())
     asked = Instruments(is_synthetic=synthetic, profiled_calls=profile_steps)
     self = instrumented(self, asked, resume, callbacks)
     settings = settings_of(self)
@@ -173,7 +175,7 @@ def fit(
     lengths = steps_per_epoch, len(epochs_to_come), calls_done(checkpoint)
     calls = Epochs(batches, training.plan, *lengths)
     every = _validation_calls(validation_updates, training.plan, validation_source)
-    times = sum(epochs_to_come.values()) + (2 if every else 0)
+    times = sum(epochs_to_come.values()) + 2 * bool(every)
     size = validation_batch_size, validation_steps, times
     validation = _validation_of(self, validation_source, *size, training, callbacks)
     plan = FitPlan(
@@ -195,14 +197,12 @@ def fit(
     if validation is not None:
         warn_of_coverage(validation.options, validation.plan, "fit's validation")
     left_out = batches.num_dropped, batches.num_empty_updates
-    history = run(self, plan)
-    _end_stream(self, plan, history, left_out)
-    return history
+    return _end_stream(self, plan, run(self, plan), left_out)
 
 
 def _end_stream(
     model: Model, plan: FitPlan, history: History, before: tuple[int | None, int]
-) -> None:
+) -> History:
     """Say how many samples didn't fill a call, if only the end of a stream told that.
 
     Args:
@@ -210,11 +210,15 @@ def _end_stream(
         plan: The plan of the run that has ended.
         history: Its history.
         before: Numbers of samples left out, and of empty updates, before the run.
+
+    Returns:
+        The history, which now has the number of samples left out.
     """
     batches = plan.batches
     if (batches.num_dropped, batches.num_empty_updates) != before:
         history.dropped_samples = batches.num_dropped or 0
         _warn_of_tail(model, batches, plan.training.plan, stacklevel=4)
+    return history
 
 
 def _validation_of(
