@@ -141,10 +141,10 @@ def test_that_open_iterations_go_by_the_number_of_samples(way, moves):
     assert (
         sizes
         == {
-            "data": {1, 8},
-            "meta": {1, 8},
+            "data": {1, 40},
+            "meta": {1, 40},
             "validation_data": {1, 32},
-            "split": {1, 8},
+            "split": {1, 8, 40},
         }[way]
     )
     model.fit(x, y, 4, verbose=0, **fitted)

@@ -114,7 +114,8 @@ def test_a_fit_is_that_of_single_transforms(transform, config):
 
 def test_batches_are_transformed_at_once():
     scale = Scale()
-    fitted(TransformedDataset(CachedDataset(Raw()), scale))
+    dataset = TransformedDataset(CachedDataset(Raw()), scale)
+    fitted(dataset, inference_iterations=1)
     assert scale.sizes.count(4) >= 3 * 2 + 2
     assert scale.sizes.count(1) <= 2 * (4 + 4)  # looking at one, and the first batch
 

@@ -116,7 +116,7 @@ def test_functions_of_the_users_see_one_pass_at_a_time(where, iterations):
 
 def test_targets_that_do_not_fit_fail_at_the_first_call():
     x, _ = reference.samples(12)
-    model = compiled()
+    model = compiled(inference_iterations=1)
     with pytest.raises(ipufit.DataError, match=r"float32 \[4, "):
         model.evaluate(x, torch.zeros(12, 1, 5), batch_size=4, verbose=0)
 
