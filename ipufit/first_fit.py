@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping
+
+Look = Callable[[Any, Mapping[str, Any]], None]
+"""Looks at an `IPUModel` and at the arguments of its fit, by name."""
 
 
 class FirstFit(BaseException):
@@ -23,27 +26,37 @@ class FirstFit(BaseException):
         self.arguments = arguments
 
 
-_is_awaited = False
+def _see_nothing(model: Any, arguments: Mapping[str, Any]) -> None:
+    """Leave the model to whoever catches the `FirstFit`."""
+
+
+_look: Look | None = None
 
 
 @contextlib.contextmanager
-def awaited() -> Iterator[None]:
+def awaited(look: Look = _see_nothing) -> Iterator[None]:
     """Have the next `fit` of this process stop its caller.
 
+    Args:
+        look: Is called before the caller is stopped, with the model and the arguments:
+            files and folders that the caller has for a while are still there. If it
+            raises, its error is the cause of the `FirstFit`.
+
     Example:
-        >>> with awaited():
+        >>> with awaited(lambda model, arguments: print(model, arguments)):
         ...     try:
         ...         arrived("a model", {"batch_size": 8})
         ...     except FirstFit as stop:
-        ...         print(stop.model, stop.arguments)
+        ...         print(stop.arguments)
         a model {'batch_size': 8}
+        {'batch_size': 8}
     """
-    global _is_awaited
-    before, _is_awaited = _is_awaited, True
+    global _look
+    before, _look = _look, look
     try:
         yield
     finally:
-        _is_awaited = before
+        _look = before
 
 
 def arrived(model: Any, arguments: Mapping[str, Any]) -> None:
@@ -56,8 +69,11 @@ def arrived(model: Any, arguments: Mapping[str, Any]) -> None:
     Raises:
         FirstFit: Somebody awaits it.
     """
-    if _is_awaited:
-        others = {
-            name: value for name, value in arguments.items() if value is not model
-        }
-        raise FirstFit(model, others)
+    if _look is None:
+        return
+    others = {name: value for name, value in arguments.items() if value is not model}
+    try:
+        _look(model, others)
+    except Exception as error:
+        raise FirstFit(model, others) from error
+    raise FirstFit(model, others)

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     PACKAGE: {
         "__main__": 8,
+        "commands": 7.5,
         "": 7,
         "integrations": 6.5,
         "model": 6,
@@ -125,6 +126,7 @@ COMPUTED_IMPORTS = {
     "ipufit": "public names, when they are first used",
     "ipufit._lazy": "public names of packages, when they are first used",
     "ipufit.callbacks.optional": "packages that a callback needs",
+    "ipufit.commands.subject": "the user's module that a command line names",
     "ipufit.emulator": "public names, when they are first used",
     "ipufit.emulator._install": "the emulator under PopTorch's name",
     "ipufit.emulator._machine_code.machine_functions": "torch's compiler, if any",

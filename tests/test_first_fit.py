@@ -46,3 +46,30 @@ def test_nobody_awaits_a_fit_otherwise():
             arrived(None, {})
     arrived(None, {})
     assert model().fit(X, Y, 4, verbose=0).epoch == [0]
+
+
+def test_who_looks_does_so_while_the_caller_has_what_it_has_for_a_while(tmp_path):
+    seen = []
+
+    def look(model, arguments):
+        seen.append((model, sorted(arguments), (tmp_path / "data").read_text()))
+
+    def script():
+        (tmp_path / "data").write_text("here")
+        try:
+            arrived("a model", {"x": 1, "y": 2})
+        finally:
+            (tmp_path / "data").unlink()
+
+    with awaited(look), pytest.raises(FirstFit):
+        script()
+    assert seen == [("a model", ["x", "y"], "here")]
+
+
+def test_the_error_of_who_looks_is_the_cause():
+    def look(model, arguments):
+        raise OSError("of the look")
+
+    with awaited(look), pytest.raises(FirstFit) as stop:
+        arrived("a model", {})
+    assert isinstance(stop.value.__cause__, OSError)

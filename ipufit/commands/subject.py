@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model that a command looks at: of a script, a module, or a function of one.
+
+A script is run up to its first `fit`, of which nothing is done. What it prints goes to
+the standard error output, so that the command alone writes to the standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterator, Mapping, Sequence, TypeVar
+
+from ipufit.errors import ConfigError, IpufitError
+from ipufit.first_fit import FirstFit, awaited
+from ipufit.launch import run_script
+from ipufit.model import IPUModel
+
+ResultT = TypeVar("ResultT")
+
+_FORMS = "an IPUModel, (model, x) or (model, x, y)"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The program that a command line names.
+
+    Attributes:
+        name: A script's path, a module's name, or `module:function`.
+        arguments: The arguments that a script gets.
+        is_module: Whether `name` is that of a module which is run as a script.
+
+    Example:
+        >>> Target("models:make").is_factory, Target("train.py", ("--fast",)).is_factory
+        (True, False)
+    """
+
+    name: str
+    arguments: Sequence[str] = ()
+    is_module: bool = False
+
+    @property
+    def is_factory(self) -> bool:
+        """Whether it is a function that makes the model."""
+        return not self.is_module and ":" in self.name and not os.path.exists(self.name)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the arguments that its `fit` was called with.
+
+    Attributes:
+        model: The model; a factory may have left it without `compile`.
+        arguments: Arguments of `fit` by name: all of them if a script has called it,
+            `x` and `y` if a factory gives these, else none.
+    """
+
+    model: IPUModel
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Have a command line end with the program: `(script | -m module | module:f) ...`.
+
+    Example:
+        >>> parser = argparse.ArgumentParser()
+        >>> add_target(parser)
+        >>> target_of(parser.parse_args(["-m", "train", "--epochs", "3"]))
+        Target(name='train', arguments=('--epochs', '3'), is_module=True)
+    """
+    parser.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="run a module, named as in an import, instead of a script",
+    )
+    parser.add_argument("target", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def target_of(given: argparse.Namespace) -> Target:
+    """The program that was given to a parser of `add_target`."""
+    return Target(given.target, tuple(given.arguments), given.is_module)
+
+
+def looked_at(target: Target, look: Callable[[Subject], ResultT]) -> ResultT:
+    """Run a program up to its first `fit`, and give the model to `look` there.
+
+    `look` is called while the program waits, so its temporary files are still there.
+    Modules that the program imports are read, and no bytecode of them is written.
+
+    Args:
+        target: The program.
+        look: Gets the model, and the arguments of its `fit`.
+
+    Returns:
+        What `look` returns; its errors come through.
+
+    Raises:
+        ConfigError: There is no such program, it fails before it calls `fit`, or it
+            ends without doing so.
+    """
+    results: list[ResultT] = []
+
+    def at_fit(model: Any, arguments: Mapping[str, Any]) -> None:
+        results.append(look(Subject(model, arguments)))
+
+    with _leaving_no_traces(), contextlib.redirect_stdout(sys.stderr), awaited(at_fit):
+        try:
+            if target.is_factory:
+                made = _made(target)
+            else:
+                _run(target)
+        except FirstFit as stop:
+            if stop.__cause__ is not None:
+                raise stop.__cause__ from None
+            return results[0]
+    with _leaving_no_traces():
+        return look(made)
+
+
+@contextlib.contextmanager
+def _leaving_no_traces() -> Iterator[None]:
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _run(target: Target) -> None:
+    """Run a script or module to its first fit.
+
+    Raises:
+        ConfigError: It never comes there.
+        FirstFit: It has.
+    """
+    if not target.is_module and not os.path.isfile(target.name):
+        raise ConfigError(f"There is no script {target.name!r}.")
+    status = run_script(target.name, target.arguments, is_module=target.is_module)
+    ending = "ended" if status == 0 else f"ended with {status!r}"
+    raise ConfigError(
+        f"{target.name} {ending} before it called fit of an IPUModel, so there is "
+        "nothing to look at. A function that makes the model can be named instead: "
+        "module:function."
+    )
+
+
+def _made(target: Target) -> Subject:
+    """The model that a function makes.
+
+    Raises:
+        ConfigError: There is no such function, it fails, or returns something else.
+    """
+    if target.arguments:
+        raise ConfigError(
+            f"{target.name} is a function that is called without arguments. Got "
+            f"{' '.join(target.arguments)}."
+        )
+    module_name, _, path = target.name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in path.split("."):
+            found = getattr(found, name)
+        made = found()
+    except IpufitError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{target.name} can't be called: {type(error).__name__}: {error}"
+        ) from error
+    model, *data = made if isinstance(made, tuple) and made else (made,)
+    if not isinstance(model, IPUModel) or len(data) > 2:
+        raise ConfigError(
+            f"{target.name} must return {_FORMS}. It has returned "
+            f"{type(made).__name__}."
+        )
+    return Subject(model, dict(zip(("x", "y"), data)))
