@@ -55,6 +55,7 @@ FLOORS = {
         "_files": 0,
         "_kinds": 0,
         "_lazy": 0,
+        "_optional": 0,
         "_tree": 0,
         "_version": 0,
         "emulator": 0,
@@ -125,7 +126,7 @@ OPTIONAL = {"datasets", "popdist", "poptorch_geometric", "sklearn"}
 COMPUTED_IMPORTS = {
     "ipufit": "public names, when they are first used",
     "ipufit._lazy": "public names of packages, when they are first used",
-    "ipufit.callbacks.optional": "packages that a callback needs",
+    "ipufit._optional": "packages that only some functions need",
     "ipufit.commands.subject": "the user's module that a command line names",
     "ipufit.emulator": "public names, when they are first used",
     "ipufit.emulator._install": "the emulator under PopTorch's name",

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from ipufit._optional import need
+
 from .figure_logger import RunLogger
-from .optional import need
 
 
 class CometLogger(RunLogger):

@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any, Sequence
 
+from ipufit._optional import need
 from ipufit.errors import ConfigError
-
-from .optional import need
 
 Axes = Any
 """`matplotlib.axes.Axes`, which needn't be installed."""

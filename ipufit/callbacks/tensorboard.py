@@ -7,12 +7,12 @@ import os
 from typing import Any
 
 from ipufit._files import file_errors
+from ipufit._optional import need
 from ipufit.batching import check_count
 
 from .figure_logger import FigureLogger
 from .histograms import histogram_values, is_histogram_due
 from .learning_rate import learning_rate
-from .optional import need
 
 
 class TensorBoard(FigureLogger):

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipufit._optional import need
 from ipufit.batching import check_count
 
 from .figure_logger import RunLogger
 from .histograms import histogram_values, is_histogram_due
-from .optional import need
 
 
 class WandbLogger(RunLogger):

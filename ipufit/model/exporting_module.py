@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ipufit._files import file_errors, sha256_of, written_beside
+from ipufit._optional import need
 from ipufit._tree import Structure, tree_map
 from ipufit._version import __version__
-from ipufit.callbacks.optional import need
 from ipufit.data import HostRandomState, Source
 from ipufit.engine import arguments_of, failures_explained, named_outputs
 from ipufit.errors import IpufitError, UnsupportedError

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that only some callbacks need."""
+"""Packages that only some functions need."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from ipufit.errors import ConfigError
+from .errors import ConfigError
 
 
 def need(module: str, who: str, install: str) -> Any:
-    """Import a module that a callback needs.
+    """Import a module of an optional package.
 
     Args:
         module: Name of the module.
-        who: Name of the callback, for the message.
+        who: Name of the callback or function that needs it, for the message.
         install: Argument of `pip install`, for the message.
 
     Raises:
