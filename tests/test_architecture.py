@@ -74,6 +74,7 @@ FLOORS = {
         "waiting": 8,
         "coverage": 7,
         "programs": 6,
+        "sizes": 5.5,
         "traced": 5,
         "baked_in": 4,
         "objective": 3,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from .block_cost import BlockCost
 from .choice import Choice
 from .device_iterations import (
     MOST_CALL_BYTES,
@@ -27,6 +28,7 @@ __all__ = [
     "MOST_UNKNOWN_PASSES",
     "MOST_UPDATES",
     "MOST_WORK",
+    "BlockCost",
     "Choice",
     "EpochPlan",
     "Limit",

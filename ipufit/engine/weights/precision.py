@@ -180,7 +180,7 @@ def in_own_types(
         if _is_lazy(one):  # torch can't copy lazy buffers
             wanted.setdefault(id(one), (one, one.dtype))
     memo: dict[int, Any] = {
-        id(one): one.detach().clone() for one in _computed_attributes(module)
+        id(one): one.detach().clone() for one in computed_attributes(module)
     }
     memo.update({key: _converted(*change) for key, change in wanted.items()})
     try:
@@ -238,7 +238,7 @@ def _floating(module: torch.nn.Module) -> list[Tensor]:
     return [one for one in weights if unfetched(one, "dtype").is_floating_point]
 
 
-def _computed_attributes(module: torch.nn.Module) -> Iterator[Tensor]:
+def computed_attributes(module: torch.nn.Module) -> Iterator[Tensor]:
     """Attributes that were computed from weights, as `weight_norm` computes them.
 
     torch can't copy them; `forward` computes them anew.
