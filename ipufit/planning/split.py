@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divides the blocks of a module into the stages of a pipeline, evenly and exactly.
+
+All stages of a pipeline wait for the slowest one. So the first thing that counts is the
+floating-point operations of the slowest stage, then the memory of the fullest IPU, then
+the bytes that cross from stage to stage, and then that stages begin early. Each is made
+as small as it can be without giving up one before it, by a dynamic programme over all
+ways to cut. Blocks that share a weight stay on one IPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import accumulate
+from typing import Callable, NamedTuple, Sequence
+
+from ipufit.errors import ConfigError
+
+from .block_cost import BlockCost
+
+MOST_STAGES = 64
+"""Stages that `smallest_split` tries at most: a process has so many IPUs."""
+
+
+class Split(NamedTuple):
+    """The stages that the blocks of a module are divided into.
+
+    Attributes:
+        names: Name of the submodule that begins each stage.
+        flops: Floating-point operations of each stage, forward, for a micro-batch.
+        held_bytes: Bytes that each stage holds all the time.
+        crossing_bytes: Bytes that cross to the next stage, after each but the last.
+
+    Example:
+        >>> Split(("a", "b"), (10, 30), (0, 0), (8,)).imbalance
+        1.5
+    """
+
+    names: tuple[str, ...]
+    flops: tuple[int, ...]
+    held_bytes: tuple[int, ...]
+    crossing_bytes: tuple[int, ...]
+
+    @property
+    def imbalance(self) -> float:
+        """Operations of the slowest stage over those of the mean one; 1 if none has."""
+        total = sum(self.flops)
+        return max(self.flops) * len(self.flops) / total if total else 1.0
+
+
+class TooFullError(ConfigError):
+    """No way to cut a module has stages that fit in the memory of an IPU."""
+
+
+def best_split(
+    costs: Sequence[BlockCost],
+    stages: int,
+    held_bytes: Sequence[int] | None = None,
+    capacity: int | None = None,
+) -> Split:
+    """Find the best way to cut blocks into so many stages.
+
+    Args:
+        costs: Costs of the blocks, in their order.
+        stages: Number of stages, 1 or more.
+        held_bytes: Bytes that each block holds all the time; by default those of its
+            parameters and buffers.
+        capacity: Bytes that a stage may hold at most; None for any.
+
+    Returns:
+        The stages. The same costs always give the same.
+
+    Raises:
+        ConfigError: There are fewer places to cut.
+        TooFullError: Some stage would hold more than that, wherever cuts are.
+
+    Example:
+        >>> costs = [BlockCost(name, n) for name, n in zip("abcd", (3, 1, 1, 2))]
+        >>> best_split(costs, 2).names
+        ('a', 'b')
+    """
+    parts = _Parts(costs, held_bytes)
+    if stages > len(parts):
+        raise ConfigError(
+            f"ipus={stages}, and the model can be cut into {len(parts)} stages at "
+            "most. A stage begins where a submodule is called that is called once, and "
+            "submodules that share a weight stay on one IPU. Use fewer IPUs, or name "
+            "blocks of your own in pipeline=(...)."
+        )
+    capacity = sum(parts.held) if capacity is None else capacity
+    least_held = _least_maximum(stages, parts.held, lambda i, j: True)
+    if least_held > capacity:
+        raise TooFullError(
+            f"ipus={stages}, and the fullest of them would hold {least_held:,} bytes "
+            "of parameters, optimiser state and accumulators, wherever the model is "
+            f"cut. An IPU has {capacity:,}. Use more IPUs, offload_optimizer=True, "
+            "shard_optimizer=True with several replicas, or precision='16.16'."
+        )
+    held = parts.between(parts.held)
+    slowest = _least_maximum(stages, parts.flops, lambda i, j: held(i, j) <= capacity)
+    flops = parts.between(parts.flops)
+    fullest = _least_maximum(stages, parts.held, lambda i, j: flops(i, j) <= slowest)
+    cuts = _least_crossing(
+        stages,
+        parts.crossing,
+        lambda i, j: flops(i, j) <= slowest and held(i, j) <= fullest,
+    )
+    ends = [*cuts[1:], len(parts)]
+    return Split(
+        tuple(parts.names[cut] for cut in cuts),
+        tuple(flops(i, j) for i, j in zip(cuts, ends)),
+        tuple(held(i, j) for i, j in zip(cuts, ends)),
+        tuple(parts.crossing[end - 1] for end in ends[:-1]),
+    )
+
+
+def smallest_split(
+    costs: Sequence[BlockCost], held_bytes: Sequence[int], capacity: int
+) -> Split:
+    """Find the best split over the fewest IPUs whose stages fit, a power of two.
+
+    Args:
+        costs: Costs of the blocks, in their order.
+        held_bytes: Bytes that each block holds all the time.
+        capacity: Bytes that an IPU has.
+
+    Raises:
+        TooFullError: Stages fit on no number of IPUs.
+
+    Example:
+        >>> costs = [BlockCost(name, 1) for name in "abcd"]
+        >>> smallest_split(costs, [5, 5, 5, 5], capacity=10).names
+        ('a', 'c')
+    """
+    stages = 1
+    while True:
+        try:
+            return best_split(costs, stages, held_bytes, capacity)
+        except TooFullError:
+            stages *= 2
+            if stages > min(MOST_STAGES, len(_Parts(costs, held_bytes))):
+                raise
+
+
+class _Parts:
+    """The blocks that stages are made of, joined where no cut may be.
+
+    Attributes:
+        names: Name of the first block of each part.
+        flops: Their floating-point operations.
+        held: Bytes that they hold.
+        crossing: Bytes that cross after each.
+    """
+
+    def __init__(
+        self, costs: Sequence[BlockCost], held_bytes: Sequence[int] | None
+    ) -> None:
+        if held_bytes is None:
+            held_bytes = [cost.parameter_bytes + cost.buffer_bytes for cost in costs]
+        until: dict[str, int] = {}
+        for index, cost in enumerate(costs):
+            until.update(dict.fromkeys(cost.weights, index))
+        self.names: list[str] = []
+        self.flops: list[int] = []
+        self.held: list[int] = []
+        self.crossing: list[int] = []
+        last = -1  # block that the part goes to at least
+        for index, (cost, held) in enumerate(zip(costs, held_bytes)):
+            if index > last:
+                self.names.append(cost.name)
+                for numbers in (self.flops, self.held, self.crossing):
+                    numbers.append(0)
+            self.flops[-1] += cost.flops
+            self.held[-1] += held
+            self.crossing[-1] = cost.output_bytes
+            last = max([index, last, *(until[name] for name in cost.weights)])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @staticmethod
+    def between(numbers: Sequence[int]) -> Callable[[int, int], int]:
+        """A function of two places that sums the numbers between them."""
+        sums = [0, *accumulate(numbers)]
+        return lambda i, j: sums[j] - sums[i]
+
+
+def _least_maximum(
+    stages: int, numbers: Sequence[int], may_be: Callable[[int, int], bool]
+) -> int:
+    """The least that the largest sum of a stage can be.
+
+    Args:
+        stages: Number of stages.
+        numbers: Numbers of 0 or more, one for each part.
+        may_be: Whether a stage may have the parts from `i` to before `j`; all stages
+            within one that may be must be possible, too.
+    """
+    count, between = len(numbers), _Parts.between(numbers)
+    too_much = sum(numbers) + 1
+    best = [0] + [too_much] * count  # for the first parts, in so many stages as yet
+    for stage in range(1, stages + 1):
+        now = [too_much] * (count + 1)
+        for j in range(stage, count - (stages - stage) + 1):
+            for i in range(j - 1, stage - 2, -1):
+                own = between(i, j)
+                if own >= now[j] or not may_be(i, j):
+                    break  # a longer stage has no less
+                now[j] = min(now[j], max(own, best[i]))
+        best = now
+    return best[count]
+
+
+def _least_crossing(
+    stages: int, crossing: Sequence[int], may_be: Callable[[int, int], bool]
+) -> list[int]:
+    """The first cuts among those over which the fewest bytes cross.
+
+    Args:
+        stages: Number of stages.
+        crossing: Bytes that cross after each part.
+        may_be: As for `_least_maximum`; there is a way to cut into such stages.
+
+    Returns:
+        The first part of each stage.
+    """
+    count = len(crossing)
+
+    @functools.lru_cache(maxsize=None)
+    def best(i: int, left: int) -> tuple[float, int]:
+        """Least bytes after part `i`, where a stage begins, and that stage's end."""
+        if left == 1:
+            return (0 if may_be(i, count) else float("inf")), count
+        found: tuple[float, int] = (float("inf"), count)
+        for j in range(i + 1, count - left + 2):
+            if not may_be(i, j):
+                break
+            found = min(found, (crossing[j - 1] + best(j, left - 1)[0], j))
+        return found
+
+    cuts = [0]
+    for left in range(stages, 1, -1):
+        cuts.append(best(cuts[-1], left)[1])
+    return cuts

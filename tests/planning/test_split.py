@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The split is the best of all, by trying them all."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipufit import ConfigError
+from ipufit.planning import BlockCost
+from ipufit.planning.split import TooFullError, best_split, smallest_split
+from tests.strategies import examples
+
+SMALL = st.integers(0, 4)
+
+
+@st.composite
+def blocks(draw, most=8):
+    """Blocks with small numbers, so that there are ties, and some tied weights."""
+    count = draw(st.integers(1, most))
+    tied = draw(st.lists(st.sampled_from("vw"), max_size=2))
+    users = {
+        name: {draw(st.integers(0, count - 1)), draw(st.integers(0, count - 1))}
+        for name in tied
+    }
+    return [
+        BlockCost(
+            f"b{index}",
+            flops=draw(SMALL),
+            weights=tuple(name for name, by in users.items() if index in by),
+            parameter_bytes=draw(SMALL),
+            buffer_bytes=draw(SMALL),
+            output_bytes=draw(SMALL),
+        )
+        for index in range(count)
+    ]
+
+
+def all_splits(costs, stages, capacity=None):
+    """Every way to cut, by trying, with all that makes one better than another."""
+    for cuts in itertools.combinations(range(1, len(costs)), stages - 1):
+        bounds = [0, *cuts, len(costs)]
+        parts = [costs[i:j] for i, j in zip(bounds, bounds[1:])]
+        used = [{name for cost in part for name in cost.weights} for part in parts]
+        if any(a & b for a, b in itertools.combinations(used, 2)):
+            continue
+        held = [sum(c.parameter_bytes + c.buffer_bytes for c in part) for part in parts]
+        if capacity is not None and max(held) > capacity:
+            continue
+        flops = [sum(cost.flops for cost in part) for part in parts]
+        crossing = sum(costs[cut - 1].output_bytes for cut in cuts)
+        yield max(flops), max(held), crossing, cuts
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(
+    costs=blocks(),
+    stages=st.integers(1, 5),
+    capacity=st.one_of(st.none(), st.integers(0, 20)),
+)
+def test_no_other_split_is_better(costs, stages, capacity):
+    expected = min(all_splits(costs, stages, capacity), default=None)
+    if expected is None:
+        with pytest.raises(ConfigError):
+            best_split(costs, stages, capacity=capacity)
+        return
+    split = best_split(costs, stages, capacity=capacity)
+    cuts = tuple(int(name[1:]) for name in split.names[1:])
+    assert split.names[0] == "b0"
+    found = max(split.flops), max(split.held_bytes), sum(split.crossing_bytes), cuts
+    assert found == expected
+    assert sum(split.flops) == sum(cost.flops for cost in costs)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(costs=blocks(), capacity=st.integers(0, 30))
+def test_the_fewest_ipus_are_taken(costs, capacity):
+    held = [cost.parameter_bytes + cost.buffer_bytes for cost in costs]
+    fitting = [n for n in (1, 2, 4, 8) if any(all_splits(costs, n, capacity))]
+    if not fitting:
+        with pytest.raises(TooFullError):
+            smallest_split(costs, held, capacity)
+        return
+    split = smallest_split(costs, held, capacity)
+    assert len(split.names) == fitting[0]
+    assert split == best_split(costs, fitting[0], held, capacity)
+
+
+def test_a_large_model_is_split_over_many_ipus():
+    costs = [
+        BlockCost(str(n), (n * 7919) % 101, output_bytes=n % 7) for n in range(600)
+    ]
+    split = best_split(costs, 32)
+    assert len(split.names) == 32
+    assert split.imbalance < 1.1
+
+
+def test_more_stages_than_blocks_are_refused():
+    costs = [BlockCost("a", 1, ("w",)), BlockCost("b", 1), BlockCost("c", 1, ("w",))]
+    with pytest.raises(ConfigError, match="ipus=2, and the model can be cut into 1 "):
+        best_split(costs, 2)
+
+
+def test_blocks_that_fit_nowhere_are_refused_with_their_bytes():
+    costs = [BlockCost("a", 1, parameter_bytes=3000), BlockCost("b", 1)]
+    with pytest.raises(TooFullError, match=r"3,000 bytes .* An IPU has 2,000"):
+        best_split(costs, 2, capacity=2000)
+
+
+def test_what_is_held_is_balanced_where_operations_are_not_counted():
+    costs = [BlockCost(name, parameter_bytes=1) for name in "abcd"]
+    assert best_split(costs, 2).names == ("a", "c")
+
+
+def test_a_capacity_may_cost_balance():
+    costs = [
+        BlockCost("a", flops=1, parameter_bytes=9),
+        BlockCost("b", flops=1, parameter_bytes=9),
+        BlockCost("c", flops=2, parameter_bytes=1),
+    ]
+    assert best_split(costs, 2).names == ("a", "c")
+    assert best_split(costs, 2, capacity=10).names == ("a", "b")
