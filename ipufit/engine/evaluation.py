@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,20 @@ from .objective.outputs import OWN_LOSS
 from .programs.executors import Executors
 from .remarking import Remarking, remark_on_passes
 from .waiting import Rows, WaitingRows
+
+
+class _Look(NamedTuple):
+    """A look at rows that go on waiting.
+
+    Attributes:
+        num_parts: Calls whose rows were seen.
+        vector: Their sums.
+        is_one: Whether all were seen at once: then the sums have the bits of a group.
+    """
+
+    num_parts: int
+    vector: Tensor
+    is_one: bool
 
 
 class Evaluation:
@@ -63,7 +77,7 @@ class Evaluation:
         self.choice = choice
         self._rows = returned_rows(options, plan)
         self._waiting = self._no_rows()
-        self._seen: tuple[int, Tensor] | None = None
+        self._look: _Look | None = None
 
     @property
     def remark(self) -> str:
@@ -113,7 +127,7 @@ class Evaluation:
             run: `run.stop_evaluating` ends it, and so does an eviction.
         """
         self.figures.reset()
-        self._waiting, self._seen = self._no_rows(), None
+        self._waiting, self._look = self._no_rows(), None
         run.stop_evaluating = False
         hooks.on_test_begin({})
         agreement = Agreement(run.processes, hooks, run, "on_test_batch_end")
@@ -150,22 +164,33 @@ class Evaluation:
         return WaitingRows(self.plan.samples_per_update, by_pass=by_pass)
 
     def _look_at_waiting(self) -> Tensor | None:
-        """The vector of rows that go on waiting; None if there are none."""
+        """The sums of rows that go on waiting; None if there are none.
+
+        Each row is looked at once, so that looking after each call costs no more than
+        the call's own rows. The sums may differ from those of the group in the last
+        bits.
+        """
         if not self._waiting:
             return None
-        count = self._waiting.num_rows
-        if self._seen is None or self._seen[0] != count:
-            self._seen = count, self._vector(self._waiting.all())
-        return self._seen[1]
+        look, count = self._look, self._waiting.num_parts
+        if look is None:
+            look = _Look(count, self._vector(self._waiting.all()), is_one=True)
+        elif look.num_parts < count:
+            more = self._vector(self._waiting.all(look.num_parts))
+            look = _Look(count, look.vector.double() + more, is_one=False)
+        self._look = look
+        return look.vector
 
     def _count_waiting(self) -> None:
-        vector = self._look_at_waiting()
-        if vector is not None:
-            self._count(self._waiting.all(), vector)
-            self._waiting.clear()
+        if not self._waiting:
+            return
+        rows, look = self._waiting.all(), self._look
+        is_seen = look and look.is_one and look.num_parts == self._waiting.num_parts
+        self._count(rows, look.vector if look and is_seen else self._vector(rows))
+        self._waiting.clear()
 
     def _count(self, rows: Rows, vector: Tensor) -> None:
-        self._seen = None
+        self._look = None
         self.figures.add(vector)
         self.figures.stream(*widened_all(rows.outputs, rows.labels))
 

@@ -101,6 +101,11 @@ class WaitingRows:
         """Number of rows that wait."""
         return self._num_rows
 
+    @property
+    def num_parts(self) -> int:
+        """Number of calls whose rows wait."""
+        return len(self._parts)
+
     def groups(self, outputs: Any, labels: Labels, num_rows: int) -> Iterator[Rows]:
         """Give the groups that rows of a call complete, and keep the rows left over.
 
@@ -137,12 +142,15 @@ class WaitingRows:
         num_bytes = self._rows_per_pass * rows.num_bytes // rows.num_rows
         return self._rows_per_pass * max(1, _MOST_BYTES // max(1, num_bytes))
 
-    def all(self) -> Rows:
-        """All rows that wait, and go on waiting."""
-        outputs, labels = joined(
-            (one.outputs, tuple(one.labels)) for one in self._parts
-        )
-        return Rows(outputs, Labels(*labels), self._num_rows)
+    def all(self, first: int = 0) -> Rows:
+        """All rows that wait, and go on waiting.
+
+        Args:
+            first: Calls whose rows are left out, from the beginning.
+        """
+        parts = self._parts[first:]
+        outputs, labels = joined((one.outputs, tuple(one.labels)) for one in parts)
+        return Rows(outputs, Labels(*labels), sum(one.num_rows for one in parts))
 
     def clear(self) -> None:
         """Drop the rows: they were counted."""

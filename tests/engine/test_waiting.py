@@ -76,6 +76,21 @@ def test_fewer_vectors_are_computed_than_there_are_calls(monkeypatch):
     assert counted == [2, 21, 21]
 
 
+def test_each_row_is_looked_at_once_by_a_callback_that_hears_calls(monkeypatch):
+    counted = []
+    terms = Objective.loss_terms
+    monkeypatch.setattr(
+        Objective,
+        "loss_terms",
+        lambda *a: counted.append(a[-1]) or terms(*a),
+    )
+    x, y = reference.samples(21)
+    heard = Hears()
+    figures = compiled().evaluate(x, y, 2, 0, callbacks=heard)
+    assert counted == [2] * 10 + [1, 21]
+    assert heard.logs == pytest.approx(figures)
+
+
 def test_a_display_does_not_change_the_figures(monkeypatch):
     x, y = reference.samples(40)
     model = compiled(inference_iterations=1)
