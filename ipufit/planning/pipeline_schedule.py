@@ -13,7 +13,16 @@ its slowest slot.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Iterator, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ipufit.pictures import Report, Row, Timeline
+    from ipufit.types import PathLike
+
+_MOST_FULL_CYCLES = 8
+"""Cycles in which all slots work that a picture has; of more it has as many."""
 
 
 class PipelineSchedule(NamedTuple):
@@ -82,3 +91,127 @@ class PipelineSchedule(NamedTuple):
             [0, 1, 2, 1, 0]
         """
         return min(slot, 2 * self.stages - 2 - slot) if self.trains else slot
+
+    # Pictures -------------------------------------------------------------------------
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the schedule as a picture of characters, from 40 columns on.
+
+        Args:
+            console: Console of rich; standard output by default.
+
+        Example:
+            >>> PipelineSchedule(2, 5, trains=True).show()
+            Pipeline of 2 stages, 5 micro-batches in training
+            7 cycles: 2 to fill the pipeline, 3 in which all slots work, 2 to empty it.
+            71.4% of the slots are in use, 28.6% are idle. All cycles are drawn equally
+            long.
+            F is forward, B is backward.
+            <BLANKLINE>
+            cycle   0 1 2 3 4 5 6
+            0 F     0 1 2 3 4 · ·
+            0 B     · · 0 1 2 3 4
+            1 FB    · 0 1 2 3 4 ·
+            at work 1 2 3 3 3 2 1
+        """
+        self._report().show(console)
+
+    def save(self, path: PathLike) -> None:
+        """Write the schedule to a file as a picture, by matplotlib.
+
+        Args:
+            path: The file: `.svg` for a picture, `.html` for a page that has the
+                numbers as a table, too.
+
+        Raises:
+            ConfigError: Another ending, or matplotlib isn't installed.
+            FileError: The file can't be written.
+        """
+        self._report().save(path)
+
+    def timeline(self) -> Timeline:
+        """The slots over the cycles, as data of a picture.
+
+        Of more than eight cycles in which all slots work, the first four and the last
+        four are there.
+
+        Example:
+            >>> timeline = PipelineSchedule(2, 100, trains=False).timeline()
+            >>> timeline.columns
+            (0, 1, 2, 3, 4, None, 96, 97, 98, 99, 100)
+            >>> timeline.rows[1].label, timeline.rows[1].cells
+            ('stage 1, forward', (None, 0, 1, 2, 3, None, 95, 96, 97, 98, 99))
+        """
+        from ipufit.pictures import Timeline
+
+        columns = self._drawn_cycles()
+        stages = _counted(self.stages, "stage")
+        passed = _counted(self.micro_batches, "micro-batch")
+        where = "training" if self.trains else "inference"
+        return Timeline(
+            title=f"Pipeline of {stages}, {passed} in {where}",
+            caption=" ".join(self._sentences()),
+            column_name="cycle",
+            columns=columns,
+            rows=tuple(
+                self._row(slot, columns)
+                for stage in range(self.stages)
+                for slot in range(self.num_slots)
+                if self.stage_of(slot) == stage
+            ),
+            key="F is forward, B is backward." if self.trains else "F is forward.",
+        )
+
+    def _report(self) -> Report:
+        from ipufit.pictures import Report
+
+        timeline = self.timeline()
+        return Report(timeline.title, (), (timeline,))
+
+    def _drawn_cycles(self) -> tuple[int | None, ...]:
+        """The cycles of a picture, None where some are left out."""
+        every = tuple(range(self.num_cycles))
+        if self.num_full_cycles <= _MOST_FULL_CYCLES:
+            return every
+        kept = self.num_slots - 1 + _MOST_FULL_CYCLES // 2
+        return (*every[:kept], None, *every[-kept:])
+
+    def _row(self, slot: int, columns: tuple[int | None, ...]) -> Row:
+        from ipufit.pictures import Row
+
+        stage = self.stage_of(slot)
+        kinds = [("forward", "F")] if slot < self.stages else []
+        if self.trains and slot >= self.stages - 1:
+            kinds.append(("backward", "B"))
+        kind = " and ".join(name for name, _ in kinds)
+        return Row(
+            label=f"stage {stage}, {kind}",
+            mark=f"{stage} {''.join(letter for _, letter in kinds)}",
+            kind=kind,
+            cells=tuple(
+                None if cycle is None else self.micro_batch_in(slot, cycle)
+                for cycle in columns
+            ),
+        )
+
+    def _sentences(self) -> Iterator[str]:
+        """The figures of the schedule, and how the picture is to be read."""
+        fill, full = self.num_slots - 1, self.num_full_cycles
+        cycles = _counted(self.num_cycles, "cycle")
+        if full:
+            yield (
+                f"{cycles}: {fill} to fill the pipeline, {full} in which all slots "
+                f"work, {fill} to empty it."
+            )
+        else:
+            yield f"{cycles}, none of which has work for all {self.num_slots} slots."
+        used = 1 - self.idle_share
+        yield f"{used:.1%} of the slots are in use, {self.idle_share:.1%} are idle."
+        if full > _MOST_FULL_CYCLES:
+            yield f"{full - _MOST_FULL_CYCLES} full cycles are left out."
+        yield "All cycles are drawn equally long."
+
+
+def _counted(number: int, what: str) -> str:
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number} {what}{'' if number == 1 else plural}"

@@ -6,32 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ipufit.planning.pipeline_schedule import PipelineSchedule
-
-
-def simulated(stages, micro_batches, *, trains):
-    """Start times of each task: (micro-batch, slot) -> cycle.
-
-    A task is one micro-batch in one slot, and takes a cycle. It waits for the same
-    micro-batch in the slot before, and for the slot, which is free for one task at a
-    time. The slots of training are made from what they compute: forward of each stage,
-    then backward of each, where the last forward and its backward are one.
-    """
-    slots = [("forward", stage) for stage in range(stages)]
-    if trains:
-        slots += [("backward", stage) for stage in reversed(range(stages - 1))]
-    started = {}
-    free_at = dict.fromkeys(slots, 0)
-    waiting = {(number, 0): 0 for number in range(micro_batches)}
-    while waiting:
-        # The task that can begin first; micro-batches go in order.
-        task = min(waiting, key=lambda t: (max(waiting[t], free_at[slots[t[1]]]), t))
-        number, place = task
-        at = max(waiting.pop(task), free_at[slots[place]])
-        started[task] = at
-        free_at[slots[place]] = at + 1
-        if place + 1 < len(slots):
-            waiting[number, place + 1] = at + 1
-    return slots, started
+from tests.planning.simulated_pipeline import passes_in_steps, simulated
 
 
 @pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
@@ -84,11 +59,45 @@ def test_the_bubbles_of_public_layouts_come_out(name):
     assert 100 * schedule.idle_share == pytest.approx(idle, abs=0.05)
 
 
-def test_all_slots_work_after_as_many_cycles_as_the_walkthrough_says():
-    # Graphcore's walkthrough: full use after 2N + 1 steps, N stages before the last.
-    schedule = PipelineSchedule(4, 10, trains=True)
-    full = [
-        all(schedule.micro_batch_in(s, cycle) is not None for s in range(7))
-        for cycle in range(schedule.num_cycles)
+# Steps: a forward or a backward pass on each IPU -----------------------------------
+
+
+def steps_of(schedule):
+    """The schedule's cycles as steps: all forward passes, then all backward passes."""
+    steps = []
+    for cycle in range(schedule.num_cycles):
+        for letter, slots in (
+            ("F", range(schedule.stages)),
+            ("B", range(schedule.stages - 1, schedule.num_slots)),
+        ):
+            step = [None] * schedule.stages
+            for slot in slots:
+                number = schedule.micro_batch_in(slot, cycle)
+                if number is not None:
+                    step[schedule.stage_of(slot)] = (number, letter)
+            if any(step):
+                steps.append(step)
+    return steps
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_the_passes_of_each_ipu_are_those_of_a_simulation(stages):
+    for micro_batches in range(1, 65):
+        schedule = PipelineSchedule(stages, micro_batches, trains=True)
+        assert steps_of(schedule) == passes_in_steps(stages, micro_batches)
+
+
+def test_all_ipus_work_after_as_many_steps_as_the_walkthrough_says():
+    """Graphcore's tutorial on pipelining: four IPUs are all used after nine steps.
+
+    It goes on that this is 2 N + 1 for N IPUs. With the last forward and its backward
+    in one cycle, as PopTorch has them, it is 3 N - 3: the same for its four IPUs.
+    """
+    steps = steps_of(PipelineSchedule(4, 10, trains=True))
+    first_full = 2 * 4 + 1
+    assert not all(steps[first_full - 1])
+    assert all(map(all, steps[first_full : first_full + 8]))
+    assert [step[0] for step in steps[first_full : first_full + 2]] == [
+        (6, "F"),
+        (0, "B"),
     ]
-    assert full == [False] * 6 + [True] * 4 + [False] * 6
