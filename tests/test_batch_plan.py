@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
 
-from ipufit import Callback, ConfigError, DataError, IPUConfig, IPUModel
+from ipufit import Callback, ConfigError, DataError, IPUConfig, IPUModel, poptorch
 from ipufit.batching import BatchPlan
 from ipufit.planning import nearest_batch_sizes
 from tests.strategies import examples
@@ -138,9 +139,14 @@ def test_what_a_plan_says():
     assert "The last call is filled up with 21 rows." in padded
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return zip(*data(8))
+
+
 def test_data_of_unknown_length_have_no_epochs():
     model = compiled(micro_batch_size=8)
-    plan = model.batch_plan([data(8) for _ in range(3)].__iter__())
+    plan = model.batch_plan(Stream(), batch_size=8)
     assert plan.calls is plan.updates is None
     assert str(plan).endswith("The data don't say how many samples an epoch has.")
 
@@ -158,3 +164,41 @@ def test_a_callback_that_hears_each_update_is_counted_with():
 def test_bad_factors_are_refused():
     with pytest.raises(ConfigError, match="nearest legal values are 24 and 32"):
         compiled(micro_batch_size=8).batch_plan(*data(64), batch_size=30)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_lazy_layers_get_their_shapes():
+    model = IPUModel(torch.nn.Sequential(torch.nn.LazyLinear(2)))
+    model.compile("sgd", "cross_entropy")
+    assert model.batch_plan(*data(48), batch_size=4).batch.device_iterations == 12
+
+
+def test_a_generator_keeps_its_first_batch():
+    batches = iter([data(4)] * 3)
+    with pytest.raises(DataError, match="take its first batch away"):
+        compiled().batch_plan(batches, batch_size=4)
+    assert len(list(batches)) == 3
+
+
+def test_data_of_unknown_length_is_why_a_call_has_one_update():
+    plan = compiled().batch_plan(Stream(), batch_size=4)
+    assert plan.reason == "the data doesn't say for certain how many samples come"
+
+
+def test_the_plan_knows_what_customize_asks_for():
+    def customize(options, is_training):
+        if is_training:
+            options.outputMode(poptorch.OutputMode.Final)
+
+    plan = compiled(customize=customize).batch_plan(*data(48), batch_size=4)
+    assert plan.batch.device_iterations == 1
+    assert plan.reason == "customize asks for Final"
+
+
+def test_the_plan_knows_that_gradients_are_watched():
+    class Watching(Callback):
+        def watched_gradients(self, module):
+            return ["weight"]
+
+    plan = compiled().batch_plan(*data(48), batch_size=4, callbacks=Watching())
+    assert plan.reason == "gradients are watched"

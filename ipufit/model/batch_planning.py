@@ -10,7 +10,8 @@ from typing import Any
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import NO_INSTRUMENTS
 from ipufit.config.plans import forward_stages
-from ipufit.data import as_source
+from ipufit.data import example_of
+from ipufit.engine import give_shapes
 from ipufit.placement import own_stages
 from ipufit.planning import EpochPlan, nearest_batch_sizes
 
@@ -29,6 +30,8 @@ def batch_plan(
 ) -> EpochPlan:
     """Say how `fit` with these arguments would divide the data, and run nothing.
 
+    Only lazy layers get their shapes, as they do in `fit`.
+
     Args:
         x: Data as for `fit`.
         y: Targets, as for `fit`.
@@ -45,7 +48,8 @@ def batch_plan(
         NotCompiledError: `compile` wasn't called.
         ConfigError: The batch size is not made of its factors; the error names the
             nearest that are.
-        DataError: Data that can't be used.
+        DataError: Data that can't be used, or a generator, which would lose its first
+            batch.
 
     Example:
         >>> import torch
@@ -57,9 +61,13 @@ def batch_plan(
         >>> plan.updates, plan.dropped_samples, plan.nearest_batch_sizes
         (20, 40, (8, 40, 200, 1000))
     """
-    source = as_source(
-        x, y, num_workers=self.config.num_workers, processes=self.processes
+    source = example_of(
+        *(x, y),
+        is_whole=True,
+        num_workers=self.config.num_workers,
+        processes=self.processes,
     )
+    give_shapes(self.module, source)
     plan = update_plan(self, source, batch_size)
     choice = updates_per_call(
         *(self, source, callbacks, NO_INSTRUMENTS, None),

@@ -7,20 +7,18 @@ from dataclasses import replace
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from ipufit import checkpoint as files
-from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.config import NO_INSTRUMENTS, Instruments
 from ipufit.data import Position, Source, TrainingBatches
 from ipufit.engine import Objective, Training, WatchedGradients, give_shapes
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.optimizers import check_covers
-from ipufit.placement import own_stages
 from ipufit.planning import Choice
 from ipufit.resume import position_of
 
 from .evaluating import check_processes, loading_of, require_targets
 from .parts import Model, settings_of
-from .updates_per_call import update_plan
+from .updates_per_call import training_options, update_plan
 
 Choose = Callable[[BatchPlan], Optional[Choice]]
 """Chooses the updates of a call for the factors of one; None keeps those factors."""
@@ -90,15 +88,9 @@ def training_of(
         )
     gradients = WatchedGradients.of(model.module, watched)
     choice = choose(plan)
-    plan = _with(plan, choice)
-    options = _options(model, plan, gradients)
-    is_chosen = choice is not None and checkpoint is None
-    if is_chosen and plan.device_iterations > 1 and not _returns_all(options):
-        mode = poptorch.OutputMode(options.output_mode).name
-        asks = "gradients are watched" if watched else f"customize asks for {mode}"
-        choice = Choice(1, asks)
-        plan = _with(plan, choice)
-        options = _options(model, plan, gradients)
+    if choice is not None:
+        plan = replace(plan, device_iterations=choice.value)
+    options = training_options(model, plan, gradients)
     instruments.set_training(options, config)
     batches = TrainingBatches(
         source,
@@ -126,31 +118,6 @@ def training_of(
         choice,
     )
     return training, batches
-
-
-def _with(plan: BatchPlan, choice: Choice | None) -> BatchPlan:
-    return plan if choice is None else replace(plan, device_iterations=choice.value)
-
-
-def _options(
-    model: Model, plan: BatchPlan, gradients: WatchedGradients
-) -> poptorch.Options:
-    """PopTorch's options for the training of a compiled model."""
-    settings, config = settings_of(model), model.config
-    optimization = settings.optimization
-    return config.build_training_options(
-        plan,
-        own_stages=own_stages(model.module, config),
-        sums_gradients=settings.objective.is_sum,
-        returns_outputs=settings.objective.is_streamed,
-        scales_automatically=optimization.automatic_loss_scaling,
-        divides_early=optimization.needs_running_mean,
-        anchors=gradients.anchors,
-    )
-
-
-def _returns_all(options: poptorch.Options) -> bool:
-    return bool(options.output_mode == poptorch.OutputMode.All.value)
 
 
 def _check_weighting(

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from ipufit import checkpoint as files
+from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import Instruments
 from ipufit.data import Source, num_trained_on
+from ipufit.engine import WatchedGradients
 from ipufit.placement import own_stages
 from ipufit.planning import (
     MOST_CALL_BYTES,
@@ -45,6 +47,29 @@ def update_plan(model: Model, source: Source, batch_size: int | None) -> BatchPl
     if batch_size is None and config.micro_batch_size is None:
         batch_size = source.batch_size
     return config.training_plan(batch_size, own_stages(model.module, config))
+
+
+def training_options(
+    model: Model, plan: BatchPlan, gradients: WatchedGradients | None = None
+) -> poptorch.Options:
+    """PopTorch's options for the training of a compiled model.
+
+    Args:
+        model: The model.
+        plan: The factors of a call.
+        gradients: The gradients that come back; None for none.
+    """
+    settings, config = settings_of(model), model.config
+    optimization = settings.optimization
+    return config.build_training_options(
+        plan,
+        own_stages=own_stages(model.module, config),
+        sums_gradients=settings.objective.is_sum,
+        returns_outputs=settings.objective.is_streamed,
+        scales_automatically=optimization.automatic_loss_scaling,
+        divides_early=optimization.needs_running_mean,
+        anchors={} if gradients is None else gradients.anchors,
+    )
 
 
 def updates_per_call(
@@ -82,6 +107,7 @@ def updates_per_call(
         return Choice(begun, "the run was begun with so many")
     multiples, most = _of_callbacks(model, callbacks)
     most += _of_settings(model, instruments)
+    most += _of_output_mode(model, plan)
     count, size = source.num_certain, plan.batch_size
     if count is not None and arguments.get("validation_split"):
         count = num_trained_on(count, arguments["validation_split"])
@@ -102,17 +128,20 @@ def updates_per_call(
             multiples.append(Limit(value, f"{name}={value}"))
     most += _of_memory(model, source, plan)
     most += _of_loading(model, source, updates, size)
-    return chosen_device_iterations(multiples or [Limit(1, "one update")], most)
+    return chosen_device_iterations(multiples, most)
 
 
 def _of_callbacks(
     model: Model, callbacks: CallbackLike
 ) -> tuple[list[Limit], list[Limit]]:
     """Numbers to be divided, and largest ones, for the callbacks of all processes."""
-    ends = CallbackList(callbacks).call_ends()
+    listening = CallbackList(callbacks)
+    ends = listening.call_ends()
+    is_watching = bool(listening.watched_gradients(model.module))
     if model.processes.are_several:
-        everyone = model.processes.gathered(ends)
-        ends = [end for of_one in everyone for end in of_one]
+        everyone = model.processes.gathered((ends, is_watching))
+        ends = [end for of_one, _ in everyone for end in of_one]
+        is_watching = any(watches for _, watches in everyone)
     ends = list(dict.fromkeys(ends))
     multiples = [
         Limit(every, f"the {every} updates that {name} counts")
@@ -120,6 +149,8 @@ def _of_callbacks(
         if every > 1
     ]
     most = [Limit(1, f"{name} hears each update") for every, name in ends if every == 1]
+    if is_watching:
+        most.append(Limit(1, "gradients are watched"))
     return multiples, most
 
 
@@ -135,6 +166,17 @@ def _of_settings(model: Model, instruments: Instruments) -> list[Limit]:
     if instruments.profiled_calls or model.config.profile_dir is not None:
         reasons.append("the program is profiled")
     return [Limit(1, reason) for reason in reasons]
+
+
+def _of_output_mode(model: Model, plan: BatchPlan) -> list[Limit]:
+    """A mode in which larger calls would give figures of fewer samples, or rounded."""
+    if model.config.customize is None:
+        return []
+    options = training_options(model, plan)
+    mode = poptorch.OutputMode(options.output_mode)
+    if mode == poptorch.OutputMode.All:
+        return []
+    return [Limit(1, f"customize asks for {mode.name}")]
 
 
 def _of_memory(model: Model, source: Source, plan: BatchPlan) -> list[Limit]:

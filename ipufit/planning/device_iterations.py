@@ -49,7 +49,7 @@ def chosen_device_iterations(
 
     Args:
         multiples: Numbers of updates after which calls have to end, such as those of
-            an epoch: the chosen number divides each of them. One or more.
+            an epoch: the chosen number divides each of them.
         most: Numbers of updates that a call may have at most, `MOST_UPDATES` besides.
 
     Returns:
@@ -64,17 +64,19 @@ def chosen_device_iterations(
         >>> chosen_device_iterations([epoch, Limit(50, "validation_updates=50")], [])
         Choice(value=50, reason='no larger number divides validation_updates=50')
     """
-    common = functools.reduce(math.gcd, (limit.updates for limit in multiples))
     enough = Limit(MOST_UPDATES, f"a call has {MOST_UPDATES} updates at most")
     bound = min((*most, enough), key=lambda limit: limit.updates)
+    if not multiples:
+        return Choice(*bound)
+    common = functools.reduce(math.gcd, (limit.updates for limit in multiples))
     divisors = _divisors(common)
     value = max(n for n in divisors if n <= bound.updates)
     given = " and ".join(limit.reason for limit in multiples)
+    if value == bound.updates:
+        return Choice(value, bound.reason)
     if value == common:
         own = [limit.reason for limit in multiples if limit.updates == common]
         return Choice(value, f"no larger number divides {own[0] if own else given}")
-    if value == bound.updates:
-        return Choice(value, bound.reason)
     larger = divisors[divisors.index(value) + 1]
     return Choice(
         value,
