@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Union
 
 import torch
 
-from .blocks import annotated_blocks
+from .blocks import Begun, annotated_blocks
 from .config import IPUConfig
 from .config.layers import REST, check_filled, layer_lists
 from .errors import ConfigError, UnknownNameError
@@ -75,6 +75,49 @@ def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
         if given not in own and (before or _is_surely_pattern(given)):
             raise UnknownNameError("submodule in pipeline", given, names)
     return Beginnings(before, {})
+
+
+def blocks_begun(
+    module: torch.nn.Module, config: IPUConfig
+) -> tuple[dict[str, Begun], dict[str, Begun]]:
+    """Find the blocks that begin before and after submodules, by their names.
+
+    Args:
+        module: The user's module.
+        config: Names the stages.
+
+    Returns:
+        The blocks of `config` and those of `BeginBlock`. Others, which `forward`
+        begins, are known when it runs.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+        >>> blocks_begun(network, IPUConfig(pipeline=["0", "1"]))
+        ({'0': ('0', None), '1': ('1', None)}, {})
+    """
+    before, after = find_beginnings(module, config)
+    return (
+        {**annotated_blocks(module), **{n: (b, None) for n, b in before.items()}},
+        {name: (block, None) for name, block in after.items()},
+    )
+
+
+def stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:
+    """Stage and IPU of a block; None where only a strategy of PopTorch knows it.
+
+    Example:
+        >>> stage_and_ipu(("head", None), IPUConfig(pipeline=["body", "head"]))
+        (1, 1)
+    """
+    name, ipu = block
+    for index, names in enumerate(config.stages):
+        if name in names:
+            given = config.placement[index]
+            if ipu is not None and getattr(given, "_ipu", 0) is None:
+                return index, ipu  # the stage leaves it to the block
+            return index, config.stage_ipus[index]
+    has_default = config.placement is None and config.training_options is None
+    return (ipu, ipu) if has_default else (None, ipu)
 
 
 def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ._tree import Structure
-from .blocks import Begun, annotated_blocks, started_blocks
+from .blocks import Begun, started_blocks
 from .config import IPUConfig
-from .placement import find_beginnings
+from .placement import blocks_begun, stage_and_ipu
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -210,7 +210,7 @@ def _calls(
     """
     first = config.first_block
     now: Begun | None = None if first is None else (first, None)
-    begins, ends = _begun_at(module, config)
+    begins, ends = blocks_begun(module, config)
     called: dict[str, Begun | None] = {}
     shapes: dict[str, str] = {}
     if inputs is None:
@@ -253,17 +253,6 @@ def _calls(
     return called, shapes
 
 
-def _begun_at(
-    module: torch.nn.Module, config: IPUConfig
-) -> tuple[dict[str, Begun], dict[str, Begun]]:
-    """The blocks that begin before and after submodules, as far as that is known."""
-    before, after = find_beginnings(module, config)
-    return (
-        {**annotated_blocks(module), **{n: (b, None) for n, b in before.items()}},
-        {name: (block, None) for name, block in after.items()},
-    )
-
-
 def _are_begun(
     config: IPUConfig, begins: dict[str, Begun], ends: dict[str, Begun]
 ) -> bool:
@@ -294,23 +283,10 @@ def _stages(
     if not any(called.values()):
         return {}
     return {
-        name: (0, 0) if block is None else _stage_and_ipu(block, config)
+        name: (0, 0) if block is None else stage_and_ipu(block, config)
         for name, block in called.items()
         if name
     }
-
-
-def _stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:
-    """Stage and IPU of a block; None where only a strategy of PopTorch knows it."""
-    name, ipu = block
-    for index, names in enumerate(config.stages):
-        if name in names:
-            given = config.placement[index]
-            if ipu is not None and getattr(given, "_ipu", 0) is None:
-                return index, ipu  # the stage leaves it to the block
-            return index, config.stage_ipus[index]
-    has_default = config.placement is None and config.training_options is None
-    return (ipu, ipu) if has_default else (None, ipu)
 
 
 def _num_ipus(
@@ -321,7 +297,7 @@ def _num_ipus(
         return None
     ipus: list[int] = [0, *config.stage_ipus]
     for block in called.values():
-        ipu = 0 if block is None else _stage_and_ipu(block, config)[1]
+        ipu = 0 if block is None else stage_and_ipu(block, config)[1]
         if ipu is None:
             return None
         ipus.append(ipu)

@@ -15,7 +15,13 @@ from .objective.sums import Sums
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
 from .remarking import Remarking, remark_on_passes
-from .traced.calling import NoForwardError, arguments_of, failures_explained
+from .traced.calling import (
+    NoForwardError,
+    arguments_of,
+    call_module,
+    call_step,
+    failures_explained,
+)
 from .traced.casting import compute_in_types
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
 from .traced.output_bytes import OutputSize, bytes_of, output_size
@@ -41,6 +47,8 @@ __all__ = [
     "WatchedGradients",
     "arguments_of",
     "bytes_of",
+    "call_module",
+    "call_step",
     "check_shapes",
     "checked_step",
     "compute_in_types",

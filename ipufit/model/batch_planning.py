@@ -10,7 +10,7 @@ from typing import Any
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import NO_INSTRUMENTS
 from ipufit.config.plans import forward_stages
-from ipufit.data import example_of
+from ipufit.data import Source, example_of
 from ipufit.engine import give_shapes
 from ipufit.placement import own_stages
 from ipufit.planning import EpochPlan, nearest_batch_sizes
@@ -68,9 +68,31 @@ def batch_plan(
         processes=self.processes,
     )
     give_shapes(self.module, source)
-    plan = update_plan(self, source, batch_size)
+    return epoch_plan(self, source, batch_size, callbacks, drop_last)
+
+
+def epoch_plan(
+    model: Model,
+    source: Source,
+    batch_size: int | None,
+    callbacks: CallbackLike,
+    drop_last: bool | str,
+) -> EpochPlan:
+    """Divide data into calls, as for `batch_plan`.
+
+    Args:
+        model: The model, compiled.
+        source: The data.
+        batch_size: As for `fit`.
+        callbacks: Callbacks of the `fit` to come.
+        drop_last: As for `fit`.
+
+    Raises:
+        ConfigError: The batch size is not made of its factors.
+    """
+    plan = update_plan(model, source, batch_size)
     choice = updates_per_call(
-        *(self, source, callbacks, NO_INSTRUMENTS, None),
+        *(model, source, callbacks, NO_INSTRUMENTS, None),
         {"drop_last": drop_last},
         plan,
     )
@@ -79,11 +101,11 @@ def batch_plan(
     if choice is not None:
         reason = choice.reason
         plan = replace(plan, device_iterations=choice.value)
-    own = own_stages(self.module, self.config)
-    derive = partial(self.config.training_plan, own_stages=own)
+    own = own_stages(model.module, model.config)
+    derive = partial(model.config.training_plan, own_stages=own)
     stages = 1
-    if self.config.is_pipelined and self.config.training_options is None:
-        stages = max(forward_stages(self.config), own)
+    if model.config.is_pipelined and model.config.training_options is None:
+        stages = max(forward_stages(model.config), own)
     is_padding = drop_last is not True
     nearest: tuple[int, ...] = ()
     if source.num_samples is not None and not is_padding:

@@ -29,6 +29,7 @@ from . import (
     fitting,
     inference,
     inspecting,
+    planning,
     rate_finding,
     saving,
     statistics,
@@ -116,6 +117,7 @@ class IPUModel:
     test_on_batch = batches.test_on_batch
     predict_on_batch = batches.predict_on_batch
     batch_plan = batch_planning.batch_plan
+    plan = planning.plan
     build = building.build
     benchmark = benchmarking.benchmark
     lr_find = rate_finding.lr_find

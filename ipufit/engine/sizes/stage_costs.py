@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures what each stage of a pipeline holds and computes, by a pass on shapes."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ipufit._tree import Structure
+from ipufit.blocks import started_blocks
+from ipufit.config import IPUConfig
+from ipufit.engine.observers.observing import tensors_of
+from ipufit.engine.traced.casting import computed_in
+from ipufit.engine.traced.recomputing import kept_submodules
+from ipufit.engine.weights.modes import mode
+from ipufit.engine.weights.wrapping import unfetched
+from ipufit.optimizers.state_types import WeightState
+from ipufit.placement import blocks_begun
+from ipufit.planning.stage_cost import StageCost, StateCost, WeightCost
+
+from .position import Position
+from .shapes_only import all_like, copy_of_shapes, shapes_only
+from .stage_measure import Measure, device_bytes
+
+Call = Callable[[torch.nn.Module, Sequence[Tensor]], Any]
+"""Calls a module with the tensors of a micro-batch, and returns what it computes."""
+
+
+class ModelCost(NamedTuple):
+    """The costs of a module in training.
+
+    Attributes:
+        stages: Its stages in the order in which they run.
+        output_bytes: Bytes of what it returns for one micro-batch.
+        unused: Names of parameters that `forward` doesn't use.
+        shared: Names of parameters that several stages use; the first has them.
+    """
+
+    stages: tuple[StageCost, ...]
+    output_bytes: int
+    unused: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+def stage_costs(
+    module: torch.nn.Module,
+    example: Sequence[Tensor],
+    config: IPUConfig,
+    states: Mapping[int, WeightState],
+    call: Call,
+) -> ModelCost:
+    """Measure what each stage of a module costs in training.
+
+    A copy without values is called in train mode. It takes little time and memory, and
+    the module and all random states stay as they are.
+
+    Args:
+        module: The user's module.
+        example: Tensors of a micro-batch, of which only shapes and types count.
+        config: Names the stages, and the types to compute in.
+        states: State of the optimiser for each weight that is trained, by its `id`.
+        call: Calls the copy with such tensors.
+
+    Returns:
+        One stage at least, and its numbers.
+
+    Raises:
+        ConfigError: The module can't be copied.
+        DataError: The module can't be called with such tensors.
+    """
+    weights = [
+        _weight(name, parameter, states.get(id(parameter)))
+        for name, parameter in module.named_parameters()
+    ]
+    with shapes_only(), contextlib.ExitStack() as stack:
+        copied = copy_of_shapes(module)
+        given = all_like(example)
+        if config.types.is_half:
+            given = [t.half() if t.is_floating_point() else t for t in given]
+        position = Position(config, stack.enter_context(started_blocks()))
+        measure = Measure(position, given, weights, copied)
+        stack.enter_context(_followed(copied, config, position, measure))
+        stack.enter_context(mode(copied, training=True, root=copied))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_operators_of_torch())
+        stack.enter_context(saved_tensors_hooks(measure.save, _unchanged))
+        stack.enter_context(measure)
+        stack.enter_context(computed_in(copied, config))
+        outputs = call(copied, given)
+        leaves = list(tensors_of(Structure.of_outputs(outputs).flatten(outputs)))
+        return ModelCost(
+            stages=measure.stages(),
+            output_bytes=sum(
+                leaf.numel() * device_bytes(leaf.dtype) for leaf in leaves
+            ),
+            unused=measure.unused(),
+            shared=measure.shared(),
+        )
+
+
+def _weight(
+    name: str, parameter: torch.nn.Parameter, state: WeightState | None
+) -> WeightCost:
+    shape, dtype = unfetched(parameter, "shape"), unfetched(parameter, "dtype")
+    count, num_bytes = shape.numel(), shape.numel() * device_bytes(dtype)
+    if state is None:
+        return WeightCost(name, count, num_bytes)
+    accumulator = state.accumulator
+    return WeightCost(
+        name,
+        count,
+        num_bytes,
+        state=tuple(
+            StateCost(one.num_elements, one.num_elements * device_bytes(one.dtype))
+            for one in state.tensors
+        ),
+        accumulator_bytes=count * device_bytes(accumulator) if accumulator else 0,
+        gradient_bytes=num_bytes,
+    )
+
+
+@contextlib.contextmanager
+def _followed(
+    module: torch.nn.Module, config: IPUConfig, position: Position, measure: Measure
+) -> Iterator[None]:
+    """Have a position follow the calls of submodules, and a measure hear of them."""
+    begins, ends = blocks_begun(module, config)
+    kept = set(kept_submodules(module, config.recompute_patterns))
+
+    def begin(_module: Any, _args: Any, name: str) -> None:
+        position.begin(begins.get(name))
+        is_leaf = next(_module.children(), None) is None
+        if is_leaf or name in begins:
+            measure.name(name)
+
+    def end(_module: Any, _args: Any, output: Any, name: str) -> None:
+        if name in kept:
+            measure.keep(output)
+        position.begin(ends.get(name))
+
+    for name, child in module.named_modules():
+        if name:
+            child.register_forward_pre_hook(partial(begin, name=name))
+            child.register_forward_hook(partial(end, name=name))
+    yield
+
+
+@contextlib.contextmanager
+def _operators_of_torch() -> Iterator[None]:
+    """Have recurrent layers made of torch's operators.
+
+    The processor's library would save a workspace of its own, which no IPU has.
+    """
+    set_flags: Any = torch.backends.mkldnn.set_flags
+    before, *_ = set_flags(False)
+    try:
+        yield
+    finally:
+        set_flags(before)
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plan`: what training takes of each IPU, and how its pipeline runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ipufit.callbacks.base import CallbackLike
+from ipufit.data import example_of
+from ipufit.engine import give_shapes
+
+from .batch_planning import epoch_plan
+from .parts import Model, settings_of
+
+if TYPE_CHECKING:
+    from ipufit.planning.devices import Device
+    from ipufit.planning.model_plan import ModelPlan
+
+
+def plan(
+    self: Model,
+    x: Any,
+    y: Any = None,
+    batch_size: int | None = None,
+    *,
+    device: str | Device = "mk2",
+    callbacks: CallbackLike = None,
+    drop_last: bool | str = True,
+) -> ModelPlan:
+    """Say what training takes of each IPU and how its pipeline runs, and run nothing.
+
+    The module is called once, with tensors that have shapes and no values: this takes
+    seconds, little memory and no IPU. Parameters, buffers, the optimiser's state and
+    accumulators are exact; activations and gradients are estimates with bounds. Code
+    and temporary data aren't counted, so only a compilation shows whether a model fits.
+
+    Args:
+        x: Data as for `fit`.
+        y: Targets, as for `fit`.
+        batch_size: As for `fit`.
+        device: Kind of IPU: "mk1", "mk2" or "bow"; or an `ipufit.Device` with figures
+            of your own.
+        callbacks: As for `batch_plan`.
+        drop_last: As for `fit`.
+
+    Returns:
+        Numbers for each stage and each IPU, and a table of choices. Printed, it is a
+        text.
+
+    Raises:
+        NotCompiledError: `compile` wasn't called.
+        ConfigError: The batch size is not made of its factors, or the module can't be
+            copied.
+        DataError: Data that can't be used, or not by the module.
+        UnknownNameError: There is no such kind of IPU.
+
+    Example:
+        >>> import torch
+        >>> from ipufit import IPUConfig, IPUModel
+        >>> layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 3))
+        >>> model = IPUModel(layers, IPUConfig(4, pipeline=["0", "1"]))
+        >>> model.compile("adamw", "cross_entropy")
+        >>> x, y = torch.rand(1000, 4), torch.randint(0, 3, (1000,))
+        >>> plan = model.plan(x, y, batch_size=40)
+        >>> [memory.exact for memory in plan.memory], plan.num_ipus, plan.bubble
+        ([648, 440], 2, 0.16666666666666666)
+    """
+    # Few processes ask for a plan, so the others don't import what makes it.
+    from ipufit.planning.devices import device_named
+
+    from .plan_of_model import plan_of_model
+
+    settings_of(self)
+    kind = device_named(device)
+    source = example_of(
+        *(x, y),
+        is_whole=True,
+        num_workers=self.config.num_workers,
+        processes=self.processes,
+    )
+    give_shapes(self.module, source)
+    epoch = epoch_plan(self, source, batch_size, callbacks, drop_last)
+    return plan_of_model(self, source, epoch, kind)

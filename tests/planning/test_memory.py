@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of IPUs: published layouts, and counts that know nothing of the formulas."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit.planning import PipelineSchedule
+from ipufit.planning.devices import DEVICES
+from ipufit.planning.memory import (
+    IPUMemory,
+    MemorySettings,
+    held_micro_batches,
+    memory_by_ipu,
+    state_bytes,
+)
+from ipufit.planning.stage_cost import StageCost, StateCost, WeightCost
+
+MK2 = DEVICES["mk2"].num_bytes
+
+# Parameters of a layer of BERT: four square matrices with biases, two matrices of the
+# feed-forward part with biases, two normalisations.
+BERT_LARGE = 4 * (1024**2 + 1024) + 2 * 1024 * 4096 + 4096 + 1024 + 4 * 1024
+BERT_BASE = 4 * (768**2 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+BERT_LARGE_EMBEDDINGS = (30522 + 512 + 2 + 2) * 1024
+
+
+def a_weight(count, weight_bytes, first_bytes, second_bytes, accumulator_bytes):
+    state = (
+        StateCost(count, first_bytes * count),
+        StateCost(count, second_bytes * count),
+    )
+    return WeightCost(
+        "weight",
+        count,
+        weight_bytes * count,
+        state,
+        accumulator_bytes * count,
+        weight_bytes * count,
+    )
+
+
+def half(count):
+    """Weights, accumulator and first moment in float16, second moment in float32."""
+    return a_weight(count, 2, 2, 4, 2)
+
+
+def exact(weight, settings):
+    memory = memory_by_ipu([StageCost(0, 0, weights=(weight,))], settings, MK2)[0]
+    return memory.exact / 1e6, memory.exact / memory.capacity
+
+
+# shared facts, "Memory per IPU": weights, accumulator and optimiser only, against
+# 940.6 MB. The largest stage is named.
+@pytest.mark.parametrize(
+    ("weight", "settings", "megabytes", "share"),
+    [
+        pytest.param(
+            half(7 * BERT_LARGE), MemorySettings(256), 882, 0.94, id="BERT-L on chip"
+        ),
+        pytest.param(
+            half(7 * BERT_LARGE),
+            MemorySettings(256, is_off_chip=True),
+            353,
+            0.37,
+            id="BERT-L off chip",
+        ),
+        pytest.param(
+            half(BERT_LARGE_EMBEDDINGS + 2 * BERT_LARGE),
+            MemorySettings(64, num_shards=2),
+            399,
+            0.42,
+            id="BERT-L sharded by 2",
+        ),
+        pytest.param(
+            half(4 * BERT_BASE), MemorySettings(8), 284, 0.30, id="BERT-B half"
+        ),
+        pytest.param(
+            a_weight(4 * BERT_BASE, 4, 4, 4, 4),
+            MemorySettings(8),
+            454,
+            0.48,
+            id="BERT-B float32",
+        ),
+    ],
+)
+def test_published_layouts_come_out(weight, settings, megabytes, share):
+    found, part = exact(weight, settings)
+    assert found == pytest.approx(megabytes, abs=0.5)
+    assert part == pytest.approx(share, abs=0.005)
+
+
+@given(st.integers(1, 8), st.integers(1, 40))
+def test_held_micro_batches_are_those_between_forward_and_backward(stages, more):
+    micro_batches = 2 * stages - 1 + more
+    schedule = PipelineSchedule(stages, micro_batches, trains=True)
+    for stage in range(stages):
+        forward, backward = stage, 2 * stages - 2 - stage
+        held = [
+            sum(
+                schedule.micro_batch_in(forward, earlier) == number
+                for number in range(micro_batches)
+                for earlier in range(cycle + 1)
+            )
+            - sum(
+                schedule.micro_batch_in(backward, earlier) == number
+                for number in range(micro_batches)
+                for earlier in range(cycle)
+            )
+            for cycle in range(schedule.num_cycles)
+        ]
+        assert max(held) == held_micro_batches(stage, stages)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30_000), st.sampled_from([2, 4])), max_size=5),
+    st.integers(1, 8),
+)
+def test_a_shared_state_is_divided_among_replicas(sizes, shards):
+    tensors = [StateCost(count, count * width) for count, width in sizes]
+    whole = state_bytes(tensors, MemorySettings())
+    assert whole == sum(tensor.num_bytes for tensor in tensors)
+    shared = state_bytes(tensors, MemorySettings(num_shards=shards))
+    small = sum(t.num_bytes for t in tensors if t.num_elements < 8192)
+    large = whole - small
+    rounding = 4 * len(tensors)  # each replica's share is whole numbers
+    assert small + large / shards <= shared <= small + large / shards + rounding
+
+
+def test_off_the_chip_only_single_numbers_stay():
+    tensors = [StateCost(1000, 4000), StateCost(1, 4)]
+    assert state_bytes(tensors, MemorySettings(is_off_chip=True)) == 4
+    own = MemorySettings(is_off_chip=True, least_off_chip=5000)
+    assert state_bytes(tensors, own) == 4004
+
+
+def test_accumulators_are_there_only_if_updates_have_several_micro_batches():
+    stage = StageCost(0, 0, weights=(half(100), half(50)))
+    one, several = (
+        memory_by_ipu([stage], MemorySettings(count), MK2)[0] for count in (1, 2)
+    )
+    assert (one.accumulators, several.accumulators) == (0, 300)
+    # Without sums all gradients may be there at once, with them the largest at least.
+    assert one.gradients == (300, 200, 300)
+    assert several.gradients == (200, 200, 300)
+
+
+def an_activity(stage, ipu=0, **changes):
+    cost = StageCost(
+        *(stage, ipu),
+        input_bytes=10,
+        saved_bytes=100,
+        kept_bytes=10,
+        made_bytes=150,
+    )
+    return cost._replace(**changes)
+
+
+def activations(stages, **settings):
+    memories = memory_by_ipu(stages, MemorySettings(**settings), MK2)
+    return [memory.activations.value for memory in memories]
+
+
+def test_stages_hold_what_is_saved_of_each_micro_batch_that_is_under_way():
+    stages = [an_activity(number, ipu=number) for number in range(3)]
+    assert activations(stages, is_pipelined=True) == [500, 300, 100]
+    assert activations(stages, is_pipelined=False) == [100, 100, 100]
+
+
+def test_recomputing_stages_hold_inputs_of_all_but_one():
+    stages = [an_activity(number, ipu=number) for number in range(3)]
+    held = activations(stages, is_pipelined=True, recomputes=True)
+    assert held == [4 * 10 + 100, 2 * 10 + 100, 100]
+
+
+def test_recomputing_between_submodules_holds_their_outputs():
+    # 40 bytes are kept: one input and three outputs; a fourth of the rest is there.
+    stage = an_activity(0, kept_bytes=40, num_kept=3)
+    assert activations([stage], recomputes=True) == [40 + 15]
+
+
+def test_bounds_hold_the_value():
+    for recomputes in (True, False):
+        for is_pipelined in (True, False):
+            stages = [an_activity(number, ipu=number) for number in range(3)]
+            settings = MemorySettings(5, is_pipelined, recomputes)
+            for memory in memory_by_ipu(stages, settings, MK2):
+                total = memory.total
+                assert total.least <= total.value <= total.most
+
+
+def test_stages_of_one_ipu_are_added_up():
+    stages = [an_activity(0), an_activity(1, ipu=1), an_activity(2)]
+    first, second = memory_by_ipu(stages, MemorySettings(5, True), MK2)
+    assert (first.stages, second.stages) == ((0, 2), (1,))
+    assert first.activations.value == 500 + 100
+    assert isinstance(first, IPUMemory)
+    assert first.share == pytest.approx(600 / MK2)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`model.plan`: the published figures of the pipelining tutorial, and whole models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit
+from ipufit import IPUConfig, IPUModel, poptorch
+from ipufit.errors import ConfigError, DataError, NotCompiledError, UnknownNameError
+from ipufit.planning.plan_text import judgement, size
+
+
+def convolution(given, made):
+    return nn.Sequential(nn.Conv2d(given, made, 5), nn.MaxPool2d(2), nn.ReLU())
+
+
+def digits(**config):
+    """The network of the pipelining tutorial, four stages of it, and MNIST's shapes."""
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(320, 256), nn.ReLU())
+    network = nn.Sequential(
+        convolution(1, 10), convolution(10, 20), dense, nn.Linear(256, 10)
+    )
+    settings = {"micro_batch_size": 40, "gradient_accumulation": 10, **config}
+    model = IPUModel(network, IPUConfig(**{"device_iterations": 10, **settings}))
+    model.compile("adamw", "cross_entropy")
+    x = torch.zeros(1, 1, 28, 28).expand(60_000, 1, 28, 28)
+    return model, x, torch.zeros(60_000, dtype=torch.int64)
+
+
+def tutorial(**config):
+    model, x, y = digits(pipeline=["0", "1", "2", "3"], **config)
+    return model.plan(x, y)
+
+
+def test_the_tutorials_pipeline_comes_out():
+    plan = tutorial()
+    assert plan.num_parameters == 90_026
+    assert [stage.num_parameters for stage in plan.stages] == [260, 5020, 82176, 2570]
+    assert [f / 40 for f in plan.flops] == [288_000, 640_000, 163_840, 5_120]
+    shares = [0.263, 0.583, 0.149, 0.005]
+    assert plan.flop_shares == pytest.approx(shares, abs=0.0005)
+    assert plan.bubble == 0.375
+    assert 1 / plan.imbalance == pytest.approx(0.429, abs=0.001)
+    assert plan.ideal_speedup == pytest.approx(1.07, abs=0.005)
+    # Weights, sums and AdamW's state in float32, and a counter for each weight.
+    counts = zip(plan.stages, plan.memory)
+    assert all(m.exact == 16 * s.num_parameters + 8 for s, m in counts)
+    batch = plan.epoch.batch
+    assert (batch.batch_size, batch.samples_per_call) == (400, 4000)
+    assert (plan.epoch.calls, plan.epoch.updates) == (15, 150)
+    assert plan.epoch.dropped_samples == 0
+    assert (plan.num_ipus, plan.slowest_stage) == (4, 1)
+
+
+def test_its_text_says_so():
+    text = str(tutorial())
+    for words in (
+        "Plan of Sequential with AdamW, on 4 IPUs: Mk2 (GC200)",
+        "37.5%",
+        "82,176",
+        "1.07 times as fast as one IPU",
+        "Only a compilation shows",
+        "Code isn't counted",
+        "offload_optimizer=True",
+    ):
+        assert words in text
+    assert " fits" not in text
+
+
+def test_a_pipeline_fills_works_and_drains():
+    schedule = tutorial().schedule
+    assert (schedule.num_cycles, schedule.num_full_cycles) == (16, 4)
+    plan = tutorial()
+    assert plan.bubble_at(7) == pytest.approx(6 / 13)
+    inference = plan.inference_schedule
+    assert (inference.stages, inference.micro_batches) == (4, 10)
+    assert inference.idle_share == pytest.approx(3 / 13)
+
+
+def test_recomputation_is_pytorchs_default_in_pipelines_only():
+    pipelined, whole = tutorial(), digits()
+    assert pipelined.settings.recomputes
+    alone = whole[0].plan(*whole[1:])
+    assert not alone.settings.recomputes
+    kept = tutorial(recompute="off")
+    saved = [7, 5, 3, 1]
+    for held, memory, stage in zip(saved, kept.memory, kept.stages):
+        assert memory.activations.value == held * stage.saved_bytes
+    for held, memory, stage in zip(saved, pipelined.memory, pipelined.stages):
+        inputs = (held - 1) * stage.input_bytes
+        assert memory.activations.value == inputs + stage.saved_bytes
+
+
+def test_one_ipu_after_the_other_is_no_pipeline():
+    plan = tutorial(execution="sharded", gradient_accumulation=1)
+    assert not plan.settings.is_pipelined
+    assert (plan.bubble, plan.ideal_speedup, plan.num_ipus) == (0.0, 1.0, 4)
+    for memory, stage in zip(plan.memory, plan.stages):
+        assert memory.activations.value == stage.saved_bytes
+        assert memory.accumulators == 0
+
+
+def test_state_off_the_chip_or_sharded_isnt_there():
+    whole, off, sharded = (
+        tutorial(replicas=2, **more)
+        for more in ({}, {"offload_optimizer": True}, {"shard_optimizer": True})
+    )
+    assert whole.num_ipus == 8
+    states = [
+        [memory.optimizer_state for memory in plan.memory]
+        for plan in (whole, off, sharded)
+    ]
+    counters = [8, 8, 8, 8]
+    sizes = [8 * stage.num_parameters for stage in whole.stages]
+    assert states[0] == [size + 8 for size in sizes]
+    assert states[1] == counters
+    large = 320 * 256  # the only weight that PopART divides
+    assert states[2] == [*states[0][:2], states[0][2] - 8 * large // 2, states[0][3]]
+
+
+def test_own_options_say_where_the_state_is():
+    options = poptorch.Options().deviceIterations(1)
+    options.Training.gradientAccumulation(2)
+    location = poptorch.TensorLocationSettings().useOnChipStorage(False)
+    options.TensorLocations.setOptimizerLocation(location.minElementsForOffChip(5000))
+    network = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 3))
+    model = IPUModel(network, IPUConfig(training_options=options))
+    model.compile("adamw", "cross_entropy")
+    plan = model.plan(torch.zeros(32, 100), torch.zeros(32, dtype=torch.int64), 8)
+    small = 100 + 303
+    assert plan.memory[0].optimizer_state == 8 * small + 4 * 4
+
+
+def test_choices_are_what_a_plan_with_these_settings_says():
+    plan = tutorial(replicas=2)
+    choices = {choice.change: choice for choice in plan.choices}
+    for change, config in (
+        ("", {}),
+        ("recompute='off'", {"recompute": "off"}),
+        ("offload_optimizer=True", {"offload_optimizer": True}),
+        ("shard_optimizer=True", {"shard_optimizer": True}),
+        ("gradient_accumulation=20", {"gradient_accumulation": 20}),
+    ):
+        other = tutorial(replicas=2, **config)
+        choice = choices.pop(change)
+        assert choice.memory == other.fullest.total, change
+        assert choice.share == other.fullest.share
+        assert choice.bubble == other.bubble
+        assert choice.batch_size == other.epoch.batch.batch_size
+    assert list(choices) == ["gradient_accumulation=40"]
+
+
+def test_traffic_counts_what_goes_in_and_comes_back():
+    traffic = {(t.program, t.output_mode): t for t in tutorial(replicas=2).traffic}
+    sample, row = 28 * 28 * 4 + 4, 10 * 4  # labels of 64 bits travel as 32
+    training = traffic["training", "All"]
+    assert training.input_bytes == 8000 * sample
+    assert training.output_bytes == 8000 * row
+    assert traffic["training", "Final"].output_bytes == 80 * row
+    assert traffic["training", "Sum"].output_bytes == 80 * row
+    assert traffic["training", "EveryN(10)"].output_bytes == 800 * row
+    inference = traffic["inference", "All"]
+    assert inference.input_bytes == 800 * 28 * 28 * 4
+    assert inference.output_bytes == 800 * row
+
+
+def test_other_kinds_of_ipus_have_other_memory():
+    model, x, y = digits()
+    assert model.plan(x, y, device="mk1").fullest.capacity == 304 * 2**20
+    plan = model.plan(x, y, device="bow")
+    assert plan.device.name == "Bow"
+    with pytest.raises(UnknownNameError, match="mk3"):
+        model.plan(x, y, device="mk3")
+
+
+def test_what_is_certainly_too_large_is_said():
+    model, x, y = digits()
+    plan = model.plan(x, y)
+    exact = plan.memory[0].exact
+
+    def judged(share):
+        device = plan.device._replace(num_tiles=1, tile_bytes=int(exact / share))
+        return judgement(plan.on(device))
+
+    assert "run out of memory" in judged(0.9)  # beside it there are gradients
+    assert "uncertain" in judged(0.7)
+    assert "in the range of public" in judged(0.4)
+    assert "in the range of public" in judgement(plan)
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        with poptorch.Block("body", ipu_id=0):
+            x = self.body(x)
+        with poptorch.Block("head", ipu_id=1):
+            return self.head(x)
+
+
+def test_blocks_that_forward_begins_are_stages():
+    model = IPUModel(Own(), IPUConfig(micro_batch_size=2, gradient_accumulation=3))
+    model.compile("sgd", "cross_entropy")
+    plan = model.plan(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
+    assert (plan.num_ipus, plan.num_stages, plan.bubble) == (2, 2, 0.4)
+    assert "The pipeline of 2 stages" in str(plan)
+
+
+def test_a_step_of_ones_own_is_measured():
+    def step(module, batch):
+        x, y = batch
+        return nn.functional.mse_loss(module(x) @ module.weight, y)
+
+    model = IPUModel(nn.Linear(4, 3), IPUConfig(micro_batch_size=2))
+    model.compile("sgd", step=step)
+    plan = model.plan(torch.zeros(8, 4), torch.zeros(8, 4))
+    assert plan.flops == (2 * (2 * 2 * 4 * 3),)
+
+
+def test_a_model_that_has_been_trained_can_be_planned():
+    model, x, y = digits(micro_batch_size=2, device_iterations=1)
+    model.fit(x[:20], y[:20], verbose=0)
+    plan = model.plan(x, y)
+    assert plan.num_parameters == 90_026
+    model.fit(x[:20], y[:20], verbose=0)
+
+
+def test_data_that_dont_suit_are_refused():
+    model, x, y = digits()
+    with pytest.raises(DataError):
+        model.plan(x[:, :, :20, :], y)
+    with pytest.raises(ConfigError, match="batch_size=399"):
+        model.plan(x, y, batch_size=399)
+    fresh = IPUModel(nn.Linear(2, 2))
+    with pytest.raises(NotCompiledError):
+        fresh.plan(torch.zeros(4, 2))
+
+
+def test_sizes_have_three_digits():
+    numbers = [0, 999, 1000, 9_994, 12_345, 999_499, 999_500, 10**9]
+    assert list(map(size, numbers)) == [
+        "0 B",
+        "999 B",
+        "1.00 KB",
+        "9.99 KB",
+        "12.3 KB",
+        "999 KB",
+        "1.00 MB",
+        "1.00 GB",
+    ]
+
+
+def test_a_plan_is_data():
+    plan = tutorial()
+    assert plan == tutorial()
+    with pytest.raises(AttributeError):
+        plan.title = "another"
+    assert ipufit.IPUModel.plan.__doc__
