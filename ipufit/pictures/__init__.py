@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .amounts import BYTES, amount_in_words, share_in_words
+from .amounts import amount_in_words, share_in_words
 from .bar_chart import Bar, BarChart, Part
 from .contents import Content, Picture
 from .report import Report
@@ -11,7 +11,6 @@ from .tables import Table
 from .timeline import Row, Timeline
 
 __all__ = [
-    "BYTES",
     "Bar",
     "BarChart",
     "Content",

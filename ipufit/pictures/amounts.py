@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-BYTES = "B"
-"""Unit whose prefixes are powers of 1024; those of all other units are of 1000."""
-
-_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
-_DECIMAL = ("", "k", "M", "G", "T", "P")
+_PREFIXES = ("", "K", "M", "G", "T", "P")
 
 
 def amount_in_words(amount: float, unit: str, is_estimate: bool = False) -> str:
-    """An amount with three digits or so, and the prefix that makes it short.
+    """An amount with three digits or so; each prefix stands for a factor of 1000.
 
     Args:
         amount: The amount in units, 0 or more.
@@ -20,19 +16,17 @@ def amount_in_words(amount: float, unit: str, is_estimate: bool = False) -> str:
 
     Example:
         >>> amount_in_words(940_572_672, "B"), amount_in_words(1_640_000, "FLOP")
-        ('897 MiB', '1.64 MFLOP')
+        ('941 MB', '1.64 MFLOP')
         >>> amount_in_words(260, "B"), amount_in_words(1536, "B", is_estimate=True)
-        ('260 B', '~1.50 KiB')
+        ('260 B', '~1.54 KB')
     """
-    step, prefixes = (1024, _BINARY) if unit == BYTES else (1000, _DECIMAL)
     power = 0
-    # What would be rounded to a whole step has the next prefix.
-    while power + 1 < len(prefixes) and amount >= (step - 0.5) * step**power:
+    while power + 1 < len(_PREFIXES) and amount >= 999.5 * 1000**power:
         power += 1
-    value = amount / step**power
+    value = amount / 1000**power
     digits = 0 if not power and float(amount).is_integer() else _digits_after(value)
     about = "~" if is_estimate and amount else ""
-    return f"{about}{value:.{digits}f} {prefixes[power]}{unit}"
+    return f"{about}{value:.{digits}f} {_PREFIXES[power]}{unit}"
 
 
 def share_in_words(share: float) -> str:

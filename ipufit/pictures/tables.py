@@ -61,12 +61,12 @@ def table_of_bars(chart: BarChart) -> Table:
 
     Example:
         >>> from ipufit.pictures import Part
-        >>> bar = Bar("IPU 0", (Part("weights", 512), Part("activations", 512, True)))
-        >>> table = table_of_bars(BarChart("", "", "B", (bar,), limit=2048))
+        >>> bar = Bar("IPU 0", (Part("weights", 500), Part("activations", 500, True)))
+        >>> table = table_of_bars(BarChart("", "", "B", (bar,), limit=2000))
         >>> table.header
-        ('', 'weights', 'activations', 'total', 'of 2.00 KiB')
+        ('', 'weights', 'activations', 'total', 'of 2.00 KB')
         >>> table.rows
-        (('IPU 0', '512 B', '~512 B', '~1.00 KiB', '50.0%'),)
+        (('IPU 0', '500 B', '~500 B', '~1.00 KB', '50.0%'),)
     """
     limit = chart.limit
     whole = "all" if limit is None else amount_in_words(limit, chart.unit)
