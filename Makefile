@@ -7,7 +7,7 @@ export DATA_DIR ?= data
 export IPUFIT_PYTHON38 := $(shell .ci/find-python 3.8)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long test-all matrix lint types tests modes keras floor docs examples gallery release packages demo clean
+.PHONY: help test test-long test-all matrix lint types tests modes keras floor docs examples gallery release packages screens demo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -56,6 +56,9 @@ gallery:  ## run every example and write examples/README.md; needs `pip install 
 
 packages:  ## write the table of packages into CONTRIBUTING.md
 	@$(PYTHON) .ci/packages.py
+
+screens:  ## run the code of pages and put what it prints and draws into them; needs `pip install ".[plot]"`
+	@$(PYTHON) .ci/screens.py
 
 demo: $(TOX)  ## train the example; MNIST is looked for in DATA_DIR
 	$(TOX) run -e demo

@@ -77,6 +77,8 @@ def services(monkeypatch):
         doubles["torchdata.stateful_dataloader"] = loaders
     if find_spec("matplotlib") is None:
         doubles["matplotlib.pyplot"] = PyplotDouble()
+        empty = "<svg xmlns='http://www.w3.org/2000/svg'></svg>"
+        monkeypatch.setattr("ipufit.pictures.vector._written", lambda *_: empty)
     for name, double in doubles.items():
         monkeypatch.setitem(sys.modules, name, double)
 

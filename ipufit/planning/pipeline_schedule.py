@@ -8,7 +8,7 @@ ones, where the last forward stage and its backward are one slot: 2 * stages - 1
 has two slots, but the last one's has one.
 
 All slots are taken to need the same time. Where they don't, each cycle takes as long as
-its slowest slot.
+its slowest IPU.
 """
 
 from __future__ import annotations
