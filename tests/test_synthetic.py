@@ -198,14 +198,15 @@ def test_a_profiled_fit_has_a_program_of_its_own_and_the_same_numbers(options_se
     assert len(options_seen) == 2  # the first program again
 
 
-def test_validation_is_not_profiled(options_seen):
+def test_validation_is_not_profiled(options_seen, tmp_path):
     fit = {"batch_size": 8, "verbose": 0, "profile_steps": 1, "validation_data": DATA}
-    make(profile_dir="reports").fit(DATA, **fit)
+    make(profile_dir=str(tmp_path)).fit(DATA, **fit)
     assert [(train, runs_of(shown)) for train, shown in options_seen] == [
         (False, None),
         (True, "1"),
     ]
-    assert options_seen[1][1]["engineOptions"]["autoReport.directory"] == "reports"
+    engine_options = options_seen[1][1]["engineOptions"]
+    assert engine_options["autoReport.directory"] == str(tmp_path)
 
 
 def test_a_profile_of_no_calls_is_refused_before_anything():

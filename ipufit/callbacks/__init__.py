@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .learning_rate_scheduler import LearningRateScheduler
     from .mlflow_logger import MLflowLogger
     from .model_checkpoint import ModelCheckpoint
+    from .profiler import Profiler
     from .progress import ProgressDisplay, make_progress
     from .progress_bar import ProgressBar
     from .reduce_lr_on_plateau import ReduceLROnPlateau
@@ -45,6 +46,7 @@ __all__ = [
     "LearningRateScheduler",
     "MLflowLogger",
     "ModelCheckpoint",
+    "Profiler",
     "ProgressBar",
     "ProgressDisplay",
     "ReduceLROnPlateau",
@@ -69,6 +71,7 @@ _HOMES = {
     "learning_rate_scheduler": ("LearningRateScheduler",),
     "mlflow_logger": ("MLflowLogger",),
     "model_checkpoint": ("ModelCheckpoint",),
+    "profiler": ("Profiler",),
     "progress": ("ProgressDisplay", "make_progress"),
     "progress_bar": ("ProgressBar",),
     "reduce_lr_on_plateau": ("ReduceLROnPlateau",),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Iterable, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Mapping, Sequence, Union
 
 import torch
 
@@ -11,6 +11,9 @@ from ipufit._kinds import Kind
 from ipufit.state import RunState
 
 from .saved_state import check_keys, check_kinds, copied
+
+if TYPE_CHECKING:
+    from ipufit.profiling import Recorder
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""
@@ -38,6 +41,7 @@ class Callback:
             only process 0 calls its hooks.
         reads_batch_logs: False if its hooks of calls don't read their `logs`, which
             needn't be computed for it then.
+        recorder: Records where the time of a run goes; None for nearly all.
 
     Example:
         >>> class StopWhenGood(Callback):
@@ -55,6 +59,7 @@ class Callback:
     is_display: ClassVar[bool] = False
     writes_for_all: ClassVar[bool] = False
     reads_batch_logs: bool = True
+    recorder: Recorder | None = None
     model: Any = None
     run: RunState = RunState()
 

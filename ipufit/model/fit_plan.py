@@ -18,6 +18,7 @@ from ipufit.resume import Snapshot, described, epochs_to_go
 from ipufit.state import RunState
 
 from . import compile_only
+from .no_profile import NO_PROFILE, NoProfile
 from .parts import Model
 from .run_frame import under_way
 
@@ -39,6 +40,7 @@ class FitPlan:
         arguments: Arguments that a resumed run must have too, by name.
         settings: Settings of `compile` in words, which it must have too.
         params: `verbose` and `epochs` as Keras's callbacks see them.
+        profile: Profile of the run.
     """
 
     training: Training
@@ -52,6 +54,7 @@ class FitPlan:
     arguments: Mapping[str, Any]
     settings: Mapping[str, str]
     params: Mapping[str, Any]
+    profile: NoProfile = NO_PROFILE
 
     @property
     def updates_per_epoch(self) -> int | None:
@@ -103,19 +106,22 @@ class FitPlan:
 def run(model: Model, plan: FitPlan) -> History:
     """Train as planned, and return the history of the run."""
     if _env.compile_only() is not None:
-        given = plan.training, plan.batches, plan.validation
-        return compile_only.fitted(model, *given, plan.epochs)
+        parts = plan.training, plan.batches, plan.validation
+        return compile_only.fitted(model, *parts, plan.epochs)
     training, checkpoint, history = plan.training, plan.checkpoint, History()
     state = RunState(coverage=plan.coverage, params=plan.all_params)
     state.is_finite = not training.instruments.is_synthetic  # nobody is to be warned
-    frame = under_way(model, state, plan.callbacks, plan.params["verbose"], history)
+    given = plan.callbacks, plan.params["verbose"], history, plan.profile
+    frame = under_way(model, state, *given)
     model._runs.batch_loop = None
-    with frame as (hooks, display):
+    with frame as (hooks, display), contextlib.ExitStack() as recorded:
         model._data.source = plan.batches.source
         validated = None if plan.validation is None else plan.validation.batches.source
         snapshot = Snapshot(
             training, plan.batches, hooks, state, validated, plan.in_words
         )
+        recorded.enter_context(plan.profile.training(training, snapshot))
+        recorded.enter_context(plan.profile.evaluation(plan.validation))
         if checkpoint is not None:
             snapshot.check(checkpoint)
         updates_per_call = training.plan.device_iterations
@@ -133,7 +139,7 @@ def run(model: Model, plan: FitPlan) -> History:
             train(
                 training,
                 epochs_to_go(plan.epochs, snapshot, checkpoint, display),
-                plan.calls,
+                plan.profile.data(plan.calls),
                 plan.validation,
                 hooks,
                 state,

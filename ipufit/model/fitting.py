@@ -34,6 +34,7 @@ from ipufit.types import PathLike, Verbose
 from .evaluating import evaluation_of, rows_to_evaluate, warn_of_coverage
 from .fit_plan import FitPlan, run
 from .parts import Model, settings_of
+from .profiles import profile_of
 from .synthetic import instrumented
 from .training import training_of
 from .updates_per_call import updates_per_call
@@ -142,6 +143,7 @@ def fit(
     first_fit.arrived(self, locals())
     asked = Instruments(is_synthetic=synthetic, profiled_calls=profile_steps)
     self = instrumented(self, asked, resume, callbacks)
+    profile = profile_of(self, "fit", callbacks)
     settings = settings_of(self)
     epochs_to_come = _epochs(initial_epoch, epochs, validation_freq)
     given = x, y, sample_weight, validation_split, validation_data
@@ -190,31 +192,31 @@ def fit(
         arguments=arguments,
         settings=settings.in_words,
         params={"verbose": verbose, "epochs": epochs},
+        profile=profile,
     )
     check_same_run(checkpoint, training, source.num_samples, plan.in_words)
     _warn_of_tail(self, batches, training.plan)
     warn_of_coverage(training.options, training.plan, "fit")
     if validation is not None:
         warn_of_coverage(validation.options, validation.plan, "fit's validation")
-    left_out = batches.num_dropped, batches.num_empty_updates
-    return _end_stream(self, plan, run(self, plan), left_out)
+    return _run(self, plan)
 
 
-def _end_stream(
-    model: Model, plan: FitPlan, history: History, before: tuple[int | None, int]
-) -> History:
-    """Say how many samples didn't fill a call, if only the end of a stream told that.
+def _run(model: Model, plan: FitPlan) -> History:
+    """Run a plan, and say how many samples didn't fill a call.
+
+    Only the end of a stream tells that; of other data it was said before.
 
     Args:
         model: The model.
-        plan: The plan of the run that has ended.
-        history: Its history.
-        before: Numbers of samples left out, and of empty updates, before the run.
+        plan: The plan of the run.
 
     Returns:
-        The history, which now has the number of samples left out.
+        The history, which has the number of samples left out.
     """
     batches = plan.batches
+    before = batches.num_dropped, batches.num_empty_updates
+    history = run(model, plan)
     if (batches.num_dropped, batches.num_empty_updates) != before:
         history.dropped_samples = batches.num_dropped or 0
         _warn_of_tail(model, batches, plan.training.plan, stacklevel=4)

@@ -14,6 +14,7 @@ from ipufit.state import RunState
 from ipufit.types import Verbose
 
 from .evaluating import require_ipus
+from .no_profile import NO_PROFILE, NoProfile
 from .parts import Model
 
 
@@ -24,6 +25,7 @@ def under_way(
     callbacks: CallbackLike,
     verbose: Verbose,
     history: History | None = None,
+    profile: NoProfile = NO_PROFILE,
 ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
     """Begin a run with hooks in Keras's order, and bring the weights back at its end.
 
@@ -34,6 +36,7 @@ def under_way(
         callbacks: The user's; a display among them shows instead of ours, as in Keras.
         verbose: As for `fit`.
         history: History of a `fit`, whose hooks come after those of the user.
+        profile: Profile of the run.
 
     Yields:
         All callbacks, and the display among them.
@@ -45,6 +48,22 @@ def under_way(
         CopiedModuleWarning: The module that was given has changed, and isn't what runs.
     """
     require_ipus(model)
+    with profile.around(run), _framed(
+        model, run, callbacks, verbose, history, profile
+    ) as framed:
+        yield framed
+
+
+@contextlib.contextmanager
+def _framed(
+    model: Model,
+    run: RunState,
+    callbacks: CallbackLike,
+    verbose: Verbose,
+    history: History | None,
+    profile: NoProfile,
+) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
+    """Do the work of `under_way`, which records it."""
     model._counterparts.warn_of_changes()
     given = CallbackList(callbacks).callbacks
     run.processes = model.processes
@@ -52,6 +71,7 @@ def under_way(
     displays = [one for one in given if isinstance(one, ProgressDisplay)]
     last = [] if displays else [own_display]
     hooks = CallbackList([given, [] if history is None else history, last])
+    profile.hooks(hooks)
     hooks.set_model(model)
     hooks.set_run(run)
     runs = model._runs
