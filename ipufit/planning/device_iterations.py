@@ -14,6 +14,7 @@ import math
 from typing import NamedTuple, Sequence
 
 from .choice import Choice
+from .divisors import divisors
 
 MOST_CALL_BYTES = 64 * 2**20
 """Bytes on the host that inputs and outputs of a call may take in one process."""
@@ -69,22 +70,16 @@ def chosen_device_iterations(
     if not multiples:
         return Choice(*bound)
     common = functools.reduce(math.gcd, (limit.updates for limit in multiples))
-    divisors = _divisors(common)
-    value = max(n for n in divisors if n <= bound.updates)
+    numbers = divisors(common)
+    value = max(n for n in numbers if n <= bound.updates)
     given = " and ".join(limit.reason for limit in multiples)
     if value == bound.updates:
         return Choice(value, bound.reason)
     if value == common:
         own = [limit.reason for limit in multiples if limit.updates == common]
         return Choice(value, f"no larger number divides {own[0] if own else given}")
-    larger = divisors[divisors.index(value) + 1]
+    larger = numbers[numbers.index(value) + 1]
     return Choice(
         value,
         f"of the numbers that divide {given} the next is {larger}, and {bound.reason}",
     )
-
-
-def _divisors(number: int) -> list[int]:
-    """All numbers that divide a number, in order."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})

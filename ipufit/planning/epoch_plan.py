@@ -9,6 +9,7 @@ from typing import Callable, Iterator
 from ipufit.batching import BatchPlan
 from ipufit.errors import ConfigError
 
+from .divisors import divisors
 from .pipeline_schedule import PipelineSchedule
 
 _MOST_NEAREST = 2  # on either side
@@ -141,7 +142,7 @@ def nearest_batch_sizes(
     per_update, rest = divmod(num_samples, batch.device_iterations)
     if rest or not num_samples % (batch.batch_size * batch.device_iterations):
         return ()
-    sizes = [size for size in range(1, per_update + 1) if not per_update % size]
+    sizes = divisors(per_update)
     smaller = [size for size in reversed(sizes) if size < batch.batch_size]
     larger = [size for size in sizes if size > batch.batch_size]
     found = [*_derivable(smaller, derive), *_derivable(larger, derive)]
