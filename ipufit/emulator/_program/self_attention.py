@@ -6,7 +6,7 @@ operations instead, as PopTorch's does, and these run here. Nearly all that the 
 saves are copies: with `batch_first` the module swaps batch and sequence, and makes
 queries, keys and values contiguous. In the order in which the batch comes no copy is
 needed. The same numbers are added up; where a matrix product is blocked in another way,
-the sums differ by rounding.
+the sums differ by rounding. In half precision the result is rounded once either way.
 
 Only programs without gradients are rewritten: those of weights would be added up in
 another order. The result has the strides of the batch, so it must go where strides have
@@ -24,6 +24,7 @@ from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
 from ipufit.emulator._tracing.constant_nodes import function_name
+from ipufit.emulator._tracing.half import original, rounded_alike
 
 _NONE = ("bias_k", "bias_v", "key_padding_mask", "attn_mask", "static_k", "static_v")
 _ARGUMENTS = (
@@ -67,7 +68,7 @@ def with_plain_attention(graph: GraphModule) -> GraphModule:
                 )
             )
             node.kwargs = {}
-            node.target = self_attention
+            node.target = rounded_alike(node.target, self_attention)
     program: GraphModule = GraphModule(graph, copy)
     return program
 
@@ -118,7 +119,7 @@ def _given(node: Node) -> dict[str, Any]:
 
 def _is_plain(node: Node) -> bool:
     """Whether a node is self-attention without masks, whose strides nobody sees."""
-    if node.op != "call_function" or node.target is not F.multi_head_attention_forward:
+    if original(node.target) is not F.multi_head_attention_forward:
         return False
     given = _given(node)
     query = given["query"]

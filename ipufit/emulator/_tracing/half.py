@@ -95,7 +95,7 @@ def in_float32(operation: Operation) -> Operation:
     name = operation.name
     if name in _CASTS:
         function = _as_rounding_cast(operation)
-    elif name in _KEEPS_VALUES or not _has_half(operation.tensors()):
+    elif _keeps_values(operation) or not _has_half(operation.tensors()):
         return operation
     else:
         function = _as_computation(operation.function, name)
@@ -105,6 +105,23 @@ def in_float32(operation: Operation) -> Operation:
 def original(target: Any) -> Any:
     """The function of torch that a node's target is, or that `in_float32` wrapped."""
     return getattr(target, "_computes_in_float32", target)
+
+
+def _keeps_values(operation: Operation) -> bool:
+    if operation.name == "dropout":
+        return _drops_nothing(operation.args, operation.kwargs)
+    return operation.name in _KEEPS_VALUES
+
+
+def rounded_alike(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Another function for a node's target: in float32 if `in_float32` wrapped that.
+
+    Args:
+        target: What the node calls.
+        function: Computes the same in another way.
+    """
+    is_wrapped = original(target) is not target
+    return _as_computation(function, function.__name__) if is_wrapped else function
 
 
 def _has_half(value: Any) -> bool:
@@ -214,10 +231,13 @@ def _moves_values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
         stride = given.get("stride") or given.get("kernel_size")
         is_dense = given.get("dilation", 1) in (1, (1,), (1, 1), (1, 1, 1))
         return is_dense and bool(stride == given.get("kernel_size"))
-    if name == "dropout":
-        given = {**dict(zip(("input", "p", "training"), args)), **kwargs}
-        return given.get("p") == 0.0 or given.get("training") is False
     return False
+
+
+def _drops_nothing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the result of `dropout` is its input."""
+    given = {**dict(zip(("input", "p", "training"), args)), **kwargs}
+    return given.get("p") == 0.0 or given.get("training") is False
 
 
 def _sends_gradients_on(

@@ -35,21 +35,25 @@ class Attention(nn.Module):
         return self.after(x, self.attention(*self.before(x), **kwargs)[0])
 
 
-def run(module):
+def run(module, dtype=torch.float32):
     """The result of an inference program, and the names of what it runs."""
-    executor = poptorch.inferenceModel(module.eval())
+    module.eval()
     x = torch.randn(BATCH, LENGTH, WIDTH)
-    result = executor(x)
+    with torch.no_grad():
+        expected = module(x)
+    executor = poptorch.inferenceModel(module.to(dtype))
+    result = executor(x.to(dtype))
     program = executor._executable.program
     graph = program.laid_out(program.graph).graph
-    with torch.no_grad():
-        torch.testing.assert_close(result, module(x))
+    tolerance = {} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(result, expected.to(dtype), **tolerance)
     return result, {function_name(node) for node in graph.nodes}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_an_encoder_layer_needs_no_copies(norm_first):
-    _, names = run(layer(norm_first=norm_first))
+def test_an_encoder_layer_needs_no_copies(norm_first, dtype):
+    _, names = run(layer(norm_first=norm_first), dtype)
     assert "self_attention" in names
     assert "multi_head_attention_forward" not in names
 
@@ -61,15 +65,27 @@ def test_a_trace_sees_the_ordinary_operation():
     assert "multi_head_attention_forward" in map(function_name, nodes)
 
 
-def test_it_is_folded(monkeypatch):
-    module = layer().eval()
+def test_half_precision_rounds_its_result_once():
+    module = Attention(lambda x, y: x + y).eval()
+    x = torch.randn(BATCH, LENGTH, WIDTH).half()
+    with torch.no_grad():
+        y = module.half().float().attention(x.float(), x.float(), x.float())[0]
+    result = poptorch.inferenceModel(module.half())(x)
+    expected = (x.float() + y.half().float()).half()
+    assert (result != expected).float().mean() < 0.02  # sums in another order
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_it_is_folded(monkeypatch, dtype):
+    module = layer().eval().to(dtype)
     options = poptorch.Options().deviceIterations(4)
-    x = torch.randn(4 * BATCH, LENGTH, WIDTH)
+    x = torch.randn(4 * BATCH, LENGTH, WIDTH).to(dtype)
     results = []
     for fold in ("1", "0"):
         monkeypatch.setenv("IPUFIT_EMULATOR_FOLD", fold)
         results.append(poptorch.inferenceModel(module, options)(x))
-    torch.testing.assert_close(*results)
+    tolerance = {} if dtype == torch.float32 else {"rtol": 4e-3, "atol": 4e-3}
+    torch.testing.assert_close(*results, **tolerance)
 
 
 def test_training_runs_what_was_traced():

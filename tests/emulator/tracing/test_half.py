@@ -118,6 +118,14 @@ def test_calls_without_half_are_recorded_as_they_are():
 # In place ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kwargs", [{"p": 0.0}, {"p": 0.5, "training": False}])
+def test_dropout_that_drops_nothing_is_recorded_as_it_is(kwargs):
+    x = torch.randn(3).half()
+    operation = Operation(nn.functional.dropout, "dropout", (x,), kwargs)
+    assert in_float32(operation) is operation
+    assert torch.equal(operation.run(), x)
+
+
 def test_changes_in_place_reach_views_and_buffers():
     def forward(self, x):
         self.total += x
