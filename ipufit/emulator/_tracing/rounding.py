@@ -13,7 +13,7 @@ the higher probability. That takes few passes over whole tensors, in two steps:
    undoes the addition. Below, it makes the second step of the rounding. The steps of
    both roundings nest, so two unbiased roundings have the outcomes of one.
 
-Random words are drawn for each tensor, 8192 at most. A larger tensor is seen as a table
+Random words are drawn for each tensor, 4096 at most. A larger tensor is seen as a table
 with rows of that length. Its words are those of the row, each XORed with a word of the
 column. Of words in such a table any three are independent, so sums and means over a
 tensor have the mean and the spread that they would have if all words were drawn.
@@ -33,10 +33,10 @@ _CUT_OFF = 2**13 - 1
 """The bits of a float32 fraction that float16 doesn't have."""
 
 _OTHER_BITS = 19
-"""A word's bits from this one on are for the second step: a signed number."""
+"""A word's bits from this one on are for the second step: a signed number.
 
-_LOWEST_OTHER = 2**_OTHER_BITS
-"""It is set in each word, so that this number is odd: no sum is half-way."""
+It is made odd, so that no sum is half-way between two results.
+"""
 
 _PART_OF_STEP = 2.0**-37
 """This number times this is a part of float16's smallest step."""
@@ -44,11 +44,11 @@ _PART_OF_STEP = 2.0**-37
 _HALF_STEP = 2.0**-25
 """All that is no larger becomes 0."""
 
-_ROW = 2**13
+_ROW = 2**12
 """The number of independent words for one tensor."""
 
-_CHUNK = 2**16
-"""The number of elements that are rounded at once."""
+_CHUNK = 2**17
+"""The most elements that are rounded at once: half a MiB of each kind of number."""
 
 _is_stochastic = False
 
@@ -161,50 +161,65 @@ def round_at_random(tensor: Tensor) -> Tensor:
 
 
 class _WorkSpace:
-    """Memory to round a few numbers in, small enough for the processor's caches."""
+    """Memory to round in: what is taken anew would have to be cleared each time."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False):
             self._pairs = torch.empty(_ROW // 2, dtype=torch.int64)
-            self._words = torch.empty(_CHUNK, dtype=torch.int32)
             self._bits = torch.empty(_CHUNK, dtype=torch.int32)
+            self._others = torch.empty(_CHUNK, dtype=torch.int32)
             self._parts = torch.empty(_CHUNK)
+            # As tensors: of a number, torch would make one in each call.
+            self._cut_off = torch.tensor(_CUT_OFF, dtype=torch.int32)
+            self._kept = torch.tensor(~_CUT_OFF, dtype=torch.int32)
         self._row = self._pairs.view(torch.int32)
-        self._sums = self._bits.view(torch.float32)
 
     def round(self, numbers: Tensor, results: Tensor) -> None:
         """Round float32 numbers, given as the integers of their bits."""
         count = len(numbers)
-        row = self._draw_row(min(count, _ROW))
+        row = self._row[: min(count, _ROW)]
+        self._pairs[: (len(row) + 1) // 2].random_(-(2**63), None)  # all 64 bits
+        bits, others = self._split(row)
+        others.bitwise_or_(1)
         if count <= _ROW:
-            self._round(row, numbers, results)
+            self._round(bits, others, numbers, results)
             return
         heads = torch.empty(-(-count // _ROW), 1, dtype=torch.int32)
-        heads.random_(-(2**31), None).bitwise_and_(~_LOWEST_OTHER)
+        head_bits, head_others = self._split(heads.random_(-(2**31), None))
+        head_others.bitwise_and_(~1)
         for first in range(0, count, _CHUNK):
             last = min(first + _CHUNK, count)
-            some = heads[first // _ROW : -(-last // _ROW)]
-            table = self._words[: len(some) * _ROW].view(-1, _ROW)
-            torch.bitwise_xor(some, row, out=table)
-            words = self._words[: last - first]
-            self._round(words, numbers[first:last], results[first:last])
+            rows = slice(first // _ROW, -(-last // _ROW))
+            self._round(
+                _table(head_bits[rows], bits, self._bits)[: last - first],
+                _table(head_others[rows], others, self._others)[: last - first],
+                numbers[first:last],
+                results[first:last],
+            )
 
-    def _draw_row(self, count: int) -> Tensor:
-        self._pairs[: (count + 1) // 2].random_(-(2**63), None)  # all 64 bits
-        row: Tensor = self._row[:count].bitwise_or_(_LOWEST_OTHER)
-        return row
+    def _split(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Cut random words into the bits for either step; the words get lost."""
+        bits = torch.bitwise_and(words, self._cut_off)
+        return bits, words.bitwise_right_shift_(_OTHER_BITS)
 
-    def _round(self, words: Tensor, numbers: Tensor, results: Tensor) -> None:
-        """Round at most `_CHUNK` numbers with random words, which get lost."""
-        count = len(numbers)
-        bits, parts, sums = self._bits[:count], self._parts[:count], self._sums[:count]
-        torch.bitwise_and(words, _CUT_OFF, out=bits)
-        bits.add_(numbers).bitwise_and_(~_CUT_OFF)
-        parts.copy_(words.bitwise_right_shift_(_OTHER_BITS))
-        sums.add_(parts, alpha=_PART_OF_STEP)
+    def _round(
+        self, bits: Tensor, others: Tensor, numbers: Tensor, results: Tensor
+    ) -> None:
+        """Round at most `_CHUNK` numbers; `bits` get lost."""
+        parts = self._parts[: len(numbers)]
+        bits.add_(numbers).bitwise_and_(self._kept)
+        sums = bits.view(torch.float32)
+        sums.add_(parts.copy_(others), alpha=_PART_OF_STEP)
         # The cast would do that, too, but give a zero the sign of the random part.
         torch.hardshrink(sums, _HALF_STEP, out=parts)  # type: ignore[call-overload,unused-ignore]
         results.copy_(parts)
+
+
+def _table(heads: Tensor, row: Tensor, memory: Tensor) -> Tensor:
+    """XOR a column of words with a row of them; the table is flat."""
+    words: Tensor = memory[: len(heads) * _ROW]
+    torch.bitwise_xor(heads, row, out=words.view(-1, _ROW))
+    return words
 
 
 _of_thread = threading.local()
