@@ -9,11 +9,13 @@ from typing import Callable, Sequence
 
 from ipufit import doctor, launch
 from ipufit._version import __version__
+from ipufit.commands import plan_line
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "compile": (launch.compile_line.main, "compile a script's programs, run none"),
     "doctor": (doctor.main, "say what is installed, and what is missing"),
     "launch": (launch.main, "run a script in several processes"),
+    "plan": (plan_line.main, "say what a script's fit takes of IPUs, run none of it"),
 }
 """Name of a command -> the function that takes its arguments, and what it does."""
 

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -150,6 +154,12 @@ def test_choices_are_what_a_plan_with_these_settings_says():
         assert choice.share == other.fullest.share
         assert choice.bubble == other.bubble
         assert choice.batch_size == other.epoch.batch.batch_size
+    # Activations of half of the samples are taken to be half as large.
+    choice = choices.pop("micro_batch_size=20, gradient_accumulation=20")
+    other = tutorial(replicas=2, micro_batch_size=20, gradient_accumulation=20)
+    assert choice.memory == pytest.approx(other.fullest.total, rel=0.01)
+    assert choice.least_share == pytest.approx(choice.memory.least / 940_572_672)
+    assert (choice.batch_size, choice.bubble) == (800, other.bubble)
     assert list(choices) == ["gradient_accumulation=40"]
 
 
@@ -261,3 +271,12 @@ def test_a_plan_is_data():
     with pytest.raises(AttributeError):
         plan.title = "another"
     assert ipufit.IPUModel.plan.__doc__
+
+
+def test_the_page_shows_a_real_run(capsys):
+    page = Path(__file__).parent.parent / "docs" / "how-to" / "plan.md"
+    text = page.read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    shown = re.search(r"is printed:\n\n(.*?)\n\nThe tutorial's", text, re.DOTALL)[1]
+    exec(compile(code, str(page), "exec"), {})
+    assert capsys.readouterr().out == textwrap.dedent(shown) + "\n"

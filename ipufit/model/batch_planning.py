@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Mapping
 
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import NO_INSTRUMENTS
 from ipufit.config.plans import forward_stages
-from ipufit.data import Source, example_of
+from ipufit.data import Source, example_of, num_trained_on
 from ipufit.engine import give_shapes
 from ipufit.placement import own_stages
 from ipufit.planning import EpochPlan, nearest_batch_sizes
@@ -68,33 +68,25 @@ def batch_plan(
         processes=self.processes,
     )
     give_shapes(self.module, source)
-    return epoch_plan(self, source, batch_size, callbacks, drop_last)
+    arguments = {"callbacks": callbacks, "drop_last": drop_last}
+    return epoch_plan(self, source, {"batch_size": batch_size, **arguments})
 
 
-def epoch_plan(
-    model: Model,
-    source: Source,
-    batch_size: int | None,
-    callbacks: CallbackLike,
-    drop_last: bool | str,
-) -> EpochPlan:
+def epoch_plan(model: Model, source: Source, arguments: Mapping[str, Any]) -> EpochPlan:
     """Divide data into calls, as for `batch_plan`.
 
     Args:
         model: The model, compiled.
         source: The data.
-        batch_size: As for `fit`.
-        callbacks: Callbacks of the `fit` to come.
-        drop_last: As for `fit`.
+        arguments: Arguments of `fit` by name; those that aren't there are left out.
 
     Raises:
         ConfigError: The batch size is not made of its factors.
     """
-    plan = update_plan(model, source, batch_size)
+    plan = update_plan(model, source, arguments.get("batch_size"))
+    callbacks = arguments.get("callbacks")
     choice = updates_per_call(
-        *(model, source, callbacks, NO_INSTRUMENTS, None),
-        {"drop_last": drop_last},
-        plan,
+        *(model, source, callbacks, NO_INSTRUMENTS, None), arguments, plan
     )
     reason = ""
     of_config = plan
@@ -106,13 +98,16 @@ def epoch_plan(
     stages = 1
     if model.config.is_pipelined and model.config.training_options is None:
         stages = max(forward_stages(model.config), own)
-    is_padding = drop_last is not True
+    is_padding = arguments.get("drop_last", True) is not True
+    num_samples = source.num_samples
+    if num_samples is not None and arguments.get("validation_split"):
+        num_samples = num_trained_on(num_samples, arguments["validation_split"])
     nearest: tuple[int, ...] = ()
-    if source.num_samples is not None and not is_padding:
-        nearest = nearest_batch_sizes(source.num_samples, of_config, derive)
+    if num_samples is not None and not is_padding:
+        nearest = nearest_batch_sizes(num_samples, of_config, derive)
     return EpochPlan(
         batch=plan,
-        num_samples=source.num_samples,
+        num_samples=num_samples,
         is_padding=is_padding,
         stages=stages,
         nearest_batch_sizes=nearest,

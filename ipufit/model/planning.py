@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import example_of
@@ -65,19 +65,42 @@ def plan(
         >>> [memory.exact for memory in plan.memory], plan.num_ipus, plan.bubble
         ([648, 440], 2, 0.16666666666666666)
     """
+    arguments = {"batch_size": batch_size, "callbacks": callbacks}
+    return plan_of_fit(
+        self, {"x": x, "y": y, **arguments, "drop_last": drop_last}, device
+    )
+
+
+def plan_of_fit(
+    model: Model, arguments: Mapping[str, Any], device: str | Device
+) -> ModelPlan:
+    """Plan a `fit` with these arguments.
+
+    Args:
+        model: The model.
+        arguments: Arguments of `fit` by name, of which `x` is needed.
+        device: As for `plan`.
+
+    Raises:
+        NotCompiledError: `compile` wasn't called.
+        ConfigError: The batch size is not made of its factors, or the module can't be
+            copied.
+        DataError: Data that can't be used, or not by the module.
+        UnknownNameError: There is no such kind of IPU.
+    """
     # Few processes ask for a plan, so the others don't import what makes it.
     from ipufit.planning.devices import device_named
 
     from .plan_of_model import plan_of_model
 
-    settings_of(self)
+    settings_of(model)
     kind = device_named(device)
     source = example_of(
-        *(x, y),
+        *(arguments["x"], arguments.get("y"), arguments.get("sample_weight")),
         is_whole=True,
-        num_workers=self.config.num_workers,
-        processes=self.processes,
+        num_workers=model.config.num_workers,
+        processes=model.processes,
     )
-    give_shapes(self.module, source)
-    epoch = epoch_plan(self, source, batch_size, callbacks, drop_last)
-    return plan_of_model(self, source, epoch, kind)
+    give_shapes(model.module, source)
+    epoch = epoch_plan(model, source, arguments)
+    return plan_of_model(model, source, epoch, kind)

@@ -19,6 +19,7 @@ class PlanChoice(NamedTuple):
         change: Fields of `IPUConfig` that change, as code; empty for none.
         memory: Bytes on the fullest IPU.
         share: Its expected share of an IPU's memory; code comes on top.
+        least_share: The least share that it can be.
         bubble: Idle share of the pipeline in an update.
         batch_size: Samples of an update.
         cost: The price of the change in words; empty if none is known.
@@ -27,6 +28,7 @@ class PlanChoice(NamedTuple):
     change: str
     memory: Estimate
     share: float
+    least_share: float
     bubble: float
     batch_size: int
     cost: str = ""
@@ -52,15 +54,17 @@ def plan_choices(
         The settings of now first.
     """
     choices = []
-    for change, other, size, cost in _changes(stages, settings, batch, num_stages):
-        memories = memory_by_ipu(stages, other, capacity)
+    for change, costs, other, size, cost in _changes(
+        stages, settings, batch, num_stages
+    ):
+        memories = memory_by_ipu(costs, other, capacity)
         fullest = max(memories, key=lambda memory: memory.total.value)
         accumulation = other.gradient_accumulation
         schedule = PipelineSchedule(num_stages, accumulation, trains=True)
         bubble = schedule.idle_share
-        choices.append(
-            PlanChoice(change, fullest.total, fullest.share, bubble, size, cost)
-        )
+        total, share = fullest.total, fullest.share
+        least = total.least / capacity
+        choices.append(PlanChoice(change, total, share, least, bubble, size, cost))
     return tuple(choices)
 
 
@@ -69,8 +73,29 @@ def _changes(
     settings: MemorySettings,
     batch: BatchPlan,
     num_stages: int,
+) -> Iterator[tuple[str, Sequence[StageCost], MemorySettings, int, str]]:
+    """Each change as code; stages, settings and batch size after it; its price."""
+    for change, other, size, price in _of_settings(stages, settings, batch):
+        yield change, stages, other, size, price
+    now, size = settings.gradient_accumulation, batch.batch_size
+    least = 2 * num_stages - 1
+    for accumulation in (now // 2, now * 2, now * 4):
+        if accumulation >= least:
+            other = settings._replace(gradient_accumulation=accumulation)
+            change = f"gradient_accumulation={accumulation}"
+            yield change, stages, other, size // now * accumulation, ""
+    micro, odd = divmod(batch.micro_batch_size, 2)
+    if micro and not odd:
+        other = settings._replace(gradient_accumulation=2 * now)
+        change = f"micro_batch_size={micro}, gradient_accumulation={2 * now}"
+        halves = [_halved(stage) for stage in stages]
+        yield change, halves, other, size, "more and smaller passes"
+
+
+def _of_settings(
+    stages: Sequence[StageCost], settings: MemorySettings, batch: BatchPlan
 ) -> Iterator[tuple[str, MemorySettings, int, str]]:
-    """Each change as code, the settings after it, the batch size, and its cost."""
+    """Settings of memory that keep the micro-batches as they are."""
     size = batch.batch_size
     yield "", settings, size, ""
     if settings.recomputes:
@@ -91,10 +116,14 @@ def _changes(
             change = f"replicas={shards}, {change}"
         other = settings._replace(num_shards=shards)
         yield change, other, size * shards // copies, "weights are gathered"
-    now = settings.gradient_accumulation
-    least = 2 * num_stages - 1
-    for accumulation in (now // 2, now * 2, now * 4):
-        if accumulation >= least:
-            other = settings._replace(gradient_accumulation=accumulation)
-            change = f"gradient_accumulation={accumulation}"
-            yield change, other, size // now * accumulation, ""
+
+
+def _halved(stage: StageCost) -> StageCost:
+    """A stage with half of the samples, whose activations take half of the bytes."""
+    return stage._replace(
+        flops=stage.flops // 2,
+        input_bytes=stage.input_bytes // 2,
+        saved_bytes=stage.saved_bytes // 2,
+        kept_bytes=stage.kept_bytes // 2,
+        made_bytes=stage.made_bytes // 2,
+    )

@@ -113,9 +113,9 @@ def _pipeline(plan: ModelPlan) -> Iterator[str]:
     pairs = ("an update", plan.schedule), ("inference call", plan.inference_schedule)
     for name, schedule in pairs:
         full = schedule.num_full_cycles
-        filling = (schedule.num_cycles - full) // 2
+        filling = schedule.num_slots - 1 if full else "-"  # it is never full
         row = [name, schedule.micro_batches, schedule.num_cycles, filling, full]
-        row += [schedule.num_cycles - full - filling, f"{schedule.idle_share:.1%}"]
+        row += [filling, f"{schedule.idle_share:.1%}"]
         rows.append([str(cell) for cell in row])
     yield from _table(rows, left=(0,))
     least = 2 * plan.num_stages - 1
@@ -155,13 +155,15 @@ def _traffic(plan: ModelPlan) -> Iterator[str]:
 
 
 def _choices(plan: ModelPlan) -> Iterator[str]:
-    rows = [["Choices", "Batch size", "Idle", "~Fullest IPU", "Share", "Price"]]
+    rows = [
+        ["Choices", "Batch size", "Idle", "~Fullest IPU", "~Share", "at least", "Price"]
+    ]
     for choice in plan.choices:
         row = [choice.change or "as it is", str(choice.batch_size)]
         row += [f"{choice.bubble:.1%}", size(choice.memory.value)]
-        row += [f"{choice.share:.1%}", choice.cost]
+        row += [f"{choice.share:.1%}", f"{choice.least_share:.1%}", choice.cost]
         rows.append(row)
-    yield from _table(rows, left=(0, 5))
+    yield from _table(rows, left=(0, 6))
 
 
 def _notes(plan: ModelPlan) -> Iterator[str]:
