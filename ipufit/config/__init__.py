@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from .automatic import with_stages
 from .instruments import NO_INSTRUMENTS, Instruments
 from .ipu_config import IPUConfig
 from .precision import precision_of
 
-__all__ = ["NO_INSTRUMENTS", "IPUConfig", "Instruments", "precision_of"]
+__all__ = ["NO_INSTRUMENTS", "IPUConfig", "Instruments", "precision_of", "with_stages"]

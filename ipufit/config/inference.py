@@ -8,6 +8,8 @@ from typing import Any, Mapping
 
 from ipufit.errors import ConfigError, UnknownNameError
 
+from .automatic import AUTO
+
 OVERRIDABLE = (
     "replicas",
     "pipeline",
@@ -24,6 +26,7 @@ OVERRIDABLE = (
 """Fields that `IPUConfig(inference=...)` takes."""
 
 _ELSEWHERE = {
+    "ipus": "evaluate and predict use the stages of training, if no others are named",
     "device_iterations": "give IPUConfig(inference_iterations=...)",
     "micro_batch_size": "give batch_size to evaluate, predict or validation",
     "gradient_accumulation": "inference accumulates nothing",
@@ -56,6 +59,11 @@ def check_inference(given: Any) -> dict[str, Any]:
             raise ConfigError(f"inference has {name!r}: {_ELSEWHERE[name]}.")
         if name not in OVERRIDABLE:
             raise UnknownNameError("field of inference", str(name), OVERRIDABLE)
+    if given.get("pipeline") == AUTO:
+        raise ConfigError(
+            "inference has pipeline='auto': evaluate and predict use the stages of "
+            "training, if nothing else is given. Name others, or give None for one IPU."
+        )
     return dict(given)
 
 
@@ -73,7 +81,8 @@ def changed_for_inference(config: Any) -> Any:
     """
     changes = dict(config.inference)
     if not {"pipeline", "layers_per_ipu"}.isdisjoint(changes):
-        defaults = {"pipeline": None, "layers_per_ipu": None, "loss_block": None}
+        names = "pipeline", "layers_per_ipu", "ipus", "loss_block"
+        defaults: dict[str, Any] = dict.fromkeys(names)
         changes = {**defaults, **changes}
     if config.inference.get("pipeline", ()) is None and config.pipeline is not None:
         # All on one IPU, blocks that the model begins by name, too.

@@ -16,6 +16,7 @@ import torch
 from ipufit._poptorch import poptorch
 from ipufit.distributed import ProcessInfo
 
+from .automatic import AUTO, check_ipus, expected_ipus, resolved
 from .checks import check_fields, check_num_ipus, check_process
 from .inference import changed_for_inference, check_inference
 from .layers import check_layers, layer_stages
@@ -55,12 +56,16 @@ class IPUConfig:
             names of its submodules, or patterns of them as in `fnmatch`
             (`"encoder.layer.[0-5]*"`); names of the model's `poptorch.Block`s;
             sequences of such names, or `poptorch.Stage`s; or a ready PopTorch strategy.
-            None for a model on one IPU, or one that begins blocks itself.
+            None for a model on one IPU, or one that begins blocks itself. `"auto"`
+            leaves it to ipufit to cut the model into stages of even work.
         layers_per_ipu: Stages by the number of layers on each IPU, instead: `[0, 4, 4,
             4]` for the 12 layers of a `ModuleList` or `Sequential`, the only one of
             that length. What comes before them is on the first IPU, what comes after
             on the last. -1 stands for the rest. Several lists, or another, by name:
             `{"encoder.layer": [0, 4, 4, 4]}`.
+        ipus: Number of IPUs that `pipeline="auto"` divides each replica over. `"auto"`,
+            the default, takes the smallest power of two whose memory holds parameters,
+            the optimiser's state and accumulators.
         execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one after
             the other.
         loss_block: The block that the loss joins, and all else that ipufit adds. By
@@ -133,6 +138,7 @@ class IPUConfig:
     layers_per_ipu: Sequence[int] | Mapping[str, Sequence[int]] | None = field(
         default=None, hash=False
     )
+    ipus: int | str | None = None
     execution: str = "pipelined"
     loss_block: str | None = None
     precision: str = "float32"
@@ -164,6 +170,8 @@ class IPUConfig:
         check_process(self.process_id, self.num_processes)
         check_pipeline(self.pipeline)
         check_layers(self.layers_per_ipu, self.pipeline)
+        own = self.training_options or self.inference_options
+        check_ipus(self.ipus, self.pipeline, has_own_options=own is not None)
         self._check_num_ipus()
         memory_proportions(self.available_memory_proportion, self.stage_ipus)
         take_own_options(self)
@@ -192,7 +200,7 @@ class IPUConfig:
     @property
     def num_stages(self) -> int:
         """Forward stages, as far as `pipeline` names them."""
-        return len(self.stages) if self.stages else 1
+        return max(1, len(self.stage_ipus))
 
     @property
     def num_ipus(self) -> int:
@@ -269,8 +277,20 @@ class IPUConfig:
             >>> IPUConfig(pipeline=["a", ("b", "c")]).stage_ipus
             (0, 1)
         """
+        if self.has_open_stages:
+            return tuple(expected_ipus(self.pipeline, self.ipus))
         given = enumerate(self._listed_stages)
         return tuple(stage_ipu(stage, index) for index, stage in given)
+
+    @property
+    def has_open_stages(self) -> bool:
+        """Whether stages are left to ipufit, which chooses them when data come.
+
+        Example:
+            >>> IPUConfig(pipeline="auto", ipus=4).has_open_stages
+            True
+        """
+        return isinstance(self.pipeline, str) and self.pipeline == AUTO
 
     @property
     def first_block(self) -> str | None:
@@ -351,8 +371,9 @@ class IPUConfig:
         config: IPUConfig = known
         return config
 
-    # Plans and options: functions of other files --------------------------------
+    # Stages, plans and options: functions of other files -------------------------
 
+    resolved = resolved
     training_plan = training_plan
     inference_plan = inference_plan
     build_training_options = build_training_options

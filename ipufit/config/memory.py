@@ -78,7 +78,9 @@ def check_memory(config: Config) -> None:
         ConfigError: An overlap has no IO tiles, or is asked of a pipeline; or the
             optimiser's state is to be shared by one replica.
     """
-    is_pipeline = config.stages and config.execution != "sharded"
+    is_pipeline = (
+        config.stages or config.has_open_stages
+    ) and config.execution != "sharded"
     is_pipeline = is_pipeline or _is_ready_pipeline(config.pipeline)
     if config.overlap_io is not None and config.num_io_tiles is None:
         raise ConfigError(

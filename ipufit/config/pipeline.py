@@ -8,6 +8,8 @@ from typing import Any
 from ipufit._poptorch import poptorch
 from ipufit.errors import ConfigError
 
+from .automatic import AUTO
+
 _STRATEGIES = (
     poptorch.PipelinedExecution,
     poptorch.ShardedExecution,
@@ -27,10 +29,13 @@ def check_pipeline(pipeline: Any) -> None:
         Traceback (most recent call last):
         ipufit.errors.ConfigError: pipeline names encoder more than once.
     """
+    if isinstance(pipeline, str) and pipeline == AUTO:
+        return
     if isinstance(pipeline, str):
         raise ConfigError(
             f"pipeline={pipeline!r} is one name: give a sequence with a name for each "
-            f"stage, as in pipeline=({pipeline!r}, ...)."
+            f"stage, as in pipeline=({pipeline!r}, ...), or 'auto' to have the model "
+            "divided."
         )
     if has_stages(pipeline):
         names = [name for stage in pipeline for name in stage_names(stage)]
@@ -81,7 +86,15 @@ def strategy_of(pipeline: Any, *, is_pipelined: bool, is_short: bool = False) ->
         is_pipelined: Whether all stages are busy at once.
         is_short: Whether a call has too few micro-batches to pipeline the blocks of a
             model without a pipeline.
+
+    Raises:
+        ConfigError: The stages are left open.
     """
+    if isinstance(pipeline, str):
+        raise ConfigError(
+            "pipeline='auto' stands for stages that are chosen when a model gets data. "
+            "Options can be made of config.resolved(model, x), which has their names."
+        )
     if pipeline is None:
         is_default = is_pipelined and not is_short
         return None if is_default else poptorch.ShardedExecution()

@@ -24,6 +24,10 @@ class Remarking(ProgressDisplay):
         """Pass it on."""
         self._display.compiling(what)
 
+    def noted(self, line: str) -> None:
+        """Pass it on."""
+        self._display.noted(line)
+
     def compiled(self, what: str, seconds: float, remark: str = "") -> None:
         """Pass it on, with the remark."""
         self._display.compiled(what, seconds, self._remark)

@@ -11,11 +11,11 @@ from ipufit.callbacks.base import CallbackLike
 from ipufit.config import NO_INSTRUMENTS
 from ipufit.config.plans import forward_stages
 from ipufit.data import Source, example_of, num_trained_on
-from ipufit.engine import give_shapes
 from ipufit.placement import own_stages
 from ipufit.planning import EpochPlan, nearest_batch_sizes
 
 from .parts import Model
+from .splitting import settle
 from .updates_per_call import update_plan, updates_per_call
 
 
@@ -67,7 +67,7 @@ def batch_plan(
         num_workers=self.config.num_workers,
         processes=self.processes,
     )
-    give_shapes(self.module, source)
+    settle(self, source)
     arguments = {"callbacks": callbacks, "drop_last": drop_last}
     return epoch_plan(self, source, {"batch_size": batch_size, **arguments})
 

@@ -26,7 +26,6 @@ from ipufit.data import (
     generators_of,
     is_stream,
 )
-from ipufit.engine import give_shapes
 from ipufit.errors import DataError, UnknownNameError
 from ipufit.planning import Choice
 from ipufit.state import RunState
@@ -44,6 +43,7 @@ from .copying import independent_copy
 from .evaluating import inference_batches, inference_plan, rows_to_evaluate
 from .parts import Model, predicted, settings_of
 from .run_frame import under_way
+from .splitting import settle
 from .training import Choose, training_of
 from .updates_per_call import update_plan, updates_per_call
 
@@ -153,7 +153,7 @@ def _training(
         updates_per_call, model, source, None, instruments, None, {}
     )
     if data != REAL:  # as many samples as a call of the real ones takes
-        give_shapes(model.module, source)
+        settle(model, source)
         if batch_size is None and model.config.micro_batch_size is None:
             batch_size = source.batch_size
         plan = update_plan(model, source, batch_size)
@@ -195,7 +195,7 @@ def _inference(
     model: Model, source: Source, batch_size: int | None, data: str
 ) -> _Subject:
     """Have a model predict."""
-    give_shapes(model.module, source)
+    settle(model, source)
     size, _ = rows_to_evaluate(model.config, source, batch_size, None)
     plan, options = inference_plan(model.module, model.config, size)
     Instruments(is_synthetic=data == SYNTHETIC).set_inference(options)

@@ -27,7 +27,6 @@ from ipufit.engine import (
     NoForwardError,
     Remarking,
     Training,
-    give_shapes,
     remark_on_passes,
 )
 from ipufit.planning import Choice
@@ -35,6 +34,7 @@ from ipufit.types import Verbose
 
 from .evaluating import inference_batches, plan_of_calls, rows_to_evaluate
 from .parts import Model, predicted
+from .splitting import settle
 from .training import training_of
 from .updates_per_call import updates_per_call
 
@@ -178,7 +178,7 @@ def build(
         num_workers=self.config.num_workers,
         processes=self.processes,
     )
-    give_shapes(self.module, source)
+    settle(self, source)
     arguments = {
         "drop_last": drop_last,
         "validation_split": validation_split,
@@ -348,6 +348,10 @@ class Watch(ProgressDisplay):
         """Remember the files."""
         self._before = _executables(self._folder)
         self._display.compiling(what)
+
+    def noted(self, line: str) -> None:
+        """Pass it on."""
+        self._display.noted(line)
 
     def compiled(self, what: str, seconds: float, remark: str = "") -> None:
         """Compare the files."""

@@ -19,7 +19,6 @@ from ipufit.engine import (
     HostUpdate,
     Inferred,
     NoForwardError,
-    give_shapes,
     host_outputs,
     host_update,
 )
@@ -30,6 +29,7 @@ from .copying import state_of
 from .evaluating import require_ipus
 from .model import IPUModel
 from .parts import predicted
+from .splitting import settle
 from .training import training_of
 
 _NUMBERS = (bool, int, float, tuple)
@@ -165,7 +165,7 @@ class _Twin:
                 self.dropouts.append(name)
         self.model = type(model).__new__(type(model))
         self.model.__setstate__({**state, "attributes": attributes})
-        give_shapes(self.model.module, source)
+        settle(self.model, source)
         own, executors = self.model._settings, self.model._executors
         losses = () if own is None else own.objective.modules
         executors.common.begin_alike(executors.fetch_weights, losses)

@@ -21,7 +21,6 @@ from ipufit.engine import (
     Inferred,
     Objective,
     describe_coverage,
-    give_shapes,
 )
 from ipufit.errors import ConfigError, CoverageWarning, UnsupportedError
 from ipufit.placement import own_stages
@@ -30,6 +29,7 @@ from ipufit.types import Logs
 
 from .call_sizes import passes_per_call
 from .parts import Model, settings_of
+from .splitting import settle
 
 
 def evaluation_of(
@@ -63,7 +63,7 @@ def evaluation_of(
     """
     settings = settings_of(model)
     require_targets(source, settings.objective, name, purpose)
-    give_shapes(model.module, source)
+    settle(model, source)
     inferred = settings.objective.evaluated
     choice = None
     if rows_in_one_call is None:

@@ -26,7 +26,6 @@ from ipufit.engine import (
     arguments_of,
     compute_in_types,
     failures_explained,
-    give_shapes,
     named_outputs,
 )
 from ipufit.errors import DataError, IpufitError, UnknownNameError, UnsupportedError
@@ -36,6 +35,7 @@ from ipufit.types import PathLike
 from .evaluating import inference_plan, rows_to_evaluate
 from .exporting_module import ExportedModule
 from .parts import Model
+from .splitting import settle
 
 _FORMAT_VERSION = 1
 _FORMATS_BY_SUFFIX = {".pt2": "torch", ".onnx": "onnx"}
@@ -109,7 +109,7 @@ def export(
     """
     chosen = _format_of(path, format)
     source = _example(self, x)
-    give_shapes(self.module, source)
+    settle(self, source)
     self._executors.fetch_weights()
     self._executors.share_buffers()
     target = Path(path)

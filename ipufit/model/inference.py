@@ -16,7 +16,6 @@ from ipufit.callbacks.base import CallbackLike
 from ipufit.data import InferenceBatches, Source, as_source, column_names
 from ipufit.engine import (
     Remarking,
-    give_shapes,
     in_passes,
     joined,
     predictions,
@@ -39,6 +38,7 @@ from .evaluating import (
 from .parts import Model, predicted, settings_of
 from .profiles import profile_of
 from .run_frame import under_way
+from .splitting import settle
 
 
 def evaluate(
@@ -213,7 +213,7 @@ def outputs_of_calls(
     Raises:
         ConfigError: The own inference options don't return every row.
     """
-    give_shapes(model.module, source)
+    settle(model, source)
     inferred = predicted(model)
     choice = None
     if may_choose:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ipufit.data import as_source
-from ipufit.engine import check_shapes, give_shapes
+from ipufit.engine import check_shapes
 from ipufit.errors import ConfigError
 
 from .parts import Model
+from .splitting import settle
 
 if TYPE_CHECKING:
     from ipufit.summary import Summary
@@ -45,7 +46,7 @@ def summary(self: Model, x: Any = None) -> Summary:
     if source is None:
         check_shapes(self.module)
     else:
-        give_shapes(self.module, source)
+        settle(self, source)
         leaves = source.example(1, inputs_only=True)
         example = source.structure.inputs.rebuild(leaves)
     from ipufit.summary import summarize  # few processes ask for it

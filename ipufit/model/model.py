@@ -32,6 +32,7 @@ from . import (
     planning,
     rate_finding,
     saving,
+    splitting,
     statistics,
     weights,
 )
@@ -204,6 +205,9 @@ class IPUModel:
     def __repr__(self) -> str:
         """Module, layout, and the settings of `compile`."""
         return inspecting.described(self)
+
+    # For `IPUConfig.resolved`.
+    _resolved = splitting.resolved
 
     # Copies: a model is made anew from what `copying` takes of this one.
 

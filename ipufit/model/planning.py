@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import example_of
-from ipufit.engine import give_shapes
 
 from .batch_planning import epoch_plan
 from .parts import Model, settings_of
+from .splitting import settle
 
 if TYPE_CHECKING:
     from ipufit.planning.devices import Device
@@ -101,6 +101,6 @@ def plan_of_fit(
         num_workers=model.config.num_workers,
         processes=model.processes,
     )
-    give_shapes(model.module, source)
+    settle(model, source)
     epoch = epoch_plan(model, source, arguments)
     return plan_of_model(model, source, epoch, kind)

@@ -18,6 +18,7 @@ from .copying import independent_copy
 from .evaluating import inference_plan, rows_to_evaluate
 from .inference import outputs_of_calls
 from .parts import Model
+from .splitting import settle
 
 
 def update_bn(
@@ -76,6 +77,7 @@ def update_bn(
         left_out=self._data.target_columns,
     )
     size, max_rows = rows_to_evaluate(self.config, source, batch_size, steps)
+    settle(other, source)
     rows = inference_plan(other.module, other.config, size)[0].micro_batch_size
     _measure(other.module, rows)
     totals: dict[str, Tensor] = {}

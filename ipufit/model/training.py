@@ -10,7 +10,7 @@ from ipufit import checkpoint as files
 from ipufit.batching import BatchPlan
 from ipufit.config import NO_INSTRUMENTS, Instruments
 from ipufit.data import Position, Source, TrainingBatches
-from ipufit.engine import Objective, Training, WatchedGradients, give_shapes
+from ipufit.engine import Objective, Training, WatchedGradients
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.optimizers import check_covers
 from ipufit.planning import Choice
@@ -18,6 +18,7 @@ from ipufit.resume import position_of
 
 from .evaluating import check_processes, loading_of, require_targets
 from .parts import Model, settings_of
+from .splitting import settle
 from .updates_per_call import training_options, update_plan
 
 Choose = Callable[[BatchPlan], Optional[Choice]]
@@ -68,11 +69,13 @@ def training_of(
     """
     if not isinstance(shuffle, bool):
         raise ConfigError(f"shuffle={shuffle!r} is neither True nor False.")
-    settings, config = settings_of(model), model.config
+    settings = settings_of(model)
     optimization = settings.optimization
     check_covers(optimization.optimizer, model.module)
     require_targets(source, settings.objective, "x", "train")
     _check_weighting(settings.objective, class_weight, drop_last)
+    settle(model, source)
+    config = model.config
     plan = update_plan(model, source, batch_size)
     check_processes(model, plan)
     if checkpoint is None:
@@ -80,7 +83,6 @@ def training_of(
         seed, start = config.seed, Position(number)
     else:
         seed, start = checkpoint.state["data"]["seed"], position_of(checkpoint)
-    give_shapes(model.module, source)
     if watched and optimization.automatic_loss_scaling:
         raise UnsupportedError(
             "Gradients are watched, and the loss scaling is automatic: only the "

@@ -7,7 +7,6 @@ they are moved when somebody needs them elsewhere, and only if they differ.
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import Any, Callable, ContextManager, MutableMapping
 
@@ -39,6 +38,7 @@ from ipufit.types import Batch
 
 from .building import Builder, Compile
 from .common_weights import CommonWeights
+from .compilation import compilation
 from .host_weights import HostWeights
 from .ipus import IPUs
 from .optimizer_link import bind_optimizer, send_changes
@@ -66,6 +66,7 @@ class Executors:
     ) -> None:
         self.common = CommonWeights(module, processes)
         self._builder = Builder(module, config)
+        self._news: list[str] = []
         self._trainings: KeptPrograms[TrainingProgram] = KeptPrograms()
         self._inferences: KeptPrograms[Program] = KeptPrograms()
         self._training: TrainingProgram | None = None
@@ -215,21 +216,7 @@ class Executors:
         return program
 
     def _compile(self, what: str, example: Batch, display: ProgressDisplay) -> Compile:
-        def compile_it(executor: poptorch.PoplarExecutor, values: list[Tensor]) -> None:
-            display.compiling(what)
-            start = time.perf_counter()
-            given = [tensor.contiguous() for tensor in (*example, *values)]
-
-            def attach() -> None:
-                if executor.isCompiled():  # and IPUs were short after it
-                    executor.attachToDevice()
-                else:
-                    executor.compile(*given)
-
-            self._ipus.acquire(executor, attach)
-            display.compiled(what, time.perf_counter() - start)
-
-        return compile_it
+        return compilation(what, example, display, self._ipus, self._news)
 
     def drop_incomplete(self) -> None:
         """Destroy the programs that may have baked in values which nobody compares.
@@ -240,6 +227,19 @@ class Executors:
             self._leave_training()
         self._trainings.drop_incomplete()
         self._inferences.drop_incomplete()
+
+    def place(self, config: IPUConfig, news: str) -> None:
+        """Build programs for other stages from now on; the weights come back first.
+
+        Args:
+            config: Has the stages.
+            news: Line about them, which is shown with the next compilation.
+        """
+        moved, self._builder = self._builder.moved, Builder(self.module, config)
+        self._builder.moved.extend(moved)
+        self.drop_training()
+        self._inferences.clear()
+        self._inference, self._news = None, [news]
 
     def drop_training(self) -> None:
         """Destroy the training programs; the weights come back first."""

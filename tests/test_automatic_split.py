@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pipeline="auto"`: the numbers of names by hand, chosen once, and the best split."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import ipufit
+from ipufit import ConfigError, DataError, IPUConfig, IPUModel, poptorch
+from ipufit.engine.sizes.block_costs import block_costs
+from ipufit.model import splitting
+from ipufit.planning import TooFullError, best_split
+from tests.engine.counting import Moves
+
+X = torch.linspace(-1, 1, 56 * 8).reshape(56, 8)
+Y = torch.arange(56) % 3
+AUTO = IPUConfig(pipeline="auto", ipus=3)
+
+
+class Network(nn.Module):
+    def __init__(self, width=12):
+        super().__init__()
+        torch.manual_seed(3)
+        self.stem = nn.Linear(8, width)
+        self.layer = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layer:
+            x = x + torch.tanh(layer(x))
+        return self.head(self.norm(x))
+
+
+def ipu_holds(monkeypatch, num_bytes):
+    monkeypatch.setattr(splitting, "_capacity", lambda: num_bytes)
+
+
+def compiled(config, module=None, optimizer="adamw", **settings):
+    model = IPUModel(Network() if module is None else module, config)
+    model.compile(optimizer, "cross_entropy", metrics=["accuracy"], **settings)
+    return model
+
+
+def fitted(model, **settings):
+    validation = {"validation_data": (X, Y)}
+    settings = {"batch_size": 28, "epochs": 2, "verbose": 0, **validation, **settings}
+    torch.manual_seed(0)
+    return model.fit(X, Y, **settings).history
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    watching = Moves().watch(monkeypatch)
+    yield watching
+    watching.stop()
+
+
+def test_the_numbers_are_those_of_the_names_written_by_hand():
+    automatic = compiled(AUTO)
+    figures = fitted(automatic)
+    config = AUTO.resolved(automatic)
+    assert config == IPUConfig(pipeline=["stem", "layer.1", "layer.3"])
+    assert automatic.config == config
+    by_hand = compiled(config)
+    assert fitted(by_hand) == figures
+    for name, weight in by_hand.module.state_dict().items():
+        assert torch.equal(weight, automatic.module.state_dict()[name])
+    assert automatic.evaluate(X, Y, verbose=0) == by_hand.evaluate(X, Y, verbose=0)
+    assert torch.equal(automatic.predict(X, verbose=0), by_hand.predict(X, verbose=0))
+
+
+def test_programs_have_the_stages_and_ipus(monkeypatch):
+    seen = []
+    build = IPUConfig.build_training_options
+
+    def watched(self, *args, **kwargs):
+        seen.append(self.pipeline)
+        return build(self, *args, **kwargs)
+
+    monkeypatch.setattr(IPUConfig, "build_training_options", watched)
+    fitted(compiled(AUTO), epochs=1)
+    assert seen
+    assert all(one == ["stem", "layer.1", "layer.3"] for one in seen)
+
+
+def test_the_module_stays_as_it_was():
+    module = Network()
+    names = [name for name, _ in module.named_parameters()]
+    before = copy.deepcopy(module.state_dict())
+    state = torch.get_rng_state()
+    model = compiled(AUTO, module)
+    AUTO.resolved(model, X)
+    assert model.module is module
+    assert [name for name, _ in module.named_parameters()] == names
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, weight in module.state_dict().items():
+        assert torch.equal(weight, before[name])
+    assert not any(child._forward_pre_hooks for child in module.modules())
+
+
+def test_nothing_is_compiled_twice_for_it(moves):
+    model = compiled(AUTO)
+    model.build(X, Y, batch_size=28, verbose=0, validation_data=(X, Y))
+    AUTO.resolved(model)
+    fitted(model)
+    model.evaluate(X, Y, verbose=0)
+    automatic = moves.taken()["compiled"]
+    by_hand = compiled(AUTO.resolved(model))
+    by_hand.build(X, Y, batch_size=28, verbose=0, validation_data=(X, Y))
+    fitted(by_hand)
+    by_hand.evaluate(X, Y, verbose=0)
+    assert moves.taken()["compiled"] == automatic == 3
+
+
+def lines_of(monkeypatch, run):
+    written = io.StringIO()
+    console = Console(file=written, width=200)
+    monkeypatch.setattr("ipufit.callbacks.progress._standard_output", lambda: console)
+    run()
+    return [line for line in written.getvalue().splitlines() if "'auto'" in line]
+
+
+def test_the_split_is_printed_once(monkeypatch):
+    model = compiled(AUTO)
+    (line,) = lines_of(monkeypatch, lambda: fitted(model, verbose=2))
+    assert line == (
+        "pipeline='auto': 3 stages, 34%, 41% and 25% of the operations, begin at stem, "
+        "layer.1 and layer.3"
+    )
+    assert lines_of(monkeypatch, lambda: fitted(model, verbose=2)) == []
+    model.compile("adamw", "cross_entropy")
+    assert lines_of(monkeypatch, lambda: fitted(model, verbose=2)) == []
+
+
+def test_all_runs_choose_the_same():
+    models = [compiled(AUTO) for _ in range(6)]
+    models[0].build(X, Y, batch_size=28, verbose=0)
+    models[1].predict(X, verbose=0)
+    models[2].train_on_batch(X, Y)
+    models[3].evaluate(X, Y, verbose=0)
+    models[4].batch_plan(X, Y)
+    models[5].summary(X)
+    chosen = {str(model.config) for model in models}
+    assert chosen == {"IPUConfig(pipeline=['stem', 'layer.1', 'layer.3'])"}
+
+
+def test_a_resumed_run_goes_on_bit_by_bit(tmp_path):
+    whole = fitted(compiled(AUTO), epochs=4)
+    first = compiled(AUTO)
+    keep = ipufit.ModelCheckpoint(tmp_path)
+    fitted(first, epochs=2, callbacks=[keep])
+    second = compiled(AUTO)
+    figures = fitted(second, epochs=4, callbacks=[keep], resume=tmp_path)
+    assert figures == whole
+    assert second.config == first.config
+
+
+def test_copies_choose_the_same():
+    model = compiled(AUTO)
+    fitted(model)
+    other = copy.deepcopy(model)
+    assert other.config == AUTO
+    assert torch.equal(other.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert other.config.pipeline == model.config.pipeline
+
+
+def test_another_compile_may_change_the_stages(monkeypatch):
+    ipu_holds(monkeypatch, 3000)
+    model = compiled(IPUConfig(pipeline="auto"), optimizer="sgd")
+    figures = fitted(model, epochs=1)
+    assert model.config.num_ipus == 4
+    ipu_holds(monkeypatch, 1_000_000)
+    model.compile("adamw", "cross_entropy")
+    again = fitted(model, epochs=1)
+    assert model.config == IPUConfig()
+    assert again["loss"] != figures["loss"]
+
+
+def test_the_fewest_ipus_are_taken_that_hold_the_optimizers_state(monkeypatch):
+    parameters = sum(one.numel() for one in Network().parameters())
+    buffers = 4 * 2 * 12 + 8
+    config = IPUConfig(pipeline="auto")
+    for name, words in ("sgd", 2), ("adamw", 4):
+        needed = 4 * words * parameters + buffers
+        for less, expected in (0, 1), (1, 2):
+            ipu_holds(monkeypatch, needed - less)
+            found = config.resolved(compiled(config, None, name), X)
+            assert found.num_ipus == expected
+
+
+def test_state_off_the_chip_takes_none_of_it(monkeypatch):
+    parameters = sum(one.numel() for one in Network().parameters())
+    ipu_holds(monkeypatch, 4 * 2 * parameters + 4 * 2 * 12 + 8)
+    config = IPUConfig(pipeline="auto", offload_optimizer=True)
+    assert config.resolved(compiled(config), X).num_ipus == 1
+    assert IPUConfig(pipeline="auto").resolved(compiled(config), X).num_ipus > 1
+
+
+def test_a_model_that_fits_nowhere_is_refused(monkeypatch):
+    ipu_holds(monkeypatch, 1000)
+    with pytest.raises(TooFullError, match="An IPU has 1,000"):
+        fitted(compiled(IPUConfig(pipeline="auto")))
+
+
+def test_more_ipus_than_blocks_are_refused():
+    with pytest.raises(ConfigError, match="can be cut into 1 stages at most"):
+        fitted(compiled(AUTO, nn.Linear(8, 3)))
+
+
+def test_blocks_of_the_models_own_are_refused():
+    module = Network()
+    poptorch.BeginBlock(module.head, "head", ipu_id=1)
+    with pytest.raises(ConfigError, match="the submodule head begins the block 'head'"):
+        fitted(compiled(AUTO, module))
+
+
+def test_a_config_needs_data():
+    with pytest.raises(ConfigError, match=r"config.resolved\(model, x\)"):
+        AUTO.resolved(compiled(AUTO))
+
+
+def test_inputs_that_do_not_fit_are_refused_as_without_it():
+    with pytest.raises(DataError, match="failed with inputs"):
+        compiled(AUTO).fit(torch.zeros(28, 7), Y[:28], batch_size=28, verbose=0)
+
+
+def test_tied_weights_stay_on_one_ipu():
+    module = Network()
+    module.layer[3].weight = module.layer[1].weight
+    config = IPUConfig(pipeline="auto", ipus=2)
+    names = config.resolved(compiled(config, module), X).pipeline
+    assert names in (["stem", "layer.1"], ["stem", "norm"])
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_a_lazy_module_gets_shapes_before():
+    module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    model = compiled(IPUConfig(pipeline="auto", ipus=2), module)
+    fitted(model)
+    assert model.config.pipeline == ["0", "1"]
+
+
+def test_a_step_of_ones_own_is_measured():
+    def step(module, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(module(x), y)
+
+    model = IPUModel(Network(), AUTO)
+    model.compile("adamw", step=step)
+    model.fit(X, Y, batch_size=28, verbose=0)
+    assert model.config.pipeline == ["stem", "layer.1", "layer.3"]
+
+
+def test_half_precision_evaluates_on_one_ipu():
+    config = IPUConfig(
+        pipeline="auto", ipus=2, precision="16.16", inference={"pipeline": None}
+    )
+    model = compiled(config)
+    figures = fitted(model)
+    assert np.isfinite(figures["val_loss"]).all()
+    assert model.config.num_ipus == 2
+    assert model.config.inference_config.num_ipus == 1
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(4, 4, k, padding=k // 2) for k in (1, 3, 5)
+        )
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for conv in self.convs:
+            x = x + conv(x).relu()
+        return self.head(self.pool(x).flatten(1))
+
+
+MODULES = {
+    "layers": (Network, torch.zeros(4, 8)),
+    "convolutions": (Convolutions, torch.zeros(2, 3, 8, 8)),
+    "transformer": (
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 48, batch_first=True), 2
+        ),
+        torch.zeros(2, 6, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_no_other_cut_of_a_module_is_better(name, stages):
+    make, example = MODULES[name]
+    costs = block_costs(make(), [example])
+    flops = [cost.flops for cost in costs]
+    least = min(
+        max(sum(flops[i:j]) for i, j in zip((0, *cuts), (*cuts, len(flops))))
+        for cuts in itertools.combinations(range(1, len(flops)), stages - 1)
+    )
+    assert max(best_split(costs, stages).flops) == least
