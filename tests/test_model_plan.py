@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
-from pathlib import Path
+import io
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import ipufit
 from ipufit import IPUConfig, IPUModel, poptorch
 from ipufit.errors import ConfigError, DataError, NotCompiledError, UnknownNameError
-from ipufit.planning.plan_text import judgement, size
+from ipufit.planning.plan_report import flops_chart, memory_chart
+from ipufit.planning.plan_tables import bounds_table, memory_table
+from ipufit.planning.plan_text import judgement
 
 
 def convolution(given, made):
@@ -251,20 +252,6 @@ def test_data_that_dont_suit_are_refused():
         fresh.plan(torch.zeros(4, 2))
 
 
-def test_sizes_have_three_digits():
-    numbers = [0, 999, 1000, 9_994, 12_345, 999_499, 999_500, 10**9]
-    assert list(map(size, numbers)) == [
-        "0 B",
-        "999 B",
-        "1.00 KB",
-        "9.99 KB",
-        "12.3 KB",
-        "999 KB",
-        "1.00 MB",
-        "1.00 GB",
-    ]
-
-
 def test_a_plan_is_data():
     plan = tutorial()
     assert plan == tutorial()
@@ -273,10 +260,39 @@ def test_a_plan_is_data():
     assert ipufit.IPUModel.plan.__doc__
 
 
-def test_the_page_shows_a_real_run(capsys):
-    page = Path(__file__).parent.parent / "docs" / "how-to" / "plan.md"
-    text = page.read_text(encoding="utf-8")
-    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-    shown = re.search(r"is printed:\n\n(.*?)\n\nThe tutorial's", text, re.DOTALL)[1]
-    exec(compile(code, str(page), "exec"), {})
-    assert capsys.readouterr().out == textwrap.dedent(shown) + "\n"
+def test_it_is_shown_in_a_terminal():
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    plan = tutorial()
+    plan.show(console)
+    text = console.file.getvalue()
+    for words in (
+        "Plan of Sequential with AdamW, on 4 IPUs",
+        "memory of one IPU: 941 MB",
+        "stage 1  ███",
+        "3 FB    · · · 0 1 2 3 4 5 6 7 8 9",
+        "recompute='off'",
+    ):
+        assert words in text
+
+
+def test_it_is_saved_as_a_page(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plan.html"
+    tutorial().save(path)
+    text = path.read_text(encoding="utf-8")
+    assert "Bounds of memory" in text
+    assert "82,176" in text
+
+
+def test_tables_have_the_numbers_of_the_plan():
+    plan = tutorial()
+    rows = {row[0]: row for row in bounds_table(plan).rows}
+    assert rows["IPU 2"][1:4] == ("1.31 MB", "1.80 MB", "1.84 MB")
+    memory = dict(zip(memory_table(plan).header, memory_table(plan).rows[1]))
+    assert memory["state"] == "40.2 KB"
+    assert memory["activations"] == "~1.46 MB"
+    parts = {part.kind: part for part in memory_chart(plan).bars[2].parts}
+    assert parts["accumulators"].amount == 4 * 82_176
+    assert parts["activations"].is_estimate
+    assert not parts["optimiser state"].is_estimate
+    assert [bar.total for bar in flops_chart(plan).bars] == list(plan.flops)

@@ -44,6 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments)
     try:
         plan = looked_at(target_of(given), lambda subject: _planned(subject, given))
+        if given.save is not None:
+            plan.save(given.save)
     except IpufitError as error:
         sys.stderr.write(f"ipufit plan: {error}\n")
         sys.exit(1)
@@ -108,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--batch-size", type=int, help="samples of an update, instead of the script's"
+    )
+    parser.add_argument(
+        "--save", help="also write pictures to this file: .html or .svg (by matplotlib)"
     )
     parser.add_argument("--json", action="store_true", help="print data for programs")
     return parser

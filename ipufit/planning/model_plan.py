@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .devices import Device
 from .epoch_plan import EpochPlan
 from .memory import IPUMemory, MemorySettings, memory_by_ipu
 from .pipeline_schedule import PipelineSchedule
 from .plan_choices import PlanChoice, plan_choices
+from .plan_report import plan_report
 from .plan_text import plan_text
 from .stage_cost import StageCost, imbalance
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ipufit.types import PathLike
 
 
 class HostTraffic(NamedTuple):
@@ -177,6 +183,29 @@ class ModelPlan:
         """The same plan for another kind of IPU."""
         return replace(self, device=device)
 
+    # Showing it ------------------------------------------------------------------
+
     def __str__(self) -> str:
         """The plan as text."""
         return plan_text(self)
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the plan with pictures of characters, from 40 columns on.
+
+        Args:
+            console: Console of rich; standard output by default.
+        """
+        plan_report(self).show(console)
+
+    def save(self, path: PathLike) -> None:
+        """Write the plan to a file as pictures, by matplotlib.
+
+        Args:
+            path: The file: `.svg` for memory, FLOPs and schedule; `.html` for a page
+                that has the tables, too.
+
+        Raises:
+            ConfigError: Another ending, or matplotlib isn't installed.
+            FileError: The file can't be written.
+        """
+        plan_report(self).save(path)
