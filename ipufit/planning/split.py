@@ -2,10 +2,11 @@
 """Divides the blocks of a module into the stages of a pipeline, evenly and exactly.
 
 All stages of a pipeline wait for the slowest one. So the first thing that counts is the
-floating-point operations of the slowest stage, then the memory of the fullest IPU, then
-the bytes that cross from stage to stage, and then that stages begin early. Each is made
-as small as it can be without giving up one before it, by a dynamic programme over all
-ways to cut. Blocks that share a weight stay on one IPU.
+floating-point operations of the slowest stage; then the memory of the fullest IPU, in
+whole MiB; then the bytes that cross from stage to stage; then that submodules stay
+whole; and then that stages begin early. Each is made as small as it can be without
+giving up one before it, by a dynamic programme over all ways to cut. Blocks that share
+a weight stay on one IPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from typing import Callable, NamedTuple, Sequence
 from ipufit.errors import ConfigError
 
 from .block_cost import BlockCost
+
+MEMORY_STEP = 1 << 20
+"""Bytes: less of a difference in memory decides nothing."""
 
 MOST_STAGES = 64
 """Stages that `smallest_split` tries at most: a process has so many IPUs."""
@@ -57,6 +61,7 @@ def best_split(
     stages: int,
     held_bytes: Sequence[int] | None = None,
     capacity: int | None = None,
+    memory_step: int = MEMORY_STEP,
 ) -> Split:
     """Find the best way to cut blocks into so many stages.
 
@@ -66,6 +71,7 @@ def best_split(
         held_bytes: Bytes that each block holds all the time; by default those of its
             parameters and buffers.
         capacity: Bytes that a stage may hold at most; None for any.
+        memory_step: Bytes by which memory is told apart.
 
     Returns:
         The stages. The same costs always give the same.
@@ -100,10 +106,11 @@ def best_split(
     slowest = _least_maximum(stages, parts.flops, lambda i, j: held(i, j) <= capacity)
     flops = parts.between(parts.flops)
     fullest = _least_maximum(stages, parts.held, lambda i, j: flops(i, j) <= slowest)
-    cuts = _least_crossing(
+    most_held = min(capacity, -(-fullest // memory_step) * memory_step)
+    cuts = _cheapest_cuts(
         stages,
-        parts.crossing,
-        lambda i, j: flops(i, j) <= slowest and held(i, j) <= fullest,
+        [(0, 0), *zip(parts.crossing, parts.depths[1:])],
+        lambda i, j: flops(i, j) <= slowest and held(i, j) <= most_held,
     )
     ends = [*cuts[1:], len(parts)]
     return Split(
@@ -178,6 +185,11 @@ class _Parts:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def depths(self) -> list[int]:
+        """Number of submodules that a cut before each would be inside of."""
+        return [name.count(".") for name in self.names]
+
     @staticmethod
     def between(numbers: Sequence[int]) -> Callable[[int, int], int]:
         """A function of two places that sums the numbers between them."""
@@ -211,31 +223,35 @@ def _least_maximum(
     return best[count]
 
 
-def _least_crossing(
-    stages: int, crossing: Sequence[int], may_be: Callable[[int, int], bool]
+def _cheapest_cuts(
+    stages: int,
+    prices: Sequence[tuple[int, int]],
+    may_be: Callable[[int, int], bool],
 ) -> list[int]:
-    """The first cuts among those over which the fewest bytes cross.
+    """The first cuts among those with the lowest sums of prices.
 
     Args:
         stages: Number of stages.
-        crossing: Bytes that cross after each part.
+        prices: Two prices of a cut before each part; the first counts before the other.
         may_be: As for `_least_maximum`; there is a way to cut into such stages.
 
     Returns:
         The first part of each stage.
     """
-    count = len(crossing)
+    count, too_much = len(prices), (float("inf"), 0.0)
 
     @functools.lru_cache(maxsize=None)
-    def best(i: int, left: int) -> tuple[float, int]:
-        """Least bytes after part `i`, where a stage begins, and that stage's end."""
+    def best(i: int, left: int) -> tuple[tuple[float, float], int]:
+        """Price of the cuts after part `i`, where a stage begins, and its end."""
         if left == 1:
-            return (0 if may_be(i, count) else float("inf")), count
-        found: tuple[float, int] = (float("inf"), count)
+            return ((0, 0) if may_be(i, count) else too_much), count
+        found = too_much, count
         for j in range(i + 1, count - left + 2):
             if not may_be(i, j):
                 break
-            found = min(found, (crossing[j - 1] + best(j, left - 1)[0], j))
+            later = best(j, left - 1)[0]
+            price = prices[j][0] + later[0], prices[j][1] + later[1]
+            found = min(found, (price, j))
         return found
 
     cuts = [0]

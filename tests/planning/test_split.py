@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ def blocks(draw, most=8):
     }
     return [
         BlockCost(
-            f"b{index}",
+            f"{draw(st.sampled_from(['', 'a.', 'a.b.']))}b{index}",
             flops=draw(SMALL),
             weights=tuple(name for name, by in users.items() if index in by),
             parameter_bytes=draw(SMALL),
@@ -39,7 +40,7 @@ def blocks(draw, most=8):
     ]
 
 
-def all_splits(costs, stages, capacity=None):
+def all_splits(costs, stages, capacity=None, step=1):
     """Every way to cut, by trying, with all that makes one better than another."""
     for cuts in itertools.combinations(range(1, len(costs)), stages - 1):
         bounds = [0, *cuts, len(costs)]
@@ -52,7 +53,8 @@ def all_splits(costs, stages, capacity=None):
             continue
         flops = [sum(cost.flops for cost in part) for part in parts]
         crossing = sum(costs[cut - 1].output_bytes for cut in cuts)
-        yield max(flops), max(held), crossing, cuts
+        depth = sum(costs[cut].name.count(".") for cut in cuts)
+        yield max(flops), math.ceil(max(held) / step), crossing, depth, cuts
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -60,18 +62,21 @@ def all_splits(costs, stages, capacity=None):
     costs=blocks(),
     stages=st.integers(1, 5),
     capacity=st.one_of(st.none(), st.integers(0, 20)),
+    step=st.integers(1, 4),
 )
-def test_no_other_split_is_better(costs, stages, capacity):
-    expected = min(all_splits(costs, stages, capacity), default=None)
+def test_no_other_split_is_better(costs, stages, capacity, step):
+    expected = min(all_splits(costs, stages, capacity, step), default=None)
     if expected is None:
         with pytest.raises(ConfigError):
-            best_split(costs, stages, capacity=capacity)
+            best_split(costs, stages, capacity=capacity, memory_step=step)
         return
-    split = best_split(costs, stages, capacity=capacity)
-    cuts = tuple(int(name[1:]) for name in split.names[1:])
-    assert split.names[0] == "b0"
-    found = max(split.flops), max(split.held_bytes), sum(split.crossing_bytes), cuts
-    assert found == expected
+    split = best_split(costs, stages, capacity=capacity, memory_step=step)
+    names = [cost.name for cost in costs]
+    first, *cuts = map(names.index, split.names)
+    assert first == 0
+    assert (max(split.flops), sum(split.crossing_bytes)) == expected[::2][:2]
+    assert math.ceil(max(split.held_bytes) / step) == expected[1]
+    assert tuple(cuts) == expected[-1]
     assert sum(split.flops) == sum(cost.flops for cost in costs)
 
 
@@ -112,7 +117,14 @@ def test_blocks_that_fit_nowhere_are_refused_with_their_bytes():
 
 def test_what_is_held_is_balanced_where_operations_are_not_counted():
     costs = [BlockCost(name, parameter_bytes=1) for name in "abcd"]
-    assert best_split(costs, 2).names == ("a", "c")
+    assert best_split(costs, 2, memory_step=1).names == ("a", "c")
+    assert best_split(costs, 2).names == ("a", "b")  # bytes are no matter
+
+
+def test_submodules_stay_whole_where_that_costs_nothing():
+    names = ("a", "a.relu", "b", "b.relu", "c")
+    costs = [BlockCost(name, 0 if "relu" in name else 1) for name in names]
+    assert best_split(costs, 3).names == ("a", "b", "c")
 
 
 def test_a_capacity_may_cost_balance():
