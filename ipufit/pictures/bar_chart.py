@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+_FAR = 10
+"""A limit that is so many times the longest bar isn't drawn: no bar would be seen."""
+
 
 class Part(NamedTuple):
     """A part of a bar.
@@ -86,10 +89,19 @@ class BarChart(NamedTuple):
         )
 
     @property
+    def has_limit_in_sight(self) -> bool:
+        """Whether there is a limit that isn't far beyond all bars."""
+        return self.limit is not None and self.limit < _FAR * self._largest
+
+    @property
     def scale(self) -> float:
         """Amount that is as long as the picture is wide, above 0."""
-        totals = [bar.total for bar in self.bars]
-        return max([*totals, self.limit or 0.0]) or 1.0
+        limit = self.limit if self.has_limit_in_sight else None
+        return max(self._largest, limit or 0.0) or 1.0
+
+    @property
+    def _largest(self) -> float:
+        return max([0.0, *(bar.total for bar in self.bars)])
 
     def share_of(self, bar: Bar) -> float:
         """Share of a bar: of the limit if there is one, else of all bars together."""

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Sequence
 
 from ipufit._optional import need
 
-from .amounts import amount_in_words, share_in_words
+from .amounts import share_in_words
 from .bar_chart import Bar, BarChart
 from .contents import Picture
-from .tables import LEFT_OUT, total_in_words
+from .tables import LEFT_OUT, limit_in_words, total_in_words
 from .timeline import Timeline
 
 Axes = Any
@@ -219,10 +219,13 @@ def _draw_bars(sheet: _Sheet, chart: BarChart, top: float) -> None:
             x += across
         axes.text(left + room + 10, y, _told(chart, bar), va="center")
     if chart.limit is not None:
-        x = left + chart.limit / chart.scale * room
-        axes.plot([x, x], [above, bottom], color=INK, linewidth=1.5)
-        told = f"{chart.limit_name}: {amount_in_words(chart.limit, chart.unit)}"
-        axes.text(x, bottom + _LINE / 2, told, ha="right", va="center")
+        x = left + room
+        if chart.has_limit_in_sight:
+            x = left + chart.limit / chart.scale * room
+            axes.plot([x, x], [above, bottom], color=INK, linewidth=1.5)
+        told = limit_in_words(chart)
+        side = "left" if x < WIDTH / 2 else "right"
+        axes.text(x, bottom + _LINE / 2, told, ha=side, va="center")
 
 
 def _told(chart: BarChart, bar: Bar) -> str:

@@ -37,9 +37,6 @@ class Report(NamedTuple):
         <BLANKLINE>
         stage 0  ██████████████████████████████████████████████████   2.00 MFLOP, 100.0%
         █ forward
-        <BLANKLINE>
-                    forward       total  of all
-        stage 0  2.00 MFLOP  2.00 MFLOP  100.0%
     """
 
     title: str

@@ -91,6 +91,14 @@ def total_in_words(chart: BarChart, bar: Bar) -> str:
     return amount_in_words(bar.total, chart.unit, bar.is_estimate)
 
 
+def limit_in_words(chart: BarChart) -> str:
+    """The limit's name and amount, and whether it is drawn; empty without a limit."""
+    if chart.limit is None:
+        return ""
+    told = f"{chart.limit_name}: {amount_in_words(chart.limit, chart.unit)}"
+    return told if chart.has_limit_in_sight else f"{told}, far beyond these bars"
+
+
 def _part(chart: BarChart, bar: Bar, kind: str) -> str:
     for part in bar.parts:
         if part.kind == kind:

@@ -7,10 +7,10 @@ from typing import Iterator
 
 from rich.text import Text
 
-from .amounts import amount_in_words, share_in_words
+from .amounts import share_in_words
 from .bar_chart import Bar, BarChart
 from .contents import Content
-from .tables import Table, table_of_bars, total_in_words
+from .tables import Table, limit_in_words, table_of_bars, total_in_words
 from .timeline import Timeline
 
 _COLOURS = ("blue", "yellow", "magenta", "cyan", "green", "red", "white")
@@ -38,7 +38,8 @@ def lines_of(picture: Content, width: int, *, is_ascii: bool = False) -> list[Te
         lines += _of_timeline(picture, width, is_ascii)
     elif isinstance(picture, BarChart):
         lines += _of_bars(picture, width, is_ascii)
-        lines += [Text(), *_of_table(table_of_bars(picture), width)]
+        if len(picture.kinds) > 1:  # else all numbers stand beside the bars
+            lines += [Text(), *_of_table(table_of_bars(picture), width)]
     else:
         lines += _of_table(picture, width)
     return lines
@@ -104,15 +105,18 @@ def _of_bars(chart: BarChart, width: int, is_ascii: bool) -> Iterator[Text]:
             yield line + _bar(chart, bar, room, style_of, is_ascii) + Text(f"  {total}")
         else:
             yield from wrapped(f"{bar.label}: {total}", width)
-            yield _bar(chart, bar, width, style_of, is_ascii)
+            line = _bar(chart, bar, width, style_of, is_ascii)
+            line.rstrip()
+            yield line
     legend = [
         f"{fill} {kind}{' (estimate)' if kind in chart.estimated_kinds else ''}"
         for kind, (fill, _) in style_of.items()
     ]
-    if chart.limit is not None:
-        limit = amount_in_words(chart.limit, chart.unit)
-        legend.append(f"{'|' if is_ascii else '┃'} {chart.limit_name}: {limit}")
+    if chart.has_limit_in_sight:
+        legend.append(f"{'|' if is_ascii else '┃'} {limit_in_words(chart)}")
     yield from _packed(legend, width)
+    if not chart.has_limit_in_sight:
+        yield from wrapped(limit_in_words(chart), width)
 
 
 def _told(chart: BarChart, bar: Bar) -> str:
@@ -137,7 +141,7 @@ def _bar(
         end = round(amount / chart.scale * room)
         cells += [style_of[part.kind]] * (end - len(cells))
     cells += [(" ", "")] * (width - len(cells))
-    if chart.limit is not None:
+    if chart.limit is not None and chart.has_limit_in_sight:
         cells[round(chart.limit / chart.scale * room)] = ("|" if is_ascii else "┃", "")
     return Text.assemble(*cells)
 

@@ -63,13 +63,15 @@ def test_lines_fit_and_parts_are_as_long_as_they_are_large(chart, width):
     lines = shown(chart, width)
     assert max(map(len, lines)) <= width
     fill_of = dict(zip(chart.kinds, FILLS))
+    longest = max([0, *(bar.total for bar in chart.bars)])
+    is_drawn = chart.limit is not None and chart.limit < 10 * longest
     rows = iter(lines[2:])
     for bar in chart.bars:
         row = next(rows)
         assert row.startswith(bar.label)
         if ":" in row:  # name and total have a line of their own
             row = next(rows)
-        assert row.count("┃") == (chart.limit is not None)
+        assert row.count("┃") == is_drawn
         for part in bar.parts:
             share = part.amount / chart.scale
             assert row.count(fill_of[part.kind]) <= share * min(width, 80) + 2
@@ -94,6 +96,21 @@ def test_a_terminal_tells_all_numbers_and_what_is_too_much(width):
     assert text.count("too much") == 1
     assert "activations (estimate)" in text
     assert "memory of one IPU: 897 MB" in text
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_a_limit_far_beyond_all_bars_is_told_and_not_drawn(width):
+    lines = shown(CHART._replace(limit=100 * 1200 * MB), width)
+    text = " ".join(" ".join(lines).split())
+    assert "┃" not in text
+    assert "memory of one IPU: 120 GB, far beyond these bars" in text
+    assert any(line.count("▓") >= 20 for line in lines)
+
+
+def test_one_kind_needs_no_table_beside_its_bars():
+    bars = (Bar("a", (Part("x", 3),)), Bar("b", (Part("x", 1),)))
+    lines = shown(BarChart("Work", "", "FLOP", bars), 60)
+    assert [line.split()[0] for line in lines[2:]] == ["a", "b", "█"]
 
 
 def test_without_unicode_each_kind_has_another_sign():
