@@ -8,10 +8,11 @@ broken raises its own error: nobody who asked for IPUs is emulated silently.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ContextManager
 
 from . import _env
 from .errors import ConfigError
@@ -70,4 +71,19 @@ def popdist() -> Any:
     return module
 
 
-__all__ = ["popdist", "poptorch"]
+def device_heard_by(listener: Any) -> ContextManager[None]:
+    """Have a listener hear what the device does, where that is an emulated one.
+
+    IPUs tell PopVision, not the host.
+
+    Args:
+        listener: Has `begin(name, phase)`, whose result its `end` gets.
+    """
+    if poptorch.__name__ == "poptorch":
+        return contextlib.nullcontext()
+    module = importlib.import_module("ipufit.emulator._device.listening")
+    heard: ContextManager[None] = module.heard_by(listener)
+    return heard
+
+
+__all__ = ["device_heard_by", "popdist", "poptorch"]

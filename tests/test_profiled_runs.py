@@ -84,6 +84,20 @@ def test_a_fit_has_every_phase(tmp_path):
     assert trace_of(tmp_path)["otherData"]["module"] == "Linear"
 
 
+@pytest.mark.not_in_mode("compiled", reason="machine code is one piece")
+def test_the_emulated_device_says_what_it_does(tmp_path):
+    fit(make(tmp_path))
+    spans = events(tmp_path)
+    for part in ("forward", "backward", "update"):
+        assert count(tmp_path, part) >= 6
+    [first, *_] = [span for span in spans if span["name"] == "backward"]
+    calls = [span for span in spans if span["name"] == "device call"]
+    assert any(
+        one["ts"] < first["ts"] and first["ts"] + first["dur"] < one["ts"] + one["dur"]
+        for one in calls
+    )
+
+
 def test_every_run_has_files_of_its_own(tmp_path):
     model = make(tmp_path)
     fit(model)

@@ -145,3 +145,14 @@ assert made == [1]
 """
     done = python(code, poptorch=WORKING)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_ipu_has_no_listeners_and_an_emulated_one_has(monkeypatch):
+    from ipufit import _poptorch
+    from ipufit.emulator._device.listening import is_heard
+
+    with _poptorch.device_heard_by(object()):
+        assert is_heard()
+    monkeypatch.setattr(_poptorch.poptorch, "__name__", "poptorch")
+    with _poptorch.device_heard_by(object()):
+        assert not is_heard()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Iterator, Sequence
 
 from ipufit._failures import do_all
+from ipufit._poptorch import device_heard_by
 from ipufit.callbacks import CallbackList
 from ipufit.engine import Evaluation, Training
 from ipufit.engine.profiled import (
@@ -65,6 +66,7 @@ class Profile(NoProfile):
         try:
             with contextlib.ExitStack() as stack:
                 for timeline in self._new:
+                    stack.enter_context(device_heard_by(timeline))
                     stack.enter_context(executors_recorded(timeline, model._executors))
                 for timeline in self.timelines:
                     stack.enter_context(actions_recorded(timeline, run))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ipufit.emulator._device.gradients import GradientReduction
+from ipufit.emulator._device.listening import is_heard, parts_heard
 from ipufit.emulator._device.runner import Call, Runner, Training
 from ipufit.emulator._device.timings import CallTimes, Transfers
 from ipufit.emulator._device.watch import Watch
@@ -163,7 +164,7 @@ class Attachment:
         call = Call(self._program, self._weights, self._layout, inputs, outputs)
         with self._random_state():
             if self._link is None:
-                self._runner.infer(call)
+                self._infer(call)
             else:
                 watch = self._train(call, self._link)
         ran = perf_counter()
@@ -184,11 +185,23 @@ class Attachment:
         """Make the device's random state torch's, if the program draws from it."""
         return self._drawing() if self._is_random else contextlib.nullcontext()
 
+    def _infer(self, call: Call) -> None:
+        if is_heard():
+            with parts_heard(self._runner):
+                self._runner.infer(call)
+        else:
+            self._runner.infer(call)
+
     def _train(self, call: Call, link: OptimizerLink) -> Watch | None:
         reduction = self._reduction_by(link.settings)
         watch = self._watch(reduction)
+        training = Training(link.device_optimizer, reduction, watch)
         with watch or contextlib.nullcontext():
-            self._runner.train(call, Training(link.device_optimizer, reduction, watch))
+            if is_heard():
+                with parts_heard(self._runner, training):
+                    self._runner.train(call, training)
+            else:
+                self._runner.train(call, training)
         return watch
 
     def _reduction_by(self, settings: OptimizerSettings) -> GradientReduction:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Callable, Optional
+from typing import Callable, ClassVar, Optional
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ RunMicroBatches = Callable[[Call, range, Collect, Optional[Backward]], None]
 
 class LoopRunner:
     """Runs the micro-batches of a call one after the other."""
+
+    first_part: ClassVar[tuple[str, str]] = ("forward", "forward")
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""

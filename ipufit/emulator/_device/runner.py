@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Tuple
+from typing import TYPE_CHECKING, ClassVar, Protocol, Tuple
 
 from torch import Tensor
 
@@ -72,7 +72,13 @@ class Runner(Protocol):
 
     A runner that can't run a call hands it on to the runner that it was made with.
     All give the same numbers but for rounding.
+
+    Attributes:
+        first_part: Name and phase of what isn't a backward pass or an update by itself,
+            as listeners hear it.
     """
+
+    first_part: ClassVar[tuple[str, str]]
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""

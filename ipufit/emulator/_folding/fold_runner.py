@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Sequence
+from typing import ClassVar, Sequence
 
 import torch
 
@@ -30,6 +30,8 @@ class FoldRunner:
         folding: Decides how many micro-batches run at once.
         one_by_one: Runs what isn't folded.
     """
+
+    first_part: ClassVar[tuple[str, str]] = ("forward", "forward")
 
     def __init__(self, folding: Folding, one_by_one: Runner) -> None:
         self.folding = folding

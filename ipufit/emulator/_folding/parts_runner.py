@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Callable, Sequence
+from typing import Callable, ClassVar, Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class PartsRunner:
     Args:
         whole: Runs programs whole.
     """
+
+    first_part: ClassVar[tuple[str, str]] = ("forward", "forward")
 
     def __init__(self, whole: LoopRunner) -> None:
         self._whole = whole

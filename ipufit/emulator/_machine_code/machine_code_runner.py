@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Mapping, Sequence
+from typing import ClassVar, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -125,6 +125,8 @@ class MachineCodeRunner:
             group.
         updates: Make the updates of a training program.
     """
+
+    first_part: ClassVar[tuple[str, str]] = ("machine code", "device")
 
     def __init__(
         self,
