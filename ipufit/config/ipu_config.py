@@ -50,8 +50,9 @@ class IPUConfig:
         inference_iterations: Forward passes per call of `evaluate`, `predict` and
             validation. More of them make fewer, larger calls, which changes no figure;
             the last call is padded to as many. By default ipufit chooses them: as many
-            as the data has, within 64 MiB of host memory and little padding. Where a
-            callback hears each batch they are `device_iterations`.
+            as the data has, within 64 MiB of host memory and little padding, and fewer
+            for large models. Where a callback hears each batch they are
+            `device_iterations`.
         pipeline: The stages of the model, in the order of the data, one IPU each:
             names of its submodules, or patterns of them as in `fnmatch`
             (`"encoder.layer.[0-5]*"`); names of the model's `poptorch.Block`s;

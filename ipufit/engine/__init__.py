@@ -24,7 +24,7 @@ from .traced.calling import (
 )
 from .traced.casting import compute_in_types
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
-from .traced.output_bytes import OutputSize, bytes_of, output_size
+from .traced.output_bytes import OutputSize, bytes_of, num_weights, output_size
 from .traced.reference import HostUpdate, host_outputs, host_update
 from .training import Training
 from .weights.precision import Counterparts, in_own_types
@@ -62,6 +62,7 @@ __all__ = [
     "joined",
     "lazy_layers",
     "named_outputs",
+    "num_weights",
     "output_size",
     "predictions",
     "remark_on_passes",

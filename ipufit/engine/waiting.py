@@ -11,6 +11,7 @@ from ipufit._tree import Structure, tree_map
 from ipufit.data import Labels
 
 from .coverage import cut, joined
+from .traced.output_bytes import bytes_of
 
 _MOST_BYTES = 2**20
 
@@ -33,8 +34,7 @@ class Rows(NamedTuple):
         """Bytes of all tensors."""
         values = self.outputs, tuple(self.labels)
         leaves = Structure.of_outputs(values).flatten(values)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return bytes_of(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
     def cut(self, first: int, last: int) -> Rows:
         """The rows from one to another, without a copy."""

@@ -9,7 +9,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import Source
-from ipufit.engine import Inferred, OutputSize, bytes_of, output_size
+from ipufit.engine import Inferred, OutputSize, bytes_of, num_weights, output_size
 from ipufit.planning import (
     MOST_LOADED_PASSES,
     MOST_PASSES,
@@ -71,6 +71,8 @@ def _chosen(
     if counts and min(counts) <= plan.batch_size * least:
         return Choice(least)
     size = _size_of_pass(model, source, plan, inferred)
+    if size is not None and size.moves_buffers:
+        return Choice(least, "the module changes a buffer, and would in padding, too")
     passes = []
     if counts:
         count = min(counts)
@@ -81,7 +83,8 @@ def _chosen(
             passes.append(-(-single_rows // copies))
     most = _most(source, passes, plan, model.config.num_workers)
     num_bytes = None if size is None else size.num_bytes
-    return chosen_inference_iterations(passes, num_bytes, least, most)
+    work = plan.samples_per_update * num_weights(model.module)
+    return chosen_inference_iterations(passes, num_bytes, least, most, work)
 
 
 def _most(

@@ -12,7 +12,7 @@ from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import Instruments
 from ipufit.data import Source, num_trained_on
-from ipufit.engine import WatchedGradients
+from ipufit.engine import WatchedGradients, bytes_of, num_weights
 from ipufit.placement import own_stages
 from ipufit.planning import (
     MOST_CALL_BYTES,
@@ -182,10 +182,9 @@ def _of_output_mode(model: Model, plan: BatchPlan) -> list[Limit]:
 def _of_memory(model: Model, source: Source, plan: BatchPlan) -> list[Limit]:
     """Bounds of what a call holds, and of how long it takes."""
     rows = plan.samples_per_update
-    of_sample = sum(leaf.numel() * leaf.element_size() for leaf in source.first())
     figures = _FIGURE_BYTES * plan.micro_batches_per_call
-    held = rows * of_sample + figures
-    weights = sum(parameter.numel() for parameter in model.module.parameters())
+    held = rows * bytes_of(source.first()) + figures
+    weights = num_weights(model.module)
     work = max(1, rows * weights)
     return [
         Limit(

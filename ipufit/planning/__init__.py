@@ -14,6 +14,7 @@ from .device_iterations import (
 )
 from .epoch_plan import EpochPlan, nearest_batch_sizes
 from .inference_iterations import (
+    MOST_FORWARD_WORK,
     MOST_LOADED_PASSES,
     MOST_PASSES,
     MOST_UNKNOWN_PASSES,
@@ -24,6 +25,7 @@ from .split import Split, TooFullError, best_split, smallest_split
 
 __all__ = [
     "MOST_CALL_BYTES",
+    "MOST_FORWARD_WORK",
     "MOST_LOADED_PASSES",
     "MOST_PASSES",
     "MOST_UNKNOWN_PASSES",

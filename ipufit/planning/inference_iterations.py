@@ -3,10 +3,10 @@
 
 Larger calls cost less: each has a price of its own, on IPUs a round trip between host
 and device. They change no number. What limits them is the memory that inputs and
-outputs of a call take on the host, and the padding of the last call, which is computed
-and thrown away. Each other number of passes is another program, and IPUs take minutes
-to compile one, so there are few numbers to choose from, four to each doubling: 4, 5, 6,
-7, then 8, 10, 12, 14, then 16, 20 and so on.
+outputs of a call take on the host, the time that a call takes, and the padding of the
+last call, which is computed and thrown away. Each other number of passes is another
+program, and IPUs take minutes to compile one, so there are few numbers to choose from,
+four to each doubling: 4, 5, 6, 7, then 8, 10, 12, 14, then 16, 20 and so on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Iterator, Sequence
 
 from .choice import Choice
-from .device_iterations import MOST_CALL_BYTES
+from .device_iterations import MOST_CALL_BYTES, MOST_WORK
 
 MOST_PASSES = 512
 """Passes of the largest call: the price of a call is nothing beside so many."""
@@ -25,6 +25,10 @@ MOST_LOADED_PASSES = 16
 MOST_UNKNOWN_PASSES = 4
 """Passes of the largest call if the number of samples, or outputs' size, is unknown."""
 
+MOST_FORWARD_WORK = 3 * MOST_WORK
+"""Largest product of weights and samples of a call in one process, for the same time:
+an update multiplies each weight three times with each sample."""
+
 _MOST_PADDING = 16
 """One pass of padding may come with so many others."""
 
@@ -34,12 +38,13 @@ def chosen_inference_iterations(
     bytes_per_pass: int | None,
     least: int = 1,
     most: int = MOST_PASSES,
+    work_per_pass: int = 0,
 ) -> Choice:
     """Choose the passes of a call: the least ones times a number of three bits.
 
-    They are as many as keep within three bounds, so that the least ones are always
-    within them: `MOST_CALL_BYTES`; `most`; and padding of a sixteenth of the passes
-    beyond the padding that the least ones have too.
+    They are as many as keep within four bounds: `MOST_CALL_BYTES`; `MOST_FORWARD_WORK`;
+    `most`; and padding of a sixteenth of the passes beyond the padding that the least
+    ones have too. The least ones are always allowed.
 
     Args:
         passes: Numbers of passes over data, each divided into calls by itself. Most
@@ -49,6 +54,8 @@ def chosen_inference_iterations(
             targets. None if unknown, which gives `MOST_UNKNOWN_PASSES` at most.
         least: Passes that each call must have, for the stages of a pipeline.
         most: Passes that a call may have.
+        work_per_pass: Product of the weights and of the samples of a pass in one
+            process.
 
     Returns:
         The number of passes, and what keeps it from being larger.
@@ -77,6 +84,8 @@ def chosen_inference_iterations(
                 f"{value} would take {value * held >> 20} MiB of host memory, beyond "
                 f"{MOST_CALL_BYTES >> 20}"
             )
+        elif values and value * work_per_pass > MOST_FORWARD_WORK:
+            reason = f"calls of {value} would take long with so many weights"
         else:
             values.append(value)
         if reason or value >= largest:

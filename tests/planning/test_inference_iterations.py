@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ipufit.planning import (
     MOST_CALL_BYTES,
+    MOST_FORWARD_WORK,
     MOST_PASSES,
     MOST_UNKNOWN_PASSES,
     chosen_inference_iterations,
@@ -62,6 +63,18 @@ def test_no_larger_number_keeps_the_bounds(passes, num_bytes, least):
         larger += least * step(larger // least)
         if larger <= MOST_PASSES and larger * num_bytes <= MOST_CALL_BYTES:
             assert computed(passes, larger) > allowed
+
+
+@given(st.integers(1, 5000), st.integers(0, 2**34), st.integers(1, 5))
+def test_a_call_stays_short(passes, work, least):
+    value, _ = chosen_inference_iterations([passes], 1, least, work_per_pass=work)
+    assert value == least or value * work <= MOST_FORWARD_WORK
+
+
+def test_large_models_get_small_calls():
+    value, reason = chosen_inference_iterations([5000], 1, work_per_pass=2**30)
+    assert value == 6
+    assert reason == "calls of 7 would take long with so many weights"
 
 
 @given(BYTES, st.integers(1, 600))

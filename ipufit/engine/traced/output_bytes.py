@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
+import math
 import warnings
 from typing import Any, Iterable, NamedTuple, Sequence
 
@@ -15,7 +17,7 @@ from ipufit._tree import Structure
 from ipufit.data import HostRandomState, SampleStructure
 from ipufit.engine.objective.steps import Inferred, result_of_step
 from ipufit.engine.weights.modes import mode
-from ipufit.engine.weights.wrapping import unfetched, weights_of
+from ipufit.engine.weights.wrapping import unfetched
 from ipufit.scalars import collected
 
 from .calling import call_module, call_step
@@ -27,10 +29,13 @@ class OutputSize(NamedTuple):
     Attributes:
         num_bytes: Bytes of all tensors that come back.
         has_scalars: Whether scalars are among them: an own loss, or logged ones.
+        moves_buffers: Whether the module changes a buffer in place, in eval mode, so
+            that each further pass changes the next ones.
     """
 
     num_bytes: int
     has_scalars: bool
+    moves_buffers: bool = False
 
 
 def output_size(
@@ -41,9 +46,10 @@ def output_size(
 ) -> OutputSize | None:
     """Call a module, or a step, with one sample of zeros.
 
-    A copy of the module is called whose weights are zeros, too: one number each, seen
-    in the shape of the weight. So this takes little memory and time, and the module and
-    all random states stay as they are. (Tensors of shapes alone, on the device "meta",
+    A copy of the module is called whose weights are zeros, too: one number for each
+    parameter, seen in its shape. So this takes little memory and time, and the module
+    and all random states stay as they are. Nothing is printed: `forward` prints when it
+    is traced. (Tensors of shapes alone, on the device "meta",
     would have torch import its compiler, which takes a second.)
 
     Args:
@@ -60,18 +66,20 @@ def output_size(
         >>> source = as_source(torch.zeros(8, 3))
         >>> module, example = torch.nn.Linear(3, 5), source.example(4)
         >>> output_size(module, Inferred(False), source.structure, example)
-        OutputSize(num_bytes=80, has_scalars=False)
+        OutputSize(num_bytes=80, has_scalars=False, moves_buffers=False)
     """
     before = HostRandomState()
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # they come again when it is traced
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             copied = _of_zeros(module)
             given = [_zeros_like(tensor[:1]) for tensor in example]
             stack.enter_context(mode(copied, training=False))
             stack.enter_context(torch.no_grad())
             scalars = stack.enter_context(collected())
+            buffers = list(copied.buffers())
             outputs = _called(copied, inferred, structure, given)
             leaves = [*_leaves(outputs), *scalars.values()]
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -82,7 +90,7 @@ def output_size(
     has_scalars = bool(scalars) or any(not tensor.dim() for tensor in tensors)
     rows = len(example[0])
     num_bytes = sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors)
-    return OutputSize(num_bytes, has_scalars)
+    return OutputSize(num_bytes, has_scalars, any(one._version for one in buffers))
 
 
 def _called(
@@ -109,11 +117,10 @@ def _of_zeros(module: torch.nn.Module) -> torch.nn.Module:
     only what `unfetched` reads is looked at.
     """
     memo: dict[int, Any] = {}
-    for weight in weights_of(module):
-        zeros = _zeros_like(weight)
-        if isinstance(weight, torch.nn.Parameter):
-            zeros = torch.nn.Parameter(zeros, requires_grad=False)
-        memo[id(weight)] = zeros
+    for weight in module.parameters():
+        memo[id(weight)] = torch.nn.Parameter(_zeros_like(weight), requires_grad=False)
+    for buffer in module.buffers():  # may be changed in place
+        memo[id(buffer)] = _zeros_like(buffer).contiguous()
     return copy.deepcopy(module, memo)
 
 
@@ -124,6 +131,17 @@ def _zeros_like(tensor: Tensor) -> Tensor:
         dtype = torch.float32
     zeros: Tensor = torch.zeros((), dtype=dtype).expand(unfetched(tensor, "shape"))
     return zeros
+
+
+def num_weights(module: torch.nn.Module) -> int:
+    """Number of elements of all parameters, without fetching them from a device.
+
+    Example:
+        >>> num_weights(torch.nn.Linear(3, 2))
+        8
+    """
+    shapes = [unfetched(weight, "shape") for weight in module.parameters()]
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def _leaves(outputs: Any) -> list[Any]:
