@@ -11,7 +11,6 @@ import copy
 import gc
 import io
 import pickle
-import sys
 
 import pytest
 import torch
@@ -195,8 +194,7 @@ def test_a_saved_module_is_plain(trained):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    arguments = {"weights_only": False} if sys.version_info >= (3, 10) else {}
-    assert_plain_twin(torch.load(file, **arguments), model)
+    assert_plain_twin(torch.load(file, weights_only=False), model)
 
 
 @pytest.mark.parametrize("read", [lambda m: m.top, lambda m: m.steps])
