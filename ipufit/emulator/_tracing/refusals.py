@@ -144,12 +144,13 @@ def refuse_custom_backward(tensor: Tensor) -> None:
 
     PopTorch differentiates the recorded operations. Those inside the function's
     `forward` were made without gradients, so nothing before them would train, and
-    `backward` would never run.
+    `backward` would never run. A result without elements has no gradient: checkpoints
+    of torch 2.1 to 2.8 hold their inputs by one.
 
     Raises:
         Error: `tensor` is such a result.
     """
-    if isinstance(tensor.grad_fn, BackwardCFunction):
+    if isinstance(tensor.grad_fn, BackwardCFunction) and tensor.numel():
         name = type(tensor.grad_fn).__name__
         raise createPoptorchError(
             f"The model uses a torch.autograd.Function ({name}): the device "

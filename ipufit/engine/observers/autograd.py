@@ -90,7 +90,7 @@ class AutogradObserver(Observer):
                 "and predict() compute no gradients."
             )
         if self._is_training and any(
-            isinstance(tensor.grad_fn, BackwardCFunction)
+            isinstance(tensor.grad_fn, BackwardCFunction) and tensor.numel()
             for tensor in operation.tensors
         ):
             raise UnsupportedError(

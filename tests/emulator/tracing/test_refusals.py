@@ -144,6 +144,31 @@ def test_a_backward_of_ones_own_is_refused_as_output_too():
         executor(X)
 
 
+class Held(torch.autograd.Function):
+    """Holds tensors, as checkpoints of torch 2.8 do."""
+
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.save_for_backward(*tensors)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("it is there to be held")
+
+
+def test_a_result_without_elements_has_no_gradient_to_refuse():
+    def transform(layer, x):
+        inputs = layer(x)
+        held = Held.apply(torch.empty(0, requires_grad=True), inputs)
+        return layer(inputs) if held.grad_fn is not None else inputs
+
+    model = Marked(transform)
+    before = model.layer.weight.detach().clone()
+    poptorch.trainingModel(model)(X)
+    assert not torch.equal(model.layer.weight, before)
+
+
 def test_an_autograd_function_runs_where_it_has_no_gradient():
     class Frozen(Marked):
         def forward(self, x):
