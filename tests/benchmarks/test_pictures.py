@@ -132,14 +132,15 @@ def test_the_sentences_of_the_page_are_those_of_the_results():
         and CONTESTANTS[row["contestant"]].package is not None
     ]
     assert speed("W2", "ipufit-compiled") == max(compiled)
-    assert 20 < speed("W2", "ipufit-compiled", of="first_seconds") < 50
-    assert 0.5 < speed("W2", "ipufit-compiled", of="cached_seconds") < 2.5
+    assert 10 < speed("W2", "ipufit-compiled", of="first_seconds") < 35
+    assert speed("W2", "ipufit-compiled", of="cached_seconds") < 0.2
     for operation in ("evaluate", "predict"):
-        assert speed("W1", operation=operation) > 2
-        assert speed("W2", operation=operation) > 15
-    assert "Its first use takes half a minute" in text
-    assert "over twice as fast as the plain loop's on the MNIST network" in text
-    assert "over fifteen times as fast on the small MLP" in text
+        for contestant in ("ipufit", "ipufit-default"):
+            assert speed("W1", contestant, operation=operation) > 1.5
+            assert speed("W2", contestant, operation=operation) > 15
+    assert "Its first use takes up to half a minute" in text
+    assert "over one and a half times as fast as the plain loop's on the MNIST" in text
+    assert "over fifteen times as fast on the small MLP, with nothing set, too" in text
     larger = [speed(name) for name in ("lstm", "transformer", "resnet18")]
     assert all(1.0 < one < 1.6 for one in larger)
     compiling = {
