@@ -15,6 +15,7 @@ from ipufit.emulator._ops.floating_point import (
     stops_at_exceptions,
 )
 from ipufit.emulator._processes.gradient_sums import GradientSums
+from ipufit.emulator._tracing.rounding import small_gradients_last
 from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
 
 if TYPE_CHECKING:
@@ -116,10 +117,16 @@ class GradientReduction:
             loss: The loss of a micro-batch, or the losses of several.
             factor: Scales it besides the loss scaling.
         """
+        if not self._halves:
+            self._backward(loss, factor)
+            return
+        with small_gradients_last():
+            self._backward(loss, factor)
+        self._accumulate_halves()
+
+    def _backward(self, loss: Tensor, factor: float) -> None:
         if loss.requires_grad:
             run_backward(loss, self._seed(loss, self.scale * factor))
-        if self._halves:
-            self._accumulate_halves()
 
     def _seed(self, loss: Tensor, value: float) -> Tensor:
         """A tensor like the loss, filled with a value; the last one if it suits."""

@@ -50,7 +50,12 @@ _ROW = 2**12
 _CHUNK = 2**17
 """The most elements that are rounded at once: half a MiB of each kind of number."""
 
+_SMALL = 2**14
+"""The most elements of a gradient for which `small_gradients_last` waits."""
+
 _is_stochastic = False
+_late: list[tuple[Tensor, Tensor]] | None = None
+"""Weights and their gradients that wait to be rounded; None if none has to."""
 
 
 @contextlib.contextmanager
@@ -80,6 +85,37 @@ def rounding(*, is_stochastic: bool) -> Iterator[None]:
 def rounds_at_random() -> bool:
     """Whether `rounding` says so now."""
     return _is_stochastic
+
+
+@contextlib.contextmanager
+def small_gradients_last() -> Iterator[None]:
+    """Round small gradients of weights together, when a backward pass is over.
+
+    Rounding a few numbers takes no longer than rounding thousands. Gradients of weights
+    that somebody watches (with hooks) don't wait.
+
+    Example:
+        >>> weight = torch.ones(2, dtype=torch.float16, requires_grad=True)
+        >>> with rounding(is_stochastic=True):
+        ...     loss = to_float(weight).sum()
+        ...     with small_gradients_last():
+        ...         loss.backward()
+        >>> weight.grad
+        tensor([1., 1.], dtype=torch.float16)
+    """
+    global _late
+    late: list[tuple[Tensor, Tensor]] = []
+    _late = late
+    try:
+        yield
+    finally:
+        _late = None
+    if late:
+        flat = round_at_random(torch.cat([g.reshape(-1) for _, g in late]))
+        parts = torch.split(flat, [gradient.numel() for _, gradient in late])
+        for (weight, gradient), part in zip(late, parts):
+            part = part.view(gradient.shape)
+            weight.grad = part if weight.grad is None else weight.grad + part
 
 
 def to_half(tensor: Tensor) -> Tensor:
@@ -112,12 +148,18 @@ class _Widen(Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
+        is_small_weight = tensor.is_leaf and tensor.numel() <= _SMALL
+        may_wait = is_small_weight and not tensor._backward_hooks
+        ctx.weight = tensor if may_wait else None
         cast: Tensor = tensor.to(torch.float32)
         return cast
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return round_at_random(gradient)
+    def backward(ctx: Any, gradient: Tensor) -> Tensor | None:  # type: ignore[override,unused-ignore]
+        if _late is None or ctx.weight is None:
+            return round_at_random(gradient)
+        _late.append((ctx.weight, gradient))
+        return None
 
 
 class _Narrow(Function):
@@ -156,7 +198,7 @@ def round_at_random(tensor: Tensor) -> Tensor:
         tensor = torch.empty_like(tensor).copy_(tensor)
     count = tensor.numel()
     numbers = tensor.as_strided((count,), (1,)).view(torch.int32)
-    _work_space().round(numbers, rounded.as_strided((count,), (1,)))
+    _work_space().round(numbers, rounded.as_strided((count,), (1,)), count)
     return rounded
 
 
@@ -174,27 +216,29 @@ class _WorkSpace:
             self._kept = torch.tensor(~_CUT_OFF, dtype=torch.int32)
         self._row = self._pairs.view(torch.int32)
 
-    def round(self, numbers: Tensor, results: Tensor) -> None:
+    def round(self, numbers: Tensor, results: Tensor, count: int) -> None:
         """Round float32 numbers, given as the integers of their bits."""
-        count = len(numbers)
-        row = self._row[: min(count, _ROW)]
-        self._pairs[: (len(row) + 1) // 2].random_(-(2**63), None)  # all 64 bits
-        bits, others = self._split(row)
+        width = min(count, _ROW)
+        self._pairs[: (width + 1) // 2].random_(-(2**63), None)  # all 64 bits
+        bits, others = self._split(self._row[:width])
         others.bitwise_or_(1)
         if count <= _ROW:
-            self._round(bits, others, numbers, results)
+            self._round(bits, others, numbers, results, count)
             return
         heads = torch.empty(-(-count // _ROW), 1, dtype=torch.int32)
         head_bits, head_others = self._split(heads.random_(-(2**31), None))
         head_others.bitwise_and_(~1)
         for first in range(0, count, _CHUNK):
-            last = min(first + _CHUNK, count)
-            rows = slice(first // _ROW, -(-last // _ROW))
+            size = min(_CHUNK, count - first)
+            num_rows = -(-size // _ROW)
+            room = slice(num_rows * _ROW)
+            rows = slice(first // _ROW, first // _ROW + num_rows)
             self._round(
-                _table(head_bits[rows], bits, self._bits)[: last - first],
-                _table(head_others[rows], others, self._others)[: last - first],
-                numbers[first:last],
-                results[first:last],
+                _table(head_bits[rows], bits, self._bits[room])[:size],
+                _table(head_others[rows], others, self._others[room])[:size],
+                numbers[first : first + size],
+                results[first : first + size],
+                size,
             )
 
     def _split(self, words: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,10 +247,10 @@ class _WorkSpace:
         return bits, words.bitwise_right_shift_(_OTHER_BITS)
 
     def _round(
-        self, bits: Tensor, others: Tensor, numbers: Tensor, results: Tensor
+        self, bits: Tensor, others: Tensor, numbers: Tensor, results: Tensor, size: int
     ) -> None:
         """Round at most `_CHUNK` numbers; `bits` get lost."""
-        parts = self._parts[: len(numbers)]
+        parts = self._parts[:size]
         bits.add_(numbers).bitwise_and_(self._kept)
         sums = bits.view(torch.float32)
         sums.add_(parts.copy_(others), alpha=_PART_OF_STEP)
@@ -217,9 +261,8 @@ class _WorkSpace:
 
 def _table(heads: Tensor, row: Tensor, memory: Tensor) -> Tensor:
     """XOR a column of words with a row of them; the table is flat."""
-    words: Tensor = memory[: len(heads) * _ROW]
-    torch.bitwise_xor(heads, row, out=words.view(-1, _ROW))
-    return words
+    torch.bitwise_xor(heads, row, out=memory.view(-1, _ROW))
+    return memory
 
 
 _of_thread = threading.local()

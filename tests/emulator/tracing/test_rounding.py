@@ -18,6 +18,7 @@ from ipufit.emulator._tracing.operation import Operation
 from ipufit.emulator._tracing.rounding import (
     round_at_random,
     rounding,
+    small_gradients_last,
     to_float,
     to_half,
 )
@@ -154,6 +155,34 @@ def test_gradients_are_rounded_where_they_become_float16():
         y.backward(torch.full_like(y, 2.0))
     assert set(x.grad.tolist()) == {2.0, 2.001953125}
     assert 2.0 < x.grad.float().mean().item() < 2.001
+
+
+def test_small_gradients_are_rounded_together():
+    torch.manual_seed(0)
+    sizes = (400, 3000, 2**14 + 1)  # the last one is rounded by itself
+    weights = [torch.ones(size, dtype=HALF, requires_grad=True) for size in sizes]
+    with rounding(is_stochastic=True), mock.patch.object(
+        _rounding, "round_at_random", wraps=round_at_random
+    ) as rounded:
+        loss = torch.cat([to_float(weight) for weight in weights])
+        with small_gradients_last():
+            loss.backward(torch.full_like(loss, 1.0001))
+    assert rounded.call_count == 2
+    for weight in weights:
+        assert set(weight.grad.tolist()) == {1.0, 1.0009765625}
+        assert 1.0 < weight.grad.float().mean().item() < 1.0003
+
+
+def test_small_gradients_of_one_weight_are_added_and_those_watched_do_not_wait():
+    x = torch.ones(3, 4, dtype=HALF, requires_grad=True)
+    y = torch.ones(3, 4, dtype=HALF, requires_grad=True)
+    seen = []
+    y.register_hook(seen.append)
+    with rounding(is_stochastic=True), small_gradients_last():
+        ((to_float(x) * 2 + to_float(x).t().t() * 3) * to_float(y)).sum().backward()
+        assert torch.equal(seen[0], torch.full((3, 4), 5.0, dtype=HALF))
+        assert x.grad is None
+    assert torch.equal(x.grad, torch.full((3, 4), 5.0, dtype=HALF))
 
 
 def test_random_numbers_repeat_with_the_seed_and_are_the_callers():
