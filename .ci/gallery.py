@@ -38,6 +38,7 @@ SECTIONS = {
         "early_stopping.py",
         "resume.py",
     ],
+    "Before anything is compiled": ["plan.py"],
     "Batches, replicas, processes": [
         "replicas.py",
         "output_modes.py",

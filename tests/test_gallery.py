@@ -42,6 +42,11 @@ SCRIPTS = {
         2.0,
     ),
     "own_options.py": (["--epochs", "3"], r"ways with equal losses: (\d) of 3", 3.0),
+    "plan.py": (
+        [],
+        r"memory that the largest stage is known to take: (\d+\.\d)%",
+        37.5,
+    ),
     "replicas.py": (["--epochs", "3"], r"equal curves: (\d) of 4", 4.0),
     "text_classification.py": (
         ["--epochs", "2"],
