@@ -222,6 +222,35 @@ def test_blocks_that_forward_begins_are_stages():
     assert "The pipeline of 2 stages" in str(plan)
 
 
+def test_a_pipeline_that_poptorch_refuses_is_said():
+    model = IPUModel(Own(), IPUConfig(micro_batch_size=2, gradient_accumulation=2))
+    model.compile("sgd", "cross_entropy")
+    plan = model.plan(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
+    assert "PopTorch will refuse this pipeline" in str(plan)
+    assert "gradient_accumulation=3 or more, and it is 2" in str(plan)
+
+
+def test_a_strategy_of_poptorch_may_run_stages_one_after_the_other():
+    stages = poptorch.ShardedExecution(
+        poptorch.Stage("body").ipu(0), poptorch.Stage("head").ipu(1)
+    )
+    model = IPUModel(Own(), IPUConfig(micro_batch_size=2, pipeline=stages))
+    model.compile("sgd", "cross_entropy")
+    plan = model.plan(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
+    assert not plan.settings.is_pipelined
+    assert plan.num_ipus == 2
+
+
+def test_customize_says_where_the_state_is():
+    def customize(options, is_training):
+        location = poptorch.TensorLocationSettings().useOnChipStorage(False)
+        options.TensorLocations.setOptimizerLocation(location)
+
+    plan = tutorial(customize=customize)
+    assert plan.settings.is_off_chip
+    assert [memory.optimizer_state for memory in plan.memory] == [8, 8, 8, 8]
+
+
 def test_a_step_of_ones_own_is_measured():
     def step(module, batch):
         x, y = batch

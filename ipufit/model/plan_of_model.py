@@ -10,6 +10,7 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
+from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure, Source
@@ -58,7 +59,7 @@ def plan_of_model(
         ),
     )
     num_stages = max(epoch.stages, len(cost.stages))
-    is_pipelined = config.is_pipelined and len(cost.stages) > 1
+    is_pipelined = _is_pipelined(config) and len(cost.stages) > 1
     inference = config.inference_plan(
         batch.micro_batch_size * config.num_inference_replicas,
         own_stages=num_stages if is_pipelined else 1,
@@ -100,8 +101,8 @@ def _memory_settings(
         recomputes = is_pipelined
     is_sharded, is_off_chip = config.shard_optimizer, config.offload_optimizer
     least = {}
-    if config.training_options is not None:
-        location = _location(config.training_options)
+    if config.training_options is not None or config.customize is not None:
+        location = _location(config.build_training_options(batch))
         is_sharded = bool(location.get("useReplicatedTensorSharding", False))
         is_off_chip = not location.get("onChip", True)
         names = {
@@ -117,6 +118,16 @@ def _memory_settings(
         num_shards=batch.replicas * batch.processes if is_sharded else 1,
         **least,
     )
+
+
+def _is_pipelined(config: IPUConfig) -> bool:
+    """Whether stages, if there are several, are busy at once."""
+    others = (
+        poptorch.ShardedExecution,
+        poptorch.SerialPhasedExecution,
+        poptorch.ParallelPhasedExecution,
+    )
+    return config.is_pipelined and not isinstance(config.pipeline, others)
 
 
 def _location(options: Any) -> dict[str, Any]:

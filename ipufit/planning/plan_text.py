@@ -65,6 +65,12 @@ def judgement(plan: ModelPlan) -> str:
 
 def notes_of(plan: ModelPlan) -> Iterator[str]:
     """Say what isn't counted, and where the memory of the IPU was published."""
+    least, given = plan.schedule.num_slots, plan.epoch.batch.gradient_accumulation
+    if given < least:
+        yield (
+            f"PopTorch will refuse this pipeline: {plan.num_stages} stages need "
+            f"gradient_accumulation={least} or more, and it is {given}."
+        )
     uncounted = sorted({name for stage in plan.stages for name in stage.uncounted})
     if uncounted:
         yield f"FLOPs leave out {', '.join(uncounted)}."
