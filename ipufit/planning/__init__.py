@@ -21,7 +21,6 @@ from .inference_iterations import (
     chosen_inference_iterations,
 )
 from .pipeline_schedule import PipelineSchedule
-from .split import Split, TooFullError, best_split, smallest_split
 
 __all__ = [
     "MOST_CALL_BYTES",
@@ -36,11 +35,7 @@ __all__ = [
     "EpochPlan",
     "Limit",
     "PipelineSchedule",
-    "Split",
-    "TooFullError",
-    "best_split",
     "chosen_device_iterations",
     "chosen_inference_iterations",
     "nearest_batch_sizes",
-    "smallest_split",
 ]

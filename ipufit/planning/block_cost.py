@@ -26,7 +26,7 @@ class BlockCost(NamedTuple):
         parameter_bytes: Bytes of these parameters on the device.
         trained_parameters: Elements of those of them that are trained, which have
             gradients and states of the optimiser.
-        buffer_bytes: Bytes of the buffers that no earlier block has used.
+        buffer_bytes: Bytes of the buffers on the device that no earlier block has used.
         saved_bytes: Bytes of the activations that are saved for the backward pass. One
             that several operations save counts once, in the first block that does.
         output_bytes: Bytes of all activations that this block or an earlier one has

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.splits import SUBJECTS, costs_of, layers, split_by_hand
-from ipufit.planning import best_split
+from ipufit.planning.split import best_split
 
 SMALL = [one for one in SUBJECTS if one.name != "ResNet-50"]
 

@@ -133,9 +133,9 @@ class Segments:
             flops=block.flops,
             weights=tuple(self._parameters[key][0] for key in weights),
             parameters=sum(one.numel() for one in new),
-            parameter_bytes=sum(one.numel() * one.element_size() for one in new),
+            parameter_bytes=sum(map(_device_bytes, new)),
             trained_parameters=sum(one.numel() for one in new if one.requires_grad),
-            buffer_bytes=sum(map(self._bytes, buffers)),
+            buffer_bytes=sum(_device_bytes(self._buffers[key]) for key in buffers),
             uncounted=tuple(block.uncounted),
         )
 
@@ -162,6 +162,11 @@ class Segments:
 
     def _bytes(self, key: int) -> int:
         return int(self._kept[key].nbytes())
+
+
+def _device_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor on a device, which has no numbers of 64 bits."""
+    return int(tensor.numel()) * min(4, int(tensor.element_size()))
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:

@@ -74,7 +74,7 @@ def stage_costs(
         DataError: The module can't be called with such tensors.
     """
     weights = [
-        _weight(name, parameter, states.get(id(parameter)))
+        weight_cost(name, parameter, states.get(id(parameter)))
         for name, parameter in module.named_parameters()
     ]
     with shapes_only(), contextlib.ExitStack() as stack:
@@ -103,9 +103,20 @@ def stage_costs(
         )
 
 
-def _weight(
+def weight_cost(
     name: str, parameter: torch.nn.Parameter, state: WeightState | None
 ) -> WeightCost:
+    """The costs of a parameter on a device, with what an optimiser keeps for it.
+
+    Args:
+        name: Its name.
+        parameter: Its shape and type count.
+        state: The state and the accumulator; None if it isn't trained.
+
+    Example:
+        >>> weight_cost("w", torch.nn.Parameter(torch.zeros(2, 3)), None).num_bytes
+        24
+    """
     shape, dtype = unfetched(parameter, "shape"), unfetched(parameter, "dtype")
     count, num_bytes = shape.numel(), shape.numel() * device_bytes(dtype)
     if state is None:
