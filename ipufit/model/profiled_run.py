@@ -45,7 +45,7 @@ class Profile(NoProfile):
         self._own: Recorder | None = None
         directory = model.config.profile_dir
         if directory is not None and not around.timelines:
-            self._own = Recorder(directory)
+            self._own = Recorder(directory, is_whole=True)
             self._own.start(task)
             self._preparing = self._own.timeline.begin("prepare", "prepare")
         new = [*([] if self._own is None else [self._own]), *given]

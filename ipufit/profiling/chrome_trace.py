@@ -8,7 +8,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 from __future__ import annotations
 
 import json
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from .timeline import Span, Timeline
 
@@ -17,61 +17,70 @@ _THREAD = 1
 
 
 def chrome_trace(
-    timeline: Timeline, process: int, label: str, facts: Mapping[str, Any]
+    timeline: Timeline,
+    process: int,
+    label: str,
+    facts: Mapping[str, Any],
+    events: Sequence[str],
 ) -> str:
     """Write a timeline as the JSON that `chrome://tracing` and Perfetto open.
-
-    Each span is a complete event (`"ph": "X"`), with times in microseconds.
 
     Args:
         timeline: A timeline that has stopped.
         process: Number of the process in the trace.
         label: Name of the process in the trace.
         facts: Further facts about the run.
+        events: Its spans, from `events_of`.
 
     Example:
         >>> timeline = Timeline(iter([0.0, 1.0]).__next__)
         >>> timeline.start("fit")
         >>> timeline.stop()
-        >>> trace = json.loads(chrome_trace(timeline, 7, "process 0 of 1", {}))
+        >>> events = events_of(timeline.spans, 7)
+        >>> trace = json.loads(chrome_trace(timeline, 7, "process 0", {}, events))
         >>> [event["name"] for event in trace["traceEvents"]]
         ['process_name', 'thread_name', 'fit']
         >>> trace["traceEvents"][-1]["dur"]
         1000000.0
     """
-    events = [
+    names = [
         _named("process_name", process, label),
         _named("thread_name", process, "host"),
-        *(_event(span, process) for span in _outer_first(timeline)),
     ]
     other = {
         **facts,
         "seconds_by_phase": timeline.phases,
         "spans_left_out": timeline.num_left_out,
     }
-    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
-    return json.dumps(trace, default=str)
+    listed = ",\n".join([*names, *events])
+    return (
+        f'{{"traceEvents":[\n{listed}\n],"displayTimeUnit":"ms",'
+        f'"otherData":{json.dumps(other, default=str)}}}\n'
+    )
 
 
-def _outer_first(timeline: Timeline) -> list[Span]:
-    """The spans in the order of their starts, each before those within it."""
-    return sorted(timeline.spans, key=lambda span: (span.start, span.depth))
+def events_of(spans: Sequence[Span], process: int) -> list[str]:
+    """Each span as a complete event (`"ph": "X"`), with times in microseconds.
+
+    Args:
+        spans: Spans in any order.
+        process: Number of the process in the trace.
+    """
+    known: dict[tuple[str, str], str] = {}
+    events = []
+    for name, phase, start, seconds, _, details in spans:
+        begin = known.get((name, phase))
+        if begin is None:
+            ids = {"ph": "X", "pid": process, "tid": _THREAD}
+            begin = json.dumps({"name": name, "cat": phase, **ids})[:-1]
+            known[name, phase] = begin
+        args = json.dumps(dict(details), default=str) if details else "{}"
+        times = f'"ts":{start * _MICRO:.3f},"dur":{seconds * _MICRO:.3f}'
+        events.append(f'{begin},{times},"args":{args}}}')
+    return events
 
 
-def _named(what: str, process: int, name: str) -> dict[str, Any]:
+def _named(what: str, process: int, name: str) -> str:
     """An event that names the process or its thread."""
     ids = {"pid": process, "tid": _THREAD}
-    return {"name": what, "ph": "M", **ids, "args": {"name": name}}
-
-
-def _event(span: Span, process: int) -> dict[str, Any]:
-    return {
-        "name": span.name,
-        "cat": span.phase,
-        "ph": "X",
-        "ts": round(span.start * _MICRO, 3),
-        "dur": round(span.seconds * _MICRO, 3),
-        "pid": process,
-        "tid": _THREAD,
-        "args": dict(span.details),
-    }
+    return json.dumps({"name": what, "ph": "M", **ids, "args": {"name": name}})

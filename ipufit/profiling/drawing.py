@@ -19,7 +19,7 @@ SCRIPT = """
 const canvas = document.getElementById("timeline");
 const pen = canvas.getContext("2d");
 const ROW = 20, AXIS = 22;
-const spans = DATA.spans;
+const spans = DATA.spans.sort((a, b) => a[2] - b[2] || a[4] - b[4]);
 const whole = spans.reduce((m, s) => Math.max(m, s[2] + s[3]), 1);
 const depth = spans.reduce((m, s) => Math.max(m, s[4]), 0) + 1;
 let from = 0, to = whole, dragged = null;

@@ -5,21 +5,60 @@ from __future__ import annotations
 
 import html
 import json
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from .drawing import SCRIPT, STYLE
 from .phases import PHASES
 from .report import in_words, rows_of
-from .timeline import Timeline
-
-MOST_SHOWN = 50_000
-"""Spans that a page draws; a trace has more."""
+from .timeline import Span, Timeline
 
 _MICRO = 1e6
 _PLAIN = "#888888"
 
 
-def page(name: str, label: str, timeline: Timeline, facts: Mapping[str, Any]) -> str:
+class Rows:
+    """Spans as a page's script has them.
+
+    Each is a row: indices of name and phase, start and length in microseconds, depth,
+    details or null.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._phases: dict[str, int] = {}
+        self._rows: list[str] = []
+
+    def add(self, spans: Sequence[Span]) -> None:
+        """Add spans, in any order."""
+        names, phases, rows = self._names, self._phases, self._rows
+        for name, phase, start, seconds, depth, details in spans:
+            words = json.dumps(dict(details), default=str) if details else "null"
+            indices = (
+                names.setdefault(name, len(names)),
+                phases.setdefault(phase, len(phases)),
+            )
+            times = f"{start * _MICRO:.1f},{seconds * _MICRO:.1f}"
+            rows.append(f"[{indices[0]},{indices[1]},{times},{depth},{words}]")
+
+    def data(self) -> str:
+        """All rows as JSON, with which a script can begin."""
+        head = {
+            "names": list(self._names),
+            "phases": list(self._phases),
+            "colors": [_color(phase) for phase in self._phases],
+        }
+        text = f'{json.dumps(head)[:-1]},"spans":[{",".join(self._rows)}]}}'
+        # A name with "</script>" in it must not end the script.
+        return text.replace("<", "\\u003c")
+
+
+def page(
+    name: str,
+    label: str,
+    timeline: Timeline,
+    facts: Mapping[str, Any],
+    rows: Rows,
+) -> str:
     """Make a page with the seconds of the phases, the timeline, and a table of names.
 
     The table of phases needs no script. The timeline can be zoomed and moved.
@@ -29,12 +68,15 @@ def page(name: str, label: str, timeline: Timeline, facts: Mapping[str, Any]) ->
         label: Name of the process.
         timeline: A timeline that has stopped.
         facts: Further facts about the run.
+        rows: All its spans.
 
     Example:
         >>> timeline = Timeline(iter([0.0, 1.0]).__next__)
         >>> timeline.start("fit")
         >>> timeline.stop()
-        >>> text = page("fit-001", "process 0 of 1", timeline, {})
+        >>> rows = Rows()
+        >>> rows.add(timeline.spans)
+        >>> text = page("fit-001", "process 0 of 1", timeline, {}, rows)
         >>> text[:15], "http" in text
         ('<!DOCTYPE html>', False)
     """
@@ -65,7 +107,7 @@ the time of the run.</p>
 <p id="told">Point at a span to read about it.</p>
 <h2>Spans by name</h2>
 <table id="names"></table>
-<script>const DATA = {_data(timeline)};
+<script>const DATA = {rows.data()};
 {SCRIPT}</script>
 </body>
 </html>
@@ -96,31 +138,5 @@ def _about(phase: str) -> str:
 
 def _left_out(timeline: Timeline) -> str:
     """Say how many spans aren't drawn."""
-    missing = timeline.num_left_out + max(0, len(timeline.spans) - MOST_SHOWN)
+    missing = timeline.num_left_out
     return f"Not drawn, but counted above: {missing} spans." if missing else ""
-
-
-def _data(timeline: Timeline) -> str:
-    """The spans as JSON: indices of name and phase, start, length, depth, details."""
-    spans = sorted(timeline.spans, key=lambda span: (span.start, span.depth))
-    names: dict[str, int] = {}
-    phases: dict[str, int] = {}
-    rows = [
-        [
-            names.setdefault(span.name, len(names)),
-            phases.setdefault(span.phase, len(phases)),
-            round(span.start * _MICRO, 1),
-            round(span.seconds * _MICRO, 1),
-            span.depth,
-            dict(span.details) or None,
-        ]
-        for span in spans[:MOST_SHOWN]
-    ]
-    data = {
-        "names": list(names),
-        "phases": list(phases),
-        "colors": [_color(phase) for phase in phases],
-        "spans": rows,
-    }
-    # A name with "</script>" in it must not end the script.
-    return json.dumps(data, default=str).replace("<", "\\u003c")

@@ -11,8 +11,8 @@ from typing import Any, Callable, Mapping
 
 from ipufit._files import file_errors
 
-from .chrome_trace import chrome_trace
-from .page import page
+from .chrome_trace import chrome_trace, events_of
+from .page import Rows, page
 from .timeline import Timeline
 
 TRACE, PAGE = ".trace.json", ".html"
@@ -29,6 +29,8 @@ class Recorder:
     Args:
         directory: Directory of the files, which is made.
         clock: Returns the time in seconds, from any origin.
+        is_whole: Whether whole runs are recorded. They last longer for what is made of
+            many spans, which is a span too.
 
     Attributes:
         timeline: Timeline of the run under way, or else of the last one.
@@ -39,7 +41,10 @@ class Recorder:
         self,
         directory: str | os.PathLike[str],
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        is_whole: bool = False,
     ) -> None:
+        self._is_whole = is_whole
         self.directory = Path(directory)
         self._clock = clock
         self._task = ""
@@ -87,17 +92,27 @@ class Recorder:
         """
         if not self.is_on:
             return
-        self.timeline.stop(**details)
+        timeline, rows = self.timeline, Rows()
+        timeline.end_inner()
+        writing = timeline.begin("write profile", "profile") if self._is_whole else None
+        spans = list(timeline.spans)
+        events = events_of(spans, os.getpid())
+        rows.add(spans)
+        timeline.end(writing)
+        timeline.stop(**details)
+        late = timeline.spans[len(spans) :]
+        events = [*events_of(late[::-1], os.getpid()), *events]
+        rows.add(late)
         label = f"ipufit process {index} of {count}"
         about = {"run": self._task, "process": index, "processes": count, **facts}
-        trace = chrome_trace(self.timeline, os.getpid(), label, about)
+        trace = chrome_trace(timeline, os.getpid(), label, about, events)
         suffix = f".process-{index}" if count > 1 else ""
         self.make_directory()
         with file_errors("can't be written", self.directory):
             target = _written(self.directory, self._task, suffix + TRACE, trace)
             name = target.name[: -len(TRACE)]
             beside = target.with_name(name + PAGE)
-            partial = _beside(beside, page(name, label, self.timeline, about))
+            partial = _beside(beside, page(name, label, timeline, about, rows))
             os.replace(partial, beside)
         self.paths = target, beside
 

@@ -10,8 +10,11 @@ from typing import Any, Callable, Mapping, NamedTuple
 REST = "loop"
 """The phase of time that no inner span takes."""
 
-MOST_SPANS = 200_000
+MOST_SPANS = 50_000
 """Spans that a timeline keeps; the seconds of phases go on being added up."""
+
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class Span(NamedTuple):
@@ -40,7 +43,7 @@ class OpenSpan:
     __slots__ = ("details", "inner", "name", "phase", "start")
 
     def __init__(
-        self, name: str, phase: str, start: float, details: dict[str, Any]
+        self, name: str, phase: str, start: float, details: dict[str, Any] | None
     ) -> None:
         self.name = name
         self.phase = phase
@@ -118,6 +121,11 @@ class Timeline:
         self._open = [OpenSpan(name, REST, now, details)]
         self.is_on = True
 
+    def end_inner(self) -> None:
+        """End all spans that are open, but the one around all others."""
+        if len(self._open) > 1:
+            self.end(self._open[1])
+
     def stop(self, **details: Any) -> None:
         """End all spans that are open, and record nothing more.
 
@@ -126,7 +134,7 @@ class Timeline:
         """
         if not self.is_on:
             return
-        self._open[0].details.update(details)
+        self._open[0].details = {**(self._open[0].details or {}), **details}
         now = self._clock()
         while self._open:
             self._close(now)
@@ -142,7 +150,7 @@ class Timeline:
         """
         if not self.is_on or get_ident() != self._thread:
             return None
-        span = OpenSpan(name, phase, self._clock(), {} if details is None else details)
+        span = OpenSpan(name, phase, self._clock(), details)
         self._open.append(span)
         return span
 
@@ -182,8 +190,9 @@ class Timeline:
             stack[-1].inner += seconds
         if len(self.spans) < self._most_spans or not stack:
             start = span.start - (self._origin or 0.0)
+            details = _NOTHING if span.details is None else span.details
             self.spans.append(
-                Span(span.name, span.phase, start, seconds, len(stack), span.details)
+                Span(span.name, span.phase, start, seconds, len(stack), details)
             )
         else:
             self.num_left_out += 1
