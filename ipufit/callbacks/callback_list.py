@@ -224,7 +224,11 @@ class CallbackList(Callback):
 
 
 def _hears_every(callback: Callback) -> int | None:
-    """`hears_every` of a callback, by the class that has the last word about it."""
+    """The number of updates after which calls end for a callback; None for any.
+
+    Among its classes, the first one that overrides `hears_every` or a hook of training
+    calls decides: by what `hears_every` says, or 1 for a hook.
+    """
     if callback.is_display:
         return None
     if any(hook in vars(callback) for hook in _TRAINING_CALLS):

@@ -132,10 +132,10 @@ class CallLoader:
         with self._loading_errors():
             if self._loader is None:
                 self._loader = self._new_loader(order())
-            if type(self._loader) is GatheredCalls and not _is_whole_array(
-                self.dataset
-            ):
-                iter(DataLoader([0]))  # type: ignore[arg-type] # draws what a loader of the subset would draw
+            is_gathered = type(self._loader) is GatheredCalls
+            if is_gathered and not _is_whole_array(self.dataset):
+                # Runs on subsets were those of a loader, which draws a seed each pass.
+                iter(DataLoader([0]))  # type: ignore[arg-type]
             return self._each(iter(self._loader))
 
     def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:

@@ -52,7 +52,12 @@ class Carrier:
         _carriers[self._name] = self
 
     def __call__(self, samples: Any) -> Any:
-        """The batch of samples; from a process that loads it comes as it is, too."""
+        """Make the batch of some samples.
+
+        Returns:
+            The batch; in a process that loads mostly an object that becomes the batch
+            where it is unpickled.
+        """
         batch = self._collate(samples)
         info: Any = get_worker_info()
         if info is None:

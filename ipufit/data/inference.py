@@ -214,7 +214,13 @@ class InferenceBatches:
 
 
 def _sample_of(division: Division, done: int, row: int) -> int:
-    """The index of the sample in a row of this process, after so many of all."""
+    """The index of a sample in the data.
+
+    Args:
+        division: The rows of this process.
+        done: Number of samples of all processes before this call.
+        row: Row of the call in this process.
+    """
     return done + division.place_of(row)
 
 

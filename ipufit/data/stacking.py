@@ -29,7 +29,8 @@ def stacked_leaves(
 
     Returns:
         `[samples, ...]` for each leaf; or None if a sample is unlike the others, or
-        has leaves that need a closer look. Then nothing has been said about them.
+        has leaves that need a closer look. No error is raised for them: the caller
+        looks at each sample by itself then.
 
     Example:
         >>> structure = SampleStructure.of((torch.ones(2), 1))

@@ -153,7 +153,7 @@ class Evaluation:
         return self.figures.logs()
 
     def _no_rows(self) -> WaitingRows:
-        """Groups of passes; or single passes.
+        """Make an empty store of rows, which it groups by passes or pass by pass.
 
         A function of the user's may give one value for all rows that it gets. And rows
         of several processes are put together pass by pass.

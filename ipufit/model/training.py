@@ -26,7 +26,7 @@ Choose = Callable[[BatchPlan], Optional[Choice]]
 
 
 def _one_update(plan: BatchPlan) -> None:
-    """Leave a plan as the config has it."""
+    """Choose nothing, so that a call has the updates of the config, or one."""
 
 
 def training_of(

@@ -134,7 +134,7 @@ def updates_per_call(
 def _of_callbacks(
     model: Model, callbacks: CallbackLike
 ) -> tuple[list[Limit], list[Limit]]:
-    """Numbers to be divided, and largest ones, for the callbacks of all processes."""
+    """Limits for the callbacks of all processes: multiples, then largest numbers."""
     listening = CallbackList(callbacks)
     ends = listening.call_ends()
     is_watching = bool(listening.watched_gradients(model.module))
@@ -155,7 +155,7 @@ def _of_callbacks(
 
 
 def _of_settings(model: Model, instruments: Instruments) -> list[Limit]:
-    """Settings with which something happens after each update."""
+    """Limits of one update for settings with which something happens after each."""
     settings = settings_of(model)
     reasons = []
     moves = settings.optimization.moves_per_update
@@ -169,7 +169,10 @@ def _of_settings(model: Model, instruments: Instruments) -> list[Limit]:
 
 
 def _of_output_mode(model: Model, plan: BatchPlan) -> list[Limit]:
-    """A mode in which larger calls would give figures of fewer samples, or rounded."""
+    """A limit of one update if figures don't come back from every micro-batch.
+
+    Larger calls would give figures of fewer samples, or sums that the device rounds.
+    """
     if model.config.customize is None:
         return []
     options = training_options(model, plan)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number that was left open, and what it was chosen by."""
+"""A number that was left open, and why it was chosen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Choice(NamedTuple):
-    """A number that a user has left open, chosen for him.
+    """A number that the user left open and ipufit has chosen.
 
     Attributes:
         value: The number.
