@@ -110,7 +110,11 @@ class Rectangle(NamedTuple):
 def rectangles_of_svg(text):
     """The filled rectangles with an outline, in the order in which they are drawn."""
     found = []
-    for path in ElementTree.fromstring(text).iter(f"{SVG}path"):
+    root = ElementTree.fromstring(text)
+    in_patterns = set(root.iterfind(f".//{SVG}defs//{SVG}path"))
+    for path in root.iter(f"{SVG}path"):
+        if path in in_patterns:
+            continue
         fill = re.search(r"fill: (#\w+|url\(#\w+\))", path.get("style") or "")
         numbers = [float(one) for one in re.findall(r"-?[\d.]+", path.get("d"))]
         if fill and "stroke: #8a939c" in path.get("style"):
