@@ -49,8 +49,11 @@ def main(arguments: Sequence[str]) -> None:
     except IpufitError as error:
         sys.stderr.write(f"ipufit plan: {error}\n")
         sys.exit(1)
-    text = json.dumps(as_data(plan), indent=2) if given.json else str(plan)
-    sys.stdout.write(text + "\n")
+    if given.pictures:
+        plan.show()
+    else:
+        text = json.dumps(as_data(plan), indent=2) if given.json else str(plan)
+        sys.stdout.write(text + "\n")
     sys.exit(0)
 
 
@@ -114,5 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--save", help="also write pictures to this file: .html or .svg (by matplotlib)"
     )
-    parser.add_argument("--json", action="store_true", help="print data for programs")
+    prints = parser.add_mutually_exclusive_group()
+    prints.add_argument("--json", action="store_true", help="print data for programs")
+    prints.add_argument(
+        "--pictures", action="store_true", help="print pictures with the tables"
+    )
     return parser
