@@ -117,7 +117,7 @@ def rounded_alike(target: Any, function: Callable[..., Any]) -> Callable[..., An
     """Another function for a node's target: in float32 if `in_float32` wrapped that.
 
     Args:
-        target: What the node calls.
+        target: Function that the node calls, which may be wrapped.
         function: Computes the same in another way.
     """
     is_wrapped = original(target) is not target
