@@ -41,7 +41,8 @@ def compiled(
         options: Options of the program.
         prepare: Compiles, and tells a display.
     """
-    watch, before = Watch(ProgressDisplay(), options), HostRandomState()
+    display = _Lines() if model.processes.is_first else ProgressDisplay()
+    watch, before = Watch(display, options), HostRandomState()
     try:
         prepare(watch)
     finally:
@@ -70,6 +71,14 @@ def compiled(
     partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, target)
     sys.stderr.write(f"ipufit: {built}\n")
+
+
+class _Lines(ProgressDisplay):
+    """Prints lines about what was chosen, as those about programs are printed."""
+
+    def noted(self, line: str) -> None:
+        """Print the line."""
+        sys.stderr.write(f"ipufit: {line}\n")
 
 
 def fitted(
