@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Throughput,
         WandbLogger,
     )
+    from .check_report import CheckReport, Finding
     from .checkpoint import (
         Checkpoint,
         CheckpointStore,
@@ -93,6 +94,7 @@ __all__ = [
     "CSVLogger",
     "CachedDataset",
     "Callback",
+    "CheckReport",
     "Checkpoint",
     "CheckpointError",
     "CheckpointStore",
@@ -109,6 +111,7 @@ __all__ = [
     "EarlyStopping",
     "EmptyUpdatesWarning",
     "FileError",
+    "Finding",
     "Frozen",
     "GradientMonitor",
     "History",
@@ -161,6 +164,7 @@ _HOMES = {
     "_poptorch": ["poptorch"],
     "_version": ["__version__"],
     "batching": ["BatchPlan"],
+    "check_report": ["CheckReport", "Finding"],
     "checkpoint": [
         "Checkpoint",
         "CheckpointStore",

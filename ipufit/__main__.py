@@ -9,9 +9,10 @@ from typing import Callable, Sequence
 
 from ipufit import doctor, launch
 from ipufit._version import __version__
-from ipufit.commands import plan_line
+from ipufit.commands import check_line, plan_line
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "check": (check_line.main, "say what PopTorch would refuse in a script"),
     "compile": (launch.compile_line.main, "compile a script's programs, run none"),
     "doctor": (doctor.main, "say what is installed, and what is missing"),
     "launch": (launch.main, "run a script in several processes"),

@@ -21,6 +21,7 @@ import os
 from .errors import ConfigError
 
 BACKENDS = ("auto", "poptorch", "emulator")
+BACKEND = "IPUFIT_BACKEND"
 REPLICAS = "IPUFIT_REPLICAS"
 PROCESS = "IPUFIT_PROCESS"
 PROCESS_TIMEOUT = "IPUFIT_PROCESS_TIMEOUT"
@@ -42,7 +43,7 @@ def backend() -> str:
         >>> backend() in BACKENDS
         True
     """
-    value = os.environ.get("IPUFIT_BACKEND", "auto") or "auto"
+    value = os.environ.get(BACKEND, "auto") or "auto"
     if value not in BACKENDS:
         raise ConfigError(
             f"IPUFIT_BACKEND={value!r} is not a backend: set it to one of "

@@ -15,7 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Any, ContextManager
 
 from . import _env
-from .errors import ConfigError
+from .errors import ConfigError, UnsupportedError
 
 logger = logging.getLogger("ipufit")
 
@@ -86,4 +86,32 @@ def device_heard_by(listener: Any) -> ContextManager[None]:
     return heard
 
 
-__all__ = ["device_heard_by", "popdist", "poptorch"]
+def survey() -> Any:
+    """The emulator's `survey`: what PopTorch refuses in a program, all at once.
+
+    It is the emulator's by nature: PopTorch ends a trace at the first refusal, and
+    compiles for minutes what it doesn't refuse. A program has the functions of the back
+    end that its process has chosen, so where that is PopTorch it can't be surveyed.
+
+    Raises:
+        UnsupportedError: This process runs on PopTorch itself.
+    """
+    if poptorch.__name__ == "poptorch":
+        raise UnsupportedError(
+            "A model is checked by the emulator's rules, and this process runs on "
+            "PopTorch: run `ipufit check script.py`, which starts one of its own, or "
+            "set IPUFIT_BACKEND=emulator for this one."
+        )
+    return importlib.import_module("ipufit.emulator._executor.survey").survey
+
+
+def emulate_everywhere() -> None:
+    """Have `import poptorch` find the emulator too, in this process and its children.
+
+    A command that surveys a script does so, because the script may import PopTorch
+    itself, whose functions the emulator wouldn't see.
+    """
+    importlib.import_module("ipufit.emulator").install()
+
+
+__all__ = ["device_heard_by", "emulate_everywhere", "popdist", "poptorch", "survey"]

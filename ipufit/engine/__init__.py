@@ -14,6 +14,7 @@ from .objective.steps import Inferred, StepFunction, Steps, checked_step
 from .objective.sums import Sums
 from .programs.executors import Executors
 from .programs.gradients import WatchedGradients
+from .programs.surveying import Surveyed, surveyed
 from .remarking import Remarking, remark_on_passes
 from .traced.calling import (
     NoForwardError,
@@ -43,6 +44,7 @@ __all__ = [
     "StepFunction",
     "Steps",
     "Sums",
+    "Surveyed",
     "Training",
     "WatchedGradients",
     "arguments_of",
@@ -67,5 +69,6 @@ __all__ = [
     "predictions",
     "remark_on_passes",
     "resolve_objective",
+    "surveyed",
     "train",
 ]

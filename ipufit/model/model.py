@@ -23,6 +23,7 @@ from . import (
     batches,
     benchmarking,
     building,
+    checking,
     compiling,
     copying,
     exporting,
@@ -120,6 +121,7 @@ class IPUModel:
     batch_plan = batch_planning.batch_plan
     plan = planning.plan
     build = building.build
+    check = checking.check
     benchmark = benchmarking.benchmark
     lr_find = rate_finding.lr_find
     summary = inspecting.summary

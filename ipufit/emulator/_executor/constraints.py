@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Callable, Iterator, Mapping
 
 import torch
 
@@ -54,13 +54,30 @@ def check_program(
             mode that the program can't have, or buffers that replicas would have to
             broadcast.
     """
-    check_overlap(program.graph.graph, options, has_loss=program.has_loss)
-    _check_placement(program, options._execution_strategy)
-    target = Target.of(options, program.num_ipus * layout.replicas)
-    if is_pipelined(options._execution_strategy):
-        _check_stages(program.num_forward_stages, layout, is_training=is_training)
+    for check in checks_of_program(program, layout, options, is_training=is_training):
+        check()
+    return Target.of(options, program.num_ipus * layout.replicas)
+
+
+def checks_of_program(
+    program: Program, layout: Layout, options: Options, *, is_training: bool
+) -> Iterator[Callable[[], None]]:
+    """Yield the checks of a traced program against its options, in order.
+
+    Each raises an `Error` if it refuses the program, as `check_program` says.
+    """
+    strategy, graph = options._execution_strategy, program.graph.graph
+    yield lambda: check_overlap(graph, options, has_loss=program.has_loss)
+    yield lambda: _check_placement(program, strategy)
+    if is_pipelined(strategy):
+        forward = program.num_forward_stages
+        yield lambda: _check_stages(forward, layout, is_training=is_training)
     if options.output_mode == OutputMode.EveryN.value:
-        _check_period(program, layout, options)
+        yield lambda: _check_period(program, layout, options)
+    yield lambda: _check_broadcast(program, layout, options)
+
+
+def _check_broadcast(program: Program, layout: Layout, options: Options) -> None:
     needs_broadcast = program.unsynchronised_weights and layout.input_groups > 1
     if needs_broadcast and options.broadcast_buffers:
         raise createPoptorchError(
@@ -69,7 +86,6 @@ def check_program(
             "buffer broadcasting using poptorch.Options.broadcastBuffers(False). "
             f"Changed in place: {', '.join(sorted(program.unsynchronised_weights))}."
         )
-    return target
 
 
 def check_groupings(groupings: Mapping[str, Grouping], options: Options) -> None:

@@ -37,18 +37,30 @@ def check_graph(graph: Graph, constants: set[Node]) -> None:
         ipufit.emulator.errors.Error: ... torch.triu is only supported within ...
     """
     for node in graph.nodes:
-        if node in constants:
-            continue
-        name = function_name(node)
-        if name in ("triu", "triu_"):
-            raise createPoptorchError(
-                "torch.triu is only supported within constant expressions: multiply by "
-                "the triangle of a constant, torch.triu(torch.ones(n, n))."
-            )
-        if name == "embedding_bag":
-            _check_offsets(node, constants)
-        if is_in_place(node):
-            _check_steps(node)
+        if node not in constants:
+            check_node(node, constants)
+
+
+def check_node(node: Node, constants: set[Node]) -> None:
+    """Refuse a node that doesn't compile, as `check_graph` does.
+
+    Args:
+        node: A node that isn't constant.
+        constants: Nodes that are computed while the program is compiled.
+
+    Raises:
+        Error: As from `check_graph`.
+    """
+    name = function_name(node)
+    if name in ("triu", "triu_"):
+        raise createPoptorchError(
+            "torch.triu is only supported within constant expressions: multiply by "
+            "the triangle of a constant, torch.triu(torch.ones(n, n))."
+        )
+    if name == "embedding_bag":
+        _check_offsets(node, constants)
+    if is_in_place(node):
+        _check_steps(node)
 
 
 def _check_offsets(node: Node, constants: set[Node]) -> None:

@@ -16,6 +16,7 @@ from torch.fx.graph import Graph
 from torch.fx.node import Node, map_arg
 
 from ipufit.emulator._ops.identity_loss import identity_loss
+from ipufit.emulator._tracing.blame import blaming
 from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.liveness import effects_of, note_effects
 from ipufit.emulator._tracing.operands import map_tensors
@@ -137,9 +138,10 @@ class _Shapes:
 
 
 def _refusal(node: Node, error: Exception) -> Exception:
-    return createPoptorchError(
+    refusal = createPoptorchError(
         f"`{node}` doesn't take the result of a loss that is only a step on the way to "
         f"the final one: {error}. On the device that has the shape [1], not [] "
         "(PopTorch, `RemoveSurplusIdentityLosses.cpp`). Give it a shape of its own "
         "first: `loss.reshape(())`."
     )
+    return blaming(refusal, node)

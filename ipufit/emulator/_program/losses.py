@@ -25,6 +25,7 @@ from torch.fx.node import Node
 
 from ipufit.emulator._ops.identity_loss import identity_loss
 from ipufit.emulator._program.loss_shapes import reduce_to_one_element
+from ipufit.emulator._tracing.blame import blaming
 from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.liveness import effects_of
 from ipufit.emulator.errors import createPoptorchError
@@ -98,11 +99,12 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
     surplus = _surplus(graph, markers)
     final = [marker for marker in markers if marker not in surplus]
     if len(final) > 1:
-        raise createPoptorchError(
+        error = createPoptorchError(
             "Multiple independent losses found in graph. Graph must have one final "
             "loss. Wrap final graph loss in poptorch.identity_loss. "
             f"Found: {', '.join(str(node) for node in final)}."
         )
+        raise blaming(error, *final)
     (loss,) = final
     _refuse_vector(loss, results[markers[loss]])
     marked = [markers[m] for m in markers if m in surplus and _reduces(m, results)]
@@ -208,8 +210,9 @@ def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
 
 def _refuse_vector(loss: Node, result: Tensor) -> None:
     if result.numel() > 1:
-        raise createPoptorchError(
+        error = createPoptorchError(
             f"Loss tensor must be a scalar tensor, but that of {loss} has the shape "
             f"{list(result.shape)}. Reduce it: poptorch.identity_loss(loss, "
             "reduction='mean') or 'sum'."
         )
+        raise blaming(error, loss)

@@ -9,6 +9,7 @@ from torch.fx.graph import Graph
 from torch.fx.node import Node
 
 from ipufit.emulator._options.stages import BlockPlacement
+from ipufit.emulator._tracing.blame import blaming
 from ipufit.emulator._tracing.constant_nodes import constant_nodes, function_name
 from ipufit.emulator._tracing.liveness import effects_of
 from ipufit.emulator.errors import createPoptorchError
@@ -40,13 +41,14 @@ def used_ipus(
         for node in _lowered(graph, constant_inputs):
             block: BlockPlacement | None = node.meta.get("block")
             if block is None:
-                raise createPoptorchError(
+                error = createPoptorchError(
                     "No active Block, all the ops must belong to a Block: "
                     f"`{function_name(node)}` runs after a block was closed and before "
                     "another one begins. This counts for views, casts and constants, "
                     "and for the copy of an input that is returned as it is. Put it "
                     "inside `with poptorch.Block(...)`."
                 )
+                raise blaming(error, node)
             ipus[block.ipu] = None
     return tuple(ipus) or (0,)
 
@@ -67,20 +69,22 @@ def check_stages(graph: Graph) -> None:
             continue
         stages[node] = block.stage
         if latest > block.stage:
-            raise createPoptorchError(
+            error = createPoptorchError(
                 f"Block '{block.block_id}' is in stage {block.stage} of the pipeline "
                 f"but needs results of stage {latest}: stages must increase along the "
                 "data. poptorch.AutoStage.AutoIncrement gives each block a stage of "
                 "its own, several on one IPU if need be."
             )
+            raise blaming(error, node)
         if ipus.setdefault(block.stage, block.ipu) != block.ipu:
-            raise createPoptorchError(
+            error = createPoptorchError(
                 f"Stage {block.stage} of the pipeline is on IPU {ipus[block.stage]} "
                 f"and, with `{function_name(node)}`, on IPU {block.ipu}. All ops with "
                 "the same pipeline stage must also have the same virtual graph id "
                 "(PopART, `ir.cpp`). What runs before the first block is in stage 0 "
                 "on IPU 0: move it into the block, or put the first stage on IPU 0."
             )
+            raise blaming(error, node)
 
 
 def _lowered(graph: Graph, constant_inputs: Collection[str]) -> Iterator[Node]:

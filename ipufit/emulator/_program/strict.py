@@ -12,10 +12,11 @@ constants, which are computed while the model is compiled, and unused results.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Collection, NamedTuple
+from typing import Any, Callable, Collection, Iterator, NamedTuple
 
 from torch import Tensor
 from torch.fx.graph import Graph
+from torch.fx.node import Node
 from torch.overrides import resolve_name
 
 from ipufit.emulator._ground.switches import STRICT_VARIABLE
@@ -60,7 +61,7 @@ class _Operation(NamedTuple):
     operators: frozenset[str]
 
 
-class _OperatorWatch(DispatchMode):
+class OperatorWatch(DispatchMode):
     """Collects names of the ATen operators that torch runs for one operation.
 
     Operators on constants that were made during the operation don't count.
@@ -97,6 +98,8 @@ class _OperatorWatch(DispatchMode):
         for changed in self._constants.keys() & results.keys():
             del self._constants[changed]
         library, _, name = func._schema.name.partition("::")
+        if library == "prim":  # what fake tensors are asked about themselves
+            return result
         self.operators.add(_bare(name) if library == "aten" else f"{library}::{name}")
         return result
 
@@ -112,15 +115,37 @@ class StrictTracer(Tracer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Record an operation with its operators."""
-        before = next(iter(reversed(self.recording.graph.nodes)), None)
-        with _OperatorWatch(self.recording) as watch:
+        before = last_node(self.recording)
+        with OperatorWatch(self.recording) as watch:
             result = super().__torch_function__(func, types, args, kwargs)
-        operation = _Operation(recorded(func), frozenset(watch.operators))
-        for node in reversed(self.recording.graph.nodes):
-            if node is before:
-                break
-            node.meta.setdefault(_OPERATION, operation)
+        note_operators(self.recording, before, recorded(func), watch)
         return result
+
+
+def last_node(recording: Recording) -> Node | None:
+    """The newest node of a recording; None if there is none."""
+    return next(iter(reversed(recording.graph.nodes)), None)
+
+
+def note_operators(
+    recording: Recording,
+    before: Node | None,
+    function: Callable[..., Any],
+    watch: OperatorWatch,
+) -> None:
+    """Keep the ATen operators of a function with the nodes that it has added.
+
+    Args:
+        recording: Recording of the trace.
+        before: The newest node from before the function ran.
+        function: The function.
+        watch: Watch that it ran under.
+    """
+    operation = _Operation(function, frozenset(watch.operators))
+    for node in reversed(recording.graph.nodes):
+        if node is before:
+            break
+        node.meta.setdefault(_OPERATION, operation)
 
 
 def refuse_unsupported_operators(
@@ -137,15 +162,8 @@ def refuse_unsupported_operators(
     """
     unsupported: dict[str, set[str]] = {}
     for graph in graphs:
-        constants = constant_nodes(graph, constant_inputs)
-        for node in graph.nodes:
-            operation = node.meta.get(_OPERATION)
-            if operation is None or node in constants:
-                continue
-            operators = _unsupported(operation)
-            if operators:
-                name = _written(operation.function)
-                unsupported[name] = unsupported.get(name, set()) | operators
+        for _, name, operators in unsupported_nodes(graph, constant_inputs):
+            unsupported[name] = unsupported.get(name, set()) | operators
     if unsupported:
         names = ", ".join(sorted(set().union(*unsupported.values())))
         sources = "; ".join(_advice(function) for function in sorted(unsupported))
@@ -158,6 +176,38 @@ def refuse_unsupported_operators(
         )
 
 
+def unsupported_nodes(
+    graph: Graph, constant_inputs: Collection[str]
+) -> Iterator[tuple[Node, str, set[str]]]:
+    """Find the nodes of a graph with operators that PopTorch doesn't compile.
+
+    Args:
+        graph: Recorded with the operators of each operation.
+        constant_inputs: Names of inputs that are compiled in.
+
+    Yields:
+        A node, the name of its function as users write it, and such operators.
+    """
+    constants = constant_nodes(graph, constant_inputs)
+    for node in graph.nodes:
+        operation = node.meta.get(_OPERATION)
+        if operation is None or node in constants:
+            continue
+        operators = _unsupported(operation)
+        if operators:
+            yield node, _written(operation.function), operators
+
+
+def alternative_to(function: str) -> str:
+    """What to write in the place of a function; "" if nothing is known.
+
+    Example:
+        >>> alternative_to("torch.searchsorted")
+        'torch.bucketize'
+    """
+    return _ALTERNATIVES.get(_bare(function.rpartition(".")[2]), "")
+
+
 def _unsupported(operation: _Operation) -> set[str]:
     module = getattr(operation.function, "__module__", None) or ""
     name = getattr(operation.function, "__name__", "")
@@ -167,7 +217,7 @@ def _unsupported(operation: _Operation) -> set[str]:
 
 
 def _advice(function: str) -> str:
-    way = _ALTERNATIVES.get(_bare(function.rpartition(".")[2]))
+    way = alternative_to(function)
     return f"{function} (try {way})" if way else function
 
 

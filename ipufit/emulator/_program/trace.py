@@ -75,7 +75,7 @@ def trace(
     Raises:
         Error: The module breaks a rule of tracing; the message names it.
     """
-    _refuse_scripted(module)
+    refuse_scripted(module)
     refuse_tied_buffers(module)
     weights = named_weights(module)
     recording, outputs, is_random = _record(
@@ -89,19 +89,18 @@ def trace(
     flat = list(flattenTensorStructure(outputs))
     computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
     nodes = dict(zip(computed, recording.finish(computed.values())))
-    refuse_rebound(
-        [f"{_kind(weights[n])} {n} is reassigned" for n in recording.weights.rebound()]
-    )
+    exchanged = [(kind_of(weights[n]), n) for n in recording.weights.rebound()]
+    refuse_rebound([f"{kind} {name} is reassigned" for kind, name in exchanged])
     _warn_of_host_outputs(flat, computed)
     graph = recording.graph
     weight_of = recording.weights.memory()
-    _eliminate(recording, list(nodes.values()), weights)
+    eliminate(recording, list(nodes.values()), weights)
     constants = {i for i, node in nodes.items() if _is_constant(node)}
     graph.output(tuple(node for i, node in nodes.items() if i not in constants))
-    graphs = _with_bodies(graph, recording.root)
-    compiled_in = _compiled_in(recording, weights)
-    _check_operators(graphs, compiled_in)
-    ipus = used_ipus(graphs, compiled_in)
+    graphs = with_bodies(graph, recording.root)
+    constant_inputs = compiled_in(recording, weights)
+    _check_operators(graphs, constant_inputs)
+    ipus = used_ipus(graphs, constant_inputs)
     if is_training:
         add_final_loss(graph, recording.results)
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
@@ -163,7 +162,7 @@ def _record(
     try:
         with torch.inference_mode(False), torch.set_grad_enabled(
             is_training
-        ), visible_indexing(), _unvalidated_distributions():
+        ), visible_indexing(), unvalidated_distributions():
             recording = Recording(weights, arguments.tensors())
             tracer = StrictTracer(recording) if is_strict() else Tracer(recording)
             with tracing(recording, is_training=is_training), tracing_blocks(
@@ -187,7 +186,7 @@ def _record(
     return _Run(recording, outputs, is_random)
 
 
-def _eliminate(
+def eliminate(
     recording: Recording, results: list[Node], weights: dict[str, Tensor]
 ) -> None:
     """Erase operations without effect on results, weights or inputs."""
@@ -204,7 +203,7 @@ def _eliminate(
 
 
 @contextlib.contextmanager
-def _unvalidated_distributions() -> Iterator[None]:
+def unvalidated_distributions() -> Iterator[None]:
     """Let `torch.distributions` take arguments whose values nobody knows yet."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
@@ -214,17 +213,17 @@ def _unvalidated_distributions() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
-def _with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
+def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
     """List a graph and the graphs of its loops and branches."""
     graphs = [graph]
     for node in graph.nodes:
         part = getattr(root, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(part, Body):
-            graphs += _with_bodies(part.graph, root)
+            graphs += with_bodies(part.graph, root)
     return graphs
 
 
-def _compiled_in(recording: Recording, weights: dict[str, Tensor]) -> set[str]:
+def compiled_in(recording: Recording, weights: dict[str, Tensor]) -> set[str]:
     """Names of the graph's inputs that PopTorch makes constants of."""
     return {
         recording.weights.inputs[name]
@@ -233,14 +232,14 @@ def _compiled_in(recording: Recording, weights: dict[str, Tensor]) -> set[str]:
     }
 
 
-def _check_operators(graphs: list[Graph], compiled_in: set[str]) -> None:
+def _check_operators(graphs: list[Graph], constant_inputs: set[str]) -> None:
     """Refuse operations, and combinations of them, that PopTorch doesn't compile."""
     for graph in graphs:
-        constants = constant_nodes(graph, compiled_in)
+        constants = constant_nodes(graph, constant_inputs)
         check_graph(graph, constants)
         compute_as_device(graph, constants)
     if is_strict():
-        refuse_unsupported_operators(graphs, compiled_in)
+        refuse_unsupported_operators(graphs, constant_inputs)
 
 
 def _is_constant(node: Node) -> bool:
@@ -259,11 +258,17 @@ def _warn_of_host_outputs(flat: list[Tensor], computed: dict[int, Tensor]) -> No
             )
 
 
-def _kind(weight: Tensor) -> str:
+def kind_of(weight: Tensor) -> str:
+    """The word for a weight in PopTorch's messages."""
     return "Parameter" if isinstance(weight, torch.nn.Parameter) else "Buffer"
 
 
-def _refuse_scripted(module: torch.nn.Module) -> None:
+def refuse_scripted(module: torch.nn.Module) -> None:
+    """Refuse TorchScript, which can't be traced.
+
+    Raises:
+        Error: The module, or a part of it, is a `torch.jit.ScriptModule`.
+    """
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):  # type: ignore[attr-defined,unused-ignore]
             raise untraceable(f"a torch.jit.ScriptModule: {type(part).__name__}")

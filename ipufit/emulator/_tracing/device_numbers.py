@@ -71,15 +71,49 @@ def compute_as_device(graph: Graph, constants: Collection[Node]) -> None:
     for node in graph.nodes:
         if node in constants or node.op not in ("call_function", "call_method"):
             continue
+        check_numbers(node)
         name = function_name(node)
-        if name in _DIVISIONS or name in _FLOOR_DIVISIONS:
-            _check_division(node, name)
-        elif name == "mean" and node.meta.get(_IS_WHOLE):
-            raise _whole("the mean of whole numbers", "x.float().mean()")
-        elif name in _SPREADS:
+        if name in _SPREADS:
             _correct_by_one(node)
         elif name in _THROUGH_INT32:
             node.op, node.target = "call_function", _THROUGH_INT32[name]
+
+
+def check_numbers(node: Node) -> None:
+    """Refuse a node of which a device likely computes something else.
+
+    Args:
+        node: A node that isn't constant.
+
+    Raises:
+        Error: As from `compute_as_device`.
+    """
+    name = function_name(node)
+    if name in _DIVISIONS or name in _FLOOR_DIVISIONS:
+        _check_division(node, name)
+    elif name == "mean" and node.meta.get(_IS_WHOLE):
+        raise _whole("the mean of whole numbers", "x.float().mean()")
+
+
+def other_numbers(node: Node) -> str:
+    """What a device computes otherwise than torch does, in words; "" for nothing.
+
+    Args:
+        node: A node that isn't constant and compiles.
+    """
+    name = function_name(node)
+    correction = node.kwargs.get("correction")
+    if name in _SPREADS and correction not in (None, 0, 1, True, False):
+        return (
+            f"{name}(correction={correction}) is computed with a correction of 1: "
+            "PopTorch takes the number for a truth value (`calculateVarMean`)."
+        )
+    if name in _THROUGH_INT32:
+        return (
+            f"torch.{name} goes through int32 (`truncHandler`): values of 2**31 and "
+            "more come out wrong."
+        )
+    return ""
 
 
 def _check_division(node: Node, name: str) -> None:

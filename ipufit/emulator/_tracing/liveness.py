@@ -16,9 +16,11 @@ from typing import Any, Collection, Iterable
 import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 
+from ipufit.emulator._tracing.blame import blaming
 from ipufit.emulator._tracing.constant_nodes import function_name
 from ipufit.emulator._tracing.operands import tensors_in
 from ipufit.emulator.errors import createPoptorchError
@@ -107,16 +109,31 @@ class MemoryWatch:
             statistics=frozenset(
                 storage_of(tensor)
                 for tensor, before in zip(self._touched, self._values)
-                if not torch.equal(tensor, before)
+                if _has_changed(tensor, before)
             ),
             results=frozenset(map(storage_of, results)),
             is_operator=is_operator and self._name not in _ANNOTATIONS,
         )
 
 
+def _has_changed(tensor: Tensor, before: Tensor) -> bool:
+    """Whether a normalisation layer has changed one of its arguments."""
+    if isinstance(tensor, FakeTensor):  # has no values; statistics are never trained
+        is_row: bool = tensor.dim() == 1 and not tensor.requires_grad
+        return is_row
+    return not torch.equal(tensor, before)
+
+
 def storage_of(tensor: Tensor) -> int:
     """A number for the memory of a tensor, valid as long as that memory lives."""
-    return tensor.untyped_storage().data_ptr() if not tensor.is_sparse else id(tensor)
+    if tensor.is_sparse:
+        return id(tensor)
+    storage = tensor.untyped_storage()
+    if isinstance(tensor, FakeTensor):  # its memory has no address, its storage has
+        number: int = storage._cdata
+        return number
+    address: int = storage.data_ptr()
+    return address
 
 
 def effects_of(node: Node) -> Effects:
@@ -209,11 +226,12 @@ def _refuse_open_subgraph(node: Node) -> None:
     """Refuse to erase a loop or branch: its start has a side effect in PopTorch."""
     name = _SUBGRAPHS.get(function_name(node))
     if name is not None:
-        raise createPoptorchError(
+        error = createPoptorchError(
             f"Nothing uses what poptorch.{name} returns: its end is eliminated, as "
             "dead code is, and its start is left without one. Return something that "
             "depends on it, or leave it out."
         )
+        raise blaming(error, node)
 
 
 _NONE = Effects()

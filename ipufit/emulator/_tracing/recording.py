@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import Any, ContextManager, Iterable
+from typing import Any, Callable, ContextManager, Iterable
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class Recording:
         weights: Name to host tensor, parameters and buffers; each becomes an
             input of the graph.
         inputs: The tensors the module is called with, inputs of the graph too.
+        copy: Makes the copy of a weight to compute with, as for `DeviceWeights`.
 
     Attributes:
         graph: The operations recorded so far.
@@ -66,10 +67,15 @@ class Recording:
         is_running_operation: Whether an operation runs that isn't recorded yet.
     """
 
-    def __init__(self, weights: dict[str, Tensor], inputs: list[Tensor]) -> None:
+    def __init__(
+        self,
+        weights: dict[str, Tensor],
+        inputs: list[Tensor],
+        copy: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.graph = Graph()
         self.root = torch.nn.Module()
-        self.weights = DeviceWeights(weights)
+        self.weights = DeviceWeights(weights, copy)
         self.scopes = Scopes()
         self.begun: list[BlockPlacement] = []
         self.results: dict[Node, Any] = {}

@@ -101,15 +101,10 @@ class Tracer(TorchFunctionMode):
         if not on_device and not is_creating:
             # The host's, which no program repeats.
             return self._host_devices.noted(operation, operation.run())
-        if on_device:
-            if operation.name in _ANSWERS:
-                return _ANSWERS[operation.name](operation)
-            for refuse in _REFUSALS:
-                refuse(operation)
-            for tensor in on_device:
-                refuse_custom_backward(tensor)
-        if not is_creating:  # creation takes constants from the host
-            self._refuse_host_tensors(operation.name, touched)
+        if on_device and operation.name in _ANSWERS:
+            return _ANSWERS[operation.name](operation)
+        # Creation takes constants from the host.
+        self.check(operation, on_device, [] if is_creating else touched)
         self.recording.is_running_operation = True
         try:
             result = self._run(in_float32(operation))
@@ -117,14 +112,39 @@ class Tracer(TorchFunctionMode):
             self.recording.is_running_operation = False
         return map_tensors(result, self.recording.weights.on_host)
 
+    def check(
+        self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
+    ) -> None:
+        """Refuse an operation that doesn't compile.
+
+        Args:
+            operation: The operation.
+            on_device: Tensors of the device among its arguments.
+            touched: Tensors that have to be on the device.
+
+        Raises:
+            Error: It breaks a rule.
+        """
+        if on_device:
+            for refuse in _REFUSALS:
+                refuse(operation)
+            for tensor in on_device:
+                refuse_custom_backward(tensor)
+        self.refuse_host_tensors(operation.name, touched)
+
+    def compute(self, operation: Operation) -> Any:
+        """Run an operation on the copies of the weights."""
+        on_device = self.recording.weights.on_device
+        return operation.function(
+            *map_tensors(operation.args, on_device),
+            **map_tensors(operation.kwargs, on_device),
+        )
+
     def _run(self, operation: Operation) -> Any:
         touched = operation.tensors()
         on_device = self.recording.weights.on_device
         watch = MemoryWatch(operation.name, list(map(on_device, touched)))
-        result = operation.function(
-            *map_tensors(operation.args, on_device),
-            **map_tensors(operation.kwargs, on_device),
-        )
+        result = self.compute(operation)
         host = [t for t in touched if not self.recording.is_on_device(t)]
         if any(result is tensor for tensor in host):
             result = result.clone()  # as if moved: both are in the host's memory
@@ -134,7 +154,12 @@ class Tracer(TorchFunctionMode):
             self.recording.append(operation, effects, result)
         return result
 
-    def _refuse_host_tensors(self, name: str, touched: list[Tensor]) -> None:
+    def refuse_host_tensors(self, name: str, touched: list[Tensor]) -> None:
+        """Refuse tensors of the host, but for those that an operation moves.
+
+        Raises:
+            Error: There is one.
+        """
         allowed: list[Tensor] = []
         if name in _MOVES:
             allowed = touched[:1]

@@ -7,7 +7,7 @@ weight's name in `forward` is undone, and refused.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -38,19 +38,26 @@ class DeviceWeights:
 
     Args:
         weights: Name to host tensor, parameters and buffers.
+        copy: Copies one of them; by default into the type that a device stores.
 
     Attributes:
         copies: Name to copy, in the type that a device stores.
         inputs: Name to the name of the graph's input.
     """
 
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        weights: dict[str, Tensor],
+        copy: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.inputs = {name: f"weight_{i}" for i, name in enumerate(weights)}
-        self.copies = {name: _copy(tensor) for name, tensor in weights.items()}
+        self.copies = {
+            name: (copy or _copy)(tensor) for name, tensor in weights.items()
+        }
         pairs = list(zip(weights.values(), self.copies.values()))
         self._copy_of = {id(host): copy for host, copy in pairs}
         self._host_of = {id(copy): host for host, copy in pairs}
-        self._addresses = {name: c.data_ptr() for name, c in self.copies.items()}
+        self._addresses = {name: _address(c) for name, c in self.copies.items()}
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """The copy of a weight; any other tensor is returned as it is."""
@@ -69,8 +76,12 @@ class DeviceWeights:
         return [
             name
             for name, copy in self.copies.items()
-            if copy.data_ptr() != self._addresses[name]
+            if _address(copy) != self._addresses[name]
         ]
+
+
+def _address(tensor: Tensor) -> tuple[int, int]:
+    return storage_of(tensor), int(tensor.storage_offset())
 
 
 def _copy(weight: Tensor) -> Tensor:

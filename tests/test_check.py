@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`model.check`: what it finds, where, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ipufit
+from ipufit import IPUConfig, IPUModel, NotCompiledError
+from ipufit.errors import DataError, UnsupportedError
+
+X, Y = torch.zeros(16, 4), torch.zeros(16, 4)
+
+
+def model_of(module, loss="mse", config=None, **compiled):
+    model = IPUModel(module, config or IPUConfig(micro_batch_size=4))
+    model.compile("sgd", loss, **compiled)
+    return model
+
+
+class Net(nn.Module):
+    """A linear layer, and a function of it."""
+
+    def __init__(self, function=None):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+        self.function = function
+        self.table = torch.ones(4)
+        self.count = 0
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y if self.function is None else self.function(self, y)
+
+
+def found(module, x=X, y=Y, batch_size=8, **settings):
+    return model_of(module, **settings).check(x, y, batch_size).findings
+
+
+def refused(module, **settings):
+    return [one for one in found(module, **settings) if one.severity == "refused"]
+
+
+def marked_line(function):
+    """Line of a function's source that ends with the comment `# here`."""
+    lines, first = inspect.getsourcelines(function)
+    [index] = [i for i, line in enumerate(lines) if line.rstrip().endswith("# here")]
+    return f"test_check.py:{first + index}"
+
+
+def reads_a_value(net, y):
+    scale = y.mean().item()  # here
+    return y * scale
+
+
+def branches(net, y):
+    if y.sum() > 0:  # here
+        y = y * 2
+    return y
+
+
+def has_a_dynamic_shape(net, y):
+    kept = y[y > 0]  # here
+    return y + kept.mean()
+
+
+def does_not_compile(net, y):
+    places = torch.searchsorted(net.total, y)  # here
+    return y + places
+
+
+def mixes_devices(net, y):
+    return y + net.table  # here
+
+
+def reassigns(net, y):
+    net.total = net.total + y.mean(0)  # here
+    return y
+
+
+def divides_whole_numbers(net, y):
+    share = y.argmax(1) / 2  # here
+    return y + share[:, None]
+
+
+def upsamples(net, y):
+    way = {"scale_factor": 2, "mode": "linear"}
+    longer = nn.functional.interpolate(y[:, None], **way)  # here
+    return y + longer.mean()
+
+
+def takes_a_triangle(net, y):
+    upper = torch.triu(y)  # here
+    return y + upper
+
+
+@pytest.mark.parametrize(
+    ("function", "topic", "words"),
+    [
+        (reads_a_value, "value", ".item() needs the value"),
+        (branches, "control flow", "the truth value"),
+        (has_a_dynamic_shape, "shape", "indexing with a mask"),
+        (does_not_compile, "operator", "torch.searchsorted (aten::searchsorted)"),
+        (mixes_devices, "host tensor", "Expected an IPU tensor"),
+        (reassigns, "buffer", "Buffer total is reassigned"),
+        (divides_whole_numbers, "numbers", "Division of whole numbers"),
+        (upsamples, "arguments", "Unsupported upsample mode"),
+        (takes_a_triangle, "arguments", "torch.triu is only supported"),
+    ],
+)
+def test_refusals_have_their_line(function, topic, words):
+    [one] = refused(Net(function))
+    assert one.topic == topic
+    assert words in one.what
+    assert one.location == marked_line(function)
+    assert one.path.endswith("tests/test_check.py")
+
+
+def test_all_refusals_come_at_once():
+    functions = [reads_a_value, branches, has_a_dynamic_shape, mixes_devices]
+
+    def everything(net, y):
+        for function in functions:
+            y = function(net, y)
+        return y
+
+    lines = {one.location for one in refused(Net(everything))}
+    assert lines == {marked_line(function) for function in functions}
+
+
+def test_a_refusal_has_the_path_of_its_module():
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Net(), Net(reads_a_value)])
+
+        def forward(self, x):
+            return self.blocks[1](self.blocks[0](x))
+
+    [one] = refused(Deep())
+    assert one.module == "blocks.1"
+
+
+def test_layers_of_torch_are_named():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4, num_layers=2)
+
+        def forward(self, x):
+            return self.lstm(x[None])[0][0]  # here
+
+    [one] = refused(Recurrent())
+    assert one.module == "lstm"
+    assert one.location == marked_line(Recurrent)
+    assert one.what == "Only LSTM with 1 layer supported, not 2"
+    assert one.advice == "Put several one after the other."
+
+
+def test_what_fails_is_refused_where_it_fails():
+    def fails(net, y):
+        return y @ torch.ones(3, 3, device=y.device)  # here
+
+    [one] = refused(Net(fails))
+    assert one.topic == "program"
+    assert "Net failed with inputs of float32 [4, 4]: " in one.what
+    assert one.location == marked_line(fails)
+
+
+def test_what_fails_after_a_refusal_is_no_refusal():
+    def fails(net, y):
+        kept = y[y.sum(1) > 0]
+        return kept.reshape(2, -1) @ y[:3]
+
+    findings = found(Net(fails))
+    assert [one.topic for one in findings if one.severity == "refused"] == ["shape"]
+    words = [one.what for one in findings if one.topic == "program"]
+    assert any("the program ended here" in what for what in words)
+    assert any("wasn't looked at" in what for what in words)
+
+
+def test_errors_of_ipufit_are_refusals():
+    frozen = Net().requires_grad_(False)
+    assert any("Nothing would be trained" in one.what for one in refused(frozen))
+    [one] = refused(Net(lambda net, y: y), loss="cross_entropy", y=torch.zeros(16, 3))
+    assert one.severity == "refused"
+
+
+# Other numbers, and what is good to know ----------------------------------------------
+
+
+def severities(findings, topic):
+    return [one.severity for one in findings if one.topic == topic]
+
+
+def test_batch_norm_sees_a_micro_batch():
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    [one] = [f for f in found(net) if f.topic == "batch norm"]
+    assert one.severity == "other numbers"
+    assert "the 4 samples of a micro-batch, not over the 8 of a batch (1)" in one.what
+    assert not severities(found(net, batch_size=4), "batch norm")
+    net[1].eval()
+
+
+def test_samples_that_are_left_out():
+    [one] = [f for f in found(Net(), X[:14], Y[:14]) if f.topic == "data"]
+    assert one.severity == "good to know"
+    assert "leaves out 6 of 14 samples" in one.what
+    assert not severities(found(Net()), "data")
+
+
+def test_data_that_fill_no_call_are_refused_and_the_program_is_checked():
+    findings = found(Net(branches), X[:3], Y[:3])
+    assert [one.topic for one in findings[:2]] == ["data", "control flow"]
+    assert "`x` has 3 samples" in findings[0].what
+
+
+def test_a_batch_size_without_factors_is_refused():
+    [one] = found(Net(), batch_size=7)
+    assert (one.severity, one.topic) == ("refused", "config")
+
+
+def test_numbers_of_64_bits():
+    wide = Net(lambda net, y: y + y.double().float())
+    [one] = [f for f in found(wide) if f.topic == "dtype"]
+    assert one.severity == "other numbers"
+    assert "`double` gives float64" in one.what
+    assert "lambda" not in one.location
+    ids = torch.zeros(16, dtype=torch.int64)
+    [one] = [f for f in found(Net(), y=ids, loss="cross_entropy") if f.topic == "dtype"]
+    assert one.severity == "good to know"
+    assert one.what == "int64 becomes int32 on an IPU: targets"
+    net = Net().double()
+    [one] = [f for f in found(net) if f.topic == "dtype"]
+    assert "layer.weight, layer.bias, total" in one.what
+
+
+def test_values_that_are_baked_in():
+    def counts(net, y):
+        net.count += 1
+        return y * net.count * random.random()
+
+    topics = severities(found(Net(counts)), "baked in")
+    assert topics == ["other numbers"] * 2
+
+
+def test_comparisons_of_whole_tensors():
+    def compares(net, y):
+        return y * 2 if torch.equal(y, y + 1) else y  # here
+
+    [one] = found(Net(compares))
+    assert one.severity == "other numbers"
+    assert one.location == marked_line(compares)
+
+
+def test_callbacks_that_hear_each_update_are_slow():
+    class Listener(ipufit.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    model = model_of(Net())
+    assert not severities(model.check(X, Y, 8).findings, "calls")
+    report = model.check(X, Y, 8, callbacks=[Listener()])
+    assert severities(report.findings, "calls") == ["slow"]
+
+
+# Losses of the module's own -----------------------------------------------------------
+
+
+class TwoLosses(Net):
+    def forward(self, x):
+        y = self.layer(x)
+        first = nn.functional.mse_loss(y, x)
+        second = nn.functional.l1_loss(y, x)
+        return first + second, y
+
+
+def test_several_losses_and_none():
+    model = model_of(TwoLosses(), loss=None)
+    assert not model.check(X, batch_size=8).is_refused
+    report = model_of(Net(), loss=None).check(X, batch_size=8)
+    assert "There is no loss" in report.findings[0].what
+
+
+# Everything stays as it was -----------------------------------------------------------
+
+
+def test_nothing_changes():
+    model = model_of(nn.Sequential(Net(reassigns), nn.BatchNorm1d(4), nn.Dropout()))
+    before = {name: one.clone() for name, one in model.module.state_dict().items()}
+    objects = [id(one) for one in model.module.parameters()]
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()
+    method = nn.Module.__setattr__
+    model.check(X, Y, 8)
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert np.array_equal(np.random.get_state()[1], states[2])
+    after = model.module.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert [id(one) for one in model.module.parameters()] == objects
+    assert nn.Module.__setattr__ is method
+    assert not model.module._forward_hooks
+    assert not nn.modules.module._global_forward_pre_hooks
+    assert model.history is None
+
+
+def test_a_fit_before_and_after_is_the_same():
+    torch.manual_seed(0)
+    x, y = torch.randn(16, 4), torch.randn(16, 4)
+
+    def losses(checks):
+        torch.manual_seed(1)
+        model = model_of(Net())
+        history = []
+        for _ in range(2):
+            if checks:
+                assert not model.check(x, y, 8).is_refused
+            history += model.fit(x, y, 8, verbose=0).history["loss"]
+        return history
+
+    assert losses(checks=True) == losses(checks=False)
+
+
+def test_shapes_are_enough():
+    model = model_of(Net())
+    x = torch.zeros(1, 4).expand(1_000_000, 4)
+    start = time.perf_counter()
+    assert not model.check(x, x, batch_size=400_000).is_refused
+    assert time.perf_counter() - start < 60  # no test of speed: it would take hours
+
+
+def test_a_host_value_that_forward_changes_stays_on_the_device():
+    class Anneals(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("beta", torch.tensor(1.0))
+
+        def forward(self, x):
+            self.beta.mul_(0.5)
+            return self.layer(x) * self.beta
+
+    assert not refused(Anneals())
+
+
+def test_what_cannot_be_checked():
+    with pytest.raises(NotCompiledError):
+        IPUModel(Net()).check(X, Y)
+    with pytest.raises(DataError, match="would take its first batch away"):
+        model_of(Net()).check(iter([(X, Y)]))
+
+
+def test_on_poptorch_itself_the_command_is_named(monkeypatch):
+    from ipufit import _poptorch
+
+    class Real:
+        __name__ = "poptorch"
+
+    monkeypatch.setattr(_poptorch, "poptorch", Real())
+    with pytest.raises(UnsupportedError, match=r"ipufit check script\.py"):
+        model_of(Net()).check(X, Y, 8)
