@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`check` of models that run: nothing is refused, and what is refused doesn't run.
+
+Plain networks are compiled in the emulator's strict mode too, which must agree.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ipufit import IPUConfig, IPUModel, poptorch
+from tests.strategies import spread
+from tests.test_models import ZOO
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "handwriting.py"
+TORCHVISION = """
+    alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet
+    inception_v3 maxvit_t mnasnet0_5 mobilenet_v2 mobilenet_v3_small regnet_y_400mf
+    resnet18 resnet50 resnext50_32x4d shufflenet_v2_x1_0 squeezenet1_1 swin_t vgg11
+    vit_b_16 wide_resnet50_2
+""".split()  # noqa: SIM905 - one per line would be a page
+
+
+def runs(model, x, y, batch_size, monkeypatch):
+    """Whether the program compiles in strict mode."""
+    monkeypatch.setenv("IPUFIT_EMULATOR_STRICT", "1")
+    try:
+        model.build(x, y, batch_size, verbose=0)
+    except poptorch.Error:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore::ipufit.IpufitWarning")
+def test_a_check_agrees_with_a_compilation(name, monkeypatch):
+    case = ZOO[name]()
+    model = IPUModel(case.module, IPUConfig(micro_batch_size=4))
+    model.compile("sgd", case.loss, metrics=case.metrics)
+    report = model.check(case.x, case.y, 12)
+    assert report.is_refused != runs(model, case.x, case.y, 12, monkeypatch), report
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.rnn = nn.GRU(8, 16, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(self.embedding(x))[0].mean(1))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embedding = nn.Embedding(20, 8)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.embedding(x)).mean(1))
+
+
+PLAIN = {
+    "dense": (
+        lambda: nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 3)),
+        torch.zeros(12, 12),
+    ),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(),
+            nn.Linear(36, 3),
+        ),
+        torch.zeros(12, 1, 8, 8),
+    ),
+    "a recurrent network": (Tagger, torch.zeros(12, 5, dtype=torch.int64)),
+    "a transformer": (Transformer, torch.zeros(12, 5, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_networks_are_not_refused(name, monkeypatch):
+    make, x = PLAIN[name]
+    model = IPUModel(make(), IPUConfig(micro_batch_size=4))
+    model.compile("adamw", "cross_entropy", metrics=["accuracy"])
+    y = torch.zeros(12, dtype=torch.int64)
+    report = model.check(x, y, 12)
+    assert not report.is_refused, report
+    assert runs(model, x, y, 12, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def models():
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision isn't installed")
+    spec = importlib.util.spec_from_file_location("handwriting_example", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    example.import_torchvision()
+    return importlib.import_module("torchvision.models")
+
+
+@pytest.mark.parametrize("name", spread(TORCHVISION))
+def test_torchvisions_networks_are_not_refused(name, models):
+    has_aux = name in ("googlenet", "inception_v3")
+    aux = {"aux_logits": False, "init_weights": False} if has_aux else {}
+    size = 299 if name == "inception_v3" else 224
+    model = IPUModel(getattr(models, name)(**aux), IPUConfig(micro_batch_size=2))
+    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+    x = torch.zeros(1, 3, size, size).expand(4, -1, -1, -1)
+    report = model.check(x, torch.zeros(4, dtype=torch.int64), 4)
+    assert not report.is_refused, report
