@@ -41,7 +41,6 @@ class Callback:
             only process 0 calls its hooks.
         reads_batch_logs: False if its hooks of calls don't read their `logs`, which
             needn't be computed for it then.
-        recorder: Records where the time of a run goes; None for nearly all.
 
     Example:
         >>> class StopWhenGood(Callback):
@@ -59,7 +58,7 @@ class Callback:
     is_display: ClassVar[bool] = False
     writes_for_all: ClassVar[bool] = False
     reads_batch_logs: bool = True
-    recorder: Recorder | None = None
+    _recorder: Recorder | None = None  # that of `Profiler` takes the time of a run
     model: Any = None
     run: RunState = RunState()
 

@@ -41,9 +41,6 @@ class Profiler(Callback):
     Raises:
         ConfigError: A number is no whole number, or too small.
 
-    Attributes:
-        recorder: Has the last recording.
-
     Example:
         >>> import tempfile, torch
         >>> from ipufit import IPUModel
@@ -61,7 +58,7 @@ class Profiler(Callback):
 
     is_saved = False
     reads_batch_logs = False
-    recorder: Recorder
+    _recorder: Recorder
 
     def __init__(
         self,
@@ -77,7 +74,7 @@ class Profiler(Callback):
         self.num_calls = calls
         self.skip = skip
         self.verbose = verbose
-        self.recorder = Recorder(directory, clock)
+        self._recorder = Recorder(directory, clock)
         self._task: str | None = None
         self._calls = 0
 
@@ -89,18 +86,18 @@ class Profiler(Callback):
     @property
     def phases(self) -> dict[str, float]:
         """Seconds by phase of the last recording."""
-        return dict(self.recorder.timeline.phases)
+        return dict(self._recorder.timeline.phases)
 
     @property
     def seconds(self) -> float:
         """Length of the last recording, in seconds."""
-        spans = self.recorder.timeline.spans
+        spans = self._recorder.timeline.spans
         return spans[-1].seconds if spans else 0.0
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files of the last recording: the trace, then the page."""
-        return self.recorder.paths
+        return self._recorder.paths
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Begin to count calls."""
@@ -133,7 +130,7 @@ class Profiler(Callback):
 
     def _begin(self, task: str) -> None:
         if self._task is None:  # else it is a part of the run
-            self.recorder.make_directory()
+            self._recorder.make_directory()
             self._task, self._calls = task, 0
             self._begin_if_due()
 
@@ -146,14 +143,14 @@ class Profiler(Callback):
 
     def _begin_if_due(self) -> None:
         if self._calls == self.skip and self._task is not None:
-            self.recorder.start(self._task)
+            self._recorder.start(self._task)
 
     def _end(self) -> None:
-        if not self.recorder.is_on:
+        if not self._recorder.is_on:
             return
         processes = self.run.processes
         facts = {**facts_of(self.model), "calls before it": self.skip}
-        self.recorder.stop(processes.index, processes.count, facts)
+        self._recorder.stop(processes.index, processes.count, facts)
         if self.verbose and processes.is_first:
             page = self.paths[-1]
             say(text_of(page.stem, self.phases))

@@ -21,7 +21,7 @@ def profile_of(model: Model, task: str, callbacks: CallbackLike) -> NoProfile:
         task: "fit", "evaluate" or "predict".
         callbacks: The user's.
     """
-    given = [one.recorder for one in CallbackList(callbacks).callbacks]
+    given = [one._recorder for one in CallbackList(callbacks).callbacks]
     recorders = [one for one in given if one is not None]
     around = model._runs.profile or NO_PROFILE
     if model.config.profile_dir is None and not recorders and not around.timelines:

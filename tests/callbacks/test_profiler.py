@@ -192,3 +192,12 @@ def test_a_directory_that_cannot_be_made_is_refused_before_the_first_call(tmp_pa
     profiler = profiler_in(tmp_path, skip=3)
     with pytest.raises(FileError, match="can't be made"):
         fit(make(), [profiler, Failing()])
+
+
+def test_a_callback_may_have_a_recorder_of_its_own():
+    class Own(Callback):
+        recorder = "of something else"
+
+    model = make()
+    model.fit(X, Y, 4, verbose=0, callbacks=[Own()])
+    assert len(model.history.history["loss"]) == 1
