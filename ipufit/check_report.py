@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check of a model has found: as data, as a table, and as JSON."""
+"""The findings of a check of a model: as data, as a table, and as JSON."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def checked(model: Model, arguments: Mapping[str, Any]) -> CheckReport:
 
 
 class _Planned(NamedTuple):
-    """What a `fit` would do.
+    """The parts of a `fit` that is looked at.
 
     Attributes:
         training: The training.

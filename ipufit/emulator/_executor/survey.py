@@ -69,7 +69,7 @@ from ipufit.emulator.errors import Error
 
 
 class Survey(NamedTuple):
-    """What a survey has found.
+    """The findings of a survey.
 
     Attributes:
         remarks: The findings, in order.

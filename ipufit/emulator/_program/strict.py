@@ -199,7 +199,7 @@ def unsupported_nodes(
 
 
 def alternative_to(function: str) -> str:
-    """What to write in the place of a function; "" if nothing is known.
+    """A way to write a function that PopTorch doesn't have; "" if none is known.
 
     Example:
         >>> alternative_to("torch.searchsorted")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program gets in the place of a result that PopTorch refuses to give.
+"""Substitutes for results that PopTorch refuses to give.
 
 A survey goes on after a refusal, to see those that follow. So code gets a plausible
 value, and tensors of the largest shape that a result may have.

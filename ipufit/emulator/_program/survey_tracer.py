@@ -52,7 +52,7 @@ class Remark:
     """One thing that a survey has found.
 
     Attributes:
-        topic: What it is about, in a word: "operator", "value", "shape", ...
+        topic: Its subject in a word: "operator", "value", "shape", ...
         message: The problem in words, with a way out.
         place: The place in the program.
         is_refused: Whether PopTorch refuses the program for it; else it computes other

@@ -96,7 +96,7 @@ def check_numbers(node: Node) -> None:
 
 
 def other_numbers(node: Node) -> str:
-    """What a device computes otherwise than torch does, in words; "" for nothing.
+    """The difference between a device's numbers and torch's, in words; "" for none.
 
     Args:
         node: A node that isn't constant and compiles.

@@ -38,7 +38,7 @@ from ipufit.errors import IpufitError, IpufitWarning
 
 
 class Surveyed(NamedTuple):
-    """What a survey of a training program has found.
+    """The findings of a survey of a training program.
 
     Attributes:
         survey: The survey, as the emulator gives it.
