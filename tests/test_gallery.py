@@ -42,6 +42,11 @@ SCRIPTS = {
         2.0,
     ),
     "own_options.py": (["--epochs", "3"], r"ways with equal losses: (\d) of 3", 3.0),
+    "check.py": (
+        [],
+        r"faults that would each have ended a compilation: (\d)",
+        5.0,
+    ),
     "plan.py": (
         [],
         r"memory that the largest stage is known to take: (\d+\.\d)%",
