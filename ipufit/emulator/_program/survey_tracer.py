@@ -265,7 +265,7 @@ class SurveyGuard(EscapeGuard):
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -273,7 +273,8 @@ class SurveyGuard(EscapeGuard):
         """Run an operator, and note it if nobody has seen it."""
         operands = list(tensors_in((args, kwargs or {})))
         recording = self._recording
-        is_own = not recording.is_running_operation
+        # "prim" asks a fake tensor for its device, and computes nothing.
+        is_own = not recording.is_running_operation and func.namespace != "prim"
         if is_own and any(map(recording.is_on_device, operands)):
             self._tracer.has_escapes = True
             self._notes.add("tracing", untraceable(func))
