@@ -48,6 +48,7 @@ def under_way(
         CopiedModuleWarning: The module that was given has changed, and isn't what runs.
     """
     require_ipus(model)
+    model._counterparts.warn_of_changes()
     with profile.around(run), _framed(
         model, run, callbacks, verbose, history, profile
     ) as framed:
@@ -64,7 +65,6 @@ def _framed(
     profile: NoProfile,
 ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
     """Do the work of `under_way`, which records it."""
-    model._counterparts.warn_of_changes()
     given = CallbackList(callbacks).callbacks
     run.processes = model.processes
     own_display = make_progress(verbose if run.processes.is_first else 0)
