@@ -152,7 +152,7 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
                 f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
                 f"fewer than steps_per_epoch asks for. {ending}",
                 DataRanOutWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         if calls.is_spent:
             run.stop("the data ran out")
@@ -178,5 +178,5 @@ def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
         f"{where}. The weights are probably lost: lower the learning rate or look for "
         "infinite values in the data.",
         NonFiniteLossWarning,
-        stacklevel=5,
+        stacklevel=6,
     )

@@ -10,7 +10,7 @@ import torch
 
 from ipufit.emulator._folding.example_run import _NewMemory
 from ipufit.emulator._ground.without_compiler import DispatchMode, without_compiler
-from ipufit.emulator._program.strict import _OperatorWatch
+from ipufit.emulator._program.strict import OperatorWatch
 from ipufit.emulator._tracing.visibility import EscapeGuard
 
 METHODS = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
@@ -34,7 +34,7 @@ def test_what_others_have_put_around_a_function_stays():
     assert without_compiler(outer) is outer
 
 
-@pytest.mark.parametrize("mode", [EscapeGuard, _NewMemory, _OperatorWatch])
+@pytest.mark.parametrize("mode", [EscapeGuard, _NewMemory, OperatorWatch])
 def test_modes_run_their_own_methods(mode):
     assert issubclass(mode, DispatchMode)
     code = mode.__torch_dispatch__.__code__

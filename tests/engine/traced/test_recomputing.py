@@ -162,7 +162,7 @@ def test_annotated_blocks_recompute_as_a_pipeline(recompute):
         kinds.append(options.toDict().get("autoRecomputation"))
 
     fitted(OwnBlocks(annotated=True), recompute=recompute, customize=look)
-    assert kinds == [3]
+    assert set(kinds) == {3}
 
 
 def test_recomputation_is_refused_in_a_pipeline_that_forward_begins():
