@@ -16,9 +16,9 @@ from typing import Any, Iterator, Sequence
 import torch
 from torch import Tensor
 from torch._C import _get_mkldnn_enabled, _set_mkldnn_enabled
+from torch.overrides import TorchFunctionMode
 
 from ipufit.data import HostRandomState
-from ipufit.engine.weights.precision import computed_attributes
 from ipufit.engine.weights.wrapping import unfetched, weights_of
 from ipufit.errors import ConfigError
 
@@ -75,7 +75,8 @@ def without_mkldnn() -> Iterator[None]:
 def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
     """Copy a module within `shapes_only`, with weights of its shapes and types.
 
-    Weights that PopTorch trains aren't fetched from their device for it.
+    So are tensors that it has as plain attributes, in lists, or anywhere else. Weights
+    that PopTorch trains aren't fetched from their device for it.
 
     Raises:
         ConfigError: The module can't be copied.
@@ -86,10 +87,10 @@ def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
         >>> copied.weight.shape
         torch.Size([3, 2])
     """
-    memo: dict[int, Any] = {id(one): like(one) for one in computed_attributes(module)}
-    memo.update((id(weight), like(weight)) for weight in weights_of(module))
+    memo: dict[int, Any] = {id(weight): like(weight) for weight in weights_of(module)}
     try:
-        return copy.deepcopy(module, memo)
+        with _CopiesOfShapes():  # type: ignore[no-untyped-call,unused-ignore]
+            return copy.deepcopy(module, memo)
     except Exception as error:  # a user's attribute may raise anything
         raise ConfigError(
             f"The costs of {type(module).__name__} are measured on a copy without "
@@ -120,3 +121,14 @@ def all_like(tensors: Sequence[Tensor]) -> list[Tensor]:
         [torch.Size([2]), torch.Size([3])]
     """
     return [like(tensor) for tensor in tensors]
+
+
+class _CopiesOfShapes(TorchFunctionMode):
+    """Has `copy.deepcopy` make tensors of shapes and types from those with values."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.__deepcopy__:
+            return like(args[0])
+        return func(*args, **(kwargs or {}))

@@ -54,7 +54,7 @@ class Measure(TorchDispatchMode):
         named = dict(module.named_parameters())
         self._weights = {self._key(named[one.name]): one for one in weights}
         self._buffers = {self._key(buffer) for buffer in module.buffers()}
-        self._given = {self._key(tensor) for tensor in given}
+        self._computed = {self._key(tensor) for tensor in given}  # not constants
         self._stages: dict[int, _Seen] = {}
         self._users: dict[int, dict[int, None]] = {}
 
@@ -72,12 +72,13 @@ class Measure(TorchDispatchMode):
         for key in taken:
             if key in self._weights or key in self._buffers:
                 self._users.setdefault(key, {})[number] = None
-            elif key not in stage.made:
+            elif key in self._computed and key not in stage.made:
                 stage.inputs[key] = None
         for tensor in tensors_of(result):
             key = self._key(tensor)
             if key not in taken and key not in self._weights:
                 stage.made[key] = None
+                self._computed.add(key)
         return result
 
     def save(self, tensor: Tensor) -> Tensor:

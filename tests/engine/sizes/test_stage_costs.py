@@ -250,6 +250,26 @@ def test_a_skip_connection_over_a_cut_is_an_input_of_the_later_stage():
     assert [stage.input_bytes for stage in cost.stages] == [32, 48 + 32]
 
 
+class Positions(nn.Module):
+    """Has tensors that are neither parameters nor buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.table = torch.arange(8.0).reshape(2, 4)
+        self.masks = {"first": [torch.ones(4)]}
+
+    def forward(self, x):
+        return self.head((x + self.table) * self.masks["first"][0])
+
+
+def test_tensors_as_plain_attributes_are_copied_and_are_no_inputs():
+    module = Positions()
+    (stage,) = costs_of(module, torch.zeros(2, 4)).stages
+    assert stage.input_bytes == stage.kept_bytes == 32  # x alone
+    assert torch.equal(module.table, torch.arange(8.0).reshape(2, 4))
+
+
 def test_nothing_changes():
     module, x = convolutions()
     module[0].weight.requires_grad_(False)
