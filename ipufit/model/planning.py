@@ -53,6 +53,7 @@ def plan(
             copied.
         DataError: Data that can't be used, or not by the module.
         UnknownNameError: There is no such kind of IPU.
+        UnsupportedError: `forward` computes with values, or makes dynamic shapes.
 
     Example:
         >>> import torch
@@ -87,6 +88,7 @@ def plan_of_fit(
             copied.
         DataError: Data that can't be used, or not by the module.
         UnknownNameError: There is no such kind of IPU.
+        UnsupportedError: `forward` computes with values, or makes dynamic shapes.
     """
     # Few processes ask for a plan, so the others don't import what makes it.
     from ipufit.planning.devices import device_named

@@ -67,25 +67,25 @@ class AutogradObserver(Observer):
         """Refuse an operation that a device would do otherwise."""
         if self._is_training and operation.name in _HOOKS:
             raise UnsupportedError(
-                f"{operation.name}() in forward ({_user_line()}): {INSTEAD_OF_HOOKS}"
+                f"{operation.name}() in forward ({user_line()}): {INSTEAD_OF_HOOKS}"
             )
         if operation.name == torch.autograd.grad.__name__:
             raise UnsupportedError(
-                f"torch.autograd.grad() was called ({_user_line()}): a device makes "
+                f"torch.autograd.grad() was called ({user_line()}): a device makes "
                 "its own backward pass, once, from the loss, so gradients can't be "
                 "part of what is computed, as in a gradient penalty. Compute with "
                 "outputs and weights alone."
             )
         if _is_autocast():
             raise UnsupportedError(
-                f"torch.autocast('cpu') is on in forward ({_user_line()}): PopTorch "
+                f"torch.autocast('cpu') is on in forward ({user_line()}): PopTorch "
                 "has no autocast and would compute in the types that the tensors have. "
                 "Turn it off (enabled=False), and choose half precision with "
                 "IPUConfig(precision='float16') or layer.half()."
             )
         if torch.is_inference_mode_enabled() and not self._was_inference_mode:
             raise UnsupportedError(
-                f"torch.inference_mode() is on in forward ({_user_line()}): its "
+                f"torch.inference_mode() is on in forward ({user_line()}): its "
                 "tensors can't be traced. Use torch.no_grad(), or nothing: evaluate() "
                 "and predict() compute no gradients."
             )
@@ -94,7 +94,7 @@ class AutogradObserver(Observer):
             for tensor in operation.tensors
         ):
             raise UnsupportedError(
-                f"forward uses a torch.autograd.Function ({_user_line()}): a device "
+                f"forward uses a torch.autograd.Function ({user_line()}): a device "
                 "never runs its backward. Compose it of ordinary functions, for "
                 "example `x + (f(x) - x).detach()`, or checkpoint with "
                 "use_reentrant=False."
@@ -124,9 +124,16 @@ def _is_autocast() -> bool:
         return torch.is_autocast_cpu_enabled()
 
 
-def _user_line() -> str:
-    """File, number and text of the line of the user's code that is running."""
-    for frame in reversed(traceback.extract_stack()):
+def user_line(error: BaseException | None = None) -> str:
+    """File, number and text of the line of the user's code that is running.
+
+    Args:
+        error: Its origin, if it isn't what is running.
+    """
+    stack = traceback.extract_stack()
+    if error is not None:
+        stack = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(stack):
         path = Path(frame.filename)
         if not any(library in path.parents for library in _LIBRARIES):
             return f"{path.name}:{frame.lineno}: {frame.line}"

@@ -55,6 +55,7 @@ def block_costs(
     Raises:
         ConfigError: The module can't be copied.
         DataError: The module can't be called with such tensors.
+        UnsupportedError: `forward` computes with values, or makes dynamic shapes.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))

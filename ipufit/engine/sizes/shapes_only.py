@@ -19,8 +19,9 @@ from torch._C import _get_mkldnn_enabled, _set_mkldnn_enabled
 from torch.overrides import TorchFunctionMode
 
 from ipufit.data import HostRandomState
+from ipufit.engine.observers.autograd import user_line
 from ipufit.engine.weights.wrapping import unfetched, weights_of
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 
 
 @contextlib.contextmanager
@@ -30,6 +31,9 @@ def shapes_only() -> Iterator[None]:
     Torch's part for this takes a second to be imported, so whoever needs no such
     tensors should not come here. Random states are put back at the end: a module may
     draw numbers without torch.
+
+    Raises:
+        UnsupportedError: Code within asks for values.
 
     Example:
         >>> with shapes_only():
@@ -47,9 +51,30 @@ def shapes_only() -> Iterator[None]:
         with warnings.catch_warnings(), without_mkldnn(), mode:
             warnings.simplefilter("ignore")  # they come again when it is traced
             yield
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, IpufitError) else error
+        if cause is not None and _asks_for_values(cause):
+            raise UnsupportedError(
+                "The costs of a module are measured on tensors that have shapes and "
+                "no values, and code computes with values, or makes a tensor whose "
+                f"shape depends on them, at {user_line(cause)}. PopTorch refuses that, "
+                "too: keep to operations on tensors of fixed shapes. (torch's words: "
+                f"{cause})"
+            ) from error
+        raise
     finally:
         log.disabled = was_disabled
         before.put_back()
+
+
+def _asks_for_values(error: BaseException) -> bool:
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+    )
+
+    kinds = DataDependentOutputException, DynamicOutputShapeException
+    return isinstance(error, kinds) or str(error).startswith(".numpy() is not supp")
 
 
 @contextlib.contextmanager

@@ -72,6 +72,7 @@ def stage_costs(
     Raises:
         ConfigError: The module can't be copied.
         DataError: The module can't be called with such tensors.
+        UnsupportedError: `forward` computes with values, or makes dynamic shapes.
     """
     weights = [
         weight_cost(name, parameter, states.get(id(parameter)))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ipufit import ConfigError, DataError, IPUConfig
+from ipufit import ConfigError, DataError, IPUConfig, UnsupportedError
 from ipufit.engine.sizes.block_costs import block_costs
 from ipufit.engine.sizes.shapes_only import without_mkldnn
 from tests.strategies import examples
@@ -284,6 +284,25 @@ def test_a_module_that_is_larger_than_memory_can_be_measured():
 def test_inputs_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match="failed with inputs"):
         block_costs(nn.Sequential(nn.Linear(4, 2)), [torch.zeros(3, 5)])
+
+
+@pytest.mark.parametrize(
+    ("forward", "line"),
+    [
+        (lambda x: x * x.sum().item(), "x.sum().item()"),
+        (lambda x: x if x.sum() > 0 else -x, "x if x.sum()"),
+        (lambda x: x[x > 0], "x[x > 0]"),
+        (lambda x: torch.unique(x), "torch.unique(x)"),
+        (lambda x: x * len(x.numpy()), "x.numpy()"),
+    ],
+)
+def test_where_code_needs_values_is_said(forward, line):
+    module = nn.Module()
+    module.forward = forward
+    with pytest.raises(UnsupportedError, match="computes with values") as caught:
+        block_costs(module, [torch.ones(3, 4)])
+    assert "test_block_costs.py:" in str(caught.value)
+    assert line in str(caught.value)
 
 
 def test_a_module_that_cannot_be_copied_is_refused():
