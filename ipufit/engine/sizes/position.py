@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ipufit.blocks import Begun, Blocks
 from ipufit.config import IPUConfig
+from ipufit.errors import ConfigError
 from ipufit.placement import stage_and_ipu
 
 
@@ -14,6 +15,9 @@ class Position:
     Args:
         config: Names the stages.
         blocks: Blocks that `forward` has begun so far; it grows.
+
+    Raises:
+        ConfigError: A pass comes to a block whose place only own options know.
     """
 
     def __init__(self, config: IPUConfig, blocks: Blocks) -> None:
@@ -41,5 +45,12 @@ class Position:
         if block is None:
             return 0, 0
         stage, ipu = stage_and_ipu(block, self._config)
+        if stage is ipu is None and self._config.training_options is not None:
+            raise ConfigError(
+                f"The module begins the block {block[0]!r}, and training_options have "
+                "a strategy of their own, so its stage and its IPU aren't known here. "
+                "Name the stages in pipeline= instead, and give what the options "
+                "change as customize=, a function of the options that ipufit makes."
+            )
         ipu = (stage or 0) if ipu is None else ipu
         return (ipu if stage is None else stage), ipu

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from ipufit import IPUConfig, IPUModel, poptorch
+from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
 from ipufit.engine.sizes.stage_costs import stage_costs
 from ipufit.engine.sizes.stage_measure import device_bytes
 from ipufit.optimizers.state_types import weight_states
@@ -248,6 +248,16 @@ def test_a_skip_connection_over_a_cut_is_an_input_of_the_later_stage():
 
     cost = costs_of(Skip(), torch.zeros(2, 4), pipeline=["a", "b"])
     assert [stage.input_bytes for stage in cost.stages] == [32, 48 + 32]
+
+
+def test_stages_that_only_own_options_know_are_refused():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    for name, layer in module.named_children():
+        poptorch.BeginBlock(layer, name)
+    options = poptorch.Options()
+    options.setExecutionStrategy(poptorch.PipelinedExecution("0", "1"))
+    with pytest.raises(ConfigError, match="block '0', and training_options"):
+        costs_of(module, torch.zeros(2, 4), training_options=options)
 
 
 class Positions(nn.Module):
