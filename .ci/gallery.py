@@ -38,7 +38,7 @@ SECTIONS = {
         "early_stopping.py",
         "resume.py",
     ],
-    "Before anything is compiled": ["check.py", "plan.py"],
+    "Before anything is compiled": ["check.py", "plan.py", "automatic_split.py"],
     "Batches, replicas, processes": [
         "replicas.py",
         "output_modes.py",

@@ -52,6 +52,11 @@ SCRIPTS = {
         r"memory that the largest stage is known to take: (\d+\.\d)%",
         37.5,
     ),
+    "automatic_split.py": (
+        [],
+        r"work of the slowest stage that is saved: (\d+\.\d)%",
+        35.0,
+    ),
     "replicas.py": (["--epochs", "3"], r"equal curves: (\d) of 4", 4.0),
     "text_classification.py": (
         ["--epochs", "2"],
