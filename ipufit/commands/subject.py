@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence, TypeVar
 
@@ -172,13 +173,20 @@ def _made(target: Target) -> Subject:
     except IpufitError:
         raise
     except Exception as error:
+        traceback.print_exc()  # as of a script: it has the line
         raise ConfigError(
             f"{target.name} can't be called: {type(error).__name__}: {error}"
         ) from error
     model, *data = made if isinstance(made, tuple) and made else (made,)
     if not isinstance(model, IPUModel) or len(data) > 2:
         raise ConfigError(
-            f"{target.name} must return {_FORMS}. It has returned "
-            f"{type(made).__name__}."
+            f"{target.name} must return {_FORMS}. It has returned {_kinds(made)}."
         )
     return Subject(model, dict(zip(("x", "y"), data)))
+
+
+def _kinds(made: Any) -> str:
+    """What was returned, in words."""
+    if isinstance(made, tuple) and made:
+        return f"({', '.join(type(one).__name__ for one in made)})"
+    return type(made).__name__

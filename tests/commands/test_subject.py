@@ -136,15 +136,19 @@ def test_scripts_without_a_fit_are_refused(tmp_path, source, message, capsys):
         ("nothing", "AttributeError"),
         ("broken", "ZeroDivisionError"),
         ("other", r"must return an IPUModel, .* It has returned int"),
-        ("many", "It has returned tuple"),
+        ("many", r"It has returned \(int, str, int, int\)\."),
+        ("module", r"It has returned \(Linear, int\)\."),
+        ("empty", "It has returned tuple"),
     ],
 )
-def test_functions_that_give_no_model_are_refused(tmp_path, end, message):
+def test_functions_that_give_no_model_are_refused(tmp_path, end, message, capsys):
     source = "def broken():\n    1 / 0\ndef other():\n    return 3\n"
-    source += "def many():\n    return 1, 2, 3, 4\n"
+    source += "def many():\n    return 1, 'x', 3, 4\ndef empty():\n    return ()\n"
+    source += "def module():\n    import torch\n    return torch.nn.Linear(1, 1), 3\n"
     name = written(tmp_path, source)
     with pytest.raises(ConfigError, match=message):
         looked_at(Target(f"{name}:{end}"), lambda subject: subject)
+    assert ("line 2, in broken" in capsys.readouterr().err) == (end == "broken")
 
 
 def test_what_is_not_there_is_refused():
