@@ -222,6 +222,17 @@ def test_blocks_that_forward_begins_are_stages():
     assert "The pipeline of 2 stages" in str(plan)
 
 
+def test_data_that_fill_no_call_are_said():
+    model = IPUModel(nn.Linear(4, 3), IPUConfig(64, device_iterations=10))
+    model.compile("sgd", "cross_entropy")
+    x, y = torch.zeros(100, 4), torch.zeros(100).long()
+    words = "fit will refuse this data: a call takes 640 samples, and there are 100"
+    assert words in str(model.plan(x, y))
+    assert words not in str(model.plan(x, y, drop_last=False))
+    with pytest.raises(DataError):
+        model.fit(x, y)
+
+
 def test_a_pipeline_that_poptorch_refuses_is_said():
     model = IPUModel(Own(), IPUConfig(micro_batch_size=2, gradient_accumulation=2))
     model.compile("sgd", "cross_entropy")

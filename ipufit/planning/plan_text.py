@@ -71,6 +71,12 @@ def notes_of(plan: ModelPlan) -> Iterator[str]:
             f"PopTorch will refuse this pipeline: {plan.num_stages} stages need "
             f"gradient_accumulation={least} or more, and it is {given}."
         )
+    if plan.epoch.calls == 0:
+        yield (
+            f"fit will refuse this data: a call takes {plan.epoch.samples_per_call} "
+            f"samples, and there are {plan.epoch.num_samples}. Use a smaller "
+            "batch_size or device_iterations, or drop_last=False."
+        )
     uncounted = sorted({name for stage in plan.stages for name in stage.uncounted})
     if uncounted:
         yield f"FLOPs leave out {', '.join(uncounted)}."

@@ -88,10 +88,10 @@ def best_split(
     parts = _Parts(costs, held_bytes)
     if stages > len(parts):
         raise ConfigError(
-            f"ipus={stages}, and the model can be cut into {len(parts)} stages at "
-            "most. A stage begins where a submodule is called that is called once, and "
-            "submodules that share a weight stay on one IPU. Use fewer IPUs, or name "
-            "blocks of your own in pipeline=(...)."
+            f"ipus={stages}, and the model can't be cut into more stages than "
+            f"{len(parts)}. A stage begins where a submodule is called that is called "
+            "once, and submodules that share a weight stay on one IPU. Use fewer IPUs, "
+            "or name blocks of your own in pipeline=(...)."
         )
     capacity = sum(parts.held) if capacity is None else capacity
     least_held = _least_maximum(stages, parts.held, lambda i, j: True)

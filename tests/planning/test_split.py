@@ -105,7 +105,7 @@ def test_a_large_model_is_split_over_many_ipus():
 
 def test_more_stages_than_blocks_are_refused():
     costs = [BlockCost("a", 1, ("w",)), BlockCost("b", 1), BlockCost("c", 1, ("w",))]
-    with pytest.raises(ConfigError, match="ipus=2, and the model can be cut into 1 "):
+    with pytest.raises(ConfigError, match=r"ipus=2, .* more stages than 1"):
         best_split(costs, 2)
 
 
