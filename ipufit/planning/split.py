@@ -18,6 +18,7 @@ from typing import Callable, NamedTuple, Sequence
 from ipufit.errors import ConfigError
 
 from .block_cost import BlockCost
+from .stage_cost import imbalance
 
 MEMORY_STEP = 1 << 20
 """Bytes: less of a difference in memory decides nothing."""
@@ -48,8 +49,7 @@ class Split(NamedTuple):
     @property
     def imbalance(self) -> float:
         """Operations of the slowest stage over those of the mean one; 1 if none has."""
-        total = sum(self.flops)
-        return max(self.flops) * len(self.flops) / total if total else 1.0
+        return imbalance(self.flops)
 
 
 class TooFullError(ConfigError):

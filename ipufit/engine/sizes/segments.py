@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
 
+from ipufit.engine.observers.observing import tensors_of
 from ipufit.planning import BlockCost
+
+from .stage_measure import device_bytes
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Segments:
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[Tensor]) -> None:
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, tuple[Any, int]] = {}  # storages, and bytes on a device
         self._parameters = {self._key(p): (n, p) for n, p in module.named_parameters()}
         self._buffers = {self._key(b): b for b in module.buffers()}
         self._segments = [_Segment("")]
@@ -86,9 +89,9 @@ class Segments:
         now.flops += flops
         if uncounted is not None:
             now.uncounted[uncounted] = None
-        used = dict.fromkeys(map(self._key, _tensors(given)))
+        used = dict.fromkeys(map(self._key, tensors_of(given)))
         now.used.update(used)
-        made = map(self._key, _tensors(result))
+        made = map(self._key, tensors_of(result))
         now.made.update(dict.fromkeys(key for key in made if key not in used))
 
     def save(self, tensor: Tensor) -> Tensor:
@@ -157,24 +160,14 @@ class Segments:
     def _key(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()
         key = int(storage._cdata)
-        self._kept.setdefault(key, storage)
+        if key not in self._kept:
+            count = storage.nbytes() // tensor.element_size()
+            self._kept[key] = storage, count * device_bytes(tensor.dtype)
         return key
 
     def _bytes(self, key: int) -> int:
-        return int(self._kept[key].nbytes())
+        return self._kept[key][1]
 
 
 def _device_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor on a device, which has no numbers of 64 bits."""
-    return int(tensor.numel()) * min(4, int(tensor.element_size()))
-
-
-def _tensors(nested: Any) -> Iterator[Tensor]:
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, dict):
-        for one in nested.values():
-            yield from _tensors(one)
-    elif isinstance(nested, (tuple, list)):
-        for one in nested:
-            yield from _tensors(one)
+    return int(tensor.numel()) * device_bytes(tensor.dtype)

@@ -88,7 +88,6 @@ def stage_costs(
         stack.enter_context(_followed(copied, config, position, measure))
         stack.enter_context(mode(copied, training=True, root=copied))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(_operators_of_torch())
         stack.enter_context(saved_tensors_hooks(measure.save, _unchanged))
         stack.enter_context(measure)
         stack.enter_context(computed_in(copied, config))
@@ -160,20 +159,6 @@ def _followed(
             child.register_forward_pre_hook(partial(begin, name=name))
             child.register_forward_hook(partial(end, name=name))
     yield
-
-
-@contextlib.contextmanager
-def _operators_of_torch() -> Iterator[None]:
-    """Have recurrent layers made of torch's operators.
-
-    The processor's library would save a workspace of its own, which no IPU has.
-    """
-    set_flags: Any = torch.backends.mkldnn.set_flags
-    before, *_ = set_flags(False)
-    try:
-        yield
-    finally:
-        set_flags(before)
 
 
 def _unchanged(tensor: Tensor) -> Tensor:

@@ -120,7 +120,9 @@ def test_saved_activations_are_those_that_torch_saves(name):
         storage = tensor.untyped_storage()
         kept.append(storage)
         if storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
+            width = tensor.element_size()
+            count = storage.nbytes() // width
+            saved[storage.data_ptr()] = count * min(4, width)
         return tensor
 
     costs = block_costs(module, tensors)
@@ -284,6 +286,20 @@ def test_a_module_that_is_larger_than_memory_can_be_measured():
 def test_inputs_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match="failed with inputs"):
         block_costs(nn.Sequential(nn.Linear(4, 2)), [torch.zeros(3, 5)])
+
+
+def test_no_number_on_a_device_has_64_bits():
+    class Indices(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Embedding(5, 2), nn.Embedding(5, 2)
+
+        def forward(self, x):
+            return self.first(x) + self.second(x)
+
+    first, _ = block_costs(Indices(), [torch.zeros(3, dtype=torch.int64)])
+    assert first.output_bytes == 3 * 4 + 3 * 2 * 4  # indices, and what was looked up
+    assert first.saved_bytes == 3 * 4
 
 
 @pytest.mark.parametrize(
