@@ -35,7 +35,8 @@ class Profiler(Callback):
         directory: Directory of the files, which is made.
         calls: Number of calls to record.
         skip: Number of calls to leave out first.
-        verbose: 1 prints the seconds of the phases and the path of the page; 0 doesn't.
+        verbose: 1 prints the seconds of the phases and the path of the page, or why
+            there are none; 0 doesn't.
         clock: Returns the time in seconds, from any origin.
 
     Raises:
@@ -124,9 +125,22 @@ class Profiler(Callback):
         self._count("predict")
 
     def close(self) -> None:
-        """Write what was recorded until now, if the run ends within the calls."""
+        """Write what was recorded until now, if the run ends within the calls.
+
+        Say so if the run had too few calls for a recording to begin.
+        """
         self._end()
+        if self._task is not None and self._calls < self.skip:
+            self._say(
+                f"Profiler: nothing was recorded. It leaves out skip={self.skip} "
+                f"calls, and {self._task} ended with {self._calls}. Give a smaller "
+                "skip=, or fewer updates per call, device_iterations=."
+            )
         self._task = None
+
+    def _say(self, text: str) -> None:
+        if self.verbose and self.run.processes.is_first:
+            say(text)
 
     def _begin(self, task: str) -> None:
         if self._task is None:  # else it is a part of the run
@@ -151,7 +165,6 @@ class Profiler(Callback):
         processes = self.run.processes
         facts = {**facts_of(self.model), "calls before it": self.skip}
         self._recorder.stop(processes.index, processes.count, facts)
-        if self.verbose and processes.is_first:
-            page = self.paths[-1]
-            say(text_of(page.stem, self.phases))
-            say(f"  {page}")
+        page = self.paths[-1]
+        self._say(text_of(page.stem, self.phases))
+        self._say(f"  {page}")

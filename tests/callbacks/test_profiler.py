@@ -87,9 +87,10 @@ def test_calls_are_counted_over_epochs_and_a_recording_ends_with_the_run(tmp_pat
     ]
 
 
-def test_nothing_is_written_if_the_run_has_fewer_calls(tmp_path):
-    profiler = profiler_in(tmp_path, calls=3, skip=7)
+def test_nothing_is_written_if_the_run_has_fewer_calls(tmp_path, capsys):
+    profiler = profiler_in(tmp_path, calls=3, skip=7, verbose=1)
     fit(make(), profiler)
+    assert "leaves out skip=7 calls, and fit ended with 6" in capsys.readouterr().out
     assert profiler.paths == ()
     assert profiler.phases == {}
     assert list((tmp_path / "profile").iterdir()) == []
