@@ -186,7 +186,7 @@ def _made(target: Target) -> Subject:
 
 
 def _kinds(made: Any) -> str:
-    """What was returned, in words."""
+    """The types of a returned value, in words."""
     if isinstance(made, tuple) and made:
         return f"({', '.join(type(one).__name__ for one in made)})"
     return type(made).__name__
