@@ -97,6 +97,12 @@ def upsamples(net, y):
     return y + longer.mean()
 
 
+def asks_for_fake_tensors(net, y):
+    if isinstance(y, torch._subclasses.FakeTensor):
+        return y
+    return y * (2 if y.max() > 0 else 1)  # here
+
+
 def takes_a_triangle(net, y):
     upper = torch.triu(y)  # here
     return y + upper
@@ -107,6 +113,7 @@ def takes_a_triangle(net, y):
     [
         (reads_a_value, "value", ".item() needs the value"),
         (branches, "control flow", "the truth value"),
+        (asks_for_fake_tensors, "control flow", "the truth value"),
         (has_a_dynamic_shape, "shape", "indexing with a mask"),
         (does_not_compile, "operator", "torch.searchsorted (aten::searchsorted)"),
         (mixes_devices, "host tensor", "Expected an IPU tensor"),
@@ -147,6 +154,18 @@ def test_a_refusal_has_the_path_of_its_module():
 
     [one] = refused(Deep())
     assert one.module == "blocks.1"
+
+
+def test_views_of_memory_that_is_written_to_are_not_refused():
+    def writes(net, y):
+        copy = y.new_zeros(4, 4)
+        copy[:, :2] = y[:, :2]
+        view = copy.view(4, 2, 2).transpose(1, 2)
+        first = view[:, :1]
+        view[:, :1] = first * 2
+        return view.reshape(4, 4)
+
+    assert refused(Net(writes)) == []
 
 
 def test_layers_of_torch_are_named():

@@ -28,7 +28,7 @@ from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.target import Target
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.args import check_inputs
-from ipufit.emulator._program.fakes import Fakes, RealResults
+from ipufit.emulator._program.fakes import Fakes, RealResults, unseen
 from ipufit.emulator._program.graph_limits import check_node
 from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.placement import used_ipus
@@ -168,7 +168,7 @@ def _prepared(is_training: bool) -> Iterator[None]:
     try:
         with torch.inference_mode(False), torch.set_grad_enabled(
             is_training
-        ), visible_indexing(), unvalidated_distributions():
+        ), visible_indexing(), unvalidated_distributions(), unseen():
             yield
     finally:
         for one, was_disabled in zip(loggers, before):

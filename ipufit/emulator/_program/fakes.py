@@ -8,7 +8,7 @@ from typing import Any, Callable, ContextManager, Iterator, Mapping
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import Node
 from torch.utils._mode_utils import no_dispatch
 
@@ -58,7 +58,7 @@ class Fakes:
         """
         around = contextlib.nullcontext() if watch is None else watch
         try:
-            with self.mode, around:
+            with _exported(FakeTensor), self.mode, around:
                 return function(*args, **kwargs)
         except Exception:
             with no_dispatch():  # type: ignore[no-untyped-call,unused-ignore]
@@ -82,6 +82,34 @@ class Fakes:
             for source in sources:
                 fake = fake + source.sum() * 0
         return fake
+
+
+class _NoTensor:
+    """What a program sees in the place of the class of fake tensors."""
+
+
+def unseen() -> ContextManager[None]:
+    """Hide from a program that its tensors are fake.
+
+    Libraries look for it: transformers 5 leaves out its questions about values where
+    tensors are fake, so a survey wouldn't meet them.
+    """
+    return _exported(_NoTensor)
+
+
+@contextlib.contextmanager
+def _exported(cls: type) -> Iterator[None]:
+    """Have torch export a class as that of fake tensors.
+
+    torch's own code takes it from the module that defines it, but for a few operators.
+    """
+    package: Any = torch._subclasses
+    before = package.FakeTensor
+    package.FakeTensor = cls
+    try:
+        yield
+    finally:
+        package.FakeTensor = before
 
 
 class RealResults(Mapping[Node, Any]):

@@ -216,6 +216,9 @@ class SurveyTracer(Tracer):
 
     def _check_backward(self, tensor: Tensor) -> None:
         """Note an own backward pass, at the line that has called its function."""
+        # torch looks once more at a fake view whose memory was written to, by operators
+        # that are none of the program's.
+        self.recording.is_running_operation = True
         try:
             refuse_custom_backward(tensor)
         except Error as error:
@@ -223,6 +226,8 @@ class SurveyTracer(Tracer):
             if kind not in self._applied:
                 self._applied[kind] = self._notes.places.here()
                 self._notes.add("own backward", error)
+        finally:
+            self.recording.is_running_operation = False
 
     def _note_comparison(self, tensors: tuple[Any, ...]) -> None:
         is_own = not self._notes.places.is_in_library()
