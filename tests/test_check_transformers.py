@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`check` of Hugging Face's models agrees with a compilation in strict mode.
+
+The models are small, with random weights, and give their own loss.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ipufit import IPUConfig, IPUModel
+from tests.test_check_models import runs
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ipufit.IpufitWarning"),
+]
+
+ROWS, LENGTH, WORDS = 4, 16, 40
+ENCODER = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "pad_token_id": None,
+}
+IMAGES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 8,
+}
+T5 = {
+    "vocab_size": WORDS,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+    "use_cache": False,
+}
+ADDED = torch.zeros(ROWS, 1, 1, LENGTH)
+CAUSAL = torch.full((LENGTH, LENGTH), -10000.0).triu(1).expand(ROWS, 1, -1, -1)
+
+
+def words():
+    return torch.randint(5, WORDS, (ROWS, LENGTH))
+
+
+def labels():
+    return torch.randint(0, 2, (ROWS,))
+
+
+def network(kind, purpose, **settings):
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    return getattr(transformers, f"{kind}For{purpose}")(config)
+
+
+def encoder(kind, mask=ADDED, attention="eager", **settings):
+    def case():
+        settings_of_all = {**ENCODER, "attn_implementation": attention, **settings}
+        module = network(kind, "SequenceClassification", **settings_of_all)
+        x = {"input_ids": words(), "labels": labels()}
+        return module, x if mask is None else {**x, "attention_mask": mask}
+
+    return case
+
+
+def writer(mask=CAUSAL, attention="eager"):
+    def case():
+        config = transformers.GPT2Config(
+            vocab_size=WORDS,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=LENGTH,
+            use_cache=False,
+            attn_implementation=attention,
+        )
+        tokens = words()
+        x = {"input_ids": tokens, "labels": tokens.clone()}
+        if mask is not None:
+            x["attention_mask"] = mask
+        return transformers.GPT2LMHeadModel(config), x
+
+    return case
+
+
+def images(kind, **settings):
+    def case():
+        module = network(kind, "ImageClassification", num_labels=2, **settings)
+        return module, {"pixel_values": torch.rand(ROWS, 3, 16, 16), "labels": labels()}
+
+    return case
+
+
+def translator():
+    module = network("T5", "ConditionalGeneration", **T5)
+    return module, {"input_ids": words(), "labels": words()}
+
+
+class Reader(nn.Module):
+    """T5's encoder with a head of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = transformers.T5EncoderModel(transformers.T5Config(**T5))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, input_ids, attention_mask, labels):
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
+        logits = self.head(states.mean(1))
+        return logits, nn.functional.cross_entropy(logits, labels)
+
+
+def reader():
+    x = {"input_ids": words(), "attention_mask": ADDED, "labels": labels()}
+    return Reader(), x
+
+
+def sounds():
+    module = network(
+        *("Wav2Vec2", "SequenceClassification"),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=(8, 8),
+        conv_stride=(5, 4),
+        conv_kernel=(10, 5),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        classifier_proj_size=8,
+        apply_spec_augment=False,
+        layerdrop=0.0,
+    )
+    return module, {"input_values": torch.rand(ROWS, 400), "labels": labels()}
+
+
+ONES = torch.ones(ROWS, LENGTH, dtype=torch.int64)
+CASES = {
+    "BERT": encoder("Bert"),
+    "RoBERTa": encoder("Roberta", pad_token_id=1),
+    "DistilBERT": encoder("DistilBert", dim=16, n_layers=2, n_heads=2, hidden_dim=32),
+    "ELECTRA": encoder("Electra", embedding_size=8),
+    "GPT-2": writer(),
+    "T5": translator,
+    "the encoder of T5": reader,
+    "ViT": images("ViT", **IMAGES),
+    "DeiT": images("DeiT", **IMAGES),
+    "ConvNeXt": images("ConvNext", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
+    "Wav2Vec2": sounds,
+    "BERT, fused attention": encoder("Bert", attention="sdpa"),
+    "BERT, a mask of tokens": encoder("Bert", ONES),
+    "BERT, a mask of tokens, fused attention": encoder("Bert", ONES, "sdpa"),
+    "GPT-2, no mask": writer(None),
+    "GPT-2, a mask of tokens, fused attention": writer(ONES, "sdpa"),
+}
+PLAIN = [name for name in CASES if "," not in name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_check_agrees_with_a_compilation(name, monkeypatch):
+    torch.manual_seed(0)
+    module, x = CASES[name]()
+    model = IPUModel(module, IPUConfig(micro_batch_size=2))
+    model.compile("adamw")
+    report = model.check(x, batch_size=ROWS)
+    assert report.is_refused != runs(model, x, None, ROWS, monkeypatch), report
+    if name in PLAIN and int(transformers.__version__.partition(".")[0]) >= 5:
+        assert not report.is_refused, report
