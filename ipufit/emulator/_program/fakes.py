@@ -85,7 +85,7 @@ class Fakes:
 
 
 class _NoTensor:
-    """What a program sees in the place of the class of fake tensors."""
+    """Stands for the class of fake tensors, for a program that asks for it."""
 
 
 def unseen() -> ContextManager[None]:
