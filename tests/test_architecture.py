@@ -71,6 +71,7 @@ FLOORS = {
         "validations": 11,
         "interruption": 10,
         "profiled": 10,
+        "profiled_modules": 10,
         "evaluation": 9,
         "training": 9,
         "agreement": 8,

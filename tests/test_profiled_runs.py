@@ -99,6 +99,61 @@ def test_the_emulated_device_says_what_it_does(tmp_path):
     )
 
 
+class Network(torch.nn.Module):
+    """Has layers that torch differentiates in different ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(1, 6, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(6)
+        self.blocks = torch.nn.ModuleList(
+            [torch.nn.Sequential(torch.nn.Conv2d(6, 6, 3), torch.nn.ReLU(inplace=True))]
+        )
+        self.rnn = torch.nn.LSTM(6, 5, batch_first=True)
+        self.dropout = torch.nn.Dropout(0.3)
+        self.head = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 1))
+
+    def forward(self, x):
+        stem = self.norm(self.stem(x)).relu_() * 2.0
+        body = stem[:, :, 1:-1, 1:-1].add_(1.0)
+        for block in self.blocks:
+            body = body * 0.5 + block(body).mean((2, 3), keepdim=True)
+        steps, _ = self.rnn(body.flatten(2).transpose(1, 2))
+        return self.head(self.dropout(steps[:, -1]))
+
+
+IMAGES = torch.linspace(-1, 1, 24 * 64).sin().view(24, 1, 8, 8)
+
+
+def fitted(folder, **fields):
+    torch.manual_seed(2)
+    config = IPUConfig(profile_dir=folder and str(folder), seed=3, **fields)
+    model = IPUModel(Network(), config)
+    model.compile("adamw", "mse", metrics=["mae"])
+    of = {"epochs": 2, "shuffle": False, "validation_data": (IMAGES, Y)}
+    history = model.fit(IMAGES, Y, 4, verbose=0, **of)
+    return model, history.history
+
+
+@pytest.mark.parametrize(
+    "fields", [{"device_iterations": 3}, {"gradient_accumulation": 2}, {"replicas": 2}]
+)
+def test_modules_are_told_apart_and_no_bit_changes(tmp_path, fields):
+    plain, before = fitted(None, **fields)
+    profiled, after = fitted(tmp_path, **fields)
+    assert before == after
+    for one, other in zip(plain.get_weights(), profiled.get_weights()):
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+    spans = events(tmp_path)
+    check_nesting(spans)
+    names = {(span["name"], span["cat"]) for span in spans}
+    if ("machine code", "device") in names:  # one piece
+        return
+    children = {"stem", "norm", "blocks.0", "rnn", "head", "Network", "loss"}
+    for phase in ("forward", "backward"):
+        assert names >= {(child, phase) for child in children}
+
+
 def test_every_run_has_files_of_its_own(tmp_path):
     model = make(tmp_path)
     fit(model)

@@ -17,6 +17,7 @@ from ipufit.engine.profiled import (
     executors_recorded,
     training_recorded,
 )
+from ipufit.engine.profiled_modules import NamedModules
 from ipufit.profiling import Recorder, TimedItems, facts_of, timed_methods
 from ipufit.resume import Snapshot
 from ipufit.state import RunState
@@ -66,7 +67,8 @@ class Profile(NoProfile):
         try:
             with contextlib.ExitStack() as stack:
                 for timeline in self._new:
-                    stack.enter_context(device_heard_by(timeline))
+                    heard = NamedModules(timeline, model.module)
+                    stack.enter_context(device_heard_by(heard))
                     stack.enter_context(executors_recorded(timeline, model._executors))
                 for timeline in self.timelines:
                     stack.enter_context(actions_recorded(timeline, run))

@@ -33,7 +33,7 @@ PHASES = {
     "callbacks": Phase("callbacks, with the bar", "#9d4edd"),
     "checkpoints": Phase("checkpoints taken, written and put back", "#d62828"),
     "weights": Phase("weights copied between host and device; averages", "#bc6c25"),
-    "profile": Phase("the spans of this profile put into words", "#adb5bd"),
+    "profile": Phase("what this profile takes: marks, spans put into words", "#adb5bd"),
     "loop": Phase("everything else: the control flow of the run", "#ced4da"),
 }
 """Phase by name."""

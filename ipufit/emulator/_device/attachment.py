@@ -187,7 +187,7 @@ class Attachment:
 
     def _infer(self, call: Call) -> None:
         if is_heard():
-            with parts_heard(self._runner):
+            with parts_heard(self._runner, call):
                 self._runner.infer(call)
         else:
             self._runner.infer(call)
@@ -198,7 +198,7 @@ class Attachment:
         training = Training(link.device_optimizer, reduction, watch)
         with watch or contextlib.nullcontext():
             if is_heard():
-                with parts_heard(self._runner, training):
+                with parts_heard(self._runner, call, training):
                     self._runner.train(call, training)
             else:
                 self._runner.train(call, training)

@@ -4,7 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    ContextManager,
+    Protocol,
+    Tuple,
+)
 
 from torch import Tensor
 
@@ -18,6 +26,9 @@ if TYPE_CHECKING:
 
 Results = Tuple[Tensor, ...]
 """Tensors that a program returns for one micro-batch."""
+
+Mark = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes another function of the `forward` of a `GraphModule`, which does the same."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,9 @@ class Runner(Protocol):
     """
 
     first_part: ClassVar[tuple[str, str]]
+
+    def marked(self, call: Call, mark: Mark) -> ContextManager[None]:
+        """Run what `mark` makes of the graphs of a call, while the context is open."""
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import torch
@@ -12,6 +13,7 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
+from ipufit.emulator._device.runner import Mark
 from ipufit.emulator._folding.split import Split, fold, is_operation
 from ipufit.emulator._folding.values import SHARED, STACKED, FoldedGraph, Value
 
@@ -70,7 +72,8 @@ class Fold:
             for node in results
         )
         self._finish(folded, cut, results)
-        self._folded = program.laid_out(GraphModule(program.graph, folded.graph))
+        whole = program.laid_out(GraphModule(program.graph, folded.graph))
+        self._folded: Callable[..., Results] = whole.forward
         self._rest: Callable[..., Results] | None = None
         if rest or not all(self._is_folded):
             graph = _rest_graph(split, rest, cut, apart)
@@ -81,6 +84,13 @@ class Fold:
     def has_rest(self) -> bool:
         """Whether some of the program runs for each micro-batch by itself."""
         return self._rest is not None
+
+    def marked(self, mark: Mark) -> Fold:
+        """A copy of the fold that runs what `mark` makes of its graphs."""
+        twin = copy.copy(self)
+        twin._folded = mark(self._folded)
+        twin._rest = None if self._rest is None else mark(self._rest)
+        return twin
 
     def _finish(
         self, folded: FoldedGraph, cut: list[Node], results: list[Node]
@@ -117,8 +127,7 @@ class Fold:
 
     def run_whole(self, arguments: list[Tensor], joined: Rows) -> Results:
         """Run a fold whose results are uncut, and leave the rows together."""
-        results: Results = self._folded.forward(*arguments, *joined)
-        return results
+        return self._folded(*arguments, *joined)
 
     def run(
         self,
@@ -133,7 +142,7 @@ class Fold:
             joined: The rows of all micro-batches.
             apart: The weights and rows of each micro-batch, if the fold has a rest.
         """
-        parts: list[Sequence[Tensor]] = list(self._folded.forward(*arguments, *joined))
+        parts: list[Sequence[Tensor]] = list(self._folded(*arguments, *joined))
         if self.is_uncut:
             whole: list[Any] = parts
             parts = [result.split(len(result) // self.count) for result in whole]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from time import perf_counter
-from typing import Callable, ClassVar, Sequence
+from typing import Callable, ClassVar, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from ipufit.emulator._device.loop_runner import (
     make_updates,
     update_after_each,
 )
-from ipufit.emulator._device.runner import Call, Results, Training
+from ipufit.emulator._device.replacing import replaced
+from ipufit.emulator._device.runner import Call, Mark, Results, Training
 from ipufit.emulator._folding.folding import ERRORS
 from ipufit.emulator._folding.parts import Function, Parts
 from ipufit.emulator._ground.logging import logger
@@ -53,6 +55,29 @@ class PartsRunner:
     def parts(self) -> Parts | None:
         """The parts of the program; None if it runs whole, or hasn't run yet."""
         return self._parts
+
+    @contextlib.contextmanager
+    def marked(self, call: Call, mark: Mark) -> Iterator[None]:
+        """Run a marked copy of the core, or of the program, while the context is open.
+
+        What runs early and late is of no module: it isn't marked.
+        """
+        decide = self._decide
+        with contextlib.ExitStack() as stack:
+
+            def mark_core() -> None:
+                if self._parts is not None:
+                    core = mark(self._parts.core)
+                    stack.enter_context(replaced(self._parts, core=core))
+
+            def decide_and_mark(call: Call) -> None:
+                decide(call)
+                mark_core()
+
+            stack.enter_context(self._whole.marked(call, mark))
+            stack.enter_context(replaced(self, _decide=decide_and_mark))
+            mark_core()
+            yield
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""

@@ -271,6 +271,7 @@ class Operation:
             tuple(map_values(tuple(args), _node_of)),
             map_values(dict(kwargs), _node_of),
         )
+        node.meta["operator"] = self.node.meta.get("operator")
         return node
 
     def emit_with(self, *replaced: tuple[int, str, Any]) -> Node:

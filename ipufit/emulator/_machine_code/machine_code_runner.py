@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import ClassVar, Mapping, Sequence
+from typing import ClassVar, ContextManager, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.runner import Call, Runner, Training
+from ipufit.emulator._device.runner import Call, Mark, Runner, Training
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._machine_code.machine_functions import MachineFunction
 from ipufit.emulator._machine_code.update import Update, states
@@ -137,6 +137,10 @@ class MachineCodeRunner:
         self.folds = folds
         self.otherwise = otherwise
         self.updates = updates
+
+    def marked(self, call: Call, mark: Mark) -> ContextManager[None]:
+        """Mark the calls that don't suit the machine code, which is one piece."""
+        return self.otherwise.marked(call, mark)
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -27,16 +25,23 @@ class Network(torch.nn.Module):
 
 
 class Recording:
-    """Notes what begins; a part must end before the next one begins."""
+    """Notes what begins; a part must end before the next one begins.
 
-    def __init__(self):
-        self.heard, self.open = [], []
+    Segments of modules begin and end within parts, one after the other.
+    """
+
+    def __init__(self, *, is_on=True):
+        self.is_on = is_on
+        self.heard, self.inside, self.open = [], [], []
 
     def begin(self, name, phase):
-        assert self.open == []
-        self.heard.append((name, phase))
-        self.open.append(len(self.heard))
-        return len(self.heard)
+        if self.open:
+            assert len(self.open) == 1
+            self.inside.append((name, phase))
+        else:
+            self.heard.append((name, phase))
+        self.open.append(len(self.heard) + len(self.inside))
+        return self.open[-1]
 
     def end(self, span):
         assert self.open.pop() == span
@@ -44,7 +49,10 @@ class Recording:
     @property
     def names(self):
         assert self.open == []
-        return [name for name, _ in itertools.chain(self.heard)]
+        return [name for name, _ in self.heard]
+
+    def modules(self, phase):
+        return [name for name, of in self.inside if of == phase]
 
 
 def training(iterations, accumulation, network=None):
@@ -88,6 +96,37 @@ def test_numbers_are_the_same_and_nothing_is_heard_afterwards():
     assert len(recording.heard) == count > 0
     for (one, _), (other, _) in zip(before, after):
         assert torch.equal(one, other)
+
+
+@pytest.mark.not_in_mode("compiled", reason="machine code is one piece")
+@pytest.mark.parametrize(("iterations", "accumulation"), [(3, 1), (2, 3), (1, 1)])
+def test_modules_are_heard_forward_and_backward(iterations, accumulation):
+    model, recording = training(iterations, accumulation), Recording()
+    with heard_by(recording):
+        call(model, iterations * accumulation)
+        recording.heard.clear()
+        recording.inside.clear()
+        call(model, iterations * accumulation)
+    forward, backward = recording.modules("forward"), recording.modules("backward")
+    order = ["first", "", "last", ""]  # the activation and the loss are of no child
+    num_passes = recording.names.count("backward")
+    assert forward == order * num_passes
+    assert backward == order[::-1] * num_passes
+    assert recording.modules("update") == []
+
+
+@pytest.mark.not_in_mode("compiled", reason="machine code is one piece")
+def test_whoever_is_not_on_hears_nothing_and_nothing_is_marked():
+    model, recording = training(3, 1), Recording(is_on=False)
+    with heard_by(recording):
+        assert not is_heard()
+        call(model, 3)
+        recording.is_on = True
+        call(model, 3)
+        recording.is_on = False
+        count = len(recording.heard)
+        call(model, 3)
+    assert len(recording.heard) == count > 0
 
 
 def test_several_listeners_hear_inference():
