@@ -32,11 +32,31 @@ MODULES = [
     "program.test_losses",
     "program.test_strict",
     "program.test_trace",
+    "program.test_args",
+    "program.test_loss_shapes",
+    "tracing.test_liveness",
+    "tracing.test_blocks",
+    "ops.test_attribute_access",
+    "ops.test_control_flow",
+    "ops.test_custom_ops",
+    "ops.test_decoder",
+    "ops.test_floating_point",
+    "ops.test_host_calls",
+    "ops.test_markers",
+    "ops.test_multi_conv",
+    "ops.test_ops",
+    "ops.test_overlap",
+    "ops.test_points",
+    "ops.test_slices",
 ]
 OTHER_WORDS = ("Unsupported ops found", "doesn't take the result", ".tolist() needs")
 """Beginnings of messages that a survey gives in other words, or one by one."""
 
-ONCE = {"test_indexing_is_seen_through_a_mode_of_the_users"}
+ONCE = {
+    "test_each_micro_batch_calls_the_host",
+    "test_indexing_is_seen_through_a_mode_of_the_users",
+    "test_the_body_is_called_once_on_the_device_and_on_the_host",
+}
 """Tests that count how often something is traced."""
 
 seen = {"refused": 0, "placed": 0, "compiled": 0}
