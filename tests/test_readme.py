@@ -122,6 +122,13 @@ CLAIMS = {
         "emulator/folding/test_folding.py::*",
         "emulator/machine_code/test_machine_code.py::*",
     ],
+    "Known before it is compiled.": [
+        "test_check.py::*",
+        "emulator/executor/test_survey_of_refusals.py::test_the_programs_were_seen",
+        "test_model_plan.py::*",
+        "test_automatic_split.py::*",
+        "test_profiled_runs.py::*",
+    ],
     "Your own step.": [
         "test_own_steps.py::*",
         "test_what_is_logged_is_averaged_over_all_samples",
