@@ -35,11 +35,11 @@ class Finding:
     Attributes:
         severity: "refused", "other numbers", "slow" or "good to know".
         topic: The subject in a word, such as "operator", "value" or "batch norm".
-        what: The finding in words.
+        what: One sentence or more: the operator, value or setting, and what happens.
         advice: A way out; "" if nothing need be done.
         module: Path of the submodule in which it is; "" for the whole, or none.
         location: File and line, as in "train.py:12"; "" if no line has caused it.
-        path: Path of that file.
+        path: Path of the file of `location`; "" if no line is known.
 
     Example:
         >>> print(Finding("refused", "value", ".item() needs a value", "Leave it out",
@@ -70,8 +70,8 @@ class CheckReport:
     """Everything that a check of a model has found, the gravest first.
 
     Attributes:
-        title: The model, in a line.
-        findings: The findings.
+        title: Class of the module, and the samples of a call.
+        findings: All findings, those that PopTorch refuses first.
 
     Example:
         >>> report = CheckReport("Net", (Finding("slow", "calls", "One update each"),))

@@ -24,7 +24,7 @@ class NamedModules:
     with what it counts and sums up.
 
     Args:
-        timeline: Takes the spans.
+        timeline: Recording that gets a span for each of these parts.
         network: The user's module.
 
     Example:
