@@ -18,6 +18,7 @@ the session. Each run has a group of its own, over a file: no port is taken.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -223,6 +224,8 @@ def _run(function, args, kwargs, environment, group, index):
     store, count, seconds = group
     before = dict(os.environ)
     os.environ.update(environment)
+    # Beyond the group's own time, and before the pool kills this process.
+    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS / 2)
     try:
         dist.init_process_group(
             "gloo",
@@ -239,6 +242,7 @@ def _run(function, args, kwargs, environment, group, index):
         _forget_frames(error)
         return False, (error, text, raised)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         if dist.is_initialized():
             # A thread of the group may have to free a tensor, for which it needs the
             # interpreter's lock. Up to torch 2.0 destroying the group waits for that
