@@ -39,10 +39,12 @@ def worst(outputs, targets):
     return float(abs(outputs).max() + targets.sum())
 
 
-def model_of(replicas=1, loss="cross_entropy", is_frozen=False, **config):
+def model_of(
+    replicas=1, loss="cross_entropy", is_frozen=False, network=Network, **config
+):
     """A compiled model; the processes begin with different weights."""
     torch.manual_seed(7 * distributed.get_process_info().index)
-    network = Network(is_frozen)
+    network = network(is_frozen)
     config = {"seed": 5, **config}
     model = ipufit.IPUModel(network, ipufit.IPUConfig(replicas=replicas, **config))
     optimizer = ipufit.Optimizer("adam", lr=0.05)
@@ -85,6 +87,7 @@ def fitted(
         "weights": [w.detach().numpy() for w in model.module.state_dict().values()],
         "evaluated": model.evaluate(x, y, verbose=0),
         "predicted": model.predict(x[:21], verbose=0).numpy(),
+        "config": model.config,
     }
 
 
