@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, Sequence
 
-import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure, Source
-from ipufit.engine import StepFunction, call_module, call_step
 from ipufit.engine.sizes.stage_costs import stage_costs
 from ipufit.engine.sizes.stage_measure import device_bytes
 from ipufit.optimizers.state_types import weight_states
@@ -23,6 +20,7 @@ from ipufit.planning.devices import Device
 from ipufit.planning.memory import MemorySettings
 from ipufit.planning.model_plan import HostTraffic, ModelPlan
 
+from .measured_call import measured_call
 from .parts import Model, settings_of
 
 
@@ -46,17 +44,12 @@ def plan_of_model(
     example = source.example(batch.micro_batch_size)
     trained = [p for p in model.module.parameters() if p.requires_grad]
     optimizer = settings.optimization.optimizer
-    steps = settings.objective.steps
     cost = stage_costs(
         model.module,
         example,
         config,
         weight_states(optimizer, trained),
-        partial(
-            _called,
-            structure=source.structure,
-            step=None if steps is None else steps.training,
-        ),
+        measured_call(model, source.structure, is_fit=True),
     )
     num_stages = max(epoch.stages, len(cost.stages))
     is_pipelined = _is_pipelined(config) and len(cost.stages) > 1
@@ -78,19 +71,6 @@ def plan_of_model(
         unused=cost.unused,
         shared=cost.shared,
     )
-
-
-def _called(
-    module: torch.nn.Module,
-    tensors: Sequence[Tensor],
-    *,
-    structure: SampleStructure,
-    step: StepFunction | None,
-) -> Any:
-    inputs, _ = structure.split(tensors)
-    if step is None:
-        return call_module(module, inputs)
-    return call_step(step, module, structure.batch(inputs, tensors))
 
 
 def _memory_settings(

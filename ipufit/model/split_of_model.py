@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import torch
-from torch import Tensor
 
 from ipufit.blocks import annotated_blocks
 from ipufit.config import IPUConfig
-from ipufit.data import SampleStructure, Source
-from ipufit.engine import NoForwardError, call_module, call_step
+from ipufit.data import Source
 from ipufit.engine.sizes.block_costs import block_costs
 from ipufit.engine.sizes.stage_costs import weight_cost
 from ipufit.errors import ConfigError
@@ -22,6 +20,7 @@ from ipufit.planning.memory import MemorySettings, state_bytes
 from ipufit.planning.split import Split, best_split, smallest_split
 from ipufit.scalars import collected
 
+from .measured_call import measured_call
 from .parts import Model
 
 CAPACITY = DEVICES["mk2"].num_bytes
@@ -78,8 +77,9 @@ def split_of_model(model: Model, config: IPUConfig, source: Source) -> ModelSpli
     """
     _refuse_blocks(model.module)
     example = source.example(config.micro_batch_size or _ROWS)
-    call = _call(model, source.structure)
-    costs = block_costs(model.module, example, config, call)
+    call = measured_call(model, source.structure, is_fit=False)
+    with collected():
+        costs = block_costs(model.module, example, config, call)
     held = list(_held_bytes(model, config, costs))
     if isinstance(config.ipus, int):
         split = best_split(costs, config.ipus, held, CAPACITY)
@@ -102,31 +102,6 @@ def _refuse_blocks(module: torch.nn.Module) -> None:
             f"begins the block {name!r} itself (poptorch.BeginBlock). Take it out, "
             "poptorch.removeBlocks(module), or leave pipeline out."
         )
-
-
-def _call(
-    model: Model, structure: SampleStructure
-) -> Callable[[torch.nn.Module, Sequence[Tensor]], Any]:
-    """Calls a module as the model's programs do: by itself, or in a step."""
-    settings = model._settings
-    steps = None if settings is None else settings.objective.steps
-
-    def call(module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any:
-        inputs, _ = structure.split(tensors)
-        with collected():
-            if steps is not None and structure.has_targets:
-                batch = structure.batch(inputs, tensors)
-                return call_step(steps.training, module, batch)
-            if steps is not None and steps.prediction is not None:
-                return call_step(steps.prediction, module, inputs)
-            try:
-                return call_module(module, inputs)
-            except NoForwardError:
-                if steps is None:
-                    raise
-                return call_step(steps.training, module, inputs)
-
-    return call
 
 
 def _held_bytes(
