@@ -233,6 +233,35 @@ def test_data_that_fill_no_call_are_said():
         model.fit(x, y)
 
 
+def test_targets_that_fit_would_miss_are_said():
+    model, x, y = digits(micro_batch_size=2, device_iterations=1)
+    with_targets, without = model.plan(x, y), model.plan(x)
+    with pytest.raises(DataError) as refused:
+        model.fit(x[:20], verbose=0)
+    assert without.refusal == str(refused.value)
+    assert f"fit will refuse this data: {without.refusal}" in str(without)
+    assert not with_targets.refusal
+    assert "refuse" not in str(with_targets)
+    assert without.memory == with_targets.memory
+    assert without.stages == with_targets.stages
+    report = model.check(x[:20])
+    assert without.refusal in [finding.what for finding in report.findings]
+
+
+@pytest.mark.parametrize("metrics", [None, ["mse"]])
+def test_a_loss_of_the_modules_own_needs_no_targets(metrics):
+    class Scored(nn.Linear):
+        def forward(self, x):
+            outputs = super().forward(x)
+            return outputs, outputs.pow(2).mean()
+
+    model = IPUModel(Scored(4, 3), IPUConfig(micro_batch_size=2))
+    model.compile("sgd", metrics=metrics)
+    plan = model.plan(torch.zeros(8, 4))
+    assert bool(plan.refusal) == bool(metrics)
+    assert ("no targets to compute metrics" in str(plan)) == bool(metrics)
+
+
 def test_a_pipeline_that_poptorch_refuses_is_said():
     model = IPUModel(Own(), IPUConfig(micro_batch_size=2, gradient_accumulation=2))
     model.compile("sgd", "cross_entropy")

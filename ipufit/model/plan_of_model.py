@@ -12,14 +12,17 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure, Source
+from ipufit.engine import Objective
 from ipufit.engine.sizes.stage_costs import stage_costs
 from ipufit.engine.sizes.stage_measure import device_bytes
+from ipufit.errors import IpufitError
 from ipufit.optimizers.state_types import weight_states
 from ipufit.planning import EpochPlan
 from ipufit.planning.devices import Device
 from ipufit.planning.memory import MemorySettings
 from ipufit.planning.model_plan import HostTraffic, ModelPlan
 
+from .evaluating import require_targets
 from .measured_call import measured_call
 from .parts import Model, settings_of
 
@@ -70,7 +73,20 @@ def plan_of_model(
         ),
         unused=cost.unused,
         shared=cost.shared,
+        refusal=_refusal(source, settings.objective),
     )
+
+
+def _refusal(source: Source, objective: Objective) -> str:
+    """Why `fit` would refuse samples whose targets or weights don't suit the loss.
+
+    What is planned doesn't depend on targets, so a plan without them is of use.
+    """
+    try:
+        require_targets(source, objective, "x", "train")
+    except IpufitError as error:
+        return str(error)
+    return ""
 
 
 def _memory_settings(

@@ -36,7 +36,9 @@ def plan(
 
     Args:
         x: Data as for `fit`.
-        y: Targets, as for `fit`.
+        y: Targets, as for `fit`. They may be left out if a step of your own doesn't
+            need them: only what the host sends depends on them. The plan says if `fit`
+            would refuse the data then.
         batch_size: As for `fit`.
         device: Kind of IPU: "mk1", "mk2" or "bow"; or an `ipufit.Device` with figures
             of your own.

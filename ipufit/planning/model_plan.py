@@ -27,7 +27,8 @@ class HostTraffic(NamedTuple):
     Attributes:
         program: "training" or "inference".
         output_mode: Mode of the outputs: PopTorch's name, or "EveryN(n)".
-        input_bytes: Bytes of inputs and targets to the IPUs. Exact.
+        input_bytes: Bytes of the data that are given, inputs and targets, to the IPUs.
+            Exact.
         output_bytes: Bytes of the module's outputs to the host. Exact for a program
             that returns them all; figures of ipufit come on top, some bytes each.
     """
@@ -58,6 +59,8 @@ class ModelPlan:
         unused: Names of parameters that `forward` doesn't use; they aren't counted.
         shared: Names of parameters that several stages use. Each is counted once, with
             the first of them; the others get copies.
+        refusal: Why `fit` would refuse such samples, as those without targets that a
+            loss or a metric needs; empty if it wouldn't.
     """
 
     title: str
@@ -70,6 +73,7 @@ class ModelPlan:
     traffic: tuple[HostTraffic, ...] = ()
     unused: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    refusal: str = ""
 
     # Memory ----------------------------------------------------------------------
 

@@ -77,6 +77,8 @@ def notes_of(plan: ModelPlan) -> Iterator[str]:
             f"samples, and there are {plan.epoch.num_samples}. Use a smaller "
             "batch_size or device_iterations, or drop_last=False."
         )
+    if plan.refusal:
+        yield f"fit will refuse this data: {plan.refusal}"
     uncounted = sorted({name for stage in plan.stages for name in stage.uncounted})
     if uncounted:
         yield f"FLOPs leave out {', '.join(uncounted)}."
