@@ -241,6 +241,54 @@ def test_tied_weights_stay_on_one_ipu():
     assert names in (["stem", "layer.1"], ["stem", "norm"])
 
 
+class Writer(nn.Module):
+    """A language model whose head has the weight of the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)
+        )
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)).mean(1)
+
+
+def test_a_tied_language_model_is_refused_with_its_tie_and_a_way_out():
+    tokens, words = torch.randint(0, 20, (24, 6)), torch.randint(0, 20, (24,))
+    refused = compiled(IPUConfig(pipeline="auto", ipus=2), Writer())
+    with pytest.raises(ConfigError) as raised:
+        refused.fit(tokens, words, batch_size=12, verbose=0)
+    message = str(raised.value)
+    assert "can't be cut into more stages than 1" in message
+    assert (
+        "embedding.weight is used by embedding and head: no stage may begin from "
+        "layers.0 to head"
+    ) in message
+    names = "['embedding', 'layers.0', poptorch.Stage('head').ipu(0)]"
+    assert f"pipeline={names}" in message
+    stages = ["embedding", "layers.0", poptorch.Stage("head").ipu(0)]
+    model = compiled(IPUConfig(pipeline=stages), Writer())
+    model.fit(tokens, words, batch_size=12, verbose=0)
+    plan = model.plan(tokens, words, batch_size=12)
+    assert plan.num_ipus == 2
+    assert [stage.ipu for stage in plan.stages] == [0, 1, 0]
+
+
+def test_a_tied_language_model_that_is_too_large_is_refused_with_its_tie(monkeypatch):
+    monkeypatch.setattr(split_of_model, "CAPACITY", 4000)
+    config = IPUConfig(pipeline="auto")
+    with pytest.raises(TooFullError, match="used by embedding and head: no stage may"):
+        config.resolved(compiled(config, Writer()), torch.zeros(4, 6, dtype=torch.long))
+
+
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_a_lazy_module_gets_shapes_before():
     module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))

@@ -19,6 +19,7 @@ from ipufit.errors import ConfigError
 
 from .block_cost import BlockCost
 from .stage_cost import imbalance
+from .ties import about_ties
 
 MEMORY_STEP = 1 << 20
 """Bytes: less of a difference in memory decides nothing."""
@@ -90,8 +91,8 @@ def best_split(
         raise ConfigError(
             f"ipus={stages}, and the model can't be cut into more stages than "
             f"{len(parts)}. A stage begins where a submodule is called that is called "
-            "once, and submodules that share a weight stay on one IPU. Use fewer IPUs, "
-            "or name blocks of your own in pipeline=(...)."
+            "once. Use fewer IPUs, or name blocks of your own in pipeline=(...). "
+            f"{about_ties(costs)}".rstrip()
         )
     capacity = sum(parts.held) if capacity is None else capacity
     least_held = _least_maximum(stages, parts.held, lambda i, j: True)
@@ -100,7 +101,8 @@ def best_split(
             f"ipus={stages}, and the fullest of them would hold {least_held:,} bytes "
             "of parameters, optimiser state and accumulators, wherever the model is "
             f"cut. An IPU has {capacity:,}. Use more IPUs, offload_optimizer=True, "
-            "shard_optimizer=True with several replicas, or precision='16.16'."
+            "shard_optimizer=True with several replicas, or precision='16.16'. "
+            f"{about_ties(costs)}".rstrip()
         )
     held = parts.between(parts.held)
     slowest = _least_maximum(stages, parts.flops, lambda i, j: held(i, j) <= capacity)
