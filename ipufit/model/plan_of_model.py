@@ -14,7 +14,7 @@ from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure, Source
 from ipufit.engine import Objective
 from ipufit.engine.sizes.stage_costs import stage_costs
-from ipufit.engine.sizes.stage_measure import device_bytes
+from ipufit.engine.sizes.storages import device_bytes
 from ipufit.errors import IpufitError
 from ipufit.optimizers.state_types import weight_states
 from ipufit.planning import EpochPlan

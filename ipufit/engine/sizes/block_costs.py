@@ -3,28 +3,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipufit._tree import Structure
 from ipufit.config import IPUConfig
 from ipufit.engine.traced.calling import call_module
-from ipufit.engine.traced.casting import computed_in
-from ipufit.engine.weights.modes import mode
 from ipufit.planning import BlockCost
 
-from .operator_flops import flops_of, operator_name
+from .listening import Call, given_like, heard
 from .segments import Segments
-from .shapes_only import all_like, copy_of_shapes, shapes_only
-
-Call = Callable[[torch.nn.Module, Sequence[Tensor]], Any]
-"""Calls a module with the tensors of a micro-batch, and returns what it computes."""
+from .shapes_only import copy_of_shapes, shapes_only
 
 
 def block_costs(
@@ -67,52 +59,23 @@ def block_costs(
     config = IPUConfig() if config is None else config
     with shapes_only():
         copied = copy_of_shapes(module)
-        given = all_like(example)
-        if config.types.is_half:
-            given = [t.half() if t.is_floating_point() else t for t in given]
+        given = given_like(example, config)
         segments = Segments(copied, given)
-        with _listened(copied, segments), contextlib.ExitStack() as stack:
-            stack.enter_context(mode(copied, training=True))
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(saved_tensors_hooks(segments.save, _unchanged))
-            stack.enter_context(_Operators(segments))
-            stack.enter_context(computed_in(copied, config))
+        _begin_at_calls(copied, segments)
+        with heard(copied, config, segments):
             outputs = call(copied, given)
         leaves = Structure.of_outputs(outputs).flatten(outputs)
         segments.use([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         return segments.costs()
 
 
-@contextlib.contextmanager
-def _listened(module: torch.nn.Module, segments: Segments) -> Iterator[None]:
+def _begin_at_calls(module: torch.nn.Module, segments: Segments) -> None:
     """Begin a segment at each call of a submodule."""
     for name, child in module.named_modules():
         if name:
             hook = partial(_begin, segments=segments, name=name)
             child.register_forward_pre_hook(hook)
-    yield
 
 
 def _begin(_module: Any, _args: Any, *, segments: Segments, name: str) -> None:
     segments.begin(name)
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-class _Operators(TorchDispatchMode):
-    """Has segments hear of each operator."""
-
-    def __init__(self, segments: Segments) -> None:
-        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self._segments = segments
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        flops = flops_of(func, args, result)
-        uncounted = operator_name(func) if flops is None else None
-        self._segments.run((args, kwargs), result, flops or 0, uncounted)
-        return result

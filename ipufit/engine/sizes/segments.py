@@ -13,7 +13,7 @@ from torch import Tensor
 from ipufit.engine.observers.observing import tensors_of
 from ipufit.planning import BlockCost
 
-from .stage_measure import device_bytes
+from .storages import Storages, device_bytes
 
 
 @dataclass
@@ -49,8 +49,8 @@ class _Segment:
 class Segments:
     """The segments of a forward pass on tensors without values.
 
-    Tensors are told apart by their storages, which are kept until the end so that none
-    is taken for another. Views are the same as what they view.
+    It hears of operators, and of tensors that are saved. Tensors are told apart by
+    their storages.
 
     Args:
         module: The module that is called.
@@ -65,43 +65,36 @@ class Segments:
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[Tensor]) -> None:
-        self._kept: dict[int, tuple[Any, int]] = {}  # storages, and bytes on a device
-        self._parameters = {self._key(p): (n, p) for n, p in module.named_parameters()}
-        self._buffers = {self._key(b): b for b in module.buffers()}
+        self._storages = storages = Storages()
+        named = module.named_parameters()
+        self._parameters = {storages.key(p): (name, p) for name, p in named}
+        self._buffers = {storages.key(b): b for b in module.buffers()}
         self._segments = [_Segment("")]
-        self._segments[0].made.update(dict.fromkeys(map(self._key, inputs)))
+        self._segments[0].made.update(storages.keys(inputs))
 
     def begin(self, name: str) -> None:
         """Begin a segment, where a submodule is called."""
         self._segments.append(_Segment(name))
 
     def run(self, given: Any, result: Any, flops: int, uncounted: str | None) -> None:
-        """Take an operator into the segment.
-
-        Args:
-            given: Its arguments, nested.
-            result: Its result, nested.
-            flops: Its floating-point operations.
-            uncounted: Its name if they aren't known.
-        """
+        """Take an operator into the segment."""
         now = self._segments[-1]
         now.has_operators = True
         now.flops += flops
         if uncounted is not None:
             now.uncounted[uncounted] = None
-        used = dict.fromkeys(map(self._key, tensors_of(given)))
+        used = self._storages.keys(tensors_of(given))
         now.used.update(used)
-        made = map(self._key, tensors_of(result))
+        made = self._storages.keys(tensors_of(result))
         now.made.update(dict.fromkeys(key for key in made if key not in used))
 
-    def save(self, tensor: Tensor) -> Tensor:
+    def save(self, tensor: Tensor) -> None:
         """Take a tensor into the segment that is saved for the backward pass."""
-        self._segments[-1].saved[self._key(tensor)] = None
-        return tensor
+        self._segments[-1].saved[self._storages.key(tensor)] = None
 
     def use(self, tensors: Sequence[Tensor]) -> None:
         """Use tensors in the last segment: they are returned."""
-        self._segments[-1].used.update(dict.fromkeys(map(self._key, tensors)))
+        self._segments[-1].used.update(self._storages.keys(tensors))
 
     def costs(self) -> tuple[BlockCost, ...]:
         """The costs of the blocks that the segments make."""
@@ -111,14 +104,14 @@ class Segments:
         crossing = [0] * len(blocks)
         for key, first in maker.items():
             for boundary in range(first, last_use.get(key, first)):
-                crossing[boundary] += self._bytes(key)
+                crossing[boundary] += self._storages.num_bytes([key])
         used: set[int] = set()
         saved: set[int] = set()
         costs = []
         for block, output_bytes in zip(blocks, crossing):
             cost = self._cost(block, used)
             activations = {*block.saved} & {*maker} - saved
-            num_saved = sum(map(self._bytes, activations))
+            num_saved = self._storages.num_bytes(activations)
             costs.append(
                 cost._replace(saved_bytes=num_saved, output_bytes=output_bytes)
             )
@@ -156,17 +149,6 @@ class Segments:
             blocks[-1].join(segment)
             is_filled |= bool(blocks[-1].name and segment.has_operators)
         return blocks
-
-    def _key(self, tensor: Tensor) -> int:
-        storage = tensor.untyped_storage()
-        key = int(storage._cdata)
-        if key not in self._kept:
-            count = storage.nbytes() // tensor.element_size()
-            self._kept[key] = storage, count * device_bytes(tensor.dtype)
-        return key
-
-    def _bytes(self, key: int) -> int:
-        return self._kept[key][1]
 
 
 def _device_bytes(tensor: Tensor) -> int:

@@ -3,32 +3,27 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from ipufit._tree import Structure
 from ipufit.blocks import started_blocks
 from ipufit.config import IPUConfig
 from ipufit.engine.observers.observing import tensors_of
-from ipufit.engine.traced.casting import computed_in
 from ipufit.engine.traced.recomputing import kept_submodules
-from ipufit.engine.weights.modes import mode
 from ipufit.engine.weights.wrapping import unfetched
 from ipufit.optimizers.state_types import WeightState
 from ipufit.placement import blocks_begun
 from ipufit.planning.stage_cost import StageCost, StateCost, WeightCost
 
+from .listening import Call, given_like, heard
 from .position import Position
-from .shapes_only import all_like, copy_of_shapes, shapes_only
-from .stage_measure import Measure, device_bytes
-
-Call = Callable[[torch.nn.Module, Sequence[Tensor]], Any]
-"""Calls a module with the tensors of a micro-batch, and returns what it computes."""
+from .shapes_only import copy_of_shapes, shapes_only
+from .stage_measure import Measure
+from .storages import device_bytes
 
 
 class ModelCost(NamedTuple):
@@ -78,20 +73,14 @@ def stage_costs(
         weight_cost(name, parameter, states.get(id(parameter)))
         for name, parameter in module.named_parameters()
     ]
-    with shapes_only(), contextlib.ExitStack() as stack:
+    with shapes_only(), started_blocks() as blocks:
         copied = copy_of_shapes(module)
-        given = all_like(example)
-        if config.types.is_half:
-            given = [t.half() if t.is_floating_point() else t for t in given]
-        position = Position(config, stack.enter_context(started_blocks()))
+        given = given_like(example, config)
+        position = Position(config, blocks)
         measure = Measure(position, given, weights, copied)
-        stack.enter_context(_followed(copied, config, position, measure))
-        stack.enter_context(mode(copied, training=True, root=copied))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(saved_tensors_hooks(measure.save, _unchanged))
-        stack.enter_context(measure)
-        stack.enter_context(computed_in(copied, config))
-        outputs = call(copied, given)
+        _follow_calls(copied, config, position, measure)
+        with heard(copied, config, measure):
+            outputs = call(copied, given)
         leaves = list(tensors_of(Structure.of_outputs(outputs).flatten(outputs)))
         return ModelCost(
             stages=measure.stages(),
@@ -135,10 +124,9 @@ def weight_cost(
     )
 
 
-@contextlib.contextmanager
-def _followed(
+def _follow_calls(
     module: torch.nn.Module, config: IPUConfig, position: Position, measure: Measure
-) -> Iterator[None]:
+) -> None:
     """Have a position follow the calls of submodules, and a measure hear of them."""
     begins, ends = blocks_begun(module, config)
     kept = set(kept_submodules(module, config.recompute_patterns))
@@ -158,8 +146,3 @@ def _followed(
         if name:
             child.register_forward_pre_hook(partial(begin, name=name))
             child.register_forward_hook(partial(end, name=name))
-    yield
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor

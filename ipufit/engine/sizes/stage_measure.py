@@ -8,13 +8,12 @@ from typing import Any, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipufit.engine.observers.observing import tensors_of
 from ipufit.planning.stage_cost import StageCost, WeightCost
 
-from .operator_flops import flops_of, operator_name
 from .position import Position
+from .storages import Storages
 
 
 @dataclass
@@ -34,11 +33,17 @@ class _Seen:
     uncounted: dict[str, None] = field(default_factory=dict)
 
 
-class Measure(TorchDispatchMode):
+class Measure:
     """Counts what the operators of each stage take, make and save.
 
-    Tensors are told apart by their storages, which are held until the end, so that none
-    is taken for another.
+    It hears of operators, and of tensors that are saved. Tensors are told apart by
+    their storages.
+
+    Args:
+        position: The stage that the pass has come to.
+        given: The tensors that the module gets.
+        weights: Costs of the module's parameters.
+        module: The module that is called.
     """
 
     def __init__(
@@ -48,45 +53,37 @@ class Measure(TorchDispatchMode):
         weights: Sequence[WeightCost],
         module: torch.nn.Module,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._position = position
-        self._sizes: dict[int, tuple[Any, int]] = {}
+        self._storages = storages = Storages()
         named = dict(module.named_parameters())
-        self._weights = {self._key(named[one.name]): one for one in weights}
-        self._buffers = {self._key(buffer) for buffer in module.buffers()}
-        self._computed = {self._key(tensor) for tensor in given}  # not constants
+        self._weights = {storages.key(named[one.name]): one for one in weights}
+        self._buffers = {*storages.keys(module.buffers())}
+        self._computed = {*storages.keys(given)}  # not constants
         self._stages: dict[int, _Seen] = {}
         self._users: dict[int, dict[int, None]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Run an operator, and count it."""
-        result = func(*args, **(kwargs or {}))
+    def run(self, given: Any, result: Any, flops: int, uncounted: str | None) -> None:
+        """Count an operator."""
         number, stage = self._now()
-        flops = flops_of(func, args, result)
-        stage.flops += flops or 0
-        if flops is None:
-            stage.uncounted[operator_name(func)] = None
-        taken = [self._key(tensor) for tensor in tensors_of((args, kwargs or {}))]
+        stage.flops += flops
+        if uncounted is not None:
+            stage.uncounted[uncounted] = None
+        taken = self._storages.keys(tensors_of(given))
         for key in taken:
             if key in self._weights or key in self._buffers:
                 self._users.setdefault(key, {})[number] = None
             elif key in self._computed and key not in stage.made:
                 stage.inputs[key] = None
-        for tensor in tensors_of(result):
-            key = self._key(tensor)
+        for key in self._storages.keys(tensors_of(result)):
             if key not in taken and key not in self._weights:
                 stage.made[key] = None
                 self._computed.add(key)
-        return result
 
-    def save(self, tensor: Tensor) -> Tensor:
+    def save(self, tensor: Tensor) -> None:
         """Count a tensor that is saved for the backward pass."""
-        key = self._key(tensor)
+        key = self._storages.key(tensor)
         if key not in self._weights and key not in self._buffers:
             self._now()[1].saved[key] = None
-        return tensor
 
     def name(self, name: str) -> None:
         """Remember a submodule that is called in the stage, unless one around it is."""
@@ -98,12 +95,13 @@ class Measure(TorchDispatchMode):
         """Keep the output of a submodule that `recompute` names."""
         _, stage = self._now()
         stage.num_kept += 1
-        stage.kept.update(dict.fromkeys(map(self._key, tensors_of(output))))
+        stage.kept.update(self._storages.keys(tensors_of(output)))
 
     def stages(self) -> tuple[StageCost, ...]:
         """The costs of all stages that were come to."""
         if not self._stages:
             self._now()
+        num_bytes = self._storages.num_bytes
         owners = {key: min(users) for key, users in self._users.items()}
         costs = []
         for number, stage in sorted(self._stages.items()):
@@ -115,12 +113,12 @@ class Measure(TorchDispatchMode):
                     ipu=stage.ipu,
                     names=tuple(stage.names),
                     weights=tuple(w for k, w in self._weights.items() if k in own),
-                    buffer_bytes=self._bytes(own & self._buffers),
+                    buffer_bytes=num_bytes(own & self._buffers),
                     flops=stage.flops,
-                    input_bytes=self._bytes(stage.inputs),
-                    saved_bytes=self._bytes(stage.saved),
-                    kept_bytes=self._bytes(kept),
-                    made_bytes=self._bytes({**stage.inputs, **stage.made}),
+                    input_bytes=num_bytes(stage.inputs),
+                    saved_bytes=num_bytes(stage.saved),
+                    kept_bytes=num_bytes(kept),
+                    made_bytes=num_bytes({**stage.inputs, **stage.made}),
                     num_kept=stage.num_kept,
                     uncounted=tuple(stage.uncounted),
                 )
@@ -141,26 +139,3 @@ class Measure(TorchDispatchMode):
     def _now(self) -> tuple[int, _Seen]:
         number, ipu = self._position.place
         return number, self._stages.setdefault(number, _Seen(ipu))
-
-    def _key(self, tensor: Tensor) -> int:
-        storage = tensor.untyped_storage()
-        key = int(storage._cdata)
-        if key not in self._sizes:
-            width = tensor.element_size()
-            count = storage.nbytes() // width
-            self._sizes[key] = storage, count * device_bytes(tensor.dtype)
-        return key
-
-    def _bytes(self, keys: Any) -> int:
-        return sum(self._sizes[key][1] for key in keys)
-
-
-def device_bytes(dtype: torch.dtype) -> int:
-    """Bytes of a number on a device, which has none of 64 bits.
-
-    Example:
-        >>> device_bytes(torch.int64), device_bytes(torch.float16)
-        (4, 2)
-    """
-    width: int = torch.empty((), dtype=dtype).element_size()
-    return min(4, width)
