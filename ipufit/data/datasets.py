@@ -91,16 +91,19 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
     def __getitems__(self, indices: Sequence[int]) -> StackedRows | list[Any]:
         """A batch of samples: torch's loaders use this method if it exists."""
         users = self.dataset
-        return self.batch(indices, lambda: [users[int(i)] for i in indices])
+        return self.batch(
+            indices, lambda places: [users[int(indices[at])] for at in places]
+        )
 
     def batch(
-        self, indices: Sequence[int], singly: Callable[[], list[Any]]
+        self, indices: Sequence[int], singly: Callable[[Sequence[int]], list[Any]]
     ) -> StackedRows | list[Any]:
         """A batch of samples.
 
         Args:
             indices: Indices of the samples.
-            singly: Gets the samples of the user's dataset one by one.
+            singly: Gets samples of the user's dataset one by one, those at some places
+                among the indices.
 
         Returns:
             The tensors of the batch; or flat samples, if these have leaves other than
@@ -111,10 +114,12 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         """
         rows = [int(index) for index in indices]
 
-        def are_same(items: list[Any], others: list[Any]) -> bool:
+        def are_same(
+            places: Sequence[int], items: list[Any], others: list[Any]
+        ) -> bool:
             return all(
-                _are_equal(self._flat(one, row), self._flat(other, row))
-                for one, other, row in zip(items, others, rows)
+                _are_equal(self._flat(one, rows[at]), self._flat(other, rows[at]))
+                for at, one, other in zip(places, items, others)
             )
 
         items = self._reader.items(rows, singly, are_same)

@@ -57,7 +57,7 @@ class SeededRows(Dataset):  # type: ignore[type-arg]
             return [self[key] for key in keys]
         users = self.dataset.dataset
         return self.dataset.batch(
-            indices, lambda: [users[self._begun(key)] for key in keys]
+            indices, lambda places: [users[self._begun(keys[at])] for at in places]
         )
 
     def _begun(self, key: int) -> int:

@@ -12,14 +12,17 @@ from .seeds import seed_all
 
 _Items = List[Any]
 
+_MOST_COMPARED = 32
+"""Samples of a batch that are read both ways: a call may have thousands of them."""
+
 
 class TogetherReader:
     """Reads samples by `__getitems__` if that gives what `__getitem__` gives.
 
-    The first batch is read both ways, and so is a larger one. Both must give the same
-    samples. `__getitems__` must draw no random numbers, because it would draw them in
-    another order, or with other seeds. A dataset that fails in either is read sample by
-    sample from then on.
+    Of the first batch, and of each that is larger than those before, up to 32 samples
+    are read both ways. Both must give the same. `__getitems__` must draw no random
+    numbers, because it would draw them in another order, or with other seeds. A dataset
+    that fails in either is read sample by sample from then on.
 
     Args:
         dataset: The user's map-style dataset.
@@ -32,8 +35,8 @@ class TogetherReader:
         >>> numbers = Numbers([5, 6, 7])
         >>> reader = TogetherReader(numbers)
         >>> def read(indices):
-        ...     singly = lambda: [numbers[index] for index in indices]
-        ...     return reader.items(indices, singly, lambda a, b: a == b)
+        ...     singly = lambda places: [numbers[indices[at]] for at in places]
+        ...     return reader.items(indices, singly, lambda places, a, b: a == b)
         >>> read([0, 1])
         together
         [5, 6]
@@ -50,48 +53,72 @@ class TogetherReader:
     def items(
         self,
         indices: Sequence[int],
-        singly: Callable[[], _Items],
-        are_same: Callable[[_Items, _Items], bool],
+        singly: Callable[[Sequence[int]], _Items],
+        are_same: Callable[[Sequence[int], _Items, _Items], bool],
     ) -> _Items:
         """The samples of some indices.
 
         Args:
             indices: Indices of the samples.
-            singly: Reads the samples one by one.
-            are_same: Tells whether two lists of samples are the same.
+            singly: Reads samples one by one, those at some places among the indices.
+            are_same: Tells whether two lists of samples are the same, both of those at
+                some places.
         """
+        places = range(len(indices))
         together = together_of(self._dataset) if self._is_used else None
         if together is None or len(indices) == 1:
-            return singly()
-        if len(indices) > self._num_tried:
-            items = singly()
-            self._num_tried = len(indices)
-            self._is_used = _gives(together, indices, items, are_same)
-            return items
+            return singly(places)
         before = HostRandomState()
-        items = together(indices)
-        if len(items) == len(indices) and not before.has_changed():
+        if len(indices) > self._num_tried:
+            self._num_tried = len(indices)
+            compared = _compared(len(indices))
+            some = singly(compared)
+            items = _others(together, indices, compared, some, are_same)
+            self._is_used = items is not None
+            if len(some) == len(indices):
+                return some
+        else:
+            items = together(indices)
+            self._is_used = len(items) == len(indices) and not before.has_changed()
+        if items is not None and self._is_used:
             return items
         before.put_back()
-        self._is_used = False
-        return singly()
+        return singly(places)
 
 
-def _gives(
+def _compared(count: int) -> Sequence[int]:
+    """Places of samples to compare, from the first to the last of a batch."""
+    if count <= _MOST_COMPARED:
+        return range(count)
+    return [at * (count - 1) // (_MOST_COMPARED - 1) for at in range(_MOST_COMPARED)]
+
+
+def _others(
     together: Callable[[Sequence[int]], _Items],
     indices: Sequence[int],
-    items: _Items,
-    are_same: Callable[[_Items, _Items], bool],
-) -> bool:
-    """Whether samples that are read together are those that were read singly."""
+    places: Sequence[int],
+    some: _Items,
+    are_same: Callable[[Sequence[int], _Items, _Items], bool],
+) -> _Items | None:
+    """Samples that are read together; None unless they are those read singly.
+
+    Args:
+        together: Reads them.
+        indices: Indices of the samples.
+        places: Places among the indices whose samples are compared.
+        some: Samples at these places that were read singly.
+        are_same: As for `TogetherReader.items`.
+    """
     now = HostRandomState()
     seed_all(0)  # other than what the last sample was read with
     before = HostRandomState()
     try:
-        others = together(indices)
-        return not before.has_changed() and are_same(items, others)
+        items = together(indices)
+        if len(items) != len(indices) or before.has_changed():
+            return None
+        return items if are_same(places, some, [items[at] for at in places]) else None
     except Exception:  # noqa: BLE001 - a method of the user's may raise anything
-        return False
+        return None
     finally:
         now.put_back()
 

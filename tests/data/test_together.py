@@ -76,6 +76,12 @@ class Short(Squares):
         return super().__getitems__(indices[:2])
 
 
+class WrongAtTheEnd(Squares):
+    def __getitems__(self, indices):
+        *most, _ = super().__getitems__(indices)
+        return [*most, most[0]]
+
+
 def flat_of(dataset):
     structure = SampleStructure.of(Parts()(dataset[0]))
     flat = FlatDataset(dataset, Parts(), structure, "x")
@@ -102,16 +108,17 @@ def singly(dataset, size=4, seed=None):
 
 
 KINDS = [
-    *(Squares, Doubled, Drawing, SometimesDrawing, Wrong, Failing, OfItsSeed, Short)
+    *(Squares, Doubled, Drawing, SometimesDrawing, Wrong, Failing, OfItsSeed, Short),
+    WrongAtTheEnd,
 ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize(("size", "count"), [(1, 24), (4, 24), (50, 130), (90, 90)])
 @pytest.mark.parametrize("seed", [None, 7])
-def test_batches_and_random_states_are_those_of_single_samples(kind, size, seed):
-    found, after = batches(flat_of(kind()), size, seed)
-    expected, expected_after = singly(kind(), size, seed)
+def test_batches_and_random_states_are_those_of_single_samples(kind, size, count, seed):
+    found, after = batches(flat_of(kind(count)), size, seed)
+    expected, expected_after = singly(kind(count), size, seed)
     if seed is None:  # else each sample seeds, and no state is kept
         assert after == expected_after
     for batch, other in zip(found, expected):
@@ -130,6 +137,47 @@ def test_samples_are_read_together_after_the_first_batch(seed, subset):
     assert dataset.num_together == len(flat)
     if subset:
         assert found[0][0][:, 0].tolist() == [19.0**2, 18.0**2, 17.0**2, 16.0**2]
+
+
+@pytest.mark.parametrize("size", [33, 200, 1000])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_few_samples_of_a_large_batch_are_read_twice(size, seed):
+    dataset = Squares(1000)
+    flat = flat_of(dataset)
+    read = dataset.num_single
+    batches(flat, size, seed)
+    assert dataset.num_together == 1000
+    assert dataset.num_single == read + 32 + (1000 % size == 1)  # the last is alone
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])
+def test_data_are_read_once(method):
+    model = IPUModel(torch.nn.Linear(2, 3), IPUConfig(seed=4))
+    model.compile("sgd", "cross_entropy")
+    run = getattr(model, method)
+    together, single = Squares(320), Failing(320)
+    run(together, batch_size=32, verbose=0)
+    run(single, batch_size=32, verbose=0)
+    few = 3  # that the shapes are known from
+    assert together.num_together == 320
+    assert together.num_single <= 32 + few
+    assert 320 <= single.num_single <= 320 + 32 + few
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])
+def test_a_generator_is_asked_for_each_batch_once(method):
+    model = IPUModel(torch.nn.Linear(2, 3), IPUConfig(seed=4))
+    model.compile("sgd", "cross_entropy")
+    drawn = []
+
+    def batches():
+        for number in range(10):
+            drawn.append(number)
+            yield torch.zeros(32, 2), torch.zeros(32, dtype=torch.int64)
+
+    steps = {"steps_per_epoch": 10} if method == "fit" else {}
+    getattr(model, method)(batches(), verbose=0, **steps)
+    assert drawn == list(range(10))
 
 
 def test_a_larger_batch_is_tried_too():
