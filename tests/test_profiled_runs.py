@@ -72,6 +72,7 @@ def test_a_fit_has_every_phase(tmp_path):
     assert set(phases) >= {
         *("prepare", "programs", "compile", "host data", "call", "device", "optimizer"),
         *("figures", "callbacks", "checkpoints", "weights", "loop", "profile"),
+        *("upload", "download"),
     }
     spans = events(tmp_path)
     check_nesting(spans)
@@ -79,6 +80,8 @@ def test_a_fit_has_every_phase(tmp_path):
     assert count(tmp_path, "training call") == 12
     assert count(tmp_path, "epoch 2") == 1
     assert count(tmp_path, "evaluation") == 2
+    num_calls = count(tmp_path, "device call")
+    assert count(tmp_path, "upload") == count(tmp_path, "download") == num_calls > 12
     assert count(tmp_path, "compile") == 2
     assert count(tmp_path, "ModelCheckpoint.on_epoch_end") == 2
     assert count(tmp_path, "after hooks") == 2

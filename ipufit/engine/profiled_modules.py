@@ -12,7 +12,12 @@ from ipufit.profiling.timeline import OpenSpan
 
 _LOSS = "loss"
 _NETWORK = "module"
-_PARTS = frozenset({"forward", "backward", "update", "machine code", "mark modules"})
+_PARTS = frozenset(
+    {
+        *("upload", "forward", "backward", "update", "download"),
+        *("machine code", "mark modules"),
+    }
+)
 _NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict)
 
 

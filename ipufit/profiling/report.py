@@ -51,7 +51,7 @@ def text_of(name: str, phases: Mapping[str, float]) -> str:
         >>> print(text_of("fit", {"device": 3.0, "host data": 1.0}))
         fit: 4.000 s
           host data     1.000 s  25.0%  waiting for the batch of the next call
-          device        3.000 s  75.0%  on the device: upload, compute and download
+          device        3.000 s  75.0%  on the device; on IPUs with upload and download
     """
     lines = [f"{name}: {in_words(sum(phases.values()))}"]
     for phase, seconds, share in rows_of(phases):

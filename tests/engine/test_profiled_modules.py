@@ -33,6 +33,8 @@ def name_of(scope):
     [
         ("forward", "forward"),
         ("backward", "backward"),
+        ("upload", "upload"),
+        ("download", "download"),
         ("", "loss"),
         ("0", "loss"),
         ("module", "Network"),

@@ -15,6 +15,9 @@ from ipufit.errors import FileError
 from ipufit.profiling import PHASES, Recorder
 from ipufit.profiling.report import text_of
 
+SECONDS = 2.0 * len(PHASES) + 3
+"""Length of what `record` records: the clock ticks at both ends of each span."""
+
 
 def record(recorder, index=0, count=1, **details):
     recorder.start("fit")
@@ -51,7 +54,7 @@ def test_a_trace_has_complete_events_that_nest_in_microseconds(recorder):
     assert call["name"] == "call </script>"
     assert run == {
         **{"name": "fit", "cat": "loop", "ph": "X", "pid": os.getpid(), "tid": 1},
-        **{"ts": 0.0, "dur": 35e6, "args": {"ended_by": "KeyError"}},
+        **{"ts": 0.0, "dur": SECONDS * 1e6, "args": {"ended_by": "KeyError"}},
     }
     assert call["args"] == {"first update": 3}
     for event in inner:
@@ -61,7 +64,7 @@ def test_a_trace_has_complete_events_that_nest_in_microseconds(recorder):
     assert [event["ts"] for event in inner] == sorted(event["ts"] for event in inner)
     facts = content["otherData"]
     assert facts["module"] == "<Network>"
-    assert sum(facts["seconds_by_phase"].values()) == 35.0
+    assert sum(facts["seconds_by_phase"].values()) == SECONDS
 
 
 class Reader(HTMLParser):
@@ -93,7 +96,7 @@ def test_a_page_is_whole_by_itself(recorder):
     assert "call </script>" in data["names"]
     assert len(data["spans"]) == len(PHASES) + 2
     [run] = [row for row in data["spans"] if row[4] == 0]
-    assert run[2:] == [0.0, 35e6, 0, None]
+    assert run[2:] == [0.0, SECONDS * 1e6, 0, None]
     assert data["names"][run[0]] == "fit"
     for phase in PHASES:
         assert phase in reader.text

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ipufit.emulator._device.gradients import GradientReduction
-from ipufit.emulator._device.listening import is_heard, parts_heard
+from ipufit.emulator._device.listening import heard_as, is_heard, parts_heard
 from ipufit.emulator._device.runner import Call, Runner, Training
 from ipufit.emulator._device.timings import CallTimes, Transfers
 from ipufit.emulator._device.watch import Watch
@@ -157,9 +157,11 @@ class Attachment:
 
     def _run(self, tensors: list[Tensor]) -> CallResults:
         started = perf_counter()
-        if self._is_synthetic:
-            tensors = synthetic_inputs(tensors)
-        inputs = Inputs(self._layout, tensors, self._program.written_inputs)
+        take_over, give_back = self._taken_over, self._given_back
+        if is_heard():
+            take_over = heard_as("upload", take_over)
+            give_back = heard_as("download", give_back)
+        inputs = take_over(tensors)
         outputs, watch = self._outputs(), None
         call = Call(self._program, self._weights, self._layout, inputs, outputs)
         with self._random_state():
@@ -168,13 +170,25 @@ class Attachment:
             else:
                 watch = self._train(call, self._link)
         ran = perf_counter()
-        if not self._is_synthetic:
-            inputs.write_back()
-        results = self._split(outputs.tensors(), watch)
+        results = give_back(inputs, outputs, watch)
         times = CallTimes(started, inputs.taken, ran, perf_counter(), self._transfers)
         if self._logs_cycles:
             logger.debug("Total number of IPU cycles: %d", times.cycles())
         return CallResults(*results, times)
+
+    def _taken_over(self, tensors: list[Tensor]) -> Inputs:
+        """Take over what the caller gives, in types that the device holds."""
+        if self._is_synthetic:
+            tensors = synthetic_inputs(tensors)
+        return Inputs(self._layout, tensors, self._program.written_inputs)
+
+    def _given_back(
+        self, inputs: Inputs, outputs: Outputs, watch: Watch | None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Give back what was written into inputs; then outputs, anchored tensors."""
+        if not self._is_synthetic:
+            inputs.write_back()
+        return self._split(outputs.tensors(), watch)
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listeners who want to know when a call runs forward, backward, and updates weights.
+"""Listeners who want to know what a call does: upload, forward, backward, and so on.
 
 Within forward and backward passes they hear which module's operations run.
 
@@ -9,13 +9,15 @@ A call without listeners looks once whether there are any, and pays nothing else
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, Protocol
+from typing import Any, Callable, Iterator, Protocol, TypeVar
 
 from ipufit.emulator._device.replacing import replaced
 from ipufit.emulator._device.runner import Call, Runner, Training
 from ipufit.emulator._device.segments import Function, Marks
 
 _UPDATES = ("step", "step_in_no_grad")
+
+_Result = TypeVar("_Result")
 
 
 class Listener(Protocol):
@@ -63,6 +65,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
         >>> training.compile(torch.ones(2, 1))
         >>> with heard_by(Printer()):
         ...     _ = training(torch.ones(2, 1))
+        'upload' upload
         'forward' forward
         'mark modules' profile
         '' forward
@@ -71,6 +74,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
         'forward' forward
         'update' update
         'forward' forward
+        'download' download
     """
     _listeners.append(listener)
     try:
@@ -84,6 +88,25 @@ def heard_by(listener: Listener) -> Iterator[None]:
 def is_heard() -> bool:
     """Whether anybody listens."""
     return bool(_listeners) and any(listener.is_on for listener in _listeners)
+
+
+def heard_as(name: str, function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Make a function that listeners hear of as a part by itself, if it fails too.
+
+    Args:
+        name: Name and phase of the part.
+        function: The function to call.
+    """
+
+    def call(*args: Any) -> _Result:
+        parts = _Parts()
+        parts.turn_to(name, name)
+        try:
+            return function(*args)
+        finally:
+            parts.end()
+
+    return call
 
 
 @contextlib.contextmanager

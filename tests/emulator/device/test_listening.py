@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ipufit.emulator import Options, inferenceModel, optim, trainingModel
-from ipufit.emulator._device.listening import heard_by, is_heard
+from ipufit.emulator._device.listening import heard_as, heard_by, is_heard
+from ipufit.emulator._layout.layout import Inputs, Outputs
 
 X, Y = torch.arange(24.0).view(12, 2) / 24, torch.ones(12, 1)
 
@@ -77,9 +78,12 @@ def test_each_update_is_heard(iterations, accumulation):
         call(model, iterations * accumulation)
     assert recording.names.count("update") == iterations
     assert iterations <= recording.names.count("backward") <= iterations * accumulation
-    assert recording.names[0] == recording.names[-1] == "forward"
+    first, *parts, last = recording.names
+    assert (first, last) == ("upload", "download")
+    assert {"upload", "download"}.isdisjoint(parts)
+    assert parts[0] == parts[-1] == "forward"
     backward = recording.names.index("backward")
-    assert 0 < backward < recording.names.index("update")
+    assert 1 < backward < recording.names.index("update")
     assert all(name == phase for name, phase in recording.heard)
 
 
@@ -135,7 +139,7 @@ def test_several_listeners_hear_inference():
     with heard_by(recordings[0]), heard_by(recordings[1]):
         model(X)
     assert recordings[0].names == recordings[1].names
-    assert len(recordings[0].names) == 1
+    assert len(recordings[0].names) == 3
 
 
 def test_a_call_that_fails_ends_its_part():
@@ -151,4 +155,26 @@ def test_a_call_that_fails_ends_its_part():
     model(torch.tensor([1]))
     with heard_by(recording), pytest.raises((IndexError, RuntimeError)):
         model(torch.tensor([7]))
-    assert len(recording.names) == 1
+    assert len(recording.names) == 2  # no download
+    with heard_by(recording), pytest.raises(ZeroDivisionError):
+        heard_as("upload", lambda by: 1 / by)(0)
+    assert recording.names[2:] == ["upload"]
+
+
+def test_what_a_part_contains_is_done_in_it(monkeypatch):
+    done, recording = [], Recording()
+
+    def noting(method):
+        def call(self, *arguments):
+            done.append((method.__name__, recording.heard[-1][0], bool(recording.open)))
+            return method(self, *arguments)
+
+        return call
+
+    model = inferenceModel(torch.nn.Linear(2, 1), Options().deviceIterations(3))
+    model(X)
+    for owner, name in ((Inputs, "__init__"), (Outputs, "tensors")):
+        monkeypatch.setattr(owner, name, noting(getattr(owner, name)))
+    with heard_by(recording):
+        model(X)
+    assert done == [("__init__", "upload", True), ("tensors", "download", True)]
