@@ -20,9 +20,9 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
     Example:
         >>> from types import SimpleNamespace
         >>> owner = SimpleNamespace(size=1)
-        >>> with replaced(owner, size=2, color="red"):
+        >>> with replaced(owner, size=2, width=3):
         ...     print(owner)
-        namespace(size=2, color='red')
+        namespace(size=2, width=3)
         >>> owner
         namespace(size=1)
     """
