@@ -25,6 +25,7 @@ X, Y = torch.arange(48.0).view(24, 2) / 48, torch.ones(24, 1)
 def make(folder, **fields):
     torch.manual_seed(1)
     directory = None if folder is None else str(folder)
+    fields = {"device_iterations": 1, **fields}
     model = IPUModel(torch.nn.Linear(2, 1), IPUConfig(profile_dir=directory, **fields))
     averaged = Optimizer("sgd", ema_momentum=0.9)
     model.compile(averaged, "mse", metrics=["mae"])
@@ -192,11 +193,23 @@ def test_the_next_run_of_a_model_without_a_profile_has_no_timers(tmp_path):
 
 def test_numbers_are_those_of_a_run_without(tmp_path):
     of = {"epochs": 3, "validation_data": (X, Y), "shuffle": False}
-    plain = make(None, device_iterations=1)
-    profiled = make(tmp_path, device_iterations=1)
+    plain, profiled = make(None), make(tmp_path)
     assert fit(plain, **of).history == fit(profiled, **of).history
     assert plain.evaluate(X, Y, verbose=0) == profiled.evaluate(X, Y, verbose=0)
     assert plain.predict(X, verbose=0).equal(profiled.predict(X, verbose=0))
+
+
+def test_a_recorded_run_makes_the_calls_that_it_makes_otherwise(tmp_path):
+    for folder in (None, str(tmp_path)):
+        model = IPUModel(torch.nn.Linear(2, 1), IPUConfig(profile_dir=folder))
+        model.compile("sgd", "mse")
+        fit(model)
+        model.evaluate(X, Y, 4, verbose=0)
+        programs = model._executors
+        for program in (programs._training, programs._inference):
+            assert program.executor.options.device_iterations == 6
+    assert count(tmp_path, "training call") == 1
+    assert count(tmp_path, "device call", "evaluate-001") == 1
 
 
 class Failing(Callback):

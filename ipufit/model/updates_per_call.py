@@ -163,8 +163,8 @@ def _of_settings(model: Model, instruments: Instruments) -> list[Limit]:
         reasons.append(moves)
     if settings.objective.is_streamed:
         reasons.append("outputs come back for a streamed metric, and may be large")
-    if instruments.profiled_calls or model.config.profile_dir is not None:
-        reasons.append("the program is profiled")
+    if instruments.profiled_calls:
+        reasons.append("profile_steps counts calls")
     return [Limit(1, reason) for reason in reasons]
 
 
