@@ -40,7 +40,7 @@ def test_forks_of_joined_processes_wait():
     run = subprocess.run(
         [sys.executable, "-c", FORKS],
         stdout=subprocess.PIPE,
-        universal_newlines=True,
+        text=True,
         check=True,
     )
     waits = int(sys.version_info < (3, 12))
