@@ -120,6 +120,8 @@ class ProcessPool:
         return [value for _, _, value in sorted(answers, key=lambda answer: answer[0])]
 
     def _answers(self, job, count, timeout):
+        if any(worker.process.poll() is not None for worker in self._workers):
+            self.close()  # somebody has ended one of them
         while len(self._workers) < count:
             self._workers.append(_Worker.started(self._environment, self._modes))
         self._runs += 1

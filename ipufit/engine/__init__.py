@@ -24,6 +24,7 @@ from .traced.calling import (
     failures_explained,
 )
 from .traced.casting import compute_in_types
+from .traced.figure_bytes import figure_bytes
 from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
 from .traced.output_bytes import OutputSize, bytes_of, num_weights, output_size
 from .traced.reference import HostUpdate, host_outputs, host_update
@@ -56,6 +57,7 @@ __all__ = [
     "compute_in_types",
     "describe_coverage",
     "failures_explained",
+    "figure_bytes",
     "give_shapes",
     "host_outputs",
     "host_update",

@@ -12,7 +12,7 @@ from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import Instruments
 from ipufit.data import Source, num_trained_on
-from ipufit.engine import WatchedGradients, bytes_of, num_weights
+from ipufit.engine import WatchedGradients, bytes_of, figure_bytes, num_weights
 from ipufit.placement import own_stages
 from ipufit.planning import (
     MOST_CALL_BYTES,
@@ -25,7 +25,10 @@ from ipufit.planning import (
 from .parts import Model, settings_of
 
 _FIGURE_BYTES = 4096
-"""Bytes that the figures of a micro-batch take, which a program makes known."""
+"""Bytes for the figures of a micro-batch but for large ones: losses, means, scalars.
+
+A program that is traced makes known how many there are.
+"""
 
 _LEAST_CALLS = 16
 """Calls of a pass over samples that are loaded: some are loaded while others train."""
@@ -185,14 +188,17 @@ def _of_output_mode(model: Model, plan: BatchPlan) -> list[Limit]:
 def _of_memory(model: Model, source: Source, plan: BatchPlan) -> list[Limit]:
     """Bounds of what a call holds, and of how long it takes."""
     rows = plan.samples_per_update
-    figures = _FIGURE_BYTES * plan.micro_batches_per_call
+    objective, example = settings_of(model).objective, source.example(1)
+    large = figure_bytes(model.module, objective, source.structure, example)
+    figures = (_FIGURE_BYTES + large) * plan.micro_batches_per_call
     held = rows * bytes_of(source.first()) + figures
     weights = num_weights(model.module)
     work = max(1, rows * weights)
     return [
         Limit(
             max(1, MOST_CALL_BYTES // held),
-            f"a call's data takes {MOST_CALL_BYTES >> 20} MiB of host memory at most",
+            "a call's samples and figures take "
+            f"{MOST_CALL_BYTES >> 20} MiB of host memory at most",
         ),
         Limit(
             max(1, MOST_WORK // work),

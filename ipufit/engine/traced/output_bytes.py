@@ -8,7 +8,7 @@ import copy
 import io
 import math
 import warnings
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -68,38 +68,66 @@ def output_size(
         >>> output_size(module, Inferred(False), source.structure, example)
         OutputSize(num_bytes=80, has_scalars=False, moves_buffers=False)
     """
-    before = HostRandomState()
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # they come again when it is traced
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            copied = _of_zeros(module)
-            given = [_zeros_like(tensor[:1]) for tensor in example]
-            stack.enter_context(mode(copied, training=False))
-            stack.enter_context(torch.no_grad())
-            scalars = stack.enter_context(collected())
+        with quiet(), collected() as scalars:
+            copied = of_zeros(module)
             buffers = list(copied.buffers())
-            outputs = _called(copied, inferred, structure, given)
+            outputs = called(copied, inferred, structure, first_of_zeros(example))
             leaves = [*_leaves(outputs), *scalars.values()]
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     except Exception:  # noqa: BLE001 - a user's code may raise anything
         return None
-    finally:
-        before.put_back()
     has_scalars = bool(scalars) or any(not tensor.dim() for tensor in tensors)
     rows = len(example[0])
     num_bytes = sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors)
     return OutputSize(num_bytes, has_scalars, any(one._version for one in buffers))
 
 
-def _called(
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Compute without gradients and put random states back; nobody hears of it.
+
+    Example:
+        >>> before = torch.get_rng_state()
+        >>> with quiet():
+        ...     print(torch.rand(()))
+        >>> torch.equal(torch.get_rng_state(), before)
+        True
+    """
+    before = HostRandomState()
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # they come again when it is traced
+            with contextlib.redirect_stdout(io.StringIO()):
+                yield
+    finally:
+        before.put_back()
+
+
+def called(
     module: torch.nn.Module,
     inferred: Inferred,
     structure: SampleStructure,
     tensors: Sequence[Tensor],
 ) -> Any:
-    """Everything that comes back from a module, or from a step."""
+    """Everything that comes back from a module in eval mode, or from a step.
+
+    Args:
+        module: A copy of the user's module.
+        inferred: The computation of the program.
+        structure: Nesting of a batch.
+        tensors: Tensors of a batch.
+    """
+    with mode(module, training=False):
+        return _result(module, inferred, structure, tensors)
+
+
+def _result(
+    module: torch.nn.Module,
+    inferred: Inferred,
+    structure: SampleStructure,
+    tensors: Sequence[Tensor],
+) -> Any:
     inputs, _ = structure.split(tensors)
     if inferred.step is None:
         return call_module(module, inputs)
@@ -110,11 +138,25 @@ def _called(
     return result if inferred.gives_outputs else result.loss
 
 
-def _of_zeros(module: torch.nn.Module) -> torch.nn.Module:
+def first_of_zeros(example: Sequence[Tensor]) -> list[Tensor]:
+    """One sample of zeros, of the shapes and types of a batch.
+
+    Example:
+        >>> first_of_zeros([torch.ones(4, 2)])
+        [tensor([[0., 0.]])]
+    """
+    return [_zeros_like(tensor[:1]) for tensor in example]
+
+
+def of_zeros(module: torch.nn.Module) -> torch.nn.Module:
     """A copy whose weights are zeros.
 
     Whoever looks at a weight that PopTorch trains has it fetched from its device. So
     only what `unfetched` reads is looked at.
+
+    Example:
+        >>> of_zeros(torch.nn.Linear(2, 1)).weight.tolist()
+        [[0.0, 0.0]]
     """
     memo: dict[int, Any] = {}
     for weight in module.parameters():
