@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
+import operator
 import os
 import sys
 import traceback
@@ -79,7 +81,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run a module, named as in an import, instead of a script",
     )
-    parser.add_argument("target", help=argparse.SUPPRESS)
+    parser.add_argument("target", metavar="script", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -140,7 +142,9 @@ def _run(target: Target) -> None:
         ConfigError: It never comes there.
         FirstFit: It has.
     """
-    if not target.is_module and not os.path.isfile(target.name):
+    if target.is_module:
+        _look_for(target.name)
+    elif not os.path.isfile(target.name):
         raise ConfigError(f"There is no script {target.name!r}.")
     status = run_script(target.name, target.arguments, is_module=target.is_module)
     ending = "ended" if status == 0 else f"ended with {status!r}"
@@ -162,14 +166,9 @@ def _made(target: Target) -> Subject:
             f"{target.name} is a function that is called without arguments. Got "
             f"{' '.join(target.arguments)}."
         )
-    module_name, _, path = target.name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    function = _function(target.name)
     try:
-        found: Any = importlib.import_module(module_name)
-        for name in path.split("."):
-            found = getattr(found, name)
-        made = found()
+        made = function()
     except IpufitError:
         raise
     except Exception as error:
@@ -183,6 +182,60 @@ def _made(target: Target) -> Subject:
             f"{target.name} must return {_FORMS}. It has returned {_kinds(made)}."
         )
     return Subject(model, dict(zip(("x", "y"), data)))
+
+
+def _function(name: str) -> Callable[[], Any]:
+    """Import a function that is named as `module:function`.
+
+    Raises:
+        ConfigError: There is no such module or function, or the module fails.
+    """
+    module_name, _, path = name.partition(":")
+    if module_name.endswith(".py"):
+        stem = os.path.basename(module_name)[: -len(".py")]
+        raise ConfigError(
+            f"{module_name!r} is a file. A function is named with its module, as in an "
+            f"import: go to the file's folder and give {stem}:{path}."
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    _look_for(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except IpufitError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise ConfigError(
+            f"{module_name} can't be imported: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        found: Callable[[], Any] = operator.attrgetter(path)(module)
+    except AttributeError as error:
+        raise ConfigError(f"{module_name} has no function {path!r}.") from error
+    return found
+
+
+def _look_for(module_name: str) -> None:
+    """Refuse the name of a module that isn't there.
+
+    Raises:
+        ConfigError: There is no such module, or no package that it would be in.
+    """
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        is_there = importlib.util.find_spec(module_name) is not None
+    except ModuleNotFoundError as error:
+        is_there = not f"{module_name}.".startswith(f"{error.name}.")
+    except Exception:  # noqa: BLE001 - of its package; the import itself will show it
+        is_there = True
+    finally:
+        sys.path.remove(folder)
+    if not is_there:
+        raise ConfigError(
+            f"There is no module {module_name!r}, neither in this folder nor installed."
+        )
 
 
 def _kinds(made: Any) -> str:

@@ -131,9 +131,47 @@ def test_scripts_without_a_fit_are_refused(tmp_path, source, message, capsys):
 
 
 @pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (Target("absent_one:make"), "There is no module 'absent_one', neither"),
+        (Target("json.absent:make"), "There is no module 'json.absent'"),
+        (Target("absent_one.absent:make"), "There is no module 'absent_one.absent'"),
+        (Target("absent_one", is_module=True), "There is no module 'absent_one'"),
+        (Target("json.absent", is_module=True), "There is no module 'json.absent'"),
+        (
+            Target("code/absent.py:make"),
+            r"'code/absent.py' is a file\..*give absent:make\.",
+        ),
+    ],
+)
+def test_names_of_no_module_are_refused_without_a_traceback(target, message, capsys):
+    with pytest.raises(ConfigError, match=message):
+        looked_at(target, lambda subject: subject)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+@pytest.mark.parametrize("source", ["import absent_one", "1 / 0"])
+def test_a_module_that_fails_is_told_from_none(tmp_path, source, is_module, capsys):
+    """Where its import ends with an error, the traceback leads to the line."""
+    folder = tmp_path / f"package_{next(_number)}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(source, "utf-8")
+    (folder / "train.py").write_text(FIT, "utf-8")
+    name = f"{folder.name}.train"
+    with pytest.raises(ConfigError, match=r"ended with 1|can't be imported"):
+        looked_at(
+            Target(name if is_module else f"{name}:make", is_module=is_module),
+            lambda subject: subject,
+        )
+    assert source in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("end", "message"),
     [
-        ("nothing", "AttributeError"),
+        ("nothing", "has no function 'nothing'"),
+        ("", "has no function ''"),
         ("broken", "ZeroDivisionError"),
         ("other", r"must return an IPUModel, .* It has returned int"),
         ("many", r"It has returned \(int, str, int, int\)\."),
@@ -154,8 +192,6 @@ def test_functions_that_give_no_model_are_refused(tmp_path, end, message, capsys
 def test_what_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"There is no script 'absent\.py'"):
         looked_at(Target("absent.py"), lambda subject: subject)
-    with pytest.raises(ConfigError, match="No module named 'absent_module'"):
-        looked_at(Target("absent_module:make"), lambda subject: subject)
     with pytest.raises(ConfigError, match=r"without arguments\. Got --fast"):
         looked_at(Target("absent_module:make", ("--fast",)), lambda subject: subject)
 
