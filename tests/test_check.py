@@ -253,6 +253,12 @@ def test_numbers_of_64_bits():
     assert one.severity == "other numbers"
     assert "`double` gives float64" in one.what
     assert "lambda" not in one.location
+    chain = Net(lambda net, y: (y.double() * 2).exp().mean(1, keepdim=True).sqrt())
+    [one] = [f for f in found(chain) if f.topic == "dtype"]
+    assert "`double` gives float64" in one.what
+    constant = Net(lambda net, y: y + net.table.double().to(y.device))
+    [one] = [f for f in found(constant) if f.topic == "dtype"]
+    assert "`to` gives float64" in one.what
     ids = torch.zeros(16, dtype=torch.int64)
     [one] = [f for f in found(Net(), y=ids, loss="cross_entropy") if f.topic == "dtype"]
     assert one.severity == "good to know"

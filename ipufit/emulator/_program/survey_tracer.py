@@ -156,7 +156,7 @@ class SurveyTracer(Tracer):
                 break
             if place is None:
                 place = self._notes.places.here()
-                self._note_types(func, result, place)
+                self._note_widening(func, (args, kwargs), result, place)
             node.meta.setdefault(_PLACE, place)
         return result
 
@@ -240,7 +240,17 @@ class SurveyTracer(Tracer):
                 is_refused=False,
             )
 
-    def _note_types(self, func: object, result: Any, place: Place) -> None:
+    def _note_widening(
+        self, func: object, given: Any, result: Any, place: Place
+    ) -> None:
+        """Note the operation that float64 begins with, and none that hands it on.
+
+        Nor those of a loss that isn't the user's: it takes the type of the outputs.
+        """
+        wide = [t for t in tensors_in(given) if t.dtype == torch.float64]
+        is_users = bool(place.file or place.module)
+        if not is_users or any(map(self.recording.is_on_device, wide)):
+            return
         is_wide = any(t.dtype == torch.float64 for t in tensors_in(result))
         if is_wide and getattr(func, "__name__", "") != "__get__":
             self._notes.add(
