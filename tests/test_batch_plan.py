@@ -131,8 +131,8 @@ def test_what_a_plan_says():
     assert str(model.batch_plan(*data(100), batch_size=48)).splitlines() == [
         "batch size 48 = micro-batch 8 * gradient accumulation 6 * replicas 1 * "
         "processes 1",
-        "A call makes 2 updates, of 96 samples together (no larger number divides the "
-        "2 updates of an epoch).",
+        "A call makes 2 updates, of 96 samples together (not more because no larger "
+        "number divides the 2 updates of an epoch).",
         "An epoch of 100 samples is 1 call, 2 updates. 4 samples are left out.",
     ]
     padded = str(model.batch_plan(*data(99), batch_size=24, drop_last="pad"))

@@ -202,7 +202,8 @@ def _of_memory(model: Model, source: Source, plan: BatchPlan) -> list[Limit]:
         ),
         Limit(
             max(1, MOST_WORK // work),
-            f"a call of {rows} samples and {weights} weights per update stays short",
+            f"a larger call would take long, with {rows} samples and {weights} weights "
+            "per update",
         ),
     ]
 

@@ -92,7 +92,7 @@ class EpochPlan:
             f"gradient accumulation {batch.gradient_accumulation} * replicas "
             f"{batch.replicas} * processes {batch.processes}"
         )
-        why = f" ({self.reason})" if self.reason else ""
+        why = f" (not more because {self.reason})" if self.reason else ""
         updates = _counted(batch.device_iterations, "update")
         yield (
             f"A call makes {updates}, of {self.samples_per_call} samples together{why}."
