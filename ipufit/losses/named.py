@@ -66,9 +66,12 @@ def _like(targets: Tensor, outputs: Tensor) -> Tensor:
     """Bring targets to the outputs' shape; only axes of one element may differ."""
     wide = [size for size in outputs.shape if size != 1]
     if [size for size in targets.shape if size != 1] != wide:
+        is_of_classes = not targets.is_floating_point()
+        advice = ". For numbers of classes use 'cross_entropy'" if is_of_classes else ""
         raise DataError(
-            f"the shapes {tuple(outputs.shape)} and {tuple(targets.shape)} differ in "
-            "more than axes of size 1"
+            f"targets of shape {tuple(targets.shape)} don't fit outputs of shape "
+            f"{tuple(outputs.shape)}: this loss compares them one by one, so only axes "
+            f"of size 1 may differ{advice}"
         )
     like: Tensor = targets.to(outputs.dtype).reshape(outputs.shape)
     return like

@@ -492,6 +492,13 @@ def test_targets_are_not_scrambled_into_the_outputs_shape(name):
         resolve_loss(name).terms(torch.zeros(4, 2, 3), torch.zeros(4, 3, 2), 4)
 
 
+def test_numbers_of_classes_for_a_loss_of_numbers_are_refused_with_a_way_out():
+    classes = torch.zeros(4, dtype=torch.int64)
+    message = r"targets of shape \(4,\) don't fit .* \(4, 3\).* use 'cross_entropy'"
+    with pytest.raises(DataError, match=message):
+        resolve_loss("mse").terms(torch.zeros(4, 3), classes, 4)
+
+
 class Scaled(torch.nn.Module):
     def __init__(self):
         super().__init__()
