@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -51,6 +52,13 @@ def test_a_process_that_ends_is_an_error_and_replaced(pool):
     with pytest.raises(RuntimeError, match="process 1 has ended"):
         pool.run(end, 1)
     assert [row[:2] for row in pool.run(total, 3)] == [(7, 0), (7, 1)]
+
+
+def test_a_process_that_somebody_has_ended_is_replaced(pool):
+    own, _ = pool.run(os.getpid)
+    os.kill(own, signal.SIGKILL)
+    os.waitpid(own, 0)
+    assert own not in pool.run(os.getpid)
 
 
 @pytest.mark.thorough
