@@ -23,6 +23,8 @@ from ipufit.engine.observers.autograd import user_line
 from ipufit.engine.weights.wrapping import unfetched, weights_of
 from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 
+from .known_shapes import KnownShapes
+
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
@@ -47,8 +49,9 @@ def shapes_only() -> Iterator[None]:
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True  # errors are raised all the same
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call,unused-ignore]
+    known = KnownShapes()  # type: ignore[no-untyped-call,unused-ignore]
     try:
-        with warnings.catch_warnings(), without_mkldnn(), mode:
+        with warnings.catch_warnings(), without_mkldnn(), mode, known:
             warnings.simplefilter("ignore")  # they come again when it is traced
             yield
     except Exception as error:
