@@ -282,6 +282,27 @@ def test_a_tied_language_model_is_refused_with_its_tie_and_a_way_out():
     assert [stage.ipu for stage in plan.stages] == [0, 1, 0]
 
 
+class Counted(Writer):
+    """Adds positions before it looks up words, as the language models of others do."""
+
+    def __init__(self):
+        super().__init__()
+        self.counted = nn.Identity()
+        self.register_buffer("positions", torch.arange(6) % 2)
+
+    def forward(self, tokens):
+        return super().forward(self.counted(tokens) + self.positions)
+
+
+def test_a_stage_without_any_work_is_no_way_to_cut():
+    tokens, words = torch.randint(0, 19, (24, 6)), torch.randint(0, 20, (24,))
+    model = compiled(IPUConfig(pipeline="auto", ipus=2), Counted())
+    with pytest.raises(ConfigError) as raised:
+        model.fit(tokens, words, batch_size=12, verbose=0)
+    assert "ipus=2, and all weights and operations of the model" in str(raised.value)
+    assert "embedding.weight is used by embedding and head" in str(raised.value)
+
+
 def test_a_tied_language_model_that_is_too_large_is_refused_with_its_tie(monkeypatch):
     monkeypatch.setattr(split_of_model, "CAPACITY", 4000)
     config = IPUConfig(pipeline="auto")

@@ -17,7 +17,7 @@ from ipufit.optimizers.state_types import weight_states
 from ipufit.planning import BlockCost
 from ipufit.planning.devices import DEVICES
 from ipufit.planning.memory import MemorySettings, state_bytes
-from ipufit.planning.split import Split, best_split, smallest_split
+from ipufit.planning.split import Split, best_split, refuse_idle_stages, smallest_split
 from ipufit.scalars import collected
 
 from .measured_call import measured_call
@@ -83,6 +83,7 @@ def split_of_model(model: Model, config: IPUConfig, source: Source) -> ModelSpli
     held = list(_held_bytes(model, config, costs))
     if isinstance(config.ipus, int):
         split = best_split(costs, config.ipus, held, CAPACITY)
+        refuse_idle_stages(costs, config.ipus)
     else:
         split = smallest_split(costs, held, CAPACITY)
     left_out = {name for cost in costs for name in cost.uncounted}

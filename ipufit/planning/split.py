@@ -123,6 +123,31 @@ def best_split(
     )
 
 
+def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
+    """Refuse to cut where one stage would have everything, and the others nothing.
+
+    Args:
+        costs: Costs of the blocks, in their order.
+        stages: Number of stages.
+
+    Raises:
+        ConfigError: Only one of the parts between cuts has weights or operations.
+
+    Example:
+        >>> refuse_idle_stages([BlockCost("linear", 8, ("w",)), BlockCost("relu")], 2)
+        Traceback (most recent call last):
+        ...
+        ipufit.errors.ConfigError: ipus=2, and all weights and operations ...
+    """
+    if stages > 1 and sum(_Parts(costs, None).are_busy) == 1:
+        raise ConfigError(
+            f"ipus={stages}, and all weights and operations of the model stay on one "
+            "IPU, wherever it is cut. A stage begins where a submodule is called that "
+            "is called once. Use ipus=1, or name blocks of your own in pipeline=(...). "
+            f"{about_ties(costs)}".rstrip()
+        )
+
+
 def smallest_split(
     costs: Sequence[BlockCost], held_bytes: Sequence[int], capacity: int
 ) -> Split:
@@ -159,6 +184,7 @@ class _Parts:
         flops: Their floating-point operations.
         held: Bytes that they hold.
         crossing: Bytes that cross after each.
+        are_busy: Whether each has weights or operations.
     """
 
     def __init__(
@@ -173,15 +199,18 @@ class _Parts:
         self.flops: list[int] = []
         self.held: list[int] = []
         self.crossing: list[int] = []
+        self.are_busy: list[bool] = []
         last = -1  # block that the part goes to at least
         for index, (cost, held) in enumerate(zip(costs, held_bytes)):
             if index > last:
                 self.names.append(cost.name)
                 for numbers in (self.flops, self.held, self.crossing):
                     numbers.append(0)
+                self.are_busy.append(False)
             self.flops[-1] += cost.flops
             self.held[-1] += held
             self.crossing[-1] = cost.output_bytes
+            self.are_busy[-1] |= bool(cost.flops or cost.weights)
             last = max([index, last, *(until[name] for name in cost.weights)])
 
     def __len__(self) -> int:
