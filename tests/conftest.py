@@ -108,6 +108,8 @@ def _seed():
 @pytest.fixture(autouse=True)
 def _restore_environment():
     before = dict(os.environ)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # for pytest, not for what it runs
+        os.environ.pop(name, None)
     yield
     for name in set(os.environ) - set(before):
         del os.environ[name]
