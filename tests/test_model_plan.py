@@ -196,10 +196,23 @@ def test_what_is_certainly_too_large_is_said():
         device = plan.device._replace(num_tiles=1, tile_bytes=int(exact / share))
         return judgement(plan.on(device))
 
-    assert "run out of memory" in judged(0.9)  # beside it there are gradients
+    assert "run out of memory: IPU 0 has" in judged(0.9)  # with gradients beside it
     assert "uncertain" in judged(0.7)
     assert "in the range of public" in judged(0.4)
     assert "in the range of public" in judgement(plan)
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "reserved"), [(1, 1, 0), (3, 1, 4), (2, 2, 0), (2, 3, 8)]
+)
+def test_ipus_that_are_reserved_and_idle_are_told(stages, replicas, reserved):
+    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    names = None if stages == 1 else ["0", "1", "2"][:stages]
+    model = IPUModel(layers, IPUConfig(2, pipeline=names, replicas=replicas))
+    model.compile("sgd", "mse")
+    told = str(model.plan(torch.zeros(60, 4), torch.zeros(60, 4)))
+    assert ("reserves IPUs in powers of two" in told) == bool(reserved)
+    assert f"two: {reserved} for these {stages * replicas}." in told or not reserved
 
 
 class Own(nn.Module):

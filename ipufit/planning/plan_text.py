@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Iterator
 
+from ipufit.pictures import amount_in_words, share_in_words
+
 from .plan_tables import (
     choice_table,
     first_names,
@@ -52,13 +54,19 @@ def judgement(plan: ModelPlan) -> str:
     fullest = max(plan.memory, key=lambda memory: memory.exact)
     share = fullest.exact / fullest.capacity
     where = f"IPU {fullest.ipu}"
-    if max(memory.total.least for memory in plan.memory) > fullest.capacity:
+    largest = max(plan.memory, key=lambda memory: memory.total.least)
+    if largest.total.least > largest.capacity:
+        least, capacity = (
+            amount_in_words(size, "B")
+            for size in (largest.total.least, largest.capacity)
+        )
         return (
-            f"More than {plan.device.name} has: a compilation will run out of memory."
+            f"A compilation will run out of memory: IPU {largest.ipu} has {capacity}, "
+            f"and what is counted takes {least} at least."
         )
     words = next(words for most, words in _STATIC_SHARES if share <= most)
     return (
-        f"Parameters, state and accumulators take {share:.1%} of {where}, "
+        f"Parameters, state and accumulators take {share_in_words(share)} of {where}, "
         f"{words}. Only a compilation shows what code and temporary data take."
     )
 
@@ -79,6 +87,14 @@ def notes_of(plan: ModelPlan) -> Iterator[str]:
         )
     if plan.refusal:
         yield f"fit will refuse this data: {plan.refusal}"
+    taken = plan.ipus_per_replica * plan.epoch.batch.replicas
+    reserved = 1 << (taken - 1).bit_length()
+    if reserved > taken:
+        whose = " in each process" if plan.epoch.batch.processes > 1 else ""
+        yield (
+            f"PopTorch reserves IPUs in powers of two: {reserved} for these {taken}"
+            f"{whose}."
+        )
     uncounted = sorted({name for stage in plan.stages for name in stage.uncounted})
     if uncounted:
         yield f"FLOPs leave out {', '.join(uncounted)}."
