@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Mapping
 
+from ipufit.batching import BatchPlan
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import NO_INSTRUMENTS
 from ipufit.config.plans import forward_stages
@@ -99,9 +100,7 @@ def epoch_plan(model: Model, source: Source, arguments: Mapping[str, Any]) -> Ep
     if model.config.is_pipelined and model.config.training_options is None:
         stages = max(forward_stages(model.config), own)
     is_padding = arguments.get("drop_last", True) is not True
-    num_samples = source.num_samples
-    if num_samples is not None and arguments.get("validation_split"):
-        num_samples = num_trained_on(num_samples, arguments["validation_split"])
+    num_samples = _samples_of_epoch(source, arguments, plan)
     nearest: tuple[int, ...] = ()
     if num_samples is not None and not is_padding:
         nearest = nearest_batch_sizes(num_samples, of_config, derive)
@@ -113,3 +112,17 @@ def epoch_plan(model: Model, source: Source, arguments: Mapping[str, Any]) -> Ep
         nearest_batch_sizes=nearest,
         reason=reason,
     )
+
+
+def _samples_of_epoch(
+    source: Source, arguments: Mapping[str, Any], plan: BatchPlan
+) -> int | None:
+    """Samples that an epoch is made of; None if the data don't say."""
+    count, steps = source.num_samples, arguments.get("steps_per_epoch")
+    if count is not None and arguments.get("validation_split"):
+        count = num_trained_on(count, arguments["validation_split"])
+    if not isinstance(steps, int) or steps < 1:  # what else it may be, fit refuses
+        return count
+    least = plan.samples_per_call * plan.processes
+    is_enough = count is None or count >= least
+    return steps * plan.batch_size if is_enough else count

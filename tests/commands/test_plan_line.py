@@ -85,6 +85,26 @@ def test_a_validation_split_leaves_fewer_samples(tmp_path, capsys):
     assert plan["epoch"]["num_samples"] == 80
 
 
+@pytest.mark.parametrize(
+    ("arguments", "samples", "updates"),
+    [("steps_per_epoch=3", 60, 3), ("steps_per_epoch=12", 240, 12)],
+)
+def test_an_epoch_has_the_updates_that_fit_is_given(
+    tmp_path, capsys, arguments, samples, updates
+):
+    fit = FIT.replace("batch_size=20", f"batch_size=20, {arguments}")
+    assert run(f"{written(tmp_path, fit)}.py") == 0
+    told = capsys.readouterr().out
+    assert f"An epoch of {samples} samples is" in told
+    assert f" {updates} updates.\n" in told
+
+
+def test_too_few_samples_for_a_call_are_told_with_steps_too(tmp_path, capsys):
+    fit = FIT.replace("batch_size=20", "batch_size=200, steps_per_epoch=3")
+    assert run(f"{written(tmp_path, fit)}.py") == 0
+    assert "fit will refuse this data" in capsys.readouterr().out
+
+
 def test_the_kind_of_ipu_is_an_option(tmp_path, capsys):
     name = f"{written(tmp_path, FIT)}.py"
     assert as_json(capsys, "--device", "mk1", name)["device"]["num_tiles"] == 1216
