@@ -21,7 +21,8 @@ examples:
 A script or module runs up to its first fit, and not further. A function returns an
 IPUModel that was compiled, with its data: (model, x) or (model, x, y). Options of
 `check` go before the script; everything after it is the script's. The exit status is 1
-where PopTorch would refuse the program, else 0. See docs/how-to/check.md.
+where PopTorch would refuse the program, 2 if there is no model to look at, else 0. See
+docs/how-to/check.md.
 """
 
 
