@@ -15,6 +15,7 @@ from ipufit.emulator._ground.custom_args import reconstructTensorStructure
 from ipufit.emulator._ground.switches import uses_channels_last
 from ipufit.emulator._options.stages import BlockPlacement
 from ipufit.emulator._program.memory_format import in_channels_last
+from ipufit.emulator._program.pooling import with_sliced_pooling
 from ipufit.emulator._program.self_attention import with_plain_attention
 
 
@@ -80,9 +81,12 @@ class Program:
             graph = with_plain_attention(graph)
         if not uses_channels_last():
             return graph
-        return in_channels_last(
+        program = in_channels_last(
             graph, self.weight_shapes, is_differentiated=self.has_loss
         )
+        if self.has_loss or program is graph:
+            return program
+        return with_sliced_pooling(program)
 
     @cached_property
     def _is_flat(self) -> bool:
