@@ -97,13 +97,7 @@ def best_split(
     capacity = sum(parts.held) if capacity is None else capacity
     least_held = _least_maximum(stages, parts.held, lambda i, j: True)
     if least_held > capacity:
-        raise TooFullError(
-            f"ipus={stages}, and the fullest of them would hold {least_held:,} bytes "
-            "of parameters, optimiser state and accumulators, wherever the model is "
-            f"cut. An IPU has {capacity:,}. Use more IPUs, offload_optimizer=True, "
-            "shard_optimizer=True with several replicas, or precision='16.16'. "
-            f"{about_ties(costs)}".rstrip()
-        )
+        raise TooFullError(_too_full(parts, stages, least_held, capacity, costs))
     held = parts.between(parts.held)
     slowest = _least_maximum(stages, parts.flops, lambda i, j: held(i, j) <= capacity)
     flops = parts.between(parts.flops)
@@ -121,6 +115,35 @@ def best_split(
         tuple(held(i, j) for i, j in zip(cuts, ends)),
         tuple(parts.crossing[end - 1] for end in ends[:-1]),
     )
+
+
+def _too_full(
+    parts: _Parts,
+    stages: int,
+    least_held: int,
+    capacity: int,
+    costs: Sequence[BlockCost],
+) -> str:
+    """Say that some stage would hold more than an IPU has, and what would help."""
+    kinds = "parameters, optimiser state and accumulators"
+    largest = max(parts.held)
+    if largest > capacity:
+        name = parts.names[parts.held.index(largest)]
+        what = (
+            f"What begins with {name!r} can't be cut, and holds {largest:,} bytes of "
+            f"{kinds}. An IPU has {capacity:,}: more IPUs don't help. Divide it into "
+            "submodules that are called one after the other, or use "
+        )
+    else:
+        what = (
+            f"ipus={stages}, and the fullest of them would hold {least_held:,} bytes "
+            f"of {kinds}, wherever the model is cut. An IPU has {capacity:,}. Use more "
+            "IPUs, "
+        )
+    return (
+        f"{what}offload_optimizer=True, shard_optimizer=True with several replicas, or "
+        f"precision='16.16'. {about_ties(costs)}"
+    ).rstrip()
 
 
 def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:

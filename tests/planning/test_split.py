@@ -94,6 +94,14 @@ def test_the_fewest_ipus_are_taken(costs, capacity):
     assert split == best_split(costs, fitting[0], held, capacity)
 
 
+def test_errors_say_whether_more_ipus_help():
+    costs = [BlockCost("a", 1), BlockCost("b", 1)]
+    with pytest.raises(TooFullError, match="'b' can't be cut, and holds 20 bytes"):
+        smallest_split(costs, [3, 20], capacity=10)
+    with pytest.raises(TooFullError, match=r"would hold 16 bytes .* Use more IPUs"):
+        best_split(costs, 1, [8, 8], capacity=10)
+
+
 def test_a_large_model_is_split_over_many_ipus():
     costs = [
         BlockCost(str(n), (n * 7919) % 101, output_bytes=n % 7) for n in range(600)
