@@ -19,7 +19,7 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
-from ipufit.emulator._tracing.half import original
+from ipufit.emulator._tracing.half import original, rounded_alike
 
 _MOST_PLACES = 3
 """Places of a window along one axis; each is a comparison."""
@@ -46,7 +46,7 @@ def with_sliced_pooling(graph: GraphModule) -> GraphModule:
     copy.output(copy.graph_copy(graph.graph, {}))
     for node in copy.nodes:
         if node.name in names:
-            node.target = max_pool2d
+            node.target = rounded_alike(node.target, max_pool2d)
     program: GraphModule = GraphModule(graph, copy)
     return program
 
@@ -96,8 +96,6 @@ def _pair(value: Any) -> tuple[int, int]:
 def _is_plain(node: Node) -> bool:
     """Whether a node is max-pooling of windows that lie side by side."""
     if original(node.target) not in (F.max_pool2d, torch.max_pool2d):
-        return False
-    if node.target is not original(node.target):
         return False
     names = "padding", "dilation", "ceil_mode", "return_indices"
     given = dict(zip(names, node.args[3:]))

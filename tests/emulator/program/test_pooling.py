@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ipufit import poptorch
 from ipufit.emulator._program.pooling import max_pool2d, with_sliced_pooling
+from ipufit.emulator._program.program import Program
 
 SIZES = st.integers(1, 9)
 SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), -1.0, 2.0])
@@ -79,6 +80,19 @@ def test_a_program_gives_what_the_module_gives(pooling, is_sliced):
         found = program(x)
     torch.testing.assert_close(found, expected)
     assert compared.called == is_sliced
+
+
+def test_programs_of_half_precision_are_sliced_too():
+    torch.manual_seed(0)
+    module, x = Net().eval().half(), torch.randn(6, 1, 17, 17).half()
+    found = poptorch.inferenceModel(module)(x)
+    unchanged = f"{Program.__module__}.with_sliced_pooling", lambda graph: graph
+    with mock.patch(*unchanged):
+        expected = poptorch.inferenceModel(module)(x)
+    assert torch.equal(found, expected)
+    with mock.patch(f"{max_pool2d.__module__}.reduce", wraps=reduce) as compared:
+        poptorch.inferenceModel(module)(x)
+    assert compared.called
 
 
 def test_padded_windows_stay():
