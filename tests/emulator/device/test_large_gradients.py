@@ -17,6 +17,10 @@ from ipufit.emulator._device.large_gradients import Room
 from ipufit.emulator._device.listening import heard_by
 from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 
+pytestmark = pytest.mark.not_in_mode(
+    "compiled", reason="machine code keeps gradients in its own way"
+)
+
 ROWS, WIDTH = 64, 8
 
 
