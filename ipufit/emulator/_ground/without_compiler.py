@@ -8,6 +8,7 @@ are traced in less.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +34,17 @@ def without_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     inner: Callable[..., Any] = getattr(function, "__wrapped__", function)
     return inner
+
+
+def is_importing_compiler() -> bool:
+    """Whether torch imports its compiler now, which computes with tensors of its own.
+
+    Example:
+        >>> is_importing_compiler()
+        False
+    """
+    spec = getattr(sys.modules.get("torch._dynamo"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 class DispatchMode(TorchDispatchMode):

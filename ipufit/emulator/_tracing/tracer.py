@@ -16,6 +16,7 @@ from typing import Any, Callable
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ipufit.emulator._ground.without_compiler import is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
 from ipufit.emulator._tracing.limits import refuse_unsupported
 from ipufit.emulator._tracing.liveness import MemoryWatch
@@ -89,6 +90,8 @@ class Tracer(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func`, on copies of the weights, and record it."""
+        if is_importing_compiler():
+            return func(*args, **(kwargs or {}))
         func = recorded(func)
         name = getattr(func, "__name__", str(func))
         operation = Operation(func, name, args, kwargs or {})
