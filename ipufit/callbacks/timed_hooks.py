@@ -16,7 +16,7 @@ class TimedHooks:
     """A callback's hooks, recorded one by one; those that do nothing aren't.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
         callback: The callback, or another object like this one.
     """
 
@@ -54,7 +54,7 @@ class Opening(Callback):
     It comes before all other callbacks.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -89,7 +89,7 @@ class Closing(Callback):
     """Ends the spans that `Opening` has begun; it comes after all other callbacks.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -124,7 +124,7 @@ def around(timeline: Timeline, callbacks: list[Any]) -> list[Any]:
     """The hooks of callbacks with their time recorded, in spans of epochs and calls.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
         callbacks: The callbacks in order.
     """
     inner = [TimedHooks(timeline, callback) for callback in callbacks]

@@ -103,7 +103,7 @@ def _others(
     """Samples that are read together; None unless they are those read singly.
 
     Args:
-        together: Reads them.
+        together: The `__getitems__` of the dataset.
         indices: Indices of the samples.
         places: Places among the indices whose samples are compared.
         some: Samples at these places that were read singly.

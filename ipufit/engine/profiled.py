@@ -60,7 +60,7 @@ def executors_recorded(timeline: Timeline, executors: Executors) -> Iterator[Non
     """Record programs, calls and copies of weights, while the context is open.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
         executors: The programs of a model; those that are built meanwhile count too.
     """
     with contextlib.ExitStack() as stack:
@@ -124,7 +124,7 @@ def actions_recorded(timeline: Timeline, run: RunState) -> Iterator[None]:
     """Record what callbacks have done between calls: they save the run.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
         run: Gets the actions.
     """
     own = vars(run)

@@ -29,7 +29,7 @@ class NamedModules:
     with what it counts and sums up.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
         network: The user's module.
 
     Example:

@@ -21,7 +21,7 @@ def timed(
     """Make a function that records each call of another, one that fails too.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
         function: The function to call.
         name: Name of the spans.
         phase: Phase of the spans.
@@ -60,7 +60,7 @@ def timed_methods(
     objects of its class are as before, so nothing is paid where nothing is recorded.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
         owner: The object; it must have a `__dict__`.
         methods: Name and phase of the spans, by the name of the method.
     """
@@ -80,7 +80,7 @@ class TimedItems:
     """An iterable whose items are waited for in spans; all else is the iterable's own.
 
     Args:
-        timeline: Recording that gets a span for each of these parts.
+        timeline: Timeline of the profile, which the spans are added to.
         items: The iterable.
         name: Name of the spans.
         phase: Phase of the spans.

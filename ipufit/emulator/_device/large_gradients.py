@@ -2,9 +2,9 @@
 """Room for the gradients of large models, while an update accumulates.
 
 torch puts the first gradient of each weight wherever there is room between activations,
-which are freed then. What is left are holes that the next micro-batch can't use: a
-tenth of the memory of a large transformer. Here gradients have their own block from the
-beginning, and large tables none until the end (`row_gradients`).
+which are freed then. What is left are holes that the next micro-batch can't use: some
+120 MiB for a transformer of 109 million parameters. Here gradients have their own block
+from the beginning, and large tables none until the end (`row_gradients`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ipufit.emulator._device.replacing import replaced
-from ipufit.emulator._device.row_gradients import Function, Table, with_tables
+from ipufit.emulator._device.row_gradients import Table, with_tables
 from ipufit.emulator._device.runner import Call
+from ipufit.emulator._device.segments import Function
 
 _LEAST_BYTES = 64 * 2**20  # smaller models don't need it
 _LEAST_TABLE_BYTES = 8 * 2**20
@@ -63,8 +64,8 @@ class Room:
     """A block for the gradients of the updates of one call.
 
     Args:
-        function: The program, whose tables keep their gradients.
-        tables: They, each with its weight.
+        function: The program that adds gradients of `tables` to these.
+        tables: Gradients that are kept by rows, each after its weight.
         weights: All other weights that have room in the block.
     """
 

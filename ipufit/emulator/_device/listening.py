@@ -95,7 +95,7 @@ def heard_as(name: str, function: Callable[..., _Result]) -> Callable[..., _Resu
 
     Args:
         name: Name and phase of the part.
-        function: The function to call.
+        function: Does the work of the part.
     """
 
     def call(*args: Any) -> _Result:

@@ -13,13 +13,12 @@ from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 from torch.nn.functional import embedding
 
-Function = Callable[..., Any]
-"""The `forward` of a `GraphModule`."""
+from ipufit.emulator._device.segments import Function
+from ipufit.emulator._ground.rewriting import rewritten
 
 _ops: Any = getattr(torch, "ops")  # noqa: B009 - torch doesn't export it to mypy
 _gradient_of_rows: Callable[..., Tensor] = _ops.aten.embedding_dense_backward
@@ -124,7 +123,7 @@ def with_tables(
     """Copy a program, so that the gradients of its large tables are kept by rows.
 
     Args:
-        function: Takes the weights first.
+        function: The `forward` of a program, which takes the weights first.
         is_large: For each weight whether it may be a large table.
 
     Returns:
@@ -133,29 +132,25 @@ def with_tables(
     """
     module: GraphModule = function.__self__  # type: ignore[attr-defined]
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    found: dict[Node, Table] = {}
+    found: dict[str, Table] = {}  # by the name of the operation that looks up
     tables: dict[int, Table] = {}
     for index, (node, may_be) in enumerate(zip(inputs, is_large)):
         users = list(node.users)
         if may_be and len(users) == 1 and _looks_up(users[0], node):
             table = Table(_arguments(users[0]).get("padding_idx"))
-            found[users[0]] = tables[index] = table
-    if not found:
-        return function, tables
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        if node in found:
-            given = _arguments(node)
-            operands = copies[given["input"]], copies[given["weight"]]
-            copies[node] = graph.call_function(found[node].look_up, operands)
-        else:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    return GraphModule(module, graph).forward, tables
+            found[users[0].name] = tables[index] = table
+
+    def keep_rows(node: Node) -> None:
+        given = _arguments(node)
+        node.target = found[node.name].look_up
+        node.args, node.kwargs = (given["input"], given["weight"]), {}
+
+    copy = rewritten(module, lambda node: node.name in found, keep_rows)
+    return copy.forward, tables
 
 
 def _looks_up(node: Node, weight: Node) -> bool:
-    """Whether an operation is a plain `embedding` in a weight."""
+    """Whether an operation looks rows up in a weight, and does nothing else to it."""
     if node.target is not embedding:
         return False
     given = _arguments(node)

@@ -37,7 +37,10 @@ def without_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_importing_compiler() -> bool:
-    """Whether torch imports its compiler now, which computes with tensors of its own.
+    """Whether an import of torch's compiler is under way.
+
+    Modules of the compiler compute with tensors when they are imported. That is no part
+    of the user's program.
 
     Example:
         >>> is_importing_compiler()

@@ -14,10 +14,10 @@ import math
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
 
 from torch import Tensor
-from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
+from ipufit.emulator._ground.rewriting import rewritten
 from ipufit.emulator._tracing.constant_nodes import function_name
 from ipufit.emulator._tracing.operands import map_leaves, tensors_in
 from ipufit.emulator.errors import Error, createPoptorchError
@@ -54,14 +54,16 @@ def checked(graph: GraphModule) -> GraphModule:
             ...
         ipufit.emulator.errors.Error: 'poptorch_py_error': Floating point exception...
     """
-    copy = Graph()
-    copy.output(copy.graph_copy(graph.graph, {}))
-    for node in copy.nodes:
-        is_call = node.op in ("call_function", "call_method")
-        if is_call and not _is_uninitialised(function_name(node)):
-            node.target, node.op = _checking(node), "call_function"
-    program: GraphModule = GraphModule(graph, copy)
-    return program
+    return rewritten(graph, _is_computed, _check)
+
+
+def _is_computed(node: Node) -> bool:
+    is_call = node.op in ("call_function", "call_method")
+    return is_call and not _is_uninitialised(function_name(node))
+
+
+def _check(node: Node) -> None:
+    node.target, node.op = _checking(node), "call_function"
 
 
 def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:

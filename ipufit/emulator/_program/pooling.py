@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
+from ipufit.emulator._ground.rewriting import rewritten
 from ipufit.emulator._tracing.half import original, rounded_alike
 
 _MOST_PLACES = 3
@@ -39,16 +39,11 @@ def with_sliced_pooling(graph: GraphModule) -> GraphModule:
         >>> with_sliced_pooling(program) is program
         True
     """
-    names = {node.name for node in graph.graph.nodes if _is_plain(node)}
-    if not names:
-        return graph
-    copy: Graph = Graph()
-    copy.output(copy.graph_copy(graph.graph, {}))
-    for node in copy.nodes:
-        if node.name in names:
-            node.target = rounded_alike(node.target, max_pool2d)
-    program: GraphModule = GraphModule(graph, copy)
-    return program
+    return rewritten(graph, _is_plain, _slice)
+
+
+def _slice(node: Node) -> None:
+    node.target = rounded_alike(node.target, max_pool2d)
 
 
 def max_pool2d(
@@ -58,7 +53,9 @@ def max_pool2d(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Torch's function of this name, without a gradient.
+    """Do what torch's function does, by comparisons if windows lie side by side.
+
+    Gradients may differ from those of torch's function where values are equal.
 
     Example:
         >>> image = torch.rand(2, 3, 5, 4).to(memory_format=torch.channels_last)
@@ -94,7 +91,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a node is max-pooling of windows that lie side by side."""
+    """Whether a node is max-pooling of whole windows that gives no places."""
     if original(node.target) not in (F.max_pool2d, torch.max_pool2d):
         return False
     names = "padding", "dilation", "ceil_mode", "return_indices"

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
+from ipufit.emulator._ground.rewriting import rewritten
 from ipufit.emulator._tracing.constant_nodes import function_name
 from ipufit.emulator._tracing.half import original, rounded_alike
 
@@ -51,26 +51,20 @@ def with_plain_attention(graph: GraphModule) -> GraphModule:
         >>> with_plain_attention(program) is program
         True
     """
-    found = [node for node in graph.graph.nodes if _is_plain(node)]
-    if not found:
-        return graph
-    names = {node.name for node in found}
-    copy: Graph = Graph()
-    copy.output(copy.graph_copy(graph.graph, {}))
-    for node in list(copy.nodes):
-        if node.name in names:
-            given = _given(node)
-            node.args = tuple(
-                given[name]
-                for name in (
-                    *("query", "num_heads", "in_proj_weight", "in_proj_bias"),
-                    *("out_proj_weight", "out_proj_bias"),
-                )
-            )
-            node.kwargs = {}
-            node.target = rounded_alike(node.target, self_attention)
-    program: GraphModule = GraphModule(graph, copy)
-    return program
+    return rewritten(graph, _is_plain, _make_plain)
+
+
+def _make_plain(node: Node) -> None:
+    given = _given(node)
+    node.args = tuple(
+        given[name]
+        for name in (
+            *("query", "num_heads", "in_proj_weight", "in_proj_bias"),
+            *("out_proj_weight", "out_proj_bias"),
+        )
+    )
+    node.kwargs = {}
+    node.target = rounded_alike(node.target, self_attention)
 
 
 def self_attention(

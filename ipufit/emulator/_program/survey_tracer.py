@@ -243,9 +243,9 @@ class SurveyTracer(Tracer):
     def _note_widening(
         self, func: object, given: Any, result: Any, place: Place
     ) -> None:
-        """Note the operation that float64 begins with, and none that hands it on.
+        """Note the operation whose result is float64 though its arguments aren't.
 
-        Nor those of a loss that isn't the user's: it takes the type of the outputs.
+        Operations of a named loss aren't noted: it takes the type of the outputs.
         """
         wide = [t for t in tensors_in(given) if t.dtype == torch.float64]
         is_users = bool(place.file or place.module)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class KnownShapes(TorchFunctionMode):
-    """Computes them within from functions that need no values.
+    """Has such functions computed by other ones, which need no values, while it is on.
 
     Example:
         >>> from ipufit.engine.sizes.shapes_only import shapes_only
