@@ -14,6 +14,13 @@ import pytest
 from tests.test_migrate import Page
 
 ROOT = Path(__file__).parent.parent.parent
+# The page sets no seed, and other starting weights end up to 0.13 apart.
+SEED = """
+import random
+import numpy as np
+import torch
+random.seed(1), np.random.seed(1), torch.manual_seed(1)
+"""
 REPORT = """
 import json
 keys = sorted(history.history), sorted(result), list(rows.shape)
@@ -24,7 +31,7 @@ print(json.dumps([*keys, float(result["accuracy"])]))
 def said(code, folder):
     """The keys and numbers that a script ends with, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", code + REPORT],
+        [sys.executable, "-c", SEED + code + REPORT],
         capture_output=True,
         text=True,
         env={**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)},
@@ -40,5 +47,5 @@ def test_both_sides_of_the_page_say_the_same(tmp_path):
     *before, accuracy = said(page.shared + page.before(), tmp_path)
     *after, own_accuracy = said(page.shared + page.after, tmp_path)
     assert before == after
-    assert own_accuracy == pytest.approx(accuracy, abs=0.1)
+    assert own_accuracy == pytest.approx(accuracy, abs=0.05)
     assert accuracy > 0.8
