@@ -3,10 +3,16 @@
 
     python .ci/screens.py
 
-A block of text after the line `<!-- prints -->` is what the Python block above it
-prints on a terminal of 80 columns. A picture that the page shows is written anew if its
-code saves a file of that name. It needs matplotlib.
-`tests/test_screens_of_pages.py` fails where a page shows something else.
+A comment says what the block below it is:
+
+- `<!-- prints -->`: what the Python block above prints on a terminal of 80 columns.
+- `<!-- prints, with other times -->`: the same, and each run takes other times.
+- `<!-- prints: ipufit check train.py -->`: what this command prints.
+- `<!-- file: train.py -->`: a file that is written, and not run.
+
+A picture that the page shows is written anew if its code saves a file of that name. It
+needs matplotlib. `tests/test_screens_of_pages.py` fails where a page shows something
+else.
 """
 
 from __future__ import annotations
@@ -15,17 +21,23 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-MARK = "<!-- prints -->\n"
 PIECE = re.compile(
-    rf"^```python\n(?P<code>.*?)^```$|^{MARK}```text\n(?P<text>.*?)^```$", re.M | re.S
+    r"^(?:<!-- file: (?P<file>\S+) -->\n)?```python\n(?P<code>.*?)^```$"
+    r"|^(?P<mark><!-- prints(?P<times>, with other times)?(?:: (?P<command>.+))? -->\n)"
+    r"```text\n(?P<text>.*?)^```$",
+    re.M | re.S,
 )
+TIME = re.compile(r" *\d+\.\d+(?: (?:s|ms|us)\b|%)")
 PICTURE = re.compile(r"^!\[[^]]*\]\(([\w-]+\.svg)\)$", re.M)
 COLUMNS = 80
 
@@ -43,8 +55,20 @@ class Shown(NamedTuple):
 
 
 def has_screens(page: Path) -> bool:
-    """Whether a page shows what its code prints."""
-    return MARK in page.read_text(encoding="utf-8")
+    """Whether a page shows what its code or a command prints."""
+    text = page.read_text(encoding="utf-8")
+    return any(piece["mark"] for piece in PIECE.finditer(text))
+
+
+def without_times(text: str) -> str:
+    """A page without the times and shares that differ from run to run.
+
+    Args:
+        text: The page.
+    """
+    return PIECE.sub(
+        lambda piece: TIME.sub(" #", piece[0]) if piece["times"] else piece[0], text
+    )
 
 
 def shown(page: Path) -> Shown:
@@ -57,13 +81,19 @@ def shown(page: Path) -> Shown:
         for piece in PIECE.finditer(text):
             new += text[end : piece.start()]
             end = piece.end()
-            if piece["code"] is not None:
+            if piece["file"] is not None:
+                (folder / piece["file"]).write_text(piece["code"], encoding="utf-8")
+                new += piece[0]
+            elif piece["code"] is not None:
                 printed.seek(0)
                 printed.truncate()
                 exec(compile(piece["code"], str(page), "exec"), names)
                 new += piece[0]
             else:
-                new += f"{MARK}```text\n{printed.getvalue()}```"
+                command = piece["command"]
+                screen = printed.getvalue() if command is None else output_of(command)
+                lines = [line.rstrip() for line in screen.splitlines()]
+                new += "\n".join([f"{piece['mark']}```text", *lines, "```"])
         drawn = {
             name: (folder / name).read_text(encoding="utf-8")
             for name in PICTURE.findall(text)
@@ -72,17 +102,40 @@ def shown(page: Path) -> Shown:
     return Shown(new + text[end:], drawn)
 
 
+def output_of(command: str) -> str:
+    """What a command of ipufit prints in this folder, whatever its exit status.
+
+    Args:
+        command: The command line, such as `ipufit check train.py`.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    return done.stdout
+
+
 @contextlib.contextmanager
 def in_empty_folder() -> Iterator[Path]:
-    """Work in a new folder, on a terminal of `COLUMNS` columns without colours."""
+    """Work in a new folder, on a terminal of `COLUMNS` columns without colours.
+
+    Modules can be imported from it, and are forgotten with it.
+    """
     before, columns = Path.cwd(), os.environ.get("COLUMNS")
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp()).resolve()
     os.chdir(folder)
+    sys.path.insert(0, str(folder))
     os.environ["COLUMNS"] = str(COLUMNS)
     try:
         yield folder
     finally:
         os.chdir(before)
+        sys.path.remove(str(folder))
+        for file in folder.glob("*.py"):
+            sys.modules.pop(file.stem, None)
         shutil.rmtree(folder)
         del os.environ["COLUMNS"]
         if columns is not None:

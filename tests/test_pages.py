@@ -47,7 +47,7 @@ def blocks(page, language):
 
 PAGES = [page for page in TEXTS if blocks(page, "python")]
 ELSEWHERE = {  # pages whose code another test runs, which also looks at its results
-    "how-to/check.md": "commands/test_check_page.py::test_the_code_of_the_page_runs",
+    "how-to/check.md": "test_screens_of_pages.py::test_a_page_shows",
     "how-to/compare.md": "test_compare.py::test_the_code_of_the_page",
     "how-to/notebooks.md": "test_notebooks.py::test_the_code_of_the_page_runs",
     "how-to/compile-ahead.md": "test_build.py::test_the_code_of_the_page",
