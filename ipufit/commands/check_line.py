@@ -16,7 +16,7 @@ _EPILOG = """\
 examples:
   ipufit check train.py --epochs 3
   ipufit check --json -m package.train
-  ipufit check package.models:make_model
+  ipufit check --batch-size 64 package.models:make_model
 
 A script or module runs up to its first fit, and not further. A function returns an
 IPUModel that was compiled, with its data: (model, x) or (model, x, y). Options of
@@ -40,11 +40,11 @@ def main(arguments: Sequence[str]) -> None:
     os.environ[_env.BACKEND] = "emulator"
     from ipufit._poptorch import emulate_everywhere
 
-    from .subject import add_target, looked_at, target_of
+    from .subject import add_target, arguments_of, looked_at, target_of
 
     parser = argparse.ArgumentParser(
         prog="ipufit check",
-        usage="%(prog)s [-h] [--json] (script | -m module | module:function) ...",
+        usage="%(prog)s [options] (script | -m module | module:function) [arguments]",
         description="Say everything at once that PopTorch would refuse in the first "
         "fit of a script, or compute otherwise than torch. Nothing is compiled, run or "
         "written.",
@@ -55,22 +55,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print data for programs")
     add_target(parser)
     given = parser.parse_args(arguments)
-    from ipufit.check_report import CheckReport
-    from ipufit.errors import ConfigError, IpufitError
+    from ipufit.errors import IpufitError
     from ipufit.model.checking import checked
-
-    from .subject import Subject
-
-    def look(subject: Subject) -> CheckReport:
-        if "x" not in subject.arguments:
-            raise ConfigError(
-                f"{given.target} gives no data: return (model, x) or (model, x, y)."
-            )
-        return checked(subject.model, subject.arguments)
 
     emulate_everywhere()
     try:
-        report = looked_at(target_of(given), look)
+        report = looked_at(
+            target_of(given),
+            lambda subject: checked(subject.model, arguments_of(subject, given)),
+        )
     except IpufitError as error:
         sys.stderr.write(f"ipufit check: {error}\n")
         sys.exit(_MISUSED)

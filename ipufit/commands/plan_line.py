@@ -8,7 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, Sequence
 
-from ipufit.errors import ConfigError, IpufitError
+from ipufit.errors import IpufitError
 
 if TYPE_CHECKING:
     from ipufit.planning.model_plan import ModelPlan
@@ -87,15 +87,10 @@ def _plain(value: Any) -> Any:
 def _planned(subject: Subject, given: argparse.Namespace) -> ModelPlan:
     from ipufit.model.planning import plan_of_fit
 
-    arguments = dict(subject.arguments)
-    if "x" not in arguments:
-        raise ConfigError(
-            f"{given.target} gives a model and no data: a plan needs the shapes of a "
-            "batch and the number of samples. Return (model, x) or (model, x, y)."
-        )
-    if given.batch_size is not None:
-        arguments["batch_size"] = given.batch_size
-    return plan_of_fit(subject.model, arguments, given.device)
+    from .subject import arguments_of
+
+    arguments = arguments_of(subject, given)
+    return plan_of_fit(subject.model, arguments, given.device, is_spare=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,9 +105,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--device", default="mk2", help="kind of IPU: mk1, mk2 (the default) or bow"
-    )
-    parser.add_argument(
-        "--batch-size", type=int, help="samples of an update, instead of the script's"
     )
     parser.add_argument(
         "--save", help="also write pictures to this file: .html or .svg (by matplotlib)"

@@ -69,12 +69,17 @@ class Subject:
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Have a command line end with the program: `(script | -m module | module:f) ...`.
 
+    A batch size may stand before it.
+
     Example:
         >>> parser = argparse.ArgumentParser()
         >>> add_target(parser)
         >>> target_of(parser.parse_args(["-m", "train", "--epochs", "3"]))
         Target(name='train', arguments=('--epochs', '3'), is_module=True)
     """
+    parser.add_argument(
+        "--batch-size", type=int, help="samples of an update, instead of the script's"
+    )
     parser.add_argument(
         "-m",
         dest="is_module",
@@ -88,6 +93,27 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def target_of(given: argparse.Namespace) -> Target:
     """The program that was given to a parser of `add_target`."""
     return Target(given.target, tuple(given.arguments), given.is_module)
+
+
+def arguments_of(subject: Subject, given: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `fit` to look at, with the batch size of the command line.
+
+    Args:
+        subject: The model, with the arguments that the program gives.
+        given: The command line, read by a parser of `add_target`.
+
+    Raises:
+        ConfigError: There is no data.
+    """
+    if "x" not in subject.arguments:
+        raise ConfigError(
+            f"{given.target} gives a model and no data: shapes of a batch and the "
+            "number of samples are needed. Return (model, x) or (model, x, y)."
+        )
+    arguments = dict(subject.arguments)
+    if given.batch_size is not None:
+        arguments["batch_size"] = given.batch_size
+    return arguments
 
 
 def looked_at(target: Target, look: Callable[[Subject], ResultT]) -> ResultT:

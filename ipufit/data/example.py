@@ -50,6 +50,7 @@ def example_of(
     *,
     inputs_only: bool = False,
     is_whole: bool = False,
+    is_spare: bool = False,
     num_workers: int = 0,
     processes: Processes = ALONE,
 ) -> Source:
@@ -65,12 +66,13 @@ def example_of(
         sample_weight: As for `as_source`.
         inputs_only: As for `as_source`.
         is_whole: Whether the number of samples counts too.
+        is_spare: Whether nobody else goes through the data, so that a generator may
+            lose its first batch.
         num_workers: As for `as_source`.
         processes: As for `as_source`.
 
     Raises:
-        DataError: Data that can't be used; or a generator, which would lose its first
-            batch.
+        DataError: Data that can't be used; or a generator that isn't spare.
 
     Example:
         >>> source = example_of(torch.empty(8, 3, device="meta"))
@@ -78,7 +80,7 @@ def example_of(
         [tensor([0., 0., 0.])]
     """
     is_accessor = isinstance(x, poptorch.AsynchronousDataAccessor)
-    if hasattr(x, "__next__") and not is_accessor:
+    if hasattr(x, "__next__") and not (is_accessor or is_spare):
         raise DataError(
             f"`x` is {describe(x)}, which can be gone through once: an example would "
             "take its first batch away. Pass one batch, or tensors of its shapes on "

@@ -75,7 +75,11 @@ def plan(
 
 
 def plan_of_fit(
-    model: Model, arguments: Mapping[str, Any], device: str | Device
+    model: Model,
+    arguments: Mapping[str, Any],
+    device: str | Device,
+    *,
+    is_spare: bool = False,
 ) -> ModelPlan:
     """Plan a `fit` with these arguments.
 
@@ -83,6 +87,8 @@ def plan_of_fit(
         model: The model.
         arguments: Arguments of `fit` by name, of which `x` is needed.
         device: As for `plan`.
+        is_spare: Whether that `fit` won't run, so that a generator may lose its first
+            batch.
 
     Raises:
         NotCompiledError: `compile` wasn't called.
@@ -102,6 +108,7 @@ def plan_of_fit(
     source = example_of(
         *(arguments["x"], arguments.get("y"), arguments.get("sample_weight")),
         is_whole=True,
+        is_spare=is_spare,
         num_workers=model.config.num_workers,
         processes=model.processes,
     )

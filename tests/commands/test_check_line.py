@@ -72,12 +72,20 @@ def test_a_fine_script_ends_with_0_and_its_words_are_apart(tmp_path):
     assert done.stderr == "begins ['--fast', '3']\n"
 
 
+def test_a_batch_size_stands_for_that_of_the_script(tmp_path):
+    (tmp_path / "train.py").write_text(FINE, "utf-8")
+    for target in ["train.py", "train:make"]:
+        done = checked(tmp_path, "--json", "--batch-size", "12", target)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["title"] == "Net, 12 samples per call"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (["absent.py"], "There is no script 'absent.py'"),
         (["train.py"], "ended before it called fit"),
-        (["train:alone"], "gives no data"),
+        (["train:alone"], "gives a model and no data"),
         (["train:bare"], "You must call compile()"),
         ([], "arguments are required"),
     ],

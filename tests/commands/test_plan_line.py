@@ -99,6 +99,19 @@ def test_an_epoch_has_the_updates_that_fit_is_given(
     assert f" {updates} updates.\n" in told
 
 
+def test_a_generator_gives_its_first_batch(tmp_path, capsys):
+    def plan_with(data):
+        fit = FIT.replace("x, y, ", f"{data}, steps_per_epoch=3, ")
+        return as_json(capsys, f"{written(tmp_path, fit)}.py")
+
+    of_batches = plan_with("((x[:20], y[:20]) for _ in range(3))")
+    of_tensors = plan_with("x, y")
+    for one in ("memory", "bubble"):
+        assert of_batches[one] == of_tensors[one]
+    for one in ("num_samples", "stages", "is_padding"):
+        assert of_batches["epoch"][one] == of_tensors["epoch"][one]
+
+
 def test_too_few_samples_for_a_call_are_told_with_steps_too(tmp_path, capsys):
     fit = FIT.replace("batch_size=20", "batch_size=200, steps_per_epoch=3")
     assert run(f"{written(tmp_path, fit)}.py") == 0
