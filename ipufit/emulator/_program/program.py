@@ -14,6 +14,7 @@ from torch.fx.graph_module import GraphModule
 from ipufit.emulator._ground.custom_args import reconstructTensorStructure
 from ipufit.emulator._ground.switches import uses_channels_last
 from ipufit.emulator._options.stages import BlockPlacement
+from ipufit.emulator._program.late_rounding import with_late_rounding
 from ipufit.emulator._program.memory_format import in_channels_last
 from ipufit.emulator._program.pooling import with_sliced_pooling
 from ipufit.emulator._program.self_attention import with_plain_attention
@@ -76,17 +77,19 @@ class Program:
         return frozenset(name for name, node in named if node.users)
 
     def laid_out(self, graph: GraphModule) -> GraphModule:
-        """Rewrite a graph of the program's weights to the fastest memory format."""
+        """Rewrite a graph of the program's weights to what runs fastest."""
         if not self.has_loss:
             graph = with_plain_attention(graph)
-        if not uses_channels_last():
-            return graph
-        program = in_channels_last(
-            graph, self.weight_shapes, is_differentiated=self.has_loss
-        )
-        if self.has_loss or program is graph:
+        program = graph
+        if uses_channels_last():
+            program = in_channels_last(
+                graph, self.weight_shapes, is_differentiated=self.has_loss
+            )
+        if self.has_loss:
             return program
-        return with_sliced_pooling(program)
+        if program is not graph:
+            program = with_sliced_pooling(program)
+        return with_late_rounding(program)
 
     @cached_property
     def _is_flat(self) -> bool:
