@@ -124,13 +124,26 @@ class Profiler(Callback):
         """Count a call, outside `fit`."""
         self._count("predict")
 
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Forget a recording without calls."""
+        self._end_without_calls("fit")
+
+    def on_test_end(self, logs: dict[str, Any]) -> None:
+        """Forget a recording without calls, outside `fit`."""
+        self._end_without_calls("evaluate")
+
+    def on_predict_end(self, logs: dict[str, Any]) -> None:
+        """Forget a recording without calls, outside `fit`."""
+        self._end_without_calls("predict")
+
     def close(self) -> None:
         """Write what was recorded until now, if the run ends within the calls.
 
-        Say so if the run had too few calls for a recording to begin.
+        Say so if the run had too few calls for a recording.
         """
+        is_recording = self._recorder.is_on
         self._end()
-        if self._task is not None and self._calls < self.skip:
+        if self._task is not None and self._calls <= self.skip and not is_recording:
             self._say(
                 f"Profiler: nothing was recorded. It leaves out skip={self.skip} "
                 f"calls, and {self._task} ended with {self._calls}. Give a smaller "
@@ -158,6 +171,10 @@ class Profiler(Callback):
     def _begin_if_due(self) -> None:
         if self._calls == self.skip and self._task is not None:
             self._recorder.start(self._task)
+
+    def _end_without_calls(self, task: str) -> None:
+        if self._task == task and self._calls == self.skip:
+            self._recorder.timeline.forget()
 
     def _end(self) -> None:
         if not self._recorder.is_on:

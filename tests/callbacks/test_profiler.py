@@ -87,12 +87,21 @@ def test_calls_are_counted_over_epochs_and_a_recording_ends_with_the_run(tmp_pat
     ]
 
 
-def test_nothing_is_written_if_the_run_has_fewer_calls(tmp_path, capsys):
-    profiler = profiler_in(tmp_path, calls=3, skip=7, verbose=1)
-    fit(make(), profiler)
-    assert "leaves out skip=7 calls, and fit ended with 6" in capsys.readouterr().out
+@pytest.mark.parametrize("skip", [6, 7])
+@pytest.mark.parametrize("task", ["fit", "evaluate", "predict"])
+def test_nothing_is_written_if_the_run_has_too_few_calls(tmp_path, capsys, task, skip):
+    profiler = profiler_in(tmp_path, calls=3, skip=skip, verbose=1)
+    model = make(inference_iterations=1)
+    if task == "fit":
+        fit(model, profiler)
+    else:
+        data = (X, Y, 4) if task == "evaluate" else (X, 4)
+        getattr(model, task)(*data, verbose=0, callbacks=profiler)
+    told = f"leaves out skip={skip} calls, and {task} ended with 6"
+    assert told in capsys.readouterr().out
     assert profiler.paths == ()
     assert profiler.phases == {}
+    assert profiler.seconds == 0.0
     assert list((tmp_path / "profile").iterdir()) == []
 
 
