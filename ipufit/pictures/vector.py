@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _WHO = "Saving pictures"
 _OPENING = re.compile(r"<svg\b[^>]*>")
-_NAME = re.compile(r'(\bid="|"#|url\(#)')
+_NAME = re.compile(r'(\bid="|href="#|url\(#)')
 
 
 def svg_file(pictures: Sequence[Picture], title: str, lines: Sequence[str]) -> str:

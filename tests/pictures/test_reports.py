@@ -97,6 +97,16 @@ def test_names_in_a_page_are_used_once_and_lead_somewhere(tmp_path):
 
 
 @pytest.mark.usefixtures("needs_matplotlib")
+def test_patterns_in_a_page_have_the_colours_of_the_file(tmp_path):
+    in_file, in_page = (
+        set(re.findall(r'\bfill="([^"]*)"', saved(tmp_path / name).decode()))
+        for name in ("a.svg", "a.html")
+    )
+    assert in_file == in_page
+    assert any(colour.startswith("#") for colour in in_page)
+
+
+@pytest.mark.usefixtures("needs_matplotlib")
 def test_a_page_is_read_on_light_and_on_dark(tmp_path):
     text = saved(tmp_path / "a.html").decode()
     style, _, body = text.partition("</style></head>")
