@@ -17,7 +17,7 @@ _STYLE = """\
   :root { --ink: #e6e9ec; --paper: #15181c; --line: #454c54; }
 }
 body { color: var(--ink); background: var(--paper); margin: 2rem auto; padding: 0 1rem;
-  max-width: 60rem; font: 16px/1.5 system-ui, sans-serif; }
+  max-width: 70rem; font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; }
 h2 { font-size: 1.15rem; margin-top: 2rem; }
 figure { margin: 0; }
