@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds results of half precision after ReLU and max-pooling, not before.
 
-A layer computes in float32 and rounds to float16. ReLU and max-pooling widen that, pick
-numbers, and round again, which changes nothing. Rounding to the nearest keeps the order
-of numbers, so picking first and rounding what is left gives the same, in fewer passes
-over less. Of zeros of both signs either may come out. Where numbers are rounded at
-random, every result is rounded by itself, as before.
+A layer computes in float32 and rounds to float16. What ReLU and max-pooling return are
+some of the numbers that they get, or zeros. On the device they widen numbers first and
+round what they return, which changes nothing. Rounding to the nearest never turns the
+order of two numbers round. So a program may leave a layer's result in float32, let ReLU
+and pooling choose there, and round what they return: the same numbers, in fewer passes
+over less memory. Of zeros of both signs either may come out. Where numbers are rounded
+at random, every result is rounded by itself, as before.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _LAYERS = frozenset(
     conv_transpose3d group_norm layer_norm linear
     """.split()  # noqa: SIM905 - one per line would be a page
 )
-"""Functions that give a tensor of their own and change nothing."""
+"""Functions before ReLU and pooling in networks; they change no argument."""
 
 _POOLING = frozenset({"max_pool1d", "max_pool2d", "max_pool3d"})
 
@@ -55,10 +57,13 @@ def _round_late(node: Node) -> None:
 
 
 def _rounds_again(node: Node) -> bool:
-    """Whether a node picks of a rounded result, which nobody else sees."""
+    """Whether a node picks of a rounded result that no other node takes.
+
+    Views of it and results of the program are nodes that take it, too.
+    """
     if not is_rounded(node.target) or not _picks(node):
         return False
-    given = node.args[0]
+    given = node.args[0] if node.args else None
     return (
         isinstance(given, Node)
         and is_rounded(given.target)
@@ -68,12 +73,12 @@ def _rounds_again(node: Node) -> bool:
 
 
 def _picks(node: Node) -> bool:
-    """Whether a node's result is its argument's larger numbers, in their order."""
+    """Whether a node returns some of its argument's numbers, the larger ones."""
     return function_name(node) in ("relu", "relu_", *_POOLING)
 
 
 def _picks_apart(node: Node) -> bool:
-    """Whether a node picks, and nobody sees that it changes its argument if it does."""
+    """Whether a node picks, and changes no argument that another node takes."""
     if not _picks(node):
         return False
     is_pooling = function_name(node) in _POOLING

@@ -118,8 +118,8 @@ def left_wide(target: Any) -> Callable[..., Any]:
     It rounds all the same where numbers are rounded at random.
 
     Args:
-        target: A function that `in_float32` wrapped, that gives float16 and changes no
-            argument.
+        target: A function that `in_float32` wrapped, and that gives float16. If it
+            changes an argument, nothing else may need that.
 
     Example:
         >>> operation = Operation(torch.exp, "exp", (torch.ones(1).half(),), {})
@@ -141,6 +141,12 @@ def rounded_late(target: Any) -> Callable[..., Any]:
 
     Args:
         target: A function of one tensor that `in_float32` wrapped.
+
+    Example:
+        >>> x = torch.ones(1).half()
+        >>> relu = in_float32(Operation(torch.relu, "relu", (x,), {})).function
+        >>> rounded_late(relu)(torch.tensor([2049.0]))
+        tensor([2048.], dtype=torch.float16)
     """
     function = original(target)
 

@@ -113,23 +113,64 @@ def test_a_layer_without_weights_to_change_is_rounded_late(forward, layer):
     )
 
 
-def changed_in_place(layer, x):
+def relu_in_place(layer, x):
     y = layer(x) * 1
-    return F.max_pool2d(y.relu_(), 2)
+    before = y.view(-1)
+    return F.max_pool2d(F.relu(y, inplace=True), 2), before
 
 
-@pytest.mark.parametrize(
-    "forward",
-    [
-        lambda layer, x: F.relu(y := layer(x)) + y,
-        lambda layer, x: F.relu(layer(x).sigmoid()),
-        lambda layer, x: F.relu(layer(x).flatten(1)),
-        lambda layer, x: F.relu(F.batch_norm(layer(x), None, None, training=True)),
-        changed_in_place,
-    ],
-)
+def named_relu_in_place(layer, x):
+    y = layer(x) * 1
+    return F.max_pool2d(y.relu_(), 2), y
+
+
+def input_in_place(layer, x):
+    return F.max_pool2d(F.relu(x, inplace=True), 2), x + 0
+
+
+SEEN = [
+    lambda layer, x: F.relu(y := layer(x)) + y,
+    lambda layer, x: F.relu(layer(x).sigmoid()),
+    lambda layer, x: F.relu(layer(x).flatten(1)),
+    lambda layer, x: (F.relu(y := layer(x)), y.view(-1)),
+    lambda layer, x: F.relu(F.batch_norm(layer(x), None, None, training=True)),
+    lambda layer, x: torch.relu(input=layer(x)),
+    lambda layer, x: F.relu(layer(x) + x.float()),
+    lambda layer, x: F.relu(x.sum() + x.float()),
+    lambda layer, x: F.relu(F.conv2d(x.float(), layer.weight)),
+    relu_in_place,
+    named_relu_in_place,
+    input_in_place,
+]
+"""Programs whose layers are seen before, or whose results aren't float16."""
+
+UNSEEN = [
+    lambda layer, x: F.relu(layer(x) + x.sum()),
+    lambda layer, x: F.relu(torch.add(layer(x), x, alpha=300)),
+    lambda layer, x: F.relu_(layer(x) + x.float().sum()),
+    lambda layer, x: F.max_pool2d(torch.relu(layer(x) * 30_000 + x), 3, padding=1),
+]
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("forward", [*SEEN, *UNSEEN])
+def test_a_program_gives_what_it_gave(forward, iterations):
+    torch.manual_seed(0)
+    module = Net(forward, nn.Conv2d(3, 3, 1)).eval().half()
+    x = torch.randn(2 * iterations, 3, 4, 4).half()
+    found = inferred(module, x.clone(), iterations=iterations)
+    expected = inferred(module, x.clone(), is_late=False, iterations=iterations)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("forward", SEEN)
 def test_what_others_see_is_rounded_at_once(forward):
     assert not any(name.startswith("wide_") for name in names_of(forward))
+
+
+@pytest.mark.parametrize("forward", UNSEEN)
+def test_what_nobody_else_sees_is_rounded_late(forward):
+    assert any(name.startswith("wide_") for name in names_of(forward))
 
 
 def test_training_is_as_it_was():
