@@ -86,18 +86,18 @@ class Profiler(Callback):
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds by phase of the last recording."""
+        """Seconds by phase of the last run's recording."""
         return dict(self._recorder.timeline.phases)
 
     @property
     def seconds(self) -> float:
-        """Length of the last recording, in seconds."""
+        """Length of the last run's recording, in seconds."""
         spans = self._recorder.timeline.spans
         return spans[-1].seconds if spans else 0.0
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files of the last recording: the trace, then the page."""
+        """The files of the last run's recording: the trace, then the page."""
         return self._recorder.paths
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
@@ -141,15 +141,21 @@ class Profiler(Callback):
 
         Say so if the run had too few calls for a recording.
         """
-        is_recording = self._recorder.is_on
-        self._end()
-        if self._task is not None and self._calls <= self.skip and not is_recording:
-            self._say(
-                f"Profiler: nothing was recorded. It leaves out skip={self.skip} "
-                f"calls, and {self._task} ended with {self._calls}. Give a smaller "
-                "skip=, or fewer updates per call, device_iterations=."
-            )
+        if self._recorder.is_on:
+            self._end()
+        elif self._task is not None and self._calls <= self.skip:
+            self._recorder.drop()
+            self._say(f"Profiler: nothing was recorded. {self._why_nothing()}")
         self._task = None
+
+    def _why_nothing(self) -> str:
+        if not self._calls:
+            return f"{self._task} ended without a call."
+        return (
+            f"It leaves out skip={self.skip} calls, and {self._task} ended with "
+            f"{self._calls}. Give a smaller skip=, or fewer updates per call, "
+            "device_iterations=."
+        )
 
     def _say(self, text: str) -> None:
         if self.verbose and self.run.processes.is_first:
@@ -174,7 +180,7 @@ class Profiler(Callback):
 
     def _end_without_calls(self, task: str) -> None:
         if self._task == task and self._calls == self.skip:
-            self._recorder.timeline.forget()
+            self._recorder.drop()
 
     def _end(self) -> None:
         if not self._recorder.is_on:

@@ -76,6 +76,11 @@ class Recorder:
         self.timeline.forget()
         self.timeline.start(task)
 
+    def drop(self) -> None:
+        """Forget the recording under way and the one before it; files stay."""
+        self.timeline.forget()
+        self.paths = ()
+
     def stop(
         self, index: int, count: int, facts: Mapping[str, Any], **details: Any
     ) -> None:

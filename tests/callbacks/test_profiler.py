@@ -105,6 +105,26 @@ def test_nothing_is_written_if_the_run_has_too_few_calls(tmp_path, capsys, task,
     assert list((tmp_path / "profile").iterdir()) == []
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_without_a_recording_leaves_none_of_the_run_before(tmp_path, epochs):
+    profiler, model = profiler_in(tmp_path, calls=2, skip=epochs * 6), make()
+    fit(model, profiler, epochs=3)
+    assert profiler.paths
+    assert profiler.phases
+    for shorter in (epochs, 1):
+        fit(model, profiler, epochs=shorter)
+        assert (profiler.paths, profiler.phases, profiler.seconds) == ((), {}, 0.0)
+    assert len(list((tmp_path / "profile").iterdir())) == 2
+
+
+def test_a_run_without_calls_says_so(tmp_path, capsys):
+    profiler = profiler_in(tmp_path, calls=2, skip=0, verbose=1)
+    fit(make(), profiler, epochs=2, initial_epoch=2)
+    assert capsys.readouterr().out == (
+        "Profiler: nothing was recorded. fit ended without a call.\n"
+    )
+
+
 def test_each_fit_has_files_of_its_own(tmp_path):
     profiler, model = profiler_in(tmp_path, calls=2, skip=0), make()
     written = []
