@@ -103,10 +103,14 @@ def shown(page: Path) -> Shown:
 
 
 def output_of(command: str) -> str:
-    """What a command of ipufit prints in this folder, whatever its exit status.
+    """What a command of ipufit prints in this folder, also where it finds faults.
 
     Args:
         command: The command line, such as `ipufit check train.py`.
+
+    Raises:
+        RuntimeError: It has failed, and printed nothing or ended with another exit
+            status than 0 and 1.
     """
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)],
@@ -115,6 +119,8 @@ def output_of(command: str) -> str:
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+    if done.returncode not in (0, 1) or not done.stdout:
+        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr}")
     return done.stdout
 
 
@@ -143,10 +149,11 @@ def in_empty_folder() -> Iterator[Path]:
 
 
 def main() -> None:
-    """Write all pages with screens, and their pictures."""
+    """Write all pages with screens that have changed, and their pictures."""
     for page in filter(has_screens, PAGES):
-        found = shown(page)
-        page.write_text(found.text, encoding="utf-8")
+        found, before = shown(page), page.read_text(encoding="utf-8")
+        if without_times(found.text) != without_times(before):
+            page.write_text(found.text, encoding="utf-8")
         for name, content in found.pictures.items():
             (page.parent / name).write_text(content, encoding="utf-8")
         print(page.relative_to(ROOT), *found.pictures)

@@ -23,8 +23,14 @@ def test_there_are_pages_with_screens():
     assert names >= {"check", "pipelines", "plan", "profile"}
 
 
-@pytest.mark.not_in_mode(reason="a profile of another mode has other phases")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def marked(page):
+    """A page as a parameter of tests."""
+    reason = "a profile of another mode has other phases"
+    marks = [pytest.mark.not_in_mode(reason=reason)] if page.stem == "profile" else []
+    return pytest.param(page, id=page.name, marks=marks)
+
+
+@pytest.mark.parametrize("page", map(marked, PAGES))
 def test_a_page_shows_what_its_code_prints_and_draws(page):
     text = page.read_text("utf-8")
     pictures = WRITER["PICTURE"].findall(text)
@@ -67,6 +73,11 @@ def test_code_and_commands_see_the_files_of_the_page(page):
     found, _ = WRITER["shown"](page)
     assert re.findall("```text\n(.*)\n```", found) == ["number_of_page", "2"]
     assert "number_of_page" not in sys.modules
+
+
+def test_a_command_that_fails_is_an_error():
+    with pytest.raises(RuntimeError, match=r"nosuch\.py ended with 2: .*no script"):
+        WRITER["output_of"]("ipufit check nosuch.py")
 
 
 @pytest.mark.parametrize(
