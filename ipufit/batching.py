@@ -9,7 +9,7 @@ makes `device_iterations` updates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .errors import ConfigError
 
@@ -77,6 +77,20 @@ class BatchPlan:
             f"accumulation {self.gradient_accumulation} * replicas {self.replicas} * "
             f"device iterations {self.device_iterations}{each}"
         )
+
+    def describe_unfilled(self, num_samples: int) -> str:
+        """The update that samples left over don't fill, else the call, for messages.
+
+        Args:
+            num_samples: Number of samples left over.
+
+        Example:
+            >>> print(BatchPlan(4, 5, device_iterations=3).describe_unfilled(10))
+            an update of 20 = micro-batch 4 * gradient accumulation 5 * replicas 1 *...
+        """
+        if num_samples < self.batch_size:
+            return f"an update of {replace(self, device_iterations=1).describe()}"
+        return f"a call of {self.describe()}"
 
 
 def derive_plan(

@@ -206,6 +206,61 @@ def test_what_fails_after_a_refusal_is_no_refusal():
     assert any("wasn't looked at" in what for what in words)
 
 
+def halves(net, y):
+    while y.norm() > 1:  # here
+        y = y / 2
+    return y
+
+
+def counts(net, y):
+    while y.sum().item() > 0:  # here
+        y = y - 1
+    return y
+
+
+@pytest.mark.parametrize("function", [halves, counts])
+def test_a_loop_that_waits_for_a_value_ends(function):
+    [one] = refused(Net(function))
+    assert one.location == marked_line(function)
+    words = [one.what for one in found(Net(function)) if one.topic == "program"]
+    assert any("asked 100 times for what is refused" in what for what in words)
+
+
+def with_mask(net, y):
+    return y * (y > 0)
+
+
+TYPES = {
+    "product": lambda net, y: y @ torch.eye(4, dtype=torch.int64, device=y.device),
+    "whole layer": lambda net, y: net.layer((y > 0).long()),
+    "softmax": lambda net, y: y * (y > 0).long().softmax(1),
+    "spread": lambda net, y: y * (y > 0).long().std(),
+    "mask": lambda net, y: y * (1 - (y > 0)),
+    "bits": lambda net, y: y & y,
+    "view": lambda net, y: y.t().view(-1, 4),
+    "plain": with_mask,
+    "not": lambda net, y: y * ~(y > 0),
+    "bits of masks": lambda net, y: y * ((y > 0) | (y < -1)),
+    "gather": lambda net, y: y.gather(1, y.argsort(1)),
+    "whole": lambda net, y: y + torch.arange(4, device=y.device),
+    "where": lambda net, y: torch.where(y > 0, 1, 0) * y,
+    "one-hot": lambda net, y: nn.functional.one_hot(y.argmax(1), 4).float() * y,
+}
+
+
+@pytest.mark.parametrize("function", TYPES.values(), ids=TYPES)
+def test_types_are_refused_where_fit_refuses_them(function):
+    reports = found(Net(function))
+    model = model_of(Net(function))
+    try:
+        model.fit(X, Y, batch_size=8, verbose=0)
+    except DataError:
+        [one] = [one for one in reports if one.severity == "refused"]
+        assert "Net failed with inputs of float32 [4, 4]: " in one.what
+    else:
+        assert all(one.severity != "refused" for one in reports)
+
+
 def test_errors_of_ipufit_are_refusals():
     frozen = Net().requires_grad_(False)
     assert any("Nothing would be trained" in one.what for one in refused(frozen))
@@ -233,6 +288,7 @@ def test_samples_that_are_left_out():
     [one] = [f for f in found(Net(), X[:14], Y[:14]) if f.topic == "data"]
     assert one.severity == "good to know"
     assert "leaves out 6 of 14 samples" in one.what
+    assert "they don't fill an update of 8 = micro-batch 4" in one.what
     assert not severities(found(Net()), "data")
 
 

@@ -209,7 +209,8 @@ def _of_calls(planned: _Planned) -> list[Finding]:
                 NOTE,
                 "data",
                 f"fit leaves out {batches.num_dropped} of {batches.source.num_samples} "
-                f"samples in every epoch: they don't fill a call of {plan.describe()}",
+                "samples in every epoch: they don't fill "
+                f"{plan.describe_unfilled(batches.num_dropped)}",
                 "Choose factors that divide the number of samples, or drop_last='pad'.",
             )
         )

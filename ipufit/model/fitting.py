@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from functools import partial
 from typing import Any, Mapping, Sequence
 
@@ -296,13 +295,11 @@ def _warn_of_tail(
     if batches.num_dropped:
         total = batches.source.num_samples
         of = "" if total is None else f" of {total}"
-        is_of_update = batches.num_dropped < plan.batch_size
-        what = replace(plan, device_iterations=1) if is_of_update else plan
+        whole = plan.describe_unfilled(batches.num_dropped)
         warnings.warn(
             f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
-            f"because they don't fill a{'n update' if is_of_update else ' call'} of "
-            f"{what.describe()}. Choose factors that divide the number of samples to "
-            "use them all, or drop_last='pad'.",
+            f"because they don't fill {whole}. Choose factors that divide the number "
+            "of samples to use them all, or drop_last='pad'.",
             DroppedRowsWarning,
             stacklevel=stacklevel,
         )

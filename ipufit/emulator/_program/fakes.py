@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import Node
 from torch.utils._mode_utils import no_dispatch
 
+from ipufit.emulator._program.kernel_types import check_types
 from ipufit.emulator._tracing.operands import map_tensors, tensors_in
 
 _STORED_AS = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
@@ -55,11 +56,14 @@ class Fakes:
         A function that needs values, or is unknown to fake tensors, is called on real
         ones of the same shapes: its result has the shape that these give. `watch` sees
         the operators that the function runs.
+
+        Raises:
+            RuntimeError: torch's kernels refuse the types of the tensors.
         """
         around = contextlib.nullcontext() if watch is None else watch
         try:
             with _exported(FakeTensor), self.mode, around:
-                return function(*args, **kwargs)
+                fake = function(*args, **kwargs)
         except Exception:
             with no_dispatch():  # type: ignore[no-untyped-call,unused-ignore]
                 given, named = map_tensors((args, kwargs), _real)
@@ -70,6 +74,9 @@ class Fakes:
                 result = None
             if result is None:
                 raise
+        else:
+            check_types(function, args, kwargs)
+            return fake
         trained = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
         return map_tensors(result, lambda tensor: self._fake(tensor, trained))
 
@@ -140,6 +147,7 @@ def _zeros(tensor: Tensor) -> Tensor:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    ones = torch.ones(tuple(tensor.shape), dtype=tensor.dtype)
+    size, strides = tuple(tensor.shape), tensor.stride()
+    ones: Tensor = torch.empty_strided(size, strides, dtype=tensor.dtype).fill_(1)
     ones.requires_grad_(tensor.requires_grad)
     return ones

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator
 
@@ -37,6 +38,9 @@ from ipufit.emulator._tracing.visibility import EscapeGuard
 from ipufit.emulator.errors import Error
 
 _PLACE = "place"
+_MOST_SUBSTITUTES = 100
+"""Substitutes for results at one place; code that asks for more may never end."""
+
 _CONTROL_FLOW = ("__bool__", "__contains__", "is_nonzero")
 
 _WITHOUT_RESULT: tuple[tuple[str, Callable[[Operation], None]], ...] = (
@@ -111,6 +115,10 @@ def place_of(node: Node) -> Place:
     return place
 
 
+class EndlessError(Exception):
+    """Code asks again and again for what is refused, and may never end."""
+
+
 class _NoResult(Exception):
     """An operation was refused, and something has to stand for its result."""
 
@@ -133,6 +141,7 @@ class SurveyTracer(Tracer):
         self._fakes = fakes
         self._notes = notes
         self._applied: dict[object, Place] = {}
+        self._substitutes: Counter[Place] = Counter()
         self.has_escapes = False
 
     def __torch_function__(
@@ -209,6 +218,19 @@ class SurveyTracer(Tracer):
             self._notes.add(topic, error)
 
     def _substituted(self, refused: _NoResult) -> Any:
+        """Give a value in the place of a result.
+
+        Raises:
+            EndlessError: The same place has been given many.
+        """
+        place = self._notes.places.here()
+        self._substitutes[place] += 1
+        if self._substitutes[place] > _MOST_SUBSTITUTES:
+            raise EndlessError(
+                f"this place has asked {_MOST_SUBSTITUTES} times for what is refused, "
+                "as a loop does that doesn't end with such values"
+            )
+
         def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return self.__torch_function__(function, (), args, kwargs)
 
