@@ -334,6 +334,25 @@ def test_data_that_dont_suit_are_refused():
         fresh.plan(torch.zeros(4, 2))
 
 
+class Views(nn.Module):
+    def forward(self, x):
+        return x.view(-1, 2, 2).transpose(1, 2).view(-1, 4)
+
+
+class Refuses(nn.Module):
+    def forward(self, x):
+        raise ValueError("of the user's")
+
+
+def test_errors_of_torch_are_explained_and_those_of_users_are_not():
+    for module, kind in ((Views(), DataError), (Refuses(), ValueError)):
+        model = IPUModel(nn.Sequential(nn.Linear(4, 4), module))
+        model.compile("sgd", "mse")
+        with pytest.raises(kind) as raised:
+            model.plan(torch.zeros(8, 4), torch.zeros(8, 4), batch_size=4)
+        assert type(raised.value) is kind
+
+
 def test_a_plan_is_data():
     plan = tutorial()
     assert plan == tutorial()

@@ -16,6 +16,7 @@ from typing import Any, Iterator, Sequence
 import torch
 from torch import Tensor
 from torch._C import _get_mkldnn_enabled, _set_mkldnn_enabled
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from ipufit.data import HostRandomState
@@ -51,7 +52,7 @@ def shapes_only() -> Iterator[None]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call,unused-ignore]
     known = KnownShapes()  # type: ignore[no-untyped-call,unused-ignore]
     try:
-        with warnings.catch_warnings(), without_mkldnn(), mode, known:
+        with warnings.catch_warnings(), without_mkldnn(), _unvalidated(), mode, known:
             warnings.simplefilter("ignore")  # they come again when it is traced
             yield
     except Exception as error:
@@ -60,9 +61,9 @@ def shapes_only() -> Iterator[None]:
             raise UnsupportedError(
                 "The costs of a module are measured on tensors that have shapes and "
                 "no values, and code computes with values, or makes a tensor whose "
-                f"shape depends on them, at {user_line(cause)}. PopTorch refuses that, "
-                "too: keep to operations on tensors of fixed shapes. (torch's words: "
-                f"{cause})"
+                f"shape depends on them, at {user_line(cause)}. Keep to operations on "
+                "tensors of fixed shapes; `check` says what PopTorch refuses. (torch's "
+                f"words: {cause})"
             ) from error
         raise
     finally:
@@ -77,7 +78,19 @@ def _asks_for_values(error: BaseException) -> bool:
     )
 
     kinds = DataDependentOutputException, DynamicOutputShapeException
-    return isinstance(error, kinds) or str(error).startswith(".numpy() is not supp")
+    words = ".numpy() is not supp", "unsupported format string passed to FakeTensor"
+    return isinstance(error, kinds) or str(error).startswith(words)
+
+
+@contextlib.contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Let `torch.distributions` take arguments without values, as a trace does."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 @contextlib.contextmanager

@@ -104,12 +104,23 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         yield
     except poptorch.Error:
         raise
-    except (RuntimeError, IndexError) as error:  # torch's, of shapes and types
+    except (RuntimeError, IndexError, ValueError) as error:
+        if isinstance(error, ValueError) and not _is_of_torch(error):
+            raise  # the others are torch's, of shapes and types
         if f"[{name}] is missing" in str(error):  # a forward that calls torch's
             raise _without_forward(name) from error
         raise DataError(
             f"{name} failed with inputs of {shapes_of(inputs)}: {error}"
         ) from error
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Whether code of torch has raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return str(module).partition(".")[0] == "torch"
 
 
 def _without_forward(name: str) -> NoForwardError:

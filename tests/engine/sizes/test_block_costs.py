@@ -310,6 +310,7 @@ def test_no_number_on_a_device_has_64_bits():
         (lambda x: x[x > 0], "x[x > 0]"),
         (lambda x: torch.unique(x), "torch.unique(x)"),
         (lambda x: x * len(x.numpy()), "x.numpy()"),
+        (lambda x: x * len(f"{x.mean():.3f}"), "x.mean():.3f"),
     ],
 )
 def test_where_code_needs_values_is_said(forward, line):
@@ -319,6 +320,24 @@ def test_where_code_needs_values_is_said(forward, line):
         block_costs(module, [torch.ones(3, 4)])
     assert "test_block_costs.py:" in str(caught.value)
     assert line in str(caught.value)
+
+
+class Drawn(nn.Module):
+    """The draw of a variational autoencoder."""
+
+    def forward(self, x):
+        mean, spread = x.chunk(2, 1)
+        return torch.distributions.Normal(mean, spread.exp()).rsample()
+
+
+def test_distributions_take_arguments_without_values():
+    before = torch.distributions.Distribution._validate_args
+    first, second = block_costs(
+        nn.Sequential(nn.Linear(4, 4), Drawn()), [torch.zeros(3, 4)]
+    )
+    assert (first.name, second.name) == ("0", "1")
+    assert first.output_bytes == 3 * 4 * 4
+    assert torch.distributions.Distribution._validate_args is before
 
 
 def test_a_module_that_cannot_be_copied_is_refused():
