@@ -144,6 +144,20 @@ class Stream(IterableDataset):
         return zip(*data(8))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "samples", "updates"),
+    [({"validation_split": 0.25}, 48, 6), ({"steps_per_epoch": 3}, 24, 3)],
+)
+def test_arguments_that_choose_the_samples_count(arguments, samples, updates):
+    model = compiled(micro_batch_size=8)
+    plan = model.batch_plan(*data(64), **arguments)
+    assert (plan.num_samples, plan.updates) == (samples, updates)
+    assert model.plan(*data(64), **arguments).epoch == plan
+    counted = Counted()
+    model.fit(*data(64), verbose=0, callbacks=counted, **arguments)
+    assert (counted.calls, counted.seen) == (plan.calls, (updates, samples))
+
+
 def test_data_of_unknown_length_have_no_epochs():
     model = compiled(micro_batch_size=8)
     plan = model.batch_plan(Stream(), batch_size=8)

@@ -27,6 +27,8 @@ def batch_plan(
     batch_size: int | None = None,
     *,
     callbacks: CallbackLike = None,
+    validation_split: float = 0.0,
+    steps_per_epoch: int | None = None,
     drop_last: bool | str = True,
 ) -> EpochPlan:
     """Say how `fit` with these arguments would divide the data, and run nothing.
@@ -39,6 +41,8 @@ def batch_plan(
         batch_size: As for `fit`.
         callbacks: Callbacks of the `fit` to come: those that hear each update ask for
             calls of one.
+        validation_split: As for `fit`.
+        steps_per_epoch: As for `fit`.
         drop_last: As for `fit`.
 
     Returns:
@@ -69,8 +73,14 @@ def batch_plan(
         processes=self.processes,
     )
     settle(self, source)
-    arguments = {"callbacks": callbacks, "drop_last": drop_last}
-    return epoch_plan(self, source, {"batch_size": batch_size, **arguments})
+    arguments = {
+        "batch_size": batch_size,
+        "callbacks": callbacks,
+        "validation_split": validation_split,
+        "steps_per_epoch": steps_per_epoch,
+        "drop_last": drop_last,
+    }
+    return epoch_plan(self, source, arguments)
 
 
 def epoch_plan(model: Model, source: Source, arguments: Mapping[str, Any]) -> EpochPlan:

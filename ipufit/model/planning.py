@@ -25,6 +25,8 @@ def plan(
     *,
     device: str | Device = "mk2",
     callbacks: CallbackLike = None,
+    validation_split: float = 0.0,
+    steps_per_epoch: int | None = None,
     drop_last: bool | str = True,
 ) -> ModelPlan:
     """Say what training takes of each IPU and how its pipeline runs, and run nothing.
@@ -43,6 +45,8 @@ def plan(
         device: Kind of IPU: "mk1", "mk2" or "bow"; or an `ipufit.Device` with figures
             of your own.
         callbacks: As for `batch_plan`.
+        validation_split: As for `fit`.
+        steps_per_epoch: As for `fit`.
         drop_last: As for `fit`.
 
     Returns:
@@ -68,10 +72,16 @@ def plan(
         >>> [memory.exact for memory in plan.memory], plan.num_ipus, plan.bubble
         ([648, 440], 2, 0.16666666666666666)
     """
-    arguments = {"batch_size": batch_size, "callbacks": callbacks}
-    return plan_of_fit(
-        self, {"x": x, "y": y, **arguments, "drop_last": drop_last}, device
-    )
+    arguments = {
+        "x": x,
+        "y": y,
+        "batch_size": batch_size,
+        "callbacks": callbacks,
+        "validation_split": validation_split,
+        "steps_per_epoch": steps_per_epoch,
+        "drop_last": drop_last,
+    }
+    return plan_of_fit(self, arguments, device)
 
 
 def plan_of_fit(
