@@ -25,7 +25,7 @@ from ipufit.model import IPUModel
 
 ResultT = TypeVar("ResultT")
 
-_FORMS = "an IPUModel, (model, x) or (model, x, y)"
+_FORMS = "a compiled IPUModel with its data: (model, x) or (model, x, y)"
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,14 @@ def looked_at(target: Target, look: Callable[[Subject], ResultT]) -> ResultT:
             ends without doing so.
     """
     results: list[ResultT] = []
+    errors: list[Exception] = []
 
     def at_fit(model: Any, arguments: Mapping[str, Any]) -> None:
-        results.append(look(Subject(model, arguments)))
+        try:
+            results.append(look(Subject(model, arguments)))
+        except Exception as error:
+            errors.append(error)
+            raise
 
     with _leaving_no_traces(), contextlib.redirect_stdout(sys.stderr), awaited(at_fit):
         try:
@@ -144,10 +149,12 @@ def looked_at(target: Target, look: Callable[[Subject], ResultT]) -> ResultT:
                 made = _made(target)
             else:
                 _run(target)
-        except FirstFit as stop:
-            if stop.__cause__ is not None:
-                raise stop.__cause__ from None
-            return results[0]
+        except (FirstFit, ConfigError):
+            if errors:  # the first of those, also if the program has gone on
+                raise errors[0] from None
+            if results:
+                return results[0]
+            raise
     with _leaving_no_traces():
         return look(made)
 

@@ -115,6 +115,23 @@ def test_errors_of_who_looks_come_through(tmp_path):
         looked_at(Target(name), look)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_script_that_catches_everything_has_called_fit(tmp_path, fails):
+    script = FIT.replace("model.fit", "try:\n    model.fit") + "except:\n    pass\n"
+    name = written(tmp_path, script) + ".py"
+
+    def look(subject):
+        if fails:
+            raise KeyError("of the look")
+        return subject.arguments["batch_size"]
+
+    if fails:
+        with pytest.raises(KeyError, match="of the look"):
+            looked_at(Target(name), look)
+    else:
+        assert looked_at(Target(name), look) == 4
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -173,7 +190,10 @@ def test_a_module_that_fails_is_told_from_none(tmp_path, source, is_module, caps
         ("nothing", "has no function 'nothing'"),
         ("", "has no function ''"),
         ("broken", "ZeroDivisionError"),
-        ("other", r"must return an IPUModel, .* It has returned int"),
+        (
+            "other",
+            r"must return a compiled IPUModel with its data: .* It has returned int",
+        ),
         ("many", r"It has returned \(int, str, int, int\)\."),
         ("module", r"It has returned \(Linear, int\)\."),
         ("empty", "It has returned tuple"),
