@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import platform
 import re
@@ -78,6 +79,7 @@ def examine() -> tuple[Finding, ...]:
     """
     looks: tuple[Callable[[], list[Finding]], ...] = (
         _back_end,
+        _trial,
         _versions,
         _poptorch,
         _devices,
@@ -154,6 +156,30 @@ def _back_end() -> list[Finding]:
         why = "IPUFIT_BACKEND=poptorch insists on PopTorch, which isn't installed"
         return [Finding(topic, name, f"none: {why}", _HOW_TO_INSTALL, is_wrong=True)]
     return [Finding(topic, name, "emulator: PopTorch isn't installed", _HOW_TO_INSTALL)]
+
+
+def _trial() -> list[Finding]:
+    """Whether a model runs on the emulator, with what variables say of it."""
+    if _is_there("poptorch") and os.environ.get("IPUFIT_BACKEND") != "emulator":
+        return []  # IPUs take minutes for a model
+    if os.environ.get("IPUFIT_EMULATOR_COMPILE", "").strip() == "compiled":
+        return []  # so does a compiler of machine code
+    topic, name = "Back end", "trial"
+    logger = logging.getLogger("ipufit")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        torch: Any = importlib.import_module("torch")
+        seam: Any = importlib.import_module("ipufit._poptorch")
+        model = seam.poptorch.inferenceModel(torch.nn.ReLU())
+        model(torch.zeros(1))
+        model.destroy()
+    except Exception as error:  # noqa: BLE001 - that is what it looks for
+        value = f"a small model fails: {type(error).__name__}: {error}"
+        advice = "Mend that: your models would end with the same error"
+        return [Finding(topic, name, value, advice, is_wrong=True)]
+    finally:
+        logger.disabled = was_disabled
+    return [Finding(topic, name, "a small model runs")]
 
 
 def _versions() -> list[Finding]:

@@ -56,6 +56,7 @@ def examined(tmp_path, poptorch=None, **variables):
 def test_without_poptorch_the_emulator_runs_and_nothing_is_wrong(tmp_path):
     found, status = examined(tmp_path)
     assert status == 0
+    assert found["trial"]["value"] == "a small model runs"
     assert found["back end"]["value"] == "emulator: PopTorch isn't installed"
     assert "Poplar SDK" in found["back end"]["advice"]
     assert found["poptorch"]["value"] == "missing"
@@ -78,8 +79,19 @@ def test_poptorch_and_its_ipus_are_found(tmp_path):
         (BROKEN, {}, "poptorch", "can't be imported: ImportError: libpopart"),
         (None, {"IPUFIT_BACKEND": "poptorch"}, "back end", "none: IPUFIT_BACKEND=pop"),
         (SEES_IPUS, {"IPUFIT_BACKEND": "ipu"}, "back end", "none"),
+        (
+            *(None, {"IPUFIT_EMULATOR_IPUS": "x"}, "trial"),
+            "a small model fails: Error: 'poptorch_py_error': IPUFIT_EMULATOR_IPUS='x'",
+        ),
+        (
+            *(None, {"IPUFIT_EMULATOR_FOLD": "a"}, "trial"),
+            "a small model fails: Error: 'poptorch_py_error': IPUFIT_EMULATOR_FOLD='a'",
+        ),
     ],
-    ids=["no IPU", "a broken PopTorch", "none, though asked for", "an unknown word"],
+    ids=[
+        *("no IPU", "a broken PopTorch", "none, though asked for", "an unknown word"),
+        *("a word for a number of IPUs", "a word for a switch"),
+    ],
 )
 def test_what_is_wrong_ends_with_status_1(tmp_path, source, variables, name, text):
     found, status = examined(tmp_path, source, **variables)
