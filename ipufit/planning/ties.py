@@ -107,5 +107,6 @@ def _way_out_of(tie: Tie) -> str:
         return "Give each its own weight, or name the stages in pipeline=(...)."
     return (
         f"Give each its own weight, or name the stages, with {last} on the IPU of "
-        f"{first}: pipeline=[{first!r}, {begin!r}, poptorch.Stage({last!r}).ipu(0)]."
+        f"{first}: pipeline=[{first!r}, {begin!r}, poptorch.Stage({last!r}).ipu(0)], "
+        f"with a name after {begin!r} for each further IPU."
     )
