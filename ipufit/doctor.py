@@ -79,7 +79,6 @@ def examine() -> tuple[Finding, ...]:
     """
     looks: tuple[Callable[[], list[Finding]], ...] = (
         _back_end,
-        _trial,
         _versions,
         _poptorch,
         _devices,
@@ -148,23 +147,23 @@ def _back_end() -> list[Finding]:
         return [Finding(topic, name, "none", str(error), is_wrong=True)]
     is_there = _is_there("poptorch")
     if wanted == "emulator":
-        return [Finding(topic, name, "emulator: IPUFIT_BACKEND=emulator asks for it")]
+        value = "emulator: IPUFIT_BACKEND=emulator asks for it"
+        return [Finding(topic, name, value), *_trial(topic)]
     if is_there:
         why = "it is installed" if wanted == "auto" else "IPUFIT_BACKEND asks for it"
         return [Finding(topic, name, f"PopTorch: {why}")]
     if wanted == "poptorch":
         why = "IPUFIT_BACKEND=poptorch insists on PopTorch, which isn't installed"
         return [Finding(topic, name, f"none: {why}", _HOW_TO_INSTALL, is_wrong=True)]
-    return [Finding(topic, name, "emulator: PopTorch isn't installed", _HOW_TO_INSTALL)]
+    value = "emulator: PopTorch isn't installed"
+    return [Finding(topic, name, value, _HOW_TO_INSTALL), *_trial(topic)]
 
 
-def _trial() -> list[Finding]:
+def _trial(topic: str) -> list[Finding]:
     """Whether a model runs on the emulator, with what variables say of it."""
-    if _is_there("poptorch") and os.environ.get("IPUFIT_BACKEND") != "emulator":
-        return []  # IPUs take minutes for a model
     if os.environ.get("IPUFIT_EMULATOR_COMPILE", "").strip() == "compiled":
-        return []  # so does a compiler of machine code
-    topic, name = "Back end", "trial"
+        return []  # a compiler would take half a minute
+    name = "trial"
     logger = logging.getLogger("ipufit")
     was_disabled, logger.disabled = logger.disabled, True
     try:

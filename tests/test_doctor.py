@@ -99,6 +99,7 @@ def test_what_is_wrong_ends_with_status_1(tmp_path, source, variables, name, tex
     assert found[name]["is_wrong"]
     assert found[name]["value"].startswith(text)
     assert found[name]["advice"]
+    assert ("trial" in found) == (name == "trial")
 
 
 def test_the_emulator_can_be_chosen_beside_a_broken_poptorch(tmp_path):
