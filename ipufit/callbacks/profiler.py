@@ -44,8 +44,8 @@ class Profiler(Callback):
 
     Example:
         >>> import tempfile, torch
-        >>> from ipufit import IPUModel
-        >>> model = IPUModel(torch.nn.Linear(2, 1))
+        >>> from ipufit import IPUConfig, IPUModel
+        >>> model = IPUModel(torch.nn.Linear(2, 1), IPUConfig(device_iterations=1))
         >>> model.compile("sgd", "mse")
         >>> x, y = torch.zeros(40, 2), torch.ones(40, 1)
         >>> with tempfile.TemporaryDirectory() as folder:
