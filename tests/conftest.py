@@ -21,6 +21,9 @@ from tests import modes, processes
 
 SEED = 20230601
 GRACE_SECONDS = 30.0
+LASTING = ("tqdm._monitor", "torch._inductor.compile_worker.subproc_pool")
+"""Modules whose threads go on to the end of Python: the monitor of tqdm, by which
+PopTorch shows compilations, and what hears torch's compiling processes."""
 
 
 class TorchRandom:
@@ -154,8 +157,13 @@ def _all_ipus_free(request):
 
 def _running_besides(known):
     running = {*threading.enumerate(), *multiprocessing.active_children()} - known
-    # PopTorch shows compilations by tqdm, whose monitor goes on to the end of Python.
-    return {one for one in running if type(one).__module__ != "tqdm._monitor"}
+    return {one for one in running if _origin(one) not in LASTING}
+
+
+def _origin(one):
+    """The module of a thread's or process's function, or else of its class."""
+    function = getattr(one, "_target", None)
+    return getattr(function, "__module__", type(one).__module__)
 
 
 @pytest.fixture(scope="session")

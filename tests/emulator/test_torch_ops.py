@@ -392,6 +392,8 @@ def test_another_library_of_that_name_comes_first():
     finally:
         del library
         gc.collect()
+        # torch 2.8 looks each new operator up, and keeps it when its library has gone.
+        vars(torch.ops.poptorch).pop("nop", None)
     assert torch.ops.poptorch.nop(X) is X
 
 
