@@ -49,6 +49,14 @@ NOT_CONNECTED = "connectFullMesh failed"
 TRIES_TO_CONNECT = 3
 
 
+def printed_lines(text):
+    """Lines that processes printed, without those in which Gloo says how it connects.
+
+    Some releases of torch have Gloo print them to stdout, 2.8 among them.
+    """
+    return [line for line in text.splitlines() if not line.startswith("[Gloo]")]
+
+
 class _NotConnectedError(Exception):
     pass
 

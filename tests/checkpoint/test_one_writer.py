@@ -11,6 +11,7 @@ import torch
 
 from ipufit import IPUModel, load_checkpoint
 from ipufit.checkpoint import CheckpointStore, load_weights, written_by_one
+from tests.processes import printed_lines
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch was built without distributed"
@@ -97,8 +98,7 @@ def test_the_first_writes_and_all_hear(tmp_path):
         for process in processes:
             out, error = process.communicate(timeout=300)
             assert process.returncode == 0, error
-            lines = out.splitlines()
-            said.append([line for line in lines if not line.startswith("[Gloo]")])
+            said.append(printed_lines(out))
     finally:
         for process in processes:
             process.kill()

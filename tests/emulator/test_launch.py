@@ -21,6 +21,7 @@ from ipufit.emulator._popdist._launch import (
     launch_environment,
     torchrun_command,
 )
+from tests.processes import printed_lines
 
 ROOT = Path(__file__).parents[2]
 INSTANCES = ROOT / "tests" / "emulator" / "_instances.py"
@@ -170,7 +171,7 @@ def test_a_script_of_popdist_trains_on_all_instances(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     # Only the first process is heard, and a function ran on it alone.
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
+    lines = printed_lines(done.stdout)
     losses = [float(line.split()[-1]) for line in lines[1:]]
     assert lines[0] == "instance 0 of 2, replicas 2 of 4"
     assert len(losses) == 2
