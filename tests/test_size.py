@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each room of the package has a budget of code lines and tokens, and only a few files.
+
+Docstrings, comments and blank lines cost nothing. Tokens are counted beside lines, so
+that long lines gain nothing. A change that needs more raises a number of `ROOMS` in the
+same commit, and says there what users get for it. A change that makes a room much
+smaller lowers its numbers: a failing test prints them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "ipufit"
+
+
+class Size(NamedTuple):
+    files: int
+    lines: int
+    tokens: int
+
+
+# Room -> its limits, and the packages and modules right under `ipufit` that it has.
+ROOMS = {
+    "emulator": (Size(220, 18034, 139651), "emulator"),
+    "engine and model": (Size(127, 10626, 82403), "engine model"),
+    "data": (Size(41, 3714, 29146), "data"),
+    "metrics and losses": (Size(21, 1843, 15841), "metrics losses"),
+    "optimizers": (Size(19, 1924, 14773), "optimizers"),
+    "callbacks": (Size(32, 2221, 18133), "callbacks"),
+    "checkpoint and resume": (Size(27, 2821, 21460), "checkpoint resume"),
+    "config, placement, batching": (
+        Size(17, 1464, 10736),
+        "batching config mixing placement",
+    ),
+    "planning": (
+        Size(44, 2873, 20337),
+        "check_report commands pictures planning profiling",
+    ),
+    "command lines, distributed, Lightning, ground": (
+        Size(43, 3170, 22204),
+        "__init__ __main__ _env _failures _files _kinds _lazy _optional _poptorch "
+        "_tree _version blocks distributed doctor errors first_fit integrations launch "
+        "scalars state summary types",
+    ),
+}
+MAX_FILES = 591
+MAX_TOKENS_PER_LINE = 7.75  # of the emulator
+# A limit may be that much above what a room has: several people may make rooms smaller
+# at the same time, and not each of them touches this file.
+SLACK = 1.10
+SLACK_LINES = 50
+
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def count(source):
+    """Count a module's lines of code and its tokens.
+
+    From Python 3.12 on the parts of an f-string are tokens. They count as one, as they
+    do before.
+    """
+    docstrings = set()
+    for node in ast.walk(ast.parse(source)):
+        text = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(text, ast.Constant) and isinstance(text.value, str):
+            docstrings.update(range(node.lineno, node.end_lineno + 1))
+    lines, tokens, open_strings = set(), 0, 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in NO_CODE or token.start[0] in docstrings:
+            continue
+        lines.update(range(token.start[0], token.end[0] + 1))
+        kind = tokenize.tok_name[token.type]
+        tokens += not open_strings
+        open_strings += (kind == "FSTRING_START") - (kind == "FSTRING_END")
+    return Size(1, len(lines), tokens)
+
+
+def total(sizes):
+    return Size(*map(sum, zip(*sizes)))
+
+
+SIZES = {
+    path.relative_to(PACKAGE).with_suffix("").parts: count(
+        path.read_text(encoding="utf-8")
+    )
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def size_of(room):
+    _, names = ROOMS[room]
+    return total(size for path, size in SIZES.items() if path[0] in names.split())
+
+
+def test_every_module_belongs_to_one_room():
+    rooms = " ".join(names for _, names in ROOMS.values()).split()
+    assert len(rooms) == len(set(rooms))
+    assert {path[0] for path in SIZES} == set(rooms)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_keeps_its_budget(room):
+    limits, _ = ROOMS[room]
+    size = size_of(room)
+    assert all(has <= limit for has, limit in zip(size, limits)), (
+        f"{room}: {size} is more than {limits}"
+    )
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_budget_follows_a_room_that_got_smaller(room):
+    limits, _ = ROOMS[room]
+    size = size_of(room)
+    assert not is_loose(size, limits), f"{room}: lower the limits {limits} to {size}"
+
+
+def is_loose(size, limits):
+    """Whether a limit of lines is far above the lines of a room."""
+    return limits.lines > size.lines * SLACK + SLACK_LINES
+
+
+def test_the_package_has_few_files():
+    files = len(SIZES)
+    assert files <= MAX_FILES
+    assert files * SLACK >= MAX_FILES, f"lower the limit to {files}"
+
+
+def test_the_lines_of_the_emulator_are_short():
+    size = size_of("emulator")
+    assert size.tokens / size.lines <= MAX_TOKENS_PER_LINE
+
+
+@pytest.mark.parametrize(
+    ("source", "lines", "tokens"),
+    [
+        ("a = 1", 1, 3),
+        ("a = 1\n\n\n# why\nb = 2  # so", 2, 6),
+        ('"""Say.\n\nMore.\n"""\na = 1', 1, 3),
+        ('def f():\n    """Say."""\n    return 1', 2, 7),
+        ("a = '''\n\n'''", 3, 3),
+        ("f(\n    1,\n)", 3, 5),
+        ("a = f'{b!r} and {c:.3f} {f(\"d\")}'", 1, 3),
+    ],
+)
+def test_what_counts(source, lines, tokens):
+    assert count(source) == Size(1, lines, tokens)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"), [(1000, False), (950, False), (864, False), (863, True)]
+)
+def test_a_limit_is_loose_a_tenth_above(lines, expected):
+    assert is_loose(Size(1, lines, 1), Size(1, 1000, 1)) is expected
