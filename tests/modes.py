@@ -66,13 +66,6 @@ def folding_of(executor):
     return getattr(runner, "folding", None)
 
 
-def parts_of(executor):
-    """The parts in which an executor runs a training program; None if it runs whole."""
-    runner = executor._executable.runner
-    runner = getattr(runner, "otherwise", runner)
-    return getattr(getattr(runner, "one_by_one", None), "parts", None)
-
-
 class Interpreted:
     """Stands in for a compiled function: runs the graph that it is made of.
 

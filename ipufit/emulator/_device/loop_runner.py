@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
 
-from ipufit.emulator._device.large_gradients import LargeGradients, Room
 from ipufit.emulator._device.replacing import replaced
 from ipufit.emulator._device.runner import Call, Mark, Results, Training
 
@@ -30,9 +29,6 @@ class LoopRunner:
 
     first_part: ClassVar[tuple[str, str]] = ("forward", "forward")
 
-    def __init__(self) -> None:
-        self._large = LargeGradients()
-
     @contextlib.contextmanager
     def marked(self, call: Call, mark: Mark) -> Iterator[None]:
         """Run a marked copy of the program, while the context is open."""
@@ -50,8 +46,7 @@ class LoopRunner:
                 call, training, call.program.run, call.inputs.rows, call.outputs.add
             )
             return
-        room = None if training.watch is not None else self._large.room_for(call)
-        make_updates(call, training, loop_over if room is None else _loop_in(room))
+        make_updates(call, training, loop_over)
 
 
 def loop_over(
@@ -76,18 +71,6 @@ def loop_over(
                 *results, loss = results  # type: ignore[assignment]
                 backward(loss)
             collect(step * replicas + replica, tuple(results))
-
-
-def _loop_in(room: Room) -> RunMicroBatches:
-    """Make `loop_over` for updates whose gradients have room of their own."""
-
-    def run(
-        call: Call, indices: range, collect: Collect, backward: Backward | None = None
-    ) -> None:
-        with room.accumulating(call):
-            loop_over(call, indices, collect, backward)
-
-    return run
 
 
 def make_updates(call: Call, training: Training, run: RunMicroBatches) -> None:

@@ -15,7 +15,6 @@ from ipufit.emulator._device.weights import DeviceWeights
 from ipufit.emulator._executor.executable_cache import cache_folder
 from ipufit.emulator._folding.fold_runner import FoldRunner
 from ipufit.emulator._folding.folding import Folding, can_fold
-from ipufit.emulator._folding.parts_runner import PartsRunner
 from ipufit.emulator._ground.switches import compiles
 from ipufit.emulator._layout.layout import Inputs, Layout, Outputs
 from ipufit.emulator._layout.replica_groups import ReplicaGroups
@@ -57,8 +56,7 @@ def choose_runner(
     """
     loop, folded = LoopRunner(), None
     if can_fold(program, layout, options, groups):
-        one_by_one = PartsRunner(loop) if program.has_loss else loop
-        folded = FoldRunner(Folding(program), one_by_one)
+        folded = FoldRunner(Folding(program), loop)
     eager = folded or loop
     if not compiles() or not program.runs_anything:
         return eager

@@ -14,10 +14,8 @@ from torch.fx.graph_module import GraphModule
 from ipufit.emulator._ground.custom_args import reconstructTensorStructure
 from ipufit.emulator._ground.switches import uses_channels_last
 from ipufit.emulator._options.stages import BlockPlacement
-from ipufit.emulator._program.late_rounding import with_late_rounding
 from ipufit.emulator._program.memory_format import in_channels_last
 from ipufit.emulator._program.pooling import with_sliced_pooling
-from ipufit.emulator._program.self_attention import with_plain_attention
 
 
 @dataclass(frozen=True)
@@ -78,18 +76,14 @@ class Program:
 
     def laid_out(self, graph: GraphModule) -> GraphModule:
         """Rewrite a graph of the program's weights to what runs fastest."""
-        if not self.has_loss:
-            graph = with_plain_attention(graph)
-        program = graph
-        if uses_channels_last():
-            program = in_channels_last(
-                graph, self.weight_shapes, is_differentiated=self.has_loss
-            )
-        if self.has_loss:
+        if not uses_channels_last():
+            return graph
+        program = in_channels_last(
+            graph, self.weight_shapes, is_differentiated=self.has_loss
+        )
+        if self.has_loss or program is graph:
             return program
-        if program is not graph:
-            program = with_sliced_pooling(program)
-        return with_late_rounding(program)
+        return with_sliced_pooling(program)
 
     @cached_property
     def _is_flat(self) -> bool:

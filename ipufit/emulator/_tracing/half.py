@@ -112,56 +112,6 @@ def is_rounded(target: Any) -> bool:
     return original(target) is not target
 
 
-def left_wide(target: Any) -> Callable[..., Any]:
-    """A function for a node's target, whose float32 result isn't rounded to float16.
-
-    It rounds all the same where numbers are rounded at random.
-
-    Args:
-        target: A function that `in_float32` wrapped, and that gives float16. If it
-            changes an argument, nothing else may need that.
-
-    Example:
-        >>> operation = Operation(torch.exp, "exp", (torch.ones(1).half(),), {})
-        >>> left_wide(in_float32(operation).function)(*operation.args)
-        tensor([2.7183])
-    """
-    function = original(target)
-
-    def compute(*args: Any, **kwargs: Any) -> Any:
-        if rounds_at_random():
-            return target(*args, **kwargs)
-        return function(*map_tensors(args, _widened), **map_tensors(kwargs, _widened))
-
-    return _named(f"wide_{function.__name__}", function, compute)
-
-
-def rounded_late(target: Any) -> Callable[..., Any]:
-    """A function for a node's target, for an argument that `left_wide` may have left.
-
-    Args:
-        target: A function of one tensor that `in_float32` wrapped.
-
-    Example:
-        >>> x = torch.ones(1).half()
-        >>> relu = in_float32(Operation(torch.relu, "relu", (x,), {})).function
-        >>> rounded_late(relu)(torch.tensor([2049.0]))
-        tensor([2048.], dtype=torch.float16)
-    """
-    function = original(target)
-
-    def compute(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if tensor.dtype == torch.float16:
-            return target(tensor, *args, **kwargs)
-        return _as_half(function(tensor, *args, **kwargs))
-
-    return _named(f"late_{function.__name__}", function, compute)
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return _as_float(tensor) if tensor.dtype == torch.float16 else tensor
-
-
 def _keeps_values(operation: Operation) -> bool:
     if operation.name == "dropout":
         return _drops_nothing(operation.args, operation.kwargs)
