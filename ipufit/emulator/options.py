@@ -5,26 +5,24 @@
 from __future__ import annotations
 
 from ipufit.emulator._ops.markers import Attribute
-from ipufit.emulator._options.distributed import _DistributedOptions
-from ipufit.emulator._options.from_text import ConfigFileError
-from ipufit.emulator._options.options import Options
-from ipufit.emulator._options.popart import _PopartOptions
+from ipufit.emulator._options.options import ConfigFileError, Options
 from ipufit.emulator._options.sections import (
+    TensorLocationSettings,
+    _DistributedOptions,
     _JitOptions,
+    _PopartOptions,
     _PrecisionOptions,
+    _TensorLocationOptions,
     _TrainingOptions,
 )
-from ipufit.emulator._options.stages import BlockId, Stage
 from ipufit.emulator._options.strategies import (
+    BlockId,
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
     SerialPhasedExecution,
     ShardedExecution,
-)
-from ipufit.emulator._options.tensor_locations import (
-    TensorLocationSettings,
-    _TensorLocationOptions,
+    Stage,
 )
 
 __all__ = [

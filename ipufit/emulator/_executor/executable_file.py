@@ -29,7 +29,6 @@ from typing import IO, Any, Dict, Mapping, Union
 
 import torch
 
-from ipufit.emulator._executor import former_names
 from ipufit.emulator.errors import Error, createPoptorchError
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -39,7 +38,7 @@ ARGUMENTS = "arguments.pt"
 MODEL = "model.pt"
 _METADATA = "metadata.json"
 _FORMAT = "ipufit.emulator executable"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2  # with each move of a class that is pickled
 
 # What `zipfile` raises for files that are no archives, broken ones (it seeks where they
 # point to), and ones with features that we never write. It checks the sum of what it
@@ -105,7 +104,7 @@ class Metadata:
         if version != _FORMAT_VERSION:
             raise ValueError(
                 f"its format has version {version}, and this is version "
-                f"{_FORMAT_VERSION}"
+                f"{_FORMAT_VERSION}: compile the model anew"
             )
         names = {field.name for field in dataclasses.fields(cls)}
         if values.keys() != names:
@@ -150,7 +149,6 @@ class ExecutableFile:
         return torch.load(
             io.BytesIO(self._read(member)),
             map_location="cpu",
-            pickle_module=former_names,
             weights_only=False,
         )
 

@@ -1,25 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options`: how a model is compiled and run.
-
-Its setters are in `execution`, `device` and `diagnostics`, by subject.
-"""
+"""`Options`: how a model is compiled and run."""
 
 from __future__ import annotations
 
 import copy
+import enum
+import json
 import os
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
-from ipufit.emulator._ground.checks import require
-from ipufit.emulator._options.device import DeviceOptions
-from ipufit.emulator._options.diagnostics import DiagnosticOptions
-from ipufit.emulator._options.execution import ExecutionOptions
-from ipufit.emulator._options.from_text import apply_config_file, apply_json
+import torch
 
-_OptionsT = TypeVar("_OptionsT", bound="Options")
+from ipufit.emulator import enums
+from ipufit.emulator._ground.checks import require, require_type
+from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._options.sections import (
+    OptionsDict,
+    _DistributedOptions,
+    _JitOptions,
+    _PopartOptions,
+    _PrecisionOptions,
+    _TensorLocationOptions,
+    _TrainingOptions,
+)
+from ipufit.emulator._options.strategies import ExecutionStrategy, PipelinedExecution
+from ipufit.emulator.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 
 
-class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
+class ConfigFileError(Exception):
+    """Raised if a file given to `Options.loadFromFile` isn't valid Python.
+
+    Example:
+        >>> from ipufit.emulator import ConfigFileError
+        >>> issubclass(ConfigFileError, Exception)
+        True
+    """
+
+
+def _log_compilation_progress(progress: int, total: int) -> None:
+    logger.debug("Graph compilation: %d/%d", progress, total)
+
+
+class Options(OptionsDict):
     """Options for how a model is compiled and run (PopTorch user guide, "Options").
 
     Setters return the options, so that calls can be chained. Most of them raise
@@ -44,14 +67,595 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
         10
     """
 
+    # Absent until set.
+    model_name: str
+    use_model: bool
+    ipu_id: int
+    ipu_version: int
+    random_seed: int
+
     def __init__(self) -> None:
+        self.replication_factor = 1
+        self.input_group_size = 1
+        self.input_cgt = CommGroupType.Consecutive
+        self.broadcast_buffers = True
+        self.device_iterations = 1
+        self.log_dir = "."
+        self.max_repeat_logs = 4
+        self.auto_round_num_ipus = False
+        self.anchored_tensors: dict[str, list[Any]] = {}
+        # Plain integers, as PopTorch stores these.
+        self.output_mode = OutputMode.Default.value
+        self.output_return_period = 1
+        self.connection_type = ConnectionType.Always.value
+        self.sync_pattern = SyncPattern.Full.value
+        self.available_memory_proportion: dict[int, float] = {}
+
+        self._popart = _PopartOptions()
+        self._jit = _JitOptions()
+        self._graphProcessing = _PrecisionOptions(self._popart)
+        self._training = _TrainingOptions(self._popart)
+        self._distributed = _DistributedOptions()
+        self._tensor_locations = _TensorLocationOptions()
+        self._execution_strategy: ExecutionStrategy = PipelinedExecution()
+        self._source_location_excludes = [
+            "install/poptorch",
+            "site-packages/torch",
+            "site-packages/poptorch",
+        ]
+        self._progress_bar = _log_compilation_progress
+        self._relax_optimizer_checks = False
+        self._show_compilation_progress_bar = True
+        self._module_namescope_enabled = True
         super().__init__()
         cache_dir = os.environ.get("POPTORCH_CACHE_DIR")
         if cache_dir:
             self.enableExecutableCaching(cache_dir)
         self.from_json(os.environ.get("POPTORCH_DEFAULT_OPTIONS", "{}"))
 
-    def from_json(self: _OptionsT, string: str) -> _OptionsT:
+    @property
+    def TensorLocations(self) -> _TensorLocationOptions:
+        """Options for where tensors are kept.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> _ = Options().TensorLocations.numIOTiles(32)
+        """
+        return self._tensor_locations
+
+    @property
+    def Distributed(self) -> _DistributedOptions:
+        """The index of this process, and the number of processes.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().Distributed.disable().processId
+            0
+        """
+        return self._distributed
+
+    @property
+    def Jit(self) -> _JitOptions:
+        """Options for tracing with torch.jit, which are deprecated.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> _ = Options().Jit.traceModel(False)
+        """
+        return self._jit
+
+    @property
+    def Precision(self) -> _PrecisionOptions:
+        """Options for rounding, partial sums and floating-point traps.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> _ = Options().Precision.enableStochasticRounding(True)
+        """
+        return self._graphProcessing
+
+    @property
+    def Training(self) -> _TrainingOptions:
+        """Options for how gradients are accumulated and reduced.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().Training.gradient_accumulation
+            1
+        """
+        return self._training
+
+    @property
+    def _Popart(self) -> _PopartOptions:
+        """Settings handed to PopART as they are."""
+        return self._popart
+
+    def deviceIterations(self, device_iterations: int) -> Options:
+        """Set how many times the device runs its loop in one call.
+
+        In training each iteration is one update of the weights. Any int is stored.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().deviceIterations(16).device_iterations
+            16
+        """
+        return self._store(device_iterations=device_iterations)
+
+    def replicationFactor(self, replication_factor: int) -> Options:
+        """Set how many replicas of the model this process runs.
+
+        Any int is stored.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().replicationFactor(4).replication_factor
+            4
+        """
+        return self._store(replication_factor=replication_factor)
+
+    def inputReplicaGrouping(
+        self, input_group_size: int, input_group_type: CommGroupType
+    ) -> Options:
+        """Feed the same inputs to every replica of a group.
+
+        Call `replicationFactor` first: the sizes are compared here only.
+
+        Args:
+            input_group_size: Replicas in a group.
+            input_group_type: `Consecutive` or `Orthogonal`. `NoGrouping` means
+                groups of one, whatever the size.
+
+        Raises:
+            ValueError: If the type is `All`, or the size doesn't divide the
+                replication factor.
+            ZeroDivisionError: If the size is 0.
+            AssertionError: If the type isn't a `CommGroupType`. The size is
+                stored nevertheless.
+
+        Example:
+            >>> from ipufit.emulator import CommGroupType, Options
+            >>> options = Options().replicationFactor(4)
+            >>> options.inputReplicaGrouping(2, CommGroupType.Orthogonal).input_cgt.name
+            'Orthogonal'
+        """
+        if input_group_type == CommGroupType.NoGrouping:
+            input_group_size, input_group_type = 1, CommGroupType.Consecutive
+        if input_group_type == CommGroupType.All:
+            raise ValueError(
+                "CommGroupType.All isn't supported for inputs: group all "
+                f"{self.replication_factor} replicas with CommGroupType.Consecutive."
+            )
+        replicas = self.replication_factor
+        if replicas < input_group_size or replicas % input_group_size != 0:
+            raise ValueError(
+                f"{replicas} replicas can't be put into groups of {input_group_size}: "
+                "the size must divide the replication factor."
+            )
+        return self._store(
+            input_group_size=input_group_size, input_cgt=input_group_type
+        )
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Options:
+        """Reserve IPUs up to the next power of two; the added ones stay idle.
+
+        Without it a pod refuses other numbers; the emulator does in strict mode only.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().autoRoundNumIPUs().auto_round_num_ipus
+            True
+        """
+        return self._store(auto_round_num_ipus=auto_round_num_ipus)
+
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
+        """Say whether all replicas share their buffers.
+
+        A model with several replicas that changes a buffer compiles with False only:
+        then each replica has its own.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().broadcastBuffers(False).broadcast_buffers
+            False
+        """
+        return self._store(broadcast_buffers=broadcast_buffers)
+
+    def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Options:
+        """Choose how blocks are spread over IPUs and time.
+
+        The options keep the strategy itself; models work on a copy.
+
+        Example:
+            >>> from ipufit.emulator import Options, ShardedExecution
+            >>> options = Options().setExecutionStrategy(ShardedExecution())
+        """
+        require(
+            isinstance(strategy, ExecutionStrategy),
+            "An execution strategy is a PipelinedExecution, ShardedExecution, "
+            f"SerialPhasedExecution or ParallelPhasedExecution, not {strategy!r}.",
+        )
+        self._execution_strategy = strategy
+        return self
+
+    def setAvailableMemoryProportion(
+        self, available_memory_proportion: dict[str, float]
+    ) -> Options:
+        """Limit the memory for temporary data of convolutions and matrix products.
+
+        Args:
+            available_memory_proportion: Proportion of each IPU's memory, from 0 to
+                1: `{"IPU0": 0.5}`. It replaces earlier proportions.
+
+        Raises:
+            AssertionError: If a key doesn't start with "IPU".
+            ValueError: If no integer follows "IPU".
+            AttributeError: If a key isn't a string.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().setAvailableMemoryProportion({"IPU1": 0.2})
+            >>> options.available_memory_proportion
+            {1: 0.2}
+        """
+        proportions = {}
+        for name, proportion in available_memory_proportion.items():
+            require(name.startswith("IPU"), f"Key {name!r}: use 'IPU0', 'IPU1', ...")
+            proportions[int(name[len("IPU") :])] = proportion
+        return self._store(available_memory_proportion=proportions)
+
+    def outputMode(
+        self,
+        output_mode: OutputMode,
+        output_return_period: int | None = None,
+    ) -> Options:
+        """Choose the micro-batches whose outputs a call returns.
+
+        Args:
+            output_mode: Any member; `Default` leaves the choice to the model.
+            output_return_period: N of `OutputMode.EveryN`. With other modes it
+                is stored, but has no effect.
+
+        Raises:
+            AssertionError: If `EveryN` comes without a positive period.
+
+        Example:
+            >>> from ipufit.emulator import Options, OutputMode
+            >>> Options().outputMode(OutputMode.EveryN, 4).output_return_period
+            4
+        """
+        require_type("output_mode", output_mode, OutputMode)
+        if output_mode is OutputMode.EveryN:
+            require(
+                output_return_period and output_return_period > 0,
+                "OutputMode.EveryN anchor must have a positive period, not "
+                f"{output_return_period!r}: outputMode(OutputMode.EveryN, 2).",
+            )
+        elif output_return_period is not None:
+            logger.info(
+                "The output period %s is ignored: only OutputMode.EveryN has one.",
+                output_return_period,
+            )
+        return self._store(
+            output_mode=output_mode.value,
+            output_return_period=output_return_period or 1,
+        )
+
+    def defaultOutputMode(self) -> bool:
+        """Tell whether the output mode is `Default`, so that the model decides.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().defaultOutputMode()
+            True
+        """
+        return self.output_mode == OutputMode.Default
+
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: OutputMode | None = None,
+        output_return_period: int = 1,
+    ) -> None:
+        """Have calls return a tensor from inside the model too.
+
+        As in PopTorch, this works on frozen options and checks nothing; compiling
+        refuses names that the model doesn't have. Neither mode nor period has an
+        effect: anchored tensors come back as the outputs do.
+
+        Args:
+            short_name: Name for `PoplarExecutor.getAnchoredTensor`.
+            long_name: Name inside the model, one of `PoplarExecutor.getTensorNames`.
+            output_mode: Stored only; None stands for that of the outputs.
+            output_return_period: Stored only; 1 without `OutputMode.EveryN`.
+
+        Example:
+            >>> from ipufit.emulator import Options, OutputMode
+            >>> options = Options()
+            >>> options.anchorTensor("grad", "Gradient___fc.weight", OutputMode.All, 3)
+            >>> options.anchored_tensors["grad"][1:]
+            [False, <OutputMode.All: 2>, 1]
+        """
+        period = output_return_period if output_mode == OutputMode.EveryN else 1
+        anchor = [long_name, output_mode is None, output_mode, period]
+        self.anchored_tensors[short_name] = anchor
+
+    def randomSeed(self, random_seed: int) -> Options:
+        """Seed torch at once, and the device and shared shuffling when they start.
+
+        As in PopTorch, torch is seeded even if the options are frozen.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().randomSeed(42).random_seed
+            42
+        """
+        require_type("random_seed", random_seed, int)
+        if torch.cuda.is_available() or torch.backends.mps.is_available():
+            torch.manual_seed(random_seed)
+        else:  # It asks for each kind of device, longer than a small call takes.
+            torch.default_generator.manual_seed(random_seed)
+        return self._store(random_seed=random_seed)
+
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
+        """Choose whether unused attributes of an optimiser raise no warning.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().relaxOptimizerAttributesChecks()
+        """
+        self._relax_optimizer_checks = relax
+        return self
+
+    def enableStableNorm(self, enabled: bool) -> Options:
+        """Choose whether normalisations compute variances in two steps, stably.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().enableStableNorm(True)
+        """
+        return self._set_popart("enableStableNorm", enabled)
+
+    def updatableNamedBuffers(self, buffers: list[str]) -> Options:
+        """Name the module's buffers that the host may change after compiling.
+
+        `PoplarExecutor.copyNamedBuffersToDevice` uploads them.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().updatableNamedBuffers(["norm.running_mean"])
+        """
+        return self._set_popart("updatableNamedBuffers", buffers)
+
+    def connectionType(self, connection_type: ConnectionType) -> Options:
+        """Choose when models attach to the device.
+
+        Example:
+            >>> from ipufit.emulator import ConnectionType, Options
+            >>> Options().connectionType(ConnectionType.OnDemand).connection_type
+            1
+        """
+        require_type("connection_type", connection_type, ConnectionType)
+        return self._store(connection_type=connection_type.value)
+
+    def syncPattern(self, sync_pattern: SyncPattern) -> Options:
+        """Choose which IPUs wait for each other.
+
+        Example:
+            >>> from ipufit.emulator import Options, SyncPattern
+            >>> Options().syncPattern(SyncPattern.SinglePipeline).sync_pattern
+            1
+        """
+        require_type("sync_pattern", sync_pattern, SyncPattern)
+        return self._store(sync_pattern=sync_pattern.value)
+
+    def useIpuId(self, ipu_id: int) -> Options:
+        """Choose one device by its number, as `gc-info` lists it.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().useIpuId(7).ipu_id
+            7
+        """
+        require_type("ipu_id", ipu_id, int)
+        return self._store(ipu_id=ipu_id)
+
+    def useIpuModel(self, use_model: bool) -> Options:
+        """Choose whether to run on Graphcore's simulator.
+
+        The environment has no say then. The emulator emulates no pod: no IPUs are
+        reserved or scarce, and their number needn't be a power of two, even in strict
+        mode.
+
+        Raises:
+            AssertionError: If a second value has another type than the first.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().useIpuModel(True).use_model
+            True
+        """
+        return self._store(use_model=use_model)
+
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Options:
+        """Compile for a kind of IPU without having one.
+
+        It implies `ConnectionType.Never`.
+
+        Args:
+            ipu_version: 1, 2 or 21, unchecked.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().useOfflineIpuTarget(21)
+            >>> options.connection_type, options.ipu_version
+            (2, 21)
+        """
+        self.connectionType(ConnectionType.Never)
+        return self._store(ipu_version=ipu_version)
+
+    def enableExecutableCaching(self, path: str | None) -> Options:
+        """Keep compiled executables in a directory, on a pod.
+
+        The emulator keeps none and logs that once, at level INFO: it compiles by
+        tracing, which has to run the module's Python every time.
+
+        Args:
+            path: Directory; None turns caching off.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().enableExecutableCaching("cache")
+            >>> options._Popart.options["cachePath"]
+            'cache'
+        """
+        self._popart.set("enableEngineCaching", path is not None)
+        if path is not None:
+            self._popart.set("cachePath", path)
+        return self
+
+    def enableSyntheticData(self, enabled: bool) -> Options:
+        """Choose whether to run without any transfer from or to the host.
+
+        The device then draws its inputs itself. Outputs are zeros of the right shape;
+        in PopTorch their values are undefined.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().enableSyntheticData(True)
+        """
+        random_normal, off = 2, 0  # members of PopART's `SyntheticDataMode`
+        return self._set_popart("syntheticDataMode", random_normal if enabled else off)
+
+    def logDir(self, log_dir: str) -> Options:
+        """Choose the directory that logs are written to.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().logDir("logs").log_dir
+            'logs'
+        """
+        return self._store(log_dir=log_dir)
+
+    def maxRepeatLogs(self, max_lines: int | None) -> Options:
+        """Limit how often the same line is logged.
+
+        Args:
+            max_lines: None for no limit, stored as 2**64 - 1.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().maxRepeatLogs(2).max_repeat_logs
+            2
+        """
+        return self._store(
+            max_repeat_logs=2**64 - 1 if max_lines is None else max_lines
+        )
+
+    def modelName(self, name: str) -> Options:
+        """Name the model in profiles; by default "training" or "inference".
+
+        Raises:
+            AssertionError: If a second name has another type than the first.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> Options().modelName("net").model_name
+            'net'
+        """
+        return self._store(model_name=name)
+
+    def enableProfiling(self, profile_dir: str | None = None) -> Options:
+        """Have Poplar write profiles to a directory, by default the working one.
+
+        The engine options for it are added to those already set.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().enableProfiling("profile")
+            >>> options._Popart.options["engineOptions"]["autoReport.directory"]
+            'profile'
+        """
+        engine_options = {
+            "debug.allowOutOfMemory": "true",
+            "autoReport.directory": profile_dir or ".",
+            "autoReport.all": "true",
+        }
+        environment = os.environ.get("POPLAR_ENGINE_OPTIONS", "")
+        overridden = [name for name in engine_options if name in environment]
+        if overridden:
+            logger.warning(
+                "POPLAR_ENGINE_OPTIONS overrides what enableProfiling sets: %s.",
+                ", ".join(overridden),
+            )
+        earlier = self._popart.options.get("engineOptions", {})
+        self._popart.setEngineOptions({**earlier, **engine_options})
+        return self
+
+    def logCycleCount(self, log_cycle_count: bool) -> Options:
+        """Choose whether to count the cycles of each call, on hardware only.
+
+        `PoplarExecutor.cycleCount` returns the last count.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().logCycleCount(True)
+        """
+        return self._set_popart("instrumentWithHardwareCycleCounter", log_cycle_count)
+
+    def showCompilationProgressBar(self, show: bool = True) -> Options:
+        """Choose whether compiling shows a progress bar.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().showCompilationProgressBar(False)
+        """
+        self._show_compilation_progress_bar = show
+        return self
+
+    def sourceLocationExcludes(self, excludes: list[str]) -> Options:
+        """Replace the paths that the search for an operation's source line skips.
+
+        Args:
+            excludes: Parts of paths.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().sourceLocationExcludes(["site-packages/torch"])
+        """
+        self._source_location_excludes = excludes
+        return self
+
+    def appendToLocationExcludes(self, *excludes: str) -> Options:
+        """Add paths that the search for an operation's source line skips.
+
+        Args:
+            excludes: Parts of paths.
+
+        Raises:
+            AttributeError: If the options are frozen. As in PopTorch, the paths
+                are added nevertheless.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().appendToLocationExcludes("my_layers")
+        """
+        self._source_location_excludes.extend(excludes)
+        self.checkIsFrozen()
+        return self
+
+    def disableModuleNamescope(self) -> Options:
+        """Leave the modules' names out of those of operations.
+
+        Example:
+            >>> from ipufit.emulator import Options
+            >>> options = Options().disableModuleNamescope()
+        """
+        self._module_namescope_enabled = False
+        return self
+
+    def from_json(self, string: str) -> Options:
         """Call the setters that a JSON object names.
 
         Args:
@@ -71,10 +675,12 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
             >>> options.device_iterations
             3
         """
-        apply_json(self, string)
+        for accessor, value in json.loads(string).items():
+            setter = attrgetter(accessor)(self)
+            setter(*value if isinstance(value, list) else [_as_enum_member(value)])
         return self
 
-    def loadFromFile(self: _OptionsT, filepath: str) -> _OptionsT:
+    def loadFromFile(self, filepath: str) -> Options:
         r"""Call the setters that a file lists, one per line.
 
         The file is executed as Python: use only files you trust.
@@ -98,7 +704,21 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
             ...     Options().loadFromFile(path).device_iterations
             5
         """
-        apply_config_file(self, filepath)
+        with open(filepath, encoding="utf-8") as file:
+            kept = [line.strip() for line in file]
+        lines = [f"options.{line}" for line in kept if line and line[0] != "#"]
+        # The settings name enumerations as scripts do: `poptorch.OutputMode.All`.
+        script = "\n".join(["import ipufit.emulator as poptorch", *lines])
+        try:
+            exec(script, {"options": self})
+        except SyntaxError as error:
+            # The first line is ours, and an error can be one line past the end. Blank
+            # lines and comments aren't counted, as in PopTorch.
+            number = min(max((error.lineno or 2) - 1, 1), len(lines))
+            raise ConfigFileError(
+                f"SyntaxError at line {number} of {os.path.basename(filepath)}: "
+                f"{error.msg}\n> {lines[number - 1]}"
+            ) from error
         return self
 
     def toDict(self) -> dict[str, Any]:
@@ -128,7 +748,7 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
             merged["compilation_progress_bar_fn"] = self._progress_bar
         return merged
 
-    def clone(self: _OptionsT) -> _OptionsT:
+    def clone(self) -> Options:
         """Copy the options, strategy and sections included, into unfrozen ones.
 
         Example:
@@ -140,3 +760,18 @@ class Options(ExecutionOptions, DeviceOptions, DiagnosticOptions):
             2
         """
         return copy.deepcopy(self)
+
+    def _shown(self) -> dict[str, Any]:
+        kind = type(self)
+        sections = (k for k in dir(kind) if isinstance(getattr(kind, k), property))
+        return {**self._values, **{name: getattr(self, name) for name in sections}}
+
+
+def _as_enum_member(value: Any) -> Any:
+    if not isinstance(value, str) or value.count(".") != 1:
+        return value
+    class_name, member_name = value.split(".")
+    enumeration = getattr(enums, class_name, None)
+    if isinstance(enumeration, enum.EnumMeta):
+        return enumeration.__members__.get(member_name, value)
+    return value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases and execution strategies: where blocks run, and when.
+"""Stages, phases and execution strategies: where blocks run, and when.
 
 A strategy changes no number. It refuses some programs, and gives each block an IPU and
 a stage, which decide whether a pipeline fits its gradient accumulation.
@@ -8,22 +8,81 @@ a stage, which decide whether a pipeline fits its gradient accumulation.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Iterable, TypeVar
 
 from ipufit.emulator._ground.checks import require, require_type
-from ipufit.emulator._options.stages import (
-    UNSET,
-    AutomaticStages,
-    BlockId,
-    ExplicitStages,
-    Stage,
-    StageManager,
-)
 from ipufit.emulator.enums import AutoStage, Liveness
 
-_PIPELINED, _SHARDED, _PHASED = 0, 1, 2
+BlockId = str
+"""The name of a block."""
+
+_UNSET = -1
+"""PopTorch's number for a stage or phase that a strategy doesn't have."""
 
 _PhasedT = TypeVar("_PhasedT", bound="_PhasedExecution")
+
+
+@dataclass(frozen=True)
+class BlockPlacement:
+    """IPU, stage and phase in which a block runs.
+
+    Attributes:
+        block_id: Name of the block.
+        stage: Index of the stage; -1 with phases.
+        ipu: Number of the IPU; -1, which no device accepts, if a phase has none.
+        phase: Index of the phase; -1 without phases.
+
+    Example:
+        >>> BlockPlacement("head", stage=1, ipu=1, phase=-1).ipu
+        1
+    """
+
+    block_id: str
+    stage: int
+    ipu: int
+    phase: int
+
+
+BEFORE_BLOCKS = BlockPlacement("", stage=0, ipu=0, phase=0)
+"""Placement of operations before the first block (PopTorch, `CompilerImpl.hpp`)."""
+
+
+class Stage:
+    """Blocks that run together on one IPU.
+
+    A strategy numbers the stages it is given: don't give one stage to two strategies.
+
+    Args:
+        block_ids: Names of the blocks.
+
+    Raises:
+        AssertionError: If a name isn't a str.
+
+    Example:
+        >>> from ipufit.emulator import Stage
+        >>> Stage("embed", "encode").ipu(1).blocks
+        ('embed', 'encode')
+    """
+
+    def __init__(self, *block_ids: BlockId) -> None:
+        for block_id in block_ids:
+            require_type("block_ids", block_id, str)
+        self._blocks = block_ids
+        self._stage_id = _UNSET
+        self._phase_id = _UNSET
+        self._ipu: int | None = None
+
+    @property
+    def blocks(self) -> tuple[BlockId, ...]:
+        """Names of the blocks."""
+        return self._blocks
+
+    def ipu(self, ipu: int) -> Stage:
+        """Choose the IPU; one that a block names has no effect then."""
+        require_type("ipu", ipu, int)
+        self._ipu = ipu
+        return self
 
 
 class Phase:
@@ -74,9 +133,19 @@ class Phase:
 
 
 class ExecutionStrategy(ABC):
-    """Base of the strategies: knows the stage of each block."""
+    """Base of the strategies: knows the stage of each block.
 
-    def __init__(self, stages: Iterable[Stage]) -> None:
+    As in PopTorch it remembers automatic ids and stages from one trace to the next.
+
+    Args:
+        stages: The stages, none of which has a block of another.
+        auto_stage: How to number the stage of a block that is in none of them; None
+            refuses such a block.
+    """
+
+    def __init__(
+        self, stages: Iterable[Stage], auto_stage: AutoStage | None = None
+    ) -> None:
         self._block_stages: dict[BlockId, Stage] = {}
         for stage in stages:
             for block_id in stage.blocks:
@@ -85,7 +154,9 @@ class ExecutionStrategy(ABC):
                     f"{block_id} associated with more than one stage.",
                 )
                 self._block_stages[block_id] = stage
-        self._manager: StageManager = ExplicitStages(self._block_stages)
+        self._auto_stage = None if self._block_stages else auto_stage
+        self._automatic_stages: dict[BlockId, Stage] = {}
+        self._num_auto_ids = 0
 
     def stage(self, block_id: BlockId) -> Stage:
         """Return the stage of a block that the strategy was given.
@@ -103,6 +174,58 @@ class ExecutionStrategy(ABC):
     @abstractmethod
     def backendOptions(self) -> dict[str, Any]:
         """Return the strategy's settings for the backend, by name."""
+
+    def _next_auto_id(self) -> BlockId:
+        self._num_auto_ids += 1
+        return str(self._num_auto_ids - 1)
+
+    def _reset_auto_id(self) -> None:
+        self._num_auto_ids = 0
+
+    def _place(self, user_id: BlockId | None, ipu_id: int | None) -> BlockPlacement:
+        """Choose where a block that a trace meets runs.
+
+        Its IPU is the stage's; else `ipu_id`, which the block names; else the number
+        of the stage.
+
+        Raises:
+            AssertionError: If the block is unknown, or has no IPU but needs one.
+            RuntimeError: If its IPU isn't an int.
+        """
+        block_id = user_id or self._next_auto_id()
+        stage = self._find_stage(block_id, ipu_id)
+        ipu = stage._ipu
+        if ipu is None:
+            ipu = stage._stage_id if ipu_id is None else ipu_id
+        if not isinstance(ipu, int):
+            raise RuntimeError(
+                f"Block '{block_id}': expected an int as IPU, not {ipu!r}."
+            )
+        return BlockPlacement(block_id, stage._stage_id, ipu, stage._phase_id)
+
+    def _find_stage(self, block_id: BlockId, ipu_id: int | None) -> Stage:
+        if self._auto_stage is None:
+            require(
+                block_id in self._block_stages,
+                f"Unknown Block '{block_id}'. The execution strategy lists: "
+                f"{', '.join(self._block_stages)}.",
+            )
+            return self._block_stages[block_id]
+        require_type("user_id", block_id, str)
+        if block_id not in self._automatic_stages:
+            number = ipu_id
+            if self._auto_stage is AutoStage.AutoIncrement:
+                # Stage 0 is before the first block.
+                number = len(self._automatic_stages) + 1
+            if number is None:
+                raise AssertionError(
+                    "poptorch.AutoStage.SameAsIpu was selected but no IPU was given "
+                    f"for block '{block_id}': pass `ipu_id`, or use "
+                    "AutoStage.AutoIncrement."
+                )
+            stage = self._automatic_stages[block_id] = Stage(block_id)
+            stage._stage_id = number
+        return self._automatic_stages[block_id]
 
 
 class PipelinedExecution(ExecutionStrategy):
@@ -126,21 +249,17 @@ class PipelinedExecution(ExecutionStrategy):
         {'execution_mode': 0}
     """
 
-    _execution_mode = _PIPELINED
+    _execution_mode = 0
 
     def __init__(self, *args: AutoStage | BlockId | Stage | Iterable[BlockId]) -> None:
-        auto_stage = AutoStage.SameAsIpu
-        stages: list[Stage] = []
+        auto_stage, stages = AutoStage.SameAsIpu, []
         if len(args) == 1 and isinstance(args[0], AutoStage):
             auto_stage = args[0]
         else:
             stages = [_as_stage(arg) for arg in args]
         for number, stage in enumerate(stages):
-            stage._stage_id = number
-            stage._phase_id = UNSET
-        super().__init__(stages)
-        if not self._block_stages:
-            self._manager = AutomaticStages(auto_stage)
+            stage._stage_id, stage._phase_id = number, _UNSET
+        super().__init__(stages, auto_stage)
 
     def backendOptions(self) -> dict[str, Any]:
         """Return the strategy's settings for the backend, by name."""
@@ -158,7 +277,7 @@ class ShardedExecution(PipelinedExecution):
         {'execution_mode': 1}
     """
 
-    _execution_mode = _SHARDED
+    _execution_mode = 1
 
 
 class _PhasedExecution(ExecutionStrategy):
@@ -175,8 +294,7 @@ class _PhasedExecution(ExecutionStrategy):
         self._separate_backward_phase = False
         for number, phase in enumerate(self._phases):
             for stage in phase.stages:
-                stage._stage_id = UNSET
-                stage._phase_id = number
+                stage._stage_id, stage._phase_id = _UNSET, number
         super().__init__(stage for phase in self._phases for stage in phase.stages)
 
     def phase(self, phase: int) -> Phase:
@@ -200,7 +318,7 @@ class _PhasedExecution(ExecutionStrategy):
     def backendOptions(self) -> dict[str, Any]:
         """Return the strategy's settings for the backend, by name."""
         return {
-            "execution_mode": _PHASED,
+            "execution_mode": 2,
             "separate_backward_phase": self._separate_backward_phase,
             "tensors_liveness": self._tensors_liveness.value,
             "serial_phases_execution": self._is_serial,

@@ -8,7 +8,7 @@ from typing import Collection, Iterator
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 
-from ipufit.emulator._options.stages import BlockPlacement
+from ipufit.emulator._options.strategies import BlockPlacement
 from ipufit.emulator._tracing.blame import blaming
 from ipufit.emulator._tracing.constant_nodes import constant_nodes, function_name
 from ipufit.emulator._tracing.liveness import effects_of

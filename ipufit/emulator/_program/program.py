@@ -13,7 +13,7 @@ from torch.fx.graph_module import GraphModule
 
 from ipufit.emulator._ground.custom_args import reconstructTensorStructure
 from ipufit.emulator._ground.switches import uses_channels_last
-from ipufit.emulator._options.stages import BlockPlacement
+from ipufit.emulator._options.strategies import BlockPlacement
 from ipufit.emulator._program.memory_format import in_channels_last
 from ipufit.emulator._program.pooling import with_sliced_pooling
 

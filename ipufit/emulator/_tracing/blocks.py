@@ -13,8 +13,7 @@ from typing import Any, Callable, ClassVar, Iterator, NamedTuple, TypeVar, overl
 import torch
 
 from ipufit.emulator._ground.checks import require
-from ipufit.emulator._options.stages import BlockPlacement, StageManager
-from ipufit.emulator._options.strategies import ExecutionStrategy
+from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
 from ipufit.emulator.errors import createPoptorchError
 
 _ResultT = TypeVar("_ResultT")
@@ -24,12 +23,12 @@ _ModuleT = TypeVar("_ModuleT", bound=torch.nn.Module)
 class _BlockTracer(NamedTuple):
     """Places the blocks of one trace and reports them."""
 
-    manager: StageManager
+    strategy: ExecutionStrategy
     on_begin: Callable[[BlockPlacement], None]
     on_end: Callable[[], None]
 
     def begin(self, user_id: str | None, ipu_id: int | None) -> None:
-        self.on_begin(self.manager.place(user_id, ipu_id))
+        self.on_begin(self.strategy._place(user_id, ipu_id))
 
 
 class Block(torch.nn.Module):
@@ -71,7 +70,7 @@ class Block(torch.nn.Module):
             >>> Block.useAutoId()
         """
         if Block._stages_manager is not None:
-            Block._stages_manager.manager.reset_auto_id()
+            Block._stages_manager.strategy._reset_auto_id()
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
@@ -145,7 +144,7 @@ class _BeginBlockHook:
         tracer = Block._stages_manager
         if tracer is not None:
             # As in PopTorch, the hook keeps its first automatic id for later traces.
-            self._user_id = self._user_id or tracer.manager.next_auto_id()
+            self._user_id = self._user_id or tracer.strategy._next_auto_id()
             tracer.begin(self._user_id, self._ipu_id)
 
     def __repr__(self) -> str:
@@ -296,7 +295,7 @@ def tracing_blocks(
         BlockPlacement(block_id='a', stage=0, ipu=0, phase=-1)
     """
     previous = Block._stages_manager
-    Block._stages_manager = _BlockTracer(strategy._manager, on_begin, on_end)
+    Block._stages_manager = _BlockTracer(strategy, on_begin, on_end)
     try:
         yield
     finally:

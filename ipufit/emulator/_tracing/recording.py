@@ -16,7 +16,7 @@ from torch.fx.node import Node
 from torch.overrides import is_tensor_method_or_property
 
 from ipufit.emulator._ground.dtypes import device_tensor
-from ipufit.emulator._options.stages import BEFORE_BLOCKS, BlockPlacement
+from ipufit.emulator._options.strategies import BEFORE_BLOCKS, BlockPlacement
 from ipufit.emulator._tracing.device_numbers import note_whole_numbers
 from ipufit.emulator._tracing.liveness import (
     Effects,

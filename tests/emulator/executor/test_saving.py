@@ -558,11 +558,11 @@ def test_a_checkpoint_of_torch_is_invalid(path):
         ("{", "Expecting property name"),
         ('{"format": "other"}', "it isn't a file of the emulator"),
         (
-            '{"format": "ipufit.emulator executable", "format_version": 2}',
-            "its format has version 2",
+            '{"format": "ipufit.emulator executable", "format_version": 1}',
+            "its format has version 1, and this is version 2: compile the model anew",
         ),
         (
-            '{"format": "ipufit.emulator executable", "format_version": 1}',
+            '{"format": "ipufit.emulator executable", "format_version": 2}',
             "its metadata differ in arguments",
         ),
     ],

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.emulator._options.stages import BlockPlacement
 from ipufit.emulator._options.strategies import (
+    BlockPlacement,
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
@@ -28,7 +28,7 @@ PHASED = [SerialPhasedExecution, ParallelPhasedExecution]
 
 def _place(strategy, *blocks):
     """(IPU, stage) of blocks given as (name, IPU)."""
-    placements = [strategy._manager.place(name, ipu) for name, ipu in blocks]
+    placements = [strategy._place(name, ipu) for name, ipu in blocks]
     return [(placement.ipu, placement.stage) for placement in placements]
 
 
@@ -96,7 +96,7 @@ def test_the_ipu_is_that_of_the_stage_then_of_the_block_then_the_position():
 
 def test_a_pipelined_block_has_no_phase():
     strategy = PipelinedExecution("a")
-    assert strategy._manager.place("a", None) == BlockPlacement("a", 0, 0, -1)
+    assert strategy._place("a", None) == BlockPlacement("a", 0, 0, -1)
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
@@ -185,7 +185,7 @@ def test_a_block_has_one_stage_under_auto_increment(blocks):
 
 def test_blocks_without_name_are_numbered_among_themselves():
     strategy = PipelinedExecution()
-    ids = [strategy._manager.place(name, 0).block_id for name in (None, "x", "", 0)]
+    ids = [strategy._place(name, 0).block_id for name in (None, "x", "", 0)]
     assert ids == ["0", "x", "1", "2"]
 
 
@@ -210,7 +210,7 @@ def test_phases_take_several_forms(kind):
     assert [len(strategy.phase(i).stages) for i in range(5)] == [1, 1, 1, 1, 2]
     assert strategy.stage("c") is stage
     assert strategy.stage("e") is strategy.stage("f")
-    assert [strategy._manager.place(name, 0).phase for name in "acdefgh"] == [
+    assert [strategy._place(name, 0).phase for name in "acdefgh"] == [
         0,
         1,
         2,
@@ -251,7 +251,7 @@ def test_phases_are_found_by_position(kind):
 
 @pytest.mark.parametrize("kind", PHASED)
 def test_a_phased_block_without_ipu_gets_none(kind):
-    assert kind("a")._manager.place("a", None) == BlockPlacement("a", -1, -1, 0)
+    assert kind("a")._place("a", None) == BlockPlacement("a", -1, -1, 0)
 
 
 @pytest.mark.parametrize("kind", PHASED)

@@ -10,8 +10,8 @@ import pickle
 import pytest
 import torch
 
-from ipufit.emulator._options.stages import BlockPlacement
 from ipufit.emulator._options.strategies import (
+    BlockPlacement,
     PipelinedExecution,
     SerialPhasedExecution,
 )
