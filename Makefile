@@ -33,7 +33,7 @@ types: $(TOX)  ## mypy: on the floor if there is a Python 3.8
 tests: $(TOX)  ## tests, doctests and examples on the running interpreter
 	$(TOX) run -e tests
 
-modes: $(TOX)  ## the numbers in the emulator's other modes: folded, looped, compiled
+modes: $(TOX)  ## the numbers with the emulator's programs looped
 	$(TOX) run -e modes
 
 keras: $(TOX)  ## Keras and ipufit side by side, on Python 3.11 or newer

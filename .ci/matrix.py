@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TOX = [sys.executable, "-m", "tox", "run", "--root", str(ROOT)]
-IS_OLD = sys.version_info < (3, 9)  # no torch that compiles
 NO_FLOOR_HERE = (
     "skipped: no Python 3.8 by $IPUFIT_PYTHON38, on PATH or in pyenv; "
     "types were checked on the running interpreter instead"
@@ -51,7 +50,7 @@ EVERYDAY = {
     "lint": Check("lint", (0, 1)),
     "tests": Check("tests", (0,)),
     "doctests": Check("tests", (1,)),
-    "modes": Check("modes", (0,) if IS_OLD else (0, 1)),
+    "modes": Check("modes", (0,)),
     "keras": Check("keras", (0, 1)),
 }
 FLOOR = {"types": Check("floor", (0,)), "floor": Check("floor", (1,))}
@@ -60,7 +59,6 @@ LONG = {
     "thorough": Check("thorough", (0,)),
     "looped": Check("all-looped", (0,)),
     "folded": Check("all-folded", (0,)),
-    "compiled": Check("all-compiled", (0, 1)),
     "all of floor": Check("all-floor", (0,)),
     "docs": Check("docs"),
 }
@@ -116,8 +114,6 @@ def obstacle(environment: str, interpreters: dict[str, str]) -> str:
     """
     if environment == "keras" and sys.version_info < (3, 11):
         return "Keras 3 needs Python 3.11"
-    if environment == "all-compiled" and IS_OLD:
-        return "Python 3.8 has no torch that compiles"
     if environment in ("floor", "all-floor") and not os.environ.get("IPUFIT_PYTHON38"):
         return "no Python 3.8 by $IPUFIT_PYTHON38, on PATH or in pyenv"
     if not interpreters.get(environment, "unasked"):

@@ -161,8 +161,6 @@ def _back_end() -> list[Finding]:
 
 def _trial(topic: str) -> list[Finding]:
     """Whether a model runs on the emulator, with what variables say of it."""
-    if os.environ.get("IPUFIT_EMULATOR_COMPILE", "").strip() == "compiled":
-        return []  # a compiler would take half a minute
     name = "trial"
     logger = logging.getLogger("ipufit")
     was_disabled, logger.disabled = logger.disabled, True

@@ -21,9 +21,9 @@ from tests import modes, processes
 
 SEED = 20230601
 GRACE_SECONDS = 30.0
-LASTING = ("tqdm._monitor", "torch._inductor.compile_worker.subproc_pool")
+LASTING = ("tqdm._monitor",)
 """Modules whose threads go on to the end of Python: the monitor of tqdm, by which
-PopTorch shows compilations, and what hears torch's compiling processes."""
+PopTorch shows compilations."""
 
 
 class TorchRandom:
@@ -85,11 +85,6 @@ def is_thorough(config):
     profile = config.getoption("hypothesis_profile")
     has_seed = config.getoption("hypothesis_seed") is not None
     return profile == "thorough" or (not profile and has_seed)
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    if "compiled" in config.getoption("emulator_mode"):
-        terminalreporter.line(f"{modes.Interpreted.made} graphs were interpreted")
 
 
 def pytest_runtest_setup(item):

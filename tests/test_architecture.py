@@ -104,7 +104,6 @@ FLOORS = {
         "testing": 14,
         "_loading": 13,
         "_executor": 12,
-        "_machine_code": 11,
         "_folding": 10,
         "_device": 9,
         "_update": 8,
@@ -136,7 +135,6 @@ COMPUTED_IMPORTS = {
     "ipufit.commands.subject": "the user's module that a command line names",
     "ipufit.emulator": "public names, when they are first used",
     "ipufit.emulator._install": "the emulator under PopTorch's name",
-    "ipufit.emulator._machine_code.machine_functions": "torch's compiler, if any",
 }
 
 

@@ -11,8 +11,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from ipufit.emulator._ground.switches import COMPILE_VARIABLE
-
 MODEL = "from ipufit import IPUConfig, IPUModel\n"
 FIT = """
 import torch
@@ -52,15 +50,7 @@ TO_LOAD = {
     "ipufit.emulator._loading.accessor",
     "ipufit.emulator._loading.dataloader",
 }  # not arrays
-TO_COMPILE = {
-    "ipufit.emulator._machine_code.translation",
-    "ipufit.emulator._machine_code.traced",
-    "ipufit.emulator._machine_code.machine_code_runner",
-    "ipufit.emulator._machine_code.update",
-    "ipufit.emulator._machine_code.machine_functions",
-    "ipufit.emulator._machine_code.kernel_ops",
-}
-LATER = {"ipufit.summary", *BY_FILES, *BY_CALLBACKS, *TO_LOAD, *TO_COMPILE}
+LATER = {"ipufit.summary", *BY_FILES, *BY_CALLBACKS, *TO_LOAD}
 FOREIGN = {
     "matplotlib",
     "pandas",
@@ -76,7 +66,6 @@ FOREIGN = {
 def imported(code):
     """The modules that code imports in a process of its own, beyond torch's."""
     environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
-    environment.pop(COMPILE_VARIABLE, None)
     done = subprocess.run(
         [sys.executable, "-c", NEW.format(code=code)],
         capture_output=True,

@@ -254,9 +254,8 @@ def test_a_model_of_the_zoo_learns_and_is_looked_at(monkeypatch, name, layout):
     case = ZOO[name]()
     if case.mixes_samples:
         # With batch norm, weights that differ by 1e-7 end up with losses that differ
-        # by 5e-3, and another memory format, or a compiled update, rounds otherwise.
+        # by 5e-3, and another memory format rounds otherwise.
         monkeypatch.setenv("IPUFIT_EMULATOR_CHANNELS_LAST", "0")
-        monkeypatch.setenv("IPUFIT_EMULATOR_COMPILE", "eager")
     twin = copy.deepcopy(case.module)
     model = IPUModel(case.module, LAYOUTS[layout](case.stages))
     optimizer = torch.optim.SGD(case.module.parameters(), lr=case.rate)

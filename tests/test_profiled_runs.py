@@ -89,7 +89,6 @@ def test_a_fit_has_every_phase(tmp_path):
     assert trace_of(tmp_path)["otherData"]["module"] == "Linear"
 
 
-@pytest.mark.not_in_mode("compiled", reason="machine code is one piece")
 def test_the_emulated_device_says_what_it_does(tmp_path):
     fit(make(tmp_path))
     spans = events(tmp_path)
@@ -151,8 +150,6 @@ def test_modules_are_told_apart_and_no_bit_changes(tmp_path, fields):
     spans = events(tmp_path)
     check_nesting(spans)
     names = {(span["name"], span["cat"]) for span in spans}
-    if ("machine code", "device") in names:  # one piece
-        return
     children = {"stem", "norm", "blocks.0", "rnn", "head", "Network", "loss"}
     for phase in ("forward", "backward"):
         assert names >= {(child, phase) for child in children}

@@ -120,7 +120,6 @@ CLAIMS = {
         "emulator/update/test_fused_kernels.py::*",
         "emulator/program/test_memory_format.py::*",
         "emulator/folding/test_folding.py::*",
-        "emulator/machine_code/test_machine_code.py::*",
     ],
     "Known before it is compiled.": [
         "test_check.py::*",

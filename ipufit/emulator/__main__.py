@@ -11,10 +11,8 @@ from typing import NoReturn
 
 from ipufit.emulator import __version__
 from ipufit.emulator._ground.switches import (
-    COMPILE_VARIABLE,
     REPLICAS_VARIABLE,
     STRICT_VARIABLE,
-    compiles,
     is_strict,
 )
 from ipufit.emulator._install import install
@@ -42,8 +40,6 @@ def main() -> None:
             f"--replicas {arguments.replicas} needs --processes: how many processes "
             "share them"
         )
-    if arguments.compile:
-        os.environ[COMPILE_VARIABLE] = "compiled"
     if arguments.ipus is not None:
         os.environ[NUM_IPUS_VARIABLE] = str(arguments.ipus)
     try:
@@ -60,7 +56,6 @@ def main() -> None:
     try:
         install(force=arguments.force, strict=arguments.strict)
         mode = "; strict" if is_strict() else ""
-        mode += "; compiled" if compiles() else ""
         if os.environ.get("RANK", "0") == "0":  # once for all processes
             _say(
                 f"PopTorch {__version__} on the host; emulated IPUs: "
@@ -109,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
         usage="%(prog)s [-h] [--ipus N] [--processes P [--replicas N]] [--force] "
-        "[--strict] [--compile] (script | -m module) ...",
+        "[--strict] (script | -m module) ...",
         description="Run an unmodified PopTorch script without IPUs: its `import "
         "poptorch` and `import popdist` find the emulator.",
         epilog="Models run on this machine's processor, with torch's numbers. Options "
@@ -147,12 +142,6 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="refuse operators that PopTorch doesn't compile, as a pod does; sets "
         f"{STRICT_VARIABLE}=1",
-    )
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile programs to machine code, which takes a C++ compiler, and many "
-        f"seconds the first time; sets {COMPILE_VARIABLE}=compiled",
     )
 
 

@@ -13,10 +13,7 @@ from ipufit.profiling.timeline import OpenSpan
 _LOSS = "loss"
 _NETWORK = "module"
 _PARTS = frozenset(
-    {
-        *("upload", "forward", "backward", "update", "download"),
-        *("machine code", "mark modules"),
-    }
+    {"upload", "forward", "backward", "update", "download", "mark modules"}
 )
 _NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict)
 

@@ -193,7 +193,6 @@ def test_a_fit_without_it_is_compiled_without_it(monkeypatch):
     assert history.history["grad_norm"][0] > 0
 
 
-@pytest.mark.not_in_mode("compiled", reason="with it nothing is: numbers are rounded")
 def test_the_weights_are_the_same_with_it():
     (one, _), (other, _) = fit(GradientMonitor()), fit([])
     for name, tensor in one.module.state_dict().items():

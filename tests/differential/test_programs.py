@@ -29,9 +29,7 @@ from . import (
 )
 from .cases import LAYOUTS, RULES, Case, assert_same
 from .kinds import (
-    BEFORE_LOOKING,
     BETWEEN,
-    COMPILED_AGAIN,
     KINDS,
     REFUSED,
     RIGHT,
@@ -78,11 +76,8 @@ CASES = list(cases())
 
 
 def in_modes(case):
-    """The case as a parameter: graphs differ from what is eager in numbers only."""
+    """The case as a parameter."""
     marks = []
-    if case.outcome != RIGHT or case.when in (COMPILED_AGAIN, BEFORE_LOOKING):
-        reason = "no other numbers than those of a case that is in it"
-        marks.append(pytest.mark.not_in_mode("compiled", reason=reason))
     if case.kind.is_known_by_autograd and poptorch.__name__ != "ipufit.emulator":
         reason = "a stand-in for PopTorch's core notes no dependencies, nor float64"
         marks.append(pytest.mark.skip(reason=reason))

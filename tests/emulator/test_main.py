@@ -13,7 +13,7 @@ import pytest
 
 from ipufit.emulator import __main__ as command
 from ipufit.emulator import uninstall
-from ipufit.emulator._ground.switches import COMPILE_VARIABLE, STRICT_VARIABLE
+from ipufit.emulator._ground.switches import STRICT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 WHO_AM_I = """
@@ -207,14 +207,12 @@ def test_the_help_names_every_option(emulate):
         "--replicas N",
         "--force",
         "--strict",
-        "--compile",
         "-m",
         "script",
     ):
         assert word in output
-    for word in ("--force", "--strict", "--compile", "--redirects"):
         assert word in output
-    for name in ("IPUS", "STRICT", "COMPILE"):
+    for name in ("IPUS", "STRICT"):
         assert f"IPUFIT_EMULATOR_{name}" in output
 
 
@@ -257,14 +255,6 @@ def test_strict_mode_refuses_what_no_ipu_computes(emulate, write, monkeypatch):
     assert (code, output) == (1, "")
     assert "; strict" in errors.splitlines()[0]
     assert "[aten::lgamma]" in errors
-
-
-def test_machine_code_is_asked_for(emulate, write, monkeypatch):
-    monkeypatch.setenv(COMPILE_VARIABLE, "eager")
-    script = write(f"import os; print(os.environ[{COMPILE_VARIABLE!r}])")
-    code, output, errors = emulate("--compile", script)
-    assert (code, output) == (0, "compiled\n")
-    assert "; compiled" in errors.splitlines()[0]
 
 
 def test_a_strange_strict_mode_is_refused(emulate, write, monkeypatch):

@@ -28,7 +28,7 @@ _LOOPED_OPERATIONS = {
 def obstacle(
     program: Program, options: Options, groups: Mapping[str, ReplicaGroups]
 ) -> str | None:
-    """Say why a program can neither be folded nor be machine code; None if it can.
+    """Say why a program can't be folded; None if it can.
 
     `groups` are the weights that differ between groups of replicas.
     """

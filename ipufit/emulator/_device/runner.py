@@ -79,7 +79,7 @@ class Training:
 
 
 class Runner(Protocol):
-    """A way to run a program: looped, folded, or as machine code.
+    """A way to run a program: looped or folded.
 
     A runner that can't run a call hands it on to the runner that it was made with.
     All give the same numbers but for rounding.

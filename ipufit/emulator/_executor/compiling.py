@@ -72,10 +72,7 @@ def compile_model(
         anchors = add_anchors(program, options, names)
         if stops_at_exceptions(options):
             program = dataclasses.replace(program, graph=checked(program.graph))
-        inputs = arguments.tensors()
-        runner = choose_runner(
-            program, inputs, layout, options, anchors, weights, groups, link
-        )
+        runner = choose_runner(program, layout, options, groups)
     like = arguments.like_meta()
     return Executable(
         program, target, like, kept, weights, groups, names, anchors, runner

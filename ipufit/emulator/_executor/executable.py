@@ -27,7 +27,7 @@ class Executable:
             copies: they are constants of the program.
         replica_groups: For each parameter that differs between replicas its groups.
         tensor_names: Names that `Options.anchorTensor` accepts.
-        runner: Runs the program: looped, folded, or as machine code.
+        runner: Runs the program: looped or folded.
     """
 
     program: Program

@@ -8,16 +8,14 @@ import os
 
 from ipufit.emulator._ground.checks import require
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._ground.switches import compiles
 from ipufit.emulator._options.options import Options
 
 
 def check_executable_cache(options: Options) -> None:
-    """Say if nothing is cached, and check what processes would share.
+    """Say if caching is on, since nothing is cached, and check a shared folder.
 
     PopTorch saves compiled code, and of several processes lets one compile first.
-    Here compiling is tracing, which has to run the module's Python in each process;
-    there is code to save only if `IPUFIT_EMULATOR_COMPILE` asks for it.
+    Here compiling is tracing, which runs the module's Python in each process.
 
     Raises:
         AssertionError: Several processes share a folder that can't be written to.
@@ -25,8 +23,9 @@ def check_executable_cache(options: Options) -> None:
     Example:
         >>> check_executable_cache(Options().enableExecutableCaching("cache"))
     """
-    folder = cache_folder(options)
-    if folder is not None and not compiles():
+    popart = options._Popart.options
+    folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
+    if folder is not None:
         _say_that_nothing_is_cached()
     if options.Distributed.numProcesses == 1:
         return
@@ -39,7 +38,7 @@ def check_executable_cache(options: Options) -> None:
             )
         return
     require(
-        _is_writable(folder),
+        _is_writable(str(folder)),
         f"The cache of executables, {folder}, can't be written to: several processes "
         "share it, so Options.enableExecutableCaching needs a folder that they can "
         "write to.",
@@ -52,18 +51,6 @@ def _say_that_nothing_is_cached() -> None:
         "Executable caching is on, but there are no executables: the emulator traces "
         "every model anew and writes nothing into the cache."
     )
-
-
-def cache_folder(options: Options) -> str | None:
-    """The folder of the cache, if there is to be one.
-
-    Example:
-        >>> cache_folder(Options().enableExecutableCaching("cache"))
-        'cache'
-    """
-    popart = options._Popart.options
-    folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
-    return None if folder is None else str(folder)
 
 
 def _is_writable(folder: str) -> bool:

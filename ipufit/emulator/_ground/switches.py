@@ -13,8 +13,6 @@ FOLD_VARIABLE = "IPUFIT_EMULATOR_FOLD"
 FOLD_MIB_VARIABLE = "IPUFIT_EMULATOR_FOLD_MIB"
 _TRAINING_FOLD_MIB, _INFERENCE_FOLD_MIB = 16, 8  # larger folds leave the caches
 CHANNELS_LAST_VARIABLE = "IPUFIT_EMULATOR_CHANNELS_LAST"
-COMPILE_VARIABLE = "IPUFIT_EMULATOR_COMPILE"
-COMPILE_MODES = ("eager", "compiled")
 TIMEOUT_VARIABLE = "IPUFIT_PROCESS_TIMEOUT"
 REPLICAS_VARIABLE = "IPUFIT_REPLICAS"
 _TIMEOUT_SECONDS = 600.0
@@ -91,27 +89,6 @@ def fold_bytes(*, is_training: bool) -> int:
             f"{FOLD_MIB_VARIABLE}={text!r} is no number of mebibytes: set it to one, "
             "or unset it."
         ) from None
-
-
-def compiles() -> bool:
-    """Whether `IPUFIT_EMULATOR_COMPILE` asks for machine code.
-
-    `compiled` does; `eager` doesn't, and is the default.
-
-    Raises:
-        Error: If the variable holds anything else.
-
-    Example:
-        >>> compiles()
-        False
-    """
-    text = _read(COMPILE_VARIABLE) or "eager"
-    if text not in COMPILE_MODES:
-        raise createPoptorchError(
-            f"{COMPILE_VARIABLE}={text!r} is neither `eager` nor `compiled`: set it to "
-            "one of these, or unset it."
-        )
-    return text == "compiled"
 
 
 def is_strict() -> bool:

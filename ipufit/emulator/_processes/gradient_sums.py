@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Sequence
 
 import torch
 from torch import Tensor
@@ -45,26 +45,7 @@ class GradientSums:
                 process has ended.
         """
         present = {n: value for n, value in gradients.items() if value is not None}
-        gradients.update(zip(present, self._sums(present, divisor)))
-
-    def add_up_in_place(self, gradients: Mapping[str, Tensor]) -> None:
-        """Write sums over the processes into the gradients themselves.
-
-        Args:
-            gradients: By name.
-
-        Raises:
-            Error: As `add_up` does.
-        """
-        for tensor, total in zip(gradients.values(), self._sums(gradients)):
-            if total is not tensor:
-                tensor.copy_(total)
-
-    def _sums(
-        self, gradients: Mapping[str, Tensor], divisor: float = 1
-    ) -> list[Tensor]:
-        """Give the sums: contiguous ones in shared memory, others in the tensors."""
-        names, values = list(gradients), list(gradients.values())
+        names, values = list(present), list(present.values())
         if names != self._names or self._sorted is None:
             self._begin(names)
             self._messages = _messages(self._processes, self._order, values)
@@ -74,7 +55,7 @@ class GradientSums:
             if divisor != 1:
                 message.joined.div_(float(divisor))
             message.read(values)
-        return values
+        gradients.update(zip(names, values))
 
     def _begin(self, names: list[str]) -> None:
         ordered = sorted(names)

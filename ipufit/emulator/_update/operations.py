@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations that the rules of optimisers are written with, in two forms.
+"""The operations that the rules of optimisers are written with.
 
-A rule (`rule.py`) computes with whatever it is given: lists of tensors and Python
-numbers, for all weights of a group at once; or one tensor, and numbers that are tensors
-too, in a program that is traced.
+A rule (`rule.py`) computes with lists of tensors and Python numbers, for all weights of
+a group at once.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 
 Values = Any
-"""A list of tensors, or one tensor: of weights, gradients or states."""
+"""A list of tensors: of weights, gradients or states."""
 
 Number = Any
-"""A float, or a tensor of no dimension."""
+"""A float."""
 
 
 @dataclass(frozen=True)
@@ -77,26 +76,6 @@ FOREACH = Operations(
 )
 """Of lists of tensors, with numbers that Python knows."""
 
-# torch's own take no tensors for `alpha` and `value`.
-TRACED = Operations(
-    add=lambda x, y, alpha=1.0: torch.add(x, y * alpha),
-    add_=lambda x, y, alpha=1.0: x.add_(y * alpha),
-    mul=torch.mul,
-    mul_=Tensor.mul_,
-    div=torch.div,
-    div_=Tensor.div_,
-    sqrt=torch.sqrt,
-    sqrt_=Tensor.sqrt_,
-    addcmul=lambda x, y, z, value: torch.add(x, y * z * value),
-    addcmul_=lambda x, y, z, value: x.add_(y * z * value),
-    addcdiv_=lambda x, y, z, value: x.add_(y / z * value),
-    may_differ=lambda number, other: True,
-    choose=lambda flag, then, otherwise: torch.where(flag != 0.0, then(), otherwise),
-    norms=lambda values: torch.sqrt((values * values).sum()),
-    scale_each_=lambda values, factors, factor: values.mul_(factors * factor),
-)
-"""Of one tensor, with numbers that are inputs of the program."""
-
 
 def clip(groups: list[list[Tensor]], largest: float) -> list[list[Tensor]]:
     """Scale all tensors by `c / max(c, norm)`, `c` the largest norm allowed.
@@ -112,16 +91,3 @@ def clip(groups: list[list[Tensor]], largest: float) -> list[list[Tensor]]:
     if norm <= largest:
         return groups
     return [list(torch._foreach_mul(group, largest / norm)) for group in groups]
-
-
-def clip_traced(tensors: list[Tensor], largest: float) -> list[Tensor]:
-    """Do the same in a program that is traced.
-
-    Example:
-        >>> clip_traced([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
-        [tensor([0.6000]), tensor([0.8000])]
-    """
-    norm = torch.stack([(t * t).sum() for t in tensors]).sum().sqrt()
-    # Not the other way round: NaN is to spread.
-    factor = torch.where(torch.le(norm, largest), torch.ones_like(norm), largest / norm)
-    return [tensor * factor for tensor in tensors]

@@ -29,7 +29,7 @@ STEP = "Step"
 
 @dataclass
 class Operands:
-    """All that a rule computes with, but gradients: see `Operations` for the two forms.
+    """All that a rule computes with, but gradients.
 
     Attributes:
         ops: The operations.
@@ -55,10 +55,9 @@ class UpdateRule(ABC):
     """An optimiser's arithmetic, for weights whose state it lays out.
 
     An update has two halves: between them the device clips what the first one returns
-    (PopART, `clipweightgradientsbynorm.cpp`). Both are written once, with operations
-    that work on all weights of a group, or on one weight of a program that is traced
-    for machine code. Rules don't write to gradients, which may share memory. They
-    compare equal if they are the same program.
+    (PopART, `clipweightgradientsbynorm.cpp`). Both work on all weights of a group at
+    once. Rules don't write to gradients, which may share memory. They compare equal if
+    they are the same program.
     """
 
     @abstractmethod

@@ -69,7 +69,6 @@ def call(model, count):
     return model(X[:rows], Y[:rows])
 
 
-@pytest.mark.not_in_mode("compiled", reason="machine code is one piece")
 @pytest.mark.parametrize(("iterations", "accumulation"), [(3, 1), (2, 3), (1, 1)])
 def test_each_update_is_heard(iterations, accumulation):
     model, recording = training(iterations, accumulation), Recording()
@@ -102,7 +101,6 @@ def test_numbers_are_the_same_and_nothing_is_heard_afterwards():
         assert torch.equal(one, other)
 
 
-@pytest.mark.not_in_mode("compiled", reason="machine code is one piece")
 @pytest.mark.parametrize(("iterations", "accumulation"), [(3, 1), (2, 3), (1, 1)])
 def test_modules_are_heard_forward_and_backward(iterations, accumulation):
     model, recording = training(iterations, accumulation), Recording()
@@ -119,7 +117,6 @@ def test_modules_are_heard_forward_and_backward(iterations, accumulation):
     assert recording.modules("update") == []
 
 
-@pytest.mark.not_in_mode("compiled", reason="machine code is one piece")
 def test_whoever_is_not_on_hears_nothing_and_nothing_is_marked():
     model, recording = training(3, 1), Recording(is_on=False)
     with heard_by(recording):

@@ -20,16 +20,10 @@ def _nothing_said_yet(caplog):
     caplog.set_level(logging.INFO, logger="poptorch::python")
 
 
-caches_nothing = pytest.mark.not_in_mode(
-    "compiled", reason="machine code is written into the cache"
-)
-
-
 def compile_with(options):
     poptorch.inferenceModel(nn.Identity(), options).compile(torch.ones(4))
 
 
-@caches_nothing
 def test_nothing_is_cached_and_that_is_said_once(tmp_path, caplog):
     cache = tmp_path / "cache"
     for _ in range(2):
@@ -38,7 +32,6 @@ def test_nothing_is_cached_and_that_is_said_once(tmp_path, caplog):
     assert os.listdir(tmp_path) == []
 
 
-@caches_nothing
 def test_the_environment_turns_it_on(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("POPTORCH_CACHE_DIR", str(tmp_path))
     compile_with(poptorch.Options())

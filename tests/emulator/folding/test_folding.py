@@ -542,7 +542,6 @@ def test_nothing_is_folded_if_two_micro_batches_are_too_large():
 # The first call -------------------------------------------------------------------
 
 
-@pytest.mark.not_in_mode("compiled", reason="what changes a buffer isn't folded then")
 def test_a_wrong_pass_is_found_and_never_used(monkeypatch, caplog):
     run = _fold.Fold.run
 

@@ -732,7 +732,6 @@ def test_what_has_no_rule_runs_for_each_micro_batch(what, monkeypatch):
     _runs_for_each_micro_batch(APART[what], monkeypatch)
 
 
-@pytest.mark.not_in_mode("compiled", reason="what changes a buffer isn't folded then")
 def test_a_table_that_is_changed_is_read_for_each_micro_batch(monkeypatch):
     def table(m, x):
         return F.embedding(x.to(torch.int64), m.W, max_norm=0.1)

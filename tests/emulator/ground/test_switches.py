@@ -7,8 +7,6 @@ import pytest
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._ground.switches import (
-    COMPILE_VARIABLE,
-    compiles,
     fold_bytes,
     folds,
     is_on,
@@ -47,20 +45,6 @@ def test_what_is_no_integer_is_named(monkeypatch, text):
     monkeypatch.setenv(NAME, text)
     with pytest.raises(poptorch.Error, match=f"{NAME}={text!r} is no integer"):
         is_on(NAME)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", False), ("eager", False), (" compiled ", True)]
-)
-def test_machine_code_is_asked_for_by_name(monkeypatch, text, expected):
-    monkeypatch.setenv(COMPILE_VARIABLE, text)
-    assert compiles() is expected
-
-
-def test_another_way_to_compile_is_named(monkeypatch):
-    monkeypatch.setenv(COMPILE_VARIABLE, "1")
-    with pytest.raises(poptorch.Error, match="neither `eager` nor `compiled`"):
-        compiles()
 
 
 @pytest.mark.parametrize(

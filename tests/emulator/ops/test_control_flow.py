@@ -228,7 +228,6 @@ def test_branches_and_loops_mix():
     assert_same(run(forward, FALSE, X), X + 3)
 
 
-@pytest.mark.not_in_mode("compiled", reason="that it isn't compiled is written too")
 def test_only_one_branch_runs_on_the_device(capfd):
     def shown(title):
         return lambda x: poptorch.ipu_print_tensor(x, title)

@@ -9,10 +9,6 @@ import torch
 import ipufit.emulator as poptorch
 from tests.emulator._models import Function, X
 
-pytestmark = pytest.mark.not_in_mode(
-    "compiled", reason="programs that print aren't compiled, and that is written too"
-)
-
 
 def test_on_the_host_it_is_silent(capfd):
     assert poptorch.ipu_print_tensor(X, "title") is X

@@ -13,10 +13,6 @@ from ipufit import IPUConfig, IPUModel, Optimizer
 from tests import reference
 
 X, Y = reference.samples(24)
-NOT_COMPILED = pytest.mark.not_in_mode(
-    "compiled",
-    reason="a warning says that machine code runs no weights with states of their own",
-)
 OPTIMIZERS = {
     "adamw": lambda module: torch.optim.AdamW(module.parameters(), 0.05),
     "adam": lambda module: torch.optim.Adam(module.parameters(), 0.05),
@@ -38,7 +34,6 @@ def freeze(layer, is_frozen):
         parameter.requires_grad_(not is_frozen)
 
 
-@NOT_COMPILED
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_layer_that_was_frozen_is_trained_as_in_torch(optimizer, caplog):
     """Its state begins with zeros, and that of the others goes on."""
@@ -60,7 +55,6 @@ def test_a_layer_that_was_frozen_is_trained_as_in_torch(optimizer, caplog):
     model.detach()
 
 
-@NOT_COMPILED
 @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd", "rmsprop"])
 def test_freezing_and_unfreezing_says_nothing(name, caplog):
     module = reference.network()
