@@ -381,7 +381,7 @@ def _listener() -> Any:
 
 def _without_gradients() -> Any:
     """Leave out the exchange of gradients, and nothing else."""
-    from ipufit.emulator._processes.gradient_sums import GradientSums
+    from ipufit.emulator._processes import GradientSums
 
     def nothing(self: Any, gradients: Any, divisor: float = 1) -> None:
         """Leave gradients as they are."""

@@ -37,7 +37,7 @@ from ipufit.emulator._layout.environment import (
 )
 from ipufit.emulator._ops.attribute_access import accessAttributes
 from ipufit.emulator._ops.custom_ops import register_custom_op
-from ipufit.emulator._processes.forking import guard_forks as _guard_forks
+from ipufit.emulator._processes import guard_forks as _guard_forks
 from ipufit.emulator._program.compile_hooks import (
     registerPostCompileHook,
     registerPreCompileHook,

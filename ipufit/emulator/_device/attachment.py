@@ -28,9 +28,7 @@ from ipufit.emulator._layout.synthetic_data import (
 )
 from ipufit.emulator._optimizers.values import OptimizerSettings
 from ipufit.emulator._options.options import Options
-from ipufit.emulator._processes.common_random import CommonRandom
-from ipufit.emulator._processes.gradient_sums import GradientSums
-from ipufit.emulator._processes.processes import Processes
+from ipufit.emulator._processes import CommonRandom, GradientSums, Processes
 from ipufit.emulator._program.anchors import Anchors
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._tracing.rounding import rounding

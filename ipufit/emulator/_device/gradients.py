@@ -14,7 +14,7 @@ from ipufit.emulator._ops.floating_point import (
     refuse_bad_gradients,
     stops_at_exceptions,
 )
-from ipufit.emulator._processes.gradient_sums import GradientSums
+from ipufit.emulator._processes import GradientSums
 from ipufit.emulator._tracing.rounding import small_gradients_last
 from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
 

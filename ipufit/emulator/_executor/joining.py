@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from ipufit.emulator._executor.executable import Executable
 from ipufit.emulator._options.options import Options
-from ipufit.emulator._processes.agreement import broadcast_weights, check_agreement
-from ipufit.emulator._processes.processes import Processes, join_processes
+from ipufit.emulator._processes import (
+    Processes,
+    broadcast_weights,
+    check_agreement,
+    join_processes,
+)
 
 
 class Joining:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Collection
 
-from ipufit.emulator._processes.processes import join_processes
+from ipufit.emulator._processes import join_processes
 
 from . import poptorch
 from ._environment import (

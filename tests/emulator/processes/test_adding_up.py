@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipufit.emulator._processes import adding_up
+from ipufit.emulator import _processes
 from tests.strategies import examples
 
 SECONDS = 60
@@ -59,7 +59,7 @@ def added_up(tensors):
     sums = [tensor.clone() for tensor in tensors]
     with ThreadPoolExecutor(len(tensors)) as pool:
         started = [
-            pool.submit(adding_up.Sum(OneOfThreads(index, together), tensor).run)
+            pool.submit(_processes.Sum(OneOfThreads(index, together), tensor).run)
             for index, tensor in enumerate(sums)
         ]
         for one in started:
@@ -70,8 +70,8 @@ def added_up(tensors):
 @pytest.fixture
 def short(monkeypatch):
     """Limits so low that small tensors go all three ways."""
-    monkeypatch.setattr(adding_up, "_WHOLE_BYTES", 64)
-    monkeypatch.setattr(adding_up, "_PARTED_BYTES", 128)
+    monkeypatch.setattr(_processes, "_WHOLE_BYTES", 64)
+    monkeypatch.setattr(_processes, "_PARTED_BYTES", 128)
 
 
 @settings(max_examples=examples(60))
@@ -83,8 +83,8 @@ def short(monkeypatch):
 )
 def test_sums_have_the_same_bits_in_all_processes(count, size, dtype, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adding_up, "_WHOLE_BYTES", 64)
-        patch.setattr(adding_up, "_PARTED_BYTES", 128)
+        patch.setattr(_processes, "_WHOLE_BYTES", 64)
+        patch.setattr(_processes, "_PARTED_BYTES", 128)
         generator = torch.Generator().manual_seed(seed)
         tensors = torch.randn(count, size, generator=generator).to(dtype)
         sums, _ = added_up(list(tensors))

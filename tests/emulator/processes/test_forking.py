@@ -13,10 +13,10 @@ FORKS = """
 import os, sys
 import torch.distributed as dist
 import ipufit.emulator
-from ipufit.emulator._processes import forking
+from ipufit.emulator import _processes
 
 pauses = []
-forking.time.sleep = pauses.append
+_processes.time.sleep = pauses.append
 
 def fork():
     child = os.fork()

@@ -14,9 +14,11 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._processes import processes
-from ipufit.emulator._processes.agreement import broadcast_weights
-from ipufit.emulator._processes.processes import Processes, join_processes
+from ipufit.emulator._processes import (
+    Processes,
+    broadcast_weights,
+    join_processes,
+)
 
 
 class Squares(nn.Module):
@@ -123,7 +125,7 @@ def restoring(function):
     ],
 )
 def test_missing_variables_are_named(monkeypatch, given, missing):
-    for name in processes._ADDRESS:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)

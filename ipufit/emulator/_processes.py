@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes that train one model: a gloo group, and what they exchange."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import functools
+import hashlib
+import os
+import sys
+import time
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._ground.switches import TIMEOUT_VARIABLE, process_timeout
+from ipufit.emulator.errors import createPoptorchError
+
+_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+
+
+class Processes:
+    """The processes of a run. Each method is called by all of them, in one order.
+
+    A method raises `Error` if another process has ended, or didn't come in time.
+
+    Args:
+        index: The index of this process.
+        count: The number of processes.
+        group: A gloo group of all of them; None for the default group. To hold that
+            would keep its threads alive beyond the interpreter, which aborts then.
+    """
+
+    def __init__(self, index: int, count: int, group: Any) -> None:
+        self.index = index
+        self.count = count
+        self._group = group
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the processes, the same bits in each."""
+        self._wait("add up tensors", dist.all_reduce, tensor)
+
+    def swap(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        received_sizes: list[int],
+        sent_sizes: list[int],
+    ) -> None:
+        """Send a part of a tensor to each process, and receive one from each.
+
+        Args:
+            received: 1-d; is written to.
+            sent: 1-d.
+            received_sizes: The number of elements from each process, in order.
+            sent_sizes: The number of elements for each process, in order.
+        """
+        sizes = received_sizes, sent_sizes
+        self._wait("add up tensors", dist.all_to_all_single, received, sent, *sizes)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replace a tensor by that of process 0."""
+        self._wait("broadcast tensors", dist.broadcast, tensor, 0)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """List a tensor of one shape and type as each process has it."""
+        tensors = [torch.empty_like(tensor) for _ in range(self.count)]
+        self._wait("gather tensors", dist.all_gather, tensors, tensor)
+        return tensors
+
+    def wait(self) -> None:
+        """Wait until all processes have come here."""
+        self._wait("meet", dist.barrier)
+
+    def _wait(self, purpose: str, exchange: Callable[..., Any], *args: Any) -> None:
+        started = time.monotonic()
+        try:
+            exchange(*args, group=self._group)
+        except RuntimeError as error:
+            seconds = time.monotonic() - started
+            raise createPoptorchError(
+                f"Process {self.index} of {self.count} waited {seconds:.1f} s for the "
+                f"others to {purpose}, in vain: another process of this run has ended, "
+                "or didn't come. Its own error is the first in the output. If it only "
+                f"takes longer, raise {TIMEOUT_VARIABLE} (seconds). torch.distributed "
+                f"says: {_first_line(error)}"
+            ) from error
+
+
+def join_processes(index: int, count: int) -> Processes:
+    """Join the other processes of a run.
+
+    The default group of torch.distributed is used if the script has made it, or else
+    made here. It stays as it is: a group of another backend than gloo gets a subgroup.
+
+    Args:
+        index: `Options.Distributed.processId`.
+        count: `Options.Distributed.numProcesses`.
+
+    Raises:
+        Error: The default group has another size or rank, there are no variables by
+            which processes find one another, or the others didn't come in time.
+    """
+    if not dist.is_available():
+        raise createPoptorchError(
+            f"Options.Distributed says there are {count} processes, but this torch "
+            f"({torch.__version__}) was built without torch.distributed."
+        )
+    if not dist.is_initialized():
+        _make_default_group(index, count)
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if (size, rank) != (count, index):
+        raise createPoptorchError(
+            f"Options.Distributed says that this is process {index} of {count}, but in "
+            f"the group of torch.distributed it is process {rank} of {size}. Call "
+            f"Options.Distributed.configureProcessId({rank}, {size})."
+        )
+    return Processes(index, count, _gloo_group())
+
+
+def _make_default_group(index: int, count: int) -> None:
+    if not 0 <= index < count:
+        raise createPoptorchError(
+            f"Options.Distributed.configureProcessId({index}, {count}): of {count} "
+            f"processes the first has the index 0 and the last {count - 1}."
+        )
+    missing = [name for name in _ADDRESS if not os.environ.get(name)]
+    if missing:
+        raise createPoptorchError(
+            f"Options.Distributed says that this is process {index} of {count}. They "
+            f"find one another by {' and '.join(_ADDRESS)}; missing: "
+            f"{', '.join(missing)}. Start them by `python -m "
+            f"ipufit.emulator --processes {count}` or `torchrun`, set both to the host "
+            "of process 0 and a free port of it, or call "
+            "torch.distributed.init_process_group before."
+        )
+    started = time.monotonic()
+    try:
+        timeout = datetime.timedelta(seconds=process_timeout())
+        dist.init_process_group("gloo", timeout=timeout, rank=index, world_size=count)
+    except (RuntimeError, ValueError) as error:
+        address = ":".join(os.environ[name] for name in _ADDRESS)
+        raise createPoptorchError(
+            f"Process {index} of {count} couldn't join the others by way of {address} "
+            f"(MASTER_ADDR, MASTER_PORT) in {time.monotonic() - started:.1f} s. If "
+            "another process has ended, its own error is the first in the output. If "
+            f"it only takes longer to come, raise {TIMEOUT_VARIABLE} (seconds). "
+            f"torch.distributed says: {_first_line(error)}"
+        ) from error
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """End the group that was made here: its threads must not outlive the interpreter.
+
+    A thread may have to free a tensor first, for which it needs the interpreter's lock.
+    Up to torch 2.0 ending the group waits for that thread and holds the lock.
+    """
+    if dist.is_initialized():
+        time.sleep(0.02)
+        dist.destroy_process_group()
+
+
+_subgroup: tuple[Any, Any] = None, None
+"""The default group, and the gloo subgroup of it that was made last."""
+
+
+def _gloo_group() -> Any:
+    global _subgroup
+    if dist.get_backend() == "gloo":
+        return None
+    if _subgroup[0] is not dist.group.WORLD:
+        timeout = datetime.timedelta(seconds=process_timeout())
+        group = dist.new_group(timeout=timeout, backend="gloo")  # type: ignore[no-untyped-call,unused-ignore]
+        _subgroup = dist.group.WORLD, group
+    return _subgroup[1]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def guard_forks() -> None:
+    """Have every later fork of this process wait for gloo's threads, if there are any.
+
+    A thread of gloo frees its part of a tensor a moment after an exchange is done. For
+    that it registers with the interpreter, under a lock. A process that is forked just
+    then inherits the lock as taken, and before Python 3.12 it waits for it for ever
+    (https://github.com/python/cpython/issues/112275).
+
+    It is called once: what is registered stays.
+    """
+    if sys.version_info < (3, 12) and hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_let_threads_finish)
+
+
+def _let_threads_finish() -> None:
+    if dist.is_available() and dist.is_initialized():
+        time.sleep(0.005)
+        sys._current_frames()  # takes the lock, and so waits until it is free
+
+
+def check_agreement(processes: Processes, facts: Mapping[str, object]) -> None:
+    """Refuse processes that don't train the same program. It takes one message.
+
+    Args:
+        processes: The processes of this run.
+        facts: Values that must be the same in all of them, by names for the error.
+            They are compared by their `repr`.
+
+    Raises:
+        Error: A fact differs between this process and another; it is raised in all.
+    """
+    digests = [
+        int.from_bytes(hashlib.sha256(repr(fact).encode()).digest()[:8], "big") >> 1
+        for fact in facts.values()
+    ]
+    everyone = torch.stack(processes.gather(torch.tensor(digests)))
+    differs = (everyone != everyone[0]).any(dim=0).tolist()
+    others = (everyone != everyone[0]).any(dim=1).nonzero().flatten().tolist()
+    if others:
+        names = [name for name, is_other in zip(facts, differs) if is_other]
+        own = "; ".join(f"{name} {facts[name]}" for name in names)
+        raise createPoptorchError(
+            f"All processes must train the same program, but {' and '.join(names)} "
+            f"of process {', '.join(map(str, others))} and of process 0 differ. In "
+            f"process {processes.index}: {own[:500]}."
+        )
+
+
+@torch.no_grad()
+def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> list[str]:
+    """Give all processes the weights of process 0, in one message.
+
+    Args:
+        processes: The processes of this run.
+        weights: By name; their shapes and types are the same in all processes.
+            Only those that differ are written to.
+
+    Returns:
+        The names of the weights that were different here.
+    """
+    if not weights:
+        return []
+    own = {
+        name: weight.detach().contiguous().view(-1).view(torch.uint8)
+        for name, weight in weights.items()
+    }
+    joined = torch.cat(list(own.values()))
+    processes.broadcast(joined)
+    parts = torch.split(joined, [part.numel() for part in own.values()])
+    different = []
+    for (name, part), received in zip(own.items(), parts):
+        if not torch.equal(part, received):
+            weight = weights[name]
+            # A copy: a part of the message may begin anywhere, a number may not.
+            weight.copy_(received.clone().view(weight.dtype).view(weight.shape))
+            different.append(name)
+    if different:
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        logger.warning(
+            "Process %d began with other weights than process 0 (%s), and goes on with "
+            "those of process 0. On a pod it would train from its own, and the "
+            "replicas would never agree: seed all processes alike (torch.manual_seed) "
+            "before the model is made, or broadcast its weights.",
+            processes.index,
+            ", ".join(different[:3]) + more,
+        )
+    return different
+
+
+class CommonRandom:
+    """A context in which all processes draw the same numbers from torch's generator.
+
+    The seed is one that process 0 draws, so its own random state decides it. Afterwards
+    each process goes on with its own numbers.
+
+    Args:
+        processes: The processes of this run.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._own_state: Tensor | None = None
+
+    def __enter__(self) -> None:
+        seed = torch.randint(2**62, ())
+        self._processes.broadcast(seed)
+        self._own_state = torch.random.get_rng_state()
+        torch.default_generator.manual_seed(int(seed))
+
+    def __exit__(self, *exception: object) -> None:
+        if self._own_state is not None:
+            torch.random.set_rng_state(self._own_state)
+
+
+class GradientSums:
+    """Adds up the gradients of an update over processes.
+
+    The first update decides which weights have gradients: a program always reaches the
+    same ones. A message has them in the order of their names.
+
+    Args:
+        processes: The processes of this run.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._names: list[str] | None = None
+        self._messages: list[_Message] = []
+
+    def add_up(self, gradients: dict[str, Tensor | None], divisor: float = 1) -> None:
+        """Replace gradients by their sums over the processes.
+
+        The sums share memory that the next update uses again.
+
+        Args:
+            gradients: By name. Weights without one stay without.
+            divisor: Divides the sums.
+
+        Raises:
+            Error: Other weights have gradients than in the first update, or another
+                process has ended.
+        """
+        present = {n: value for n, value in gradients.items() if value is not None}
+        names, values = list(present), list(present.values())
+        if names != self._names:
+            self._check(sorted(names))
+            self._names = names
+            members: dict[torch.dtype, list[int]] = {}
+            for index in sorted(range(len(names)), key=names.__getitem__):
+                members.setdefault(values[index].dtype, []).append(index)
+            self._messages = [
+                _Message(self._processes, of_type, values)
+                for of_type in members.values()
+            ]
+        for message in self._messages:
+            message.add_up(values, divisor)
+        gradients.update(zip(names, values))
+
+    def _check(self, names: list[str]) -> None:
+        if self._names is None:
+            facts = {"the weights that have gradients": names}
+            check_agreement(self._processes, facts)
+        elif names != sorted(self._names):
+            others = sorted(set(names) ^ set(self._names))
+            raise createPoptorchError(
+                "Several processes train, and some weights had a gradient in one "
+                f"update but not in another: {', '.join(others)}. A stand-in for a "
+                "custom operation must give the same inputs a gradient each time."
+            )
+
+
+class _Message:
+    """The gradients of one type, joined in memory that all updates use.
+
+    Args:
+        processes: The processes of this run.
+        members: Indices of the gradients, in their order in the message.
+        values: All gradients of an update.
+    """
+
+    def __init__(
+        self, processes: Processes, members: Sequence[int], values: Sequence[Tensor]
+    ) -> None:
+        self._members = members
+        own = [values[index] for index in members]
+        self._joined = torch.cat([value.reshape(-1) for value in own])
+        self._sum = Sum(processes, self._joined)
+        parts = torch.split(self._joined, [value.numel() for value in own])
+        self._parts = [part.view(value.shape) for part, value in zip(parts, own)]
+
+    def add_up(self, values: list[Tensor], divisor: float) -> None:
+        """Put sums in the place of contiguous gradients, and into others."""
+        parts = [values[index].reshape(-1) for index in self._members]
+        torch.cat(parts, out=self._joined)
+        self._sum.run()
+        if divisor != 1:
+            self._joined.div_(float(divisor))
+        for index, part in zip(self._members, self._parts):
+            if values[index].is_contiguous():
+                values[index] = part
+            else:
+                values[index].copy_(part)
+
+
+_WHOLE_BYTES = 2**18  # of the tensors of all processes
+_PARTED_BYTES = 2**21
+
+
+class Sum:
+    """Replaces a tensor by its sum over processes, as often as it is run.
+
+    In a step, processes wait for one another. gloo's `all_reduce` takes `2 * (P - 1)`
+    steps and sends `2 * (P - 1) / P` of the tensor, the least there is. Up to some
+    megabytes the steps take longer than the bytes.
+
+    What is sent and received stays in memory: gloo's threads let go of a tensor some
+    time after an exchange, and they must not be the last to have it.
+
+    Args:
+        processes: The processes of this run.
+        tensor: 1-d, of one size and type in all of them.
+    """
+
+    def __init__(self, processes: Processes, tensor: Tensor) -> None:
+        self._processes, self._tensor = processes, tensor
+        count, size = processes.count, tensor.numel() * tensor.element_size()
+        if size * count <= _WHOLE_BYTES or (count == 2 and size <= _PARTED_BYTES):
+            self.run = self._exchange_whole
+            others = count - 1
+            self._received = tensor.new_empty(others, len(tensor))
+            self._sent = tensor if others == 1 else tensor.repeat(others)
+            sizes = [len(tensor)] * count
+            sizes[processes.index] = 0
+            self._sizes = self._own_sizes = sizes
+        elif size <= _PARTED_BYTES:
+            self.run = self._exchange_parts
+            parts = tensor.tensor_split(count)
+            self._own = parts[processes.index]
+            self._received = tensor.new_empty(count, len(self._own))
+            self._sent = self._own.repeat(count)
+            self._sizes = [len(part) for part in parts]
+            self._own_sizes = [len(self._own)] * count
+        else:  # gloo's ring
+            self.run = functools.partial(processes.add_up, tensor)
+
+    def _exchange_whole(self) -> None:
+        """Send the tensor to all others, in one step; each process adds up all."""
+        tensor, sent, received = self._tensor, self._sent, self._received
+        if sent is not tensor:
+            sent.view(received.shape).copy_(tensor)
+        self._processes.swap(received.view(-1), sent, self._sizes, self._sizes)
+        rows = list(received.unbind())
+        rows.insert(self._processes.index, tensor)
+        _sum_in_order(rows, tensor)
+
+    def _exchange_parts(self) -> None:
+        """Have each process add up its part of all tensors and send the sum to all.
+
+        It takes two steps and sends as many bytes as `all_reduce`.
+        """
+        swap, tensor, received = self._processes.swap, self._tensor, self._received
+        swap(received.view(-1), tensor, self._own_sizes, self._sizes)
+        _sum_in_order(list(received.unbind()), self._own)
+        self._sent.view(received.shape).copy_(self._own)
+        swap(tensor, self._sent, self._sizes, self._own_sizes)
+
+
+def _sum_in_order(rows: list[Tensor], out: Tensor) -> None:
+    """Add up tensors in their order, so that all processes have the same bits.
+
+    Args:
+        rows: At least two; `out` may be one of them.
+        out: Is written to at the end.
+    """
+    *before, last = rows
+    total = before[0]
+    for row in before[1:]:
+        total = torch.add(total, row)
+    torch.add(total, last, out=out)
