@@ -43,13 +43,12 @@ _OURS, _SECOND, _OTHERS, _LIMITS = "#1b6ca8", "#e08a1e", "#a9b4bf", "#d6c9a8"
 
 # Bars from the top to the bottom. Others than these are in the appendix.
 _BARS = (
-    *("ipufit-default", "ipufit", "ipufit-compiled"),
+    *("ipufit-default", "ipufit"),
     *("keras-compiled", "keras", "lightning", "lightning-bare"),
     *("poutyne", "skorch", "pytorch-accelerated"),
     *("bare", "folded", "compiled"),
 )
 _LABELS = {
-    "ipufit-compiled": "ipufit, compiled",
     "keras-compiled": "Keras, compiled",
     "lightning-bare": "Lightning, all off",
     "bare": "by hand: slices",

@@ -16,7 +16,6 @@ import tempfile
 import threading
 from collections import deque
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Callable, Iterator, Mapping, Tuple
 
 from .contestants import CONTESTANTS
@@ -87,7 +86,6 @@ class Runner:
             repeat,
             f"{job.workload}: {job.contestant}",
             job.threads,
-            entry.environment,
             is_at_terminal=entry.is_at_terminal,
             imports=entry.imports,
         )
@@ -99,7 +97,6 @@ class Runner:
         repeat: int,
         title: str,
         threads: int = 1,
-        environment: Mapping[str, str] = MappingProxyType({}),
         *,
         is_at_terminal: bool = False,
         imports: str | None = None,
@@ -112,20 +109,19 @@ class Runner:
             repeat: Which turn it is.
             title: For the report.
             threads: Of torch.
-            environment: More variables.
             is_at_terminal: Whether it writes to a terminal.
             imports: A statement with what it imports, of which bytecode must be there.
 
         Returns:
             The second file; or `{"failed": reason}`.
         """
-        key = json.dumps([module, dict(asked), dict(environment), repeat])
+        key = json.dumps([module, dict(asked), repeat])
         if key not in self._known:
             self.report(title)
             self.have_bytecode(imports)
             with tempfile.TemporaryDirectory(dir=self.folder) as name:
                 folder = Path(name)
-                variables = {**self.environment(threads, folder), **environment}
+                variables = self.environment(threads, folder)
                 result = _run(module, asked, folder, variables, is_at_terminal)
             self._known[key] = result
             if self.journal is not None:

@@ -4,8 +4,7 @@
     python -m benchmarks.start --repeats 5
 
 A start is what a process does from its imports (beyond torch) to the end of its first
-weight update. Contestants take turns, each in a process of its own. Then the same with
-machine code, whose first start compiles and whose later ones find what it left.
+weight update. Contestants take turns, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from .runs import Runner, caches, import_seconds, interleaved, stop_in_order
 from .tables import rounded, spread, table
 from .worker import Job
 
-OURS, COMPILED = "ipufit-default", "ipufit-compiled"
+OURS = "ipufit-default"
 NETWORKS = ("resnet50", "encoder12")
-COMPILED_NETWORKS = ("W1", "W2")
 _NAMES = "from ipufit import IPUConfig, IPUModel"
 
 
@@ -80,25 +78,6 @@ def row(name: str, mine: Sequence[Start], plain: Sequence[Start]) -> dict[str, A
     return entry
 
 
-def compiled_row(
-    name: str, compiled: Sequence[Start], eager: Sequence[Start]
-) -> dict[str, Any]:
-    """Machine code's first start, and by how much later ones exceed ipufit's eager one.
-
-    Args:
-        name: The workload.
-        compiled: Of several turns: the first has nothing cached.
-        eager: Those without machine code, of the same turns.
-    """
-    beyond = [one.whole - other.whole for one, other in zip(compiled, eager)][1:]
-    return {
-        "workload": name,
-        "first_start_seconds": round(compiled[0].whole, 1),
-        "later_start_seconds": rounded(Spread.of(one.whole for one in compiled[1:])),
-        "beyond_eager_seconds": rounded(Spread.of(beyond)),
-    }
-
-
 def report(rows: Iterable[dict[str, Any]]) -> str:
     """Tables of the rows, one for each kind."""
     rows = list(rows)
@@ -120,19 +99,6 @@ def report(rows: Iterable[dict[str, Any]]) -> str:
                 spread(Spread(*one[f"{part}_ratio"])) for part in ("first", "whole")
             ]
             lines.append([one["workload"], *cells])
-        parts.append(table(heading, lines))
-    compiled = [one for one in rows if "beyond_eager_seconds" in one]
-    if compiled:
-        heading = ["machine code, CPU s", "first start", "later ones", "beyond eager"]
-        lines = [
-            [
-                one["workload"],
-                f"{one['first_start_seconds']:.1f}",
-                spread(Spread(*one["later_start_seconds"])),
-                spread(Spread(*one["beyond_eager_seconds"])),
-            ]
-            for one in compiled
-        ]
         parts.append(table(heading, lines))
     imports = [one for one in rows if "import_seconds" in one]
     if imports:
@@ -174,8 +140,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--networks", nargs="*", default=list(NETWORKS), help="workloads to start")
-    add("--compiled", nargs="*", default=list(COMPILED_NETWORKS),
-        help="workloads to start with machine code")  # fmt: skip
     add("--repeats", type=int, default=5, help="turns, at least 2")
     add("--threads", type=int, default=1, help="of torch")
     add("--data-dir", help="where MNIST may be")
@@ -184,7 +148,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.repeats < 2:
         parser.error("--repeats must be 2 or more: the first start is apart.")
-    for name in (*args.networks, *args.compiled):
+    for name in args.networks:
         try:
             workloads.find(name)
         except ValueError as error:
@@ -199,10 +163,6 @@ def main(arguments: list[str] | None = None) -> int:
         runner = Runner(folder, args.journal, _report)
         starts = measure(runner, args.networks, (PLAIN, OURS), args)
         rows = [row(name, one[OURS], one[PLAIN]) for name, one in starts.items()]
-        starts = measure(runner, args.compiled, (OURS, COMPILED), args)
-        rows += [
-            compiled_row(name, one[COMPILED], one[OURS]) for name, one in starts.items()
-        ]
         for statement in ("import ipufit", _NAMES):
             seconds = [import_seconds(runner, statement) for _ in range(args.repeats)]
             taken = rounded(Spread.of(seconds))

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass, field
-from typing import Any, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 PLAIN = "plain"
 
@@ -21,7 +21,6 @@ class Entry:
         kind: Name of the class in it.
         package: The distribution it needs beside torch; None for none.
         imports: The statement that brings its names; None if torch is enough.
-        environment: Variables of its process.
         is_at_terminal: Whether its output goes to a terminal, so that bars are drawn.
         is_default: Whether it is measured if nobody names contestants.
         tolerance: Factor on how far its figures may be from the plain loop's.
@@ -32,7 +31,6 @@ class Entry:
     kind: str
     package: str | None = None
     imports: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
     is_at_terminal: bool = False
     is_default: bool = True
     tolerance: float = 1.0
@@ -53,7 +51,6 @@ class Entry:
 
 _IPUFIT = ("with_ipufit", "ipufit", "from ipufit import IPUConfig, IPUModel")
 _HALF = {"is_default": False, "tolerance": 4.0}
-_COMPILED = {"IPUFIT_EMULATOR_COMPILE": "compiled"}
 _KERAS = ("with_keras", "keras", "import keras")
 _LIGHTNING = ("with_lightning", "lightning", "import lightning")
 _POUTYNE = ("with_poutyne", "poutyne", "import poutyne")
@@ -87,15 +84,6 @@ CONTESTANTS = {
     ),
     "ipufit-half-nearest": _entry(
         "float16, to the nearest", "IpufitHalfNearest", _IPUFIT, **_HALF
-    ),
-    "ipufit-compiled": _entry(
-        "ipufit compiled", "IpufitCompiled", _IPUFIT, environment=_COMPILED
-    ),
-    "ipufit-compiled-d1": _entry(
-        "ipufit compiled, one update per call",
-        "IpufitCompiledOneUpdate",
-        _IPUFIT,
-        environment=_COMPILED,
     ),
     "bare": Entry("limit: bare loop over slices", "limits", "BareLoop"),
     "folded": Entry("limit: folded, channels_last, fused", "limits", "FoldedLoop"),

@@ -70,7 +70,3 @@ class Contestant(abc.ABC):
     def predict(self) -> Tensor:
         """The scores of all test samples, in order."""
         raise UnavailableError("it has no predict")
-
-    def shortfall(self) -> str:
-        """After the work: why it wasn't done as labelled; empty if it was."""
-        return ""

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -126,39 +122,3 @@ class IpufitWithBar(Ipufit):
     """The same with the bar: all that a fit at a terminal shows."""
 
     verbose = 1
-
-
-class IpufitCompiled(Ipufit):
-    """The same with the emulator's compiled mode, which its entry switches on."""
-
-    def shortfall(self) -> str:
-        """Whether anything was compiled."""
-        return "" if was_compiled() else "nothing was compiled"
-
-
-class IpufitCompiledOneUpdate(IpufitCompiled, IpufitOneUpdate):
-    """Compiled, and one weight update per call."""
-
-
-def was_compiled() -> bool:
-    """Whether this process has loaded code that was compiled for it.
-
-    Compilers leave libraries in folders for temporary files and caches; Linux says
-    which of them are mapped. Elsewhere nobody can tell, and it isn't claimed.
-    """
-    maps = Path("/proc/self/maps")
-    if not maps.is_file():
-        return False
-    lines = maps.read_text(encoding="utf-8").splitlines()
-    files = {line.split(maxsplit=5)[-1] for line in lines}
-    return any(".so" in file and _is_made_here(file) for file in files)
-
-
-def _is_made_here(library: str) -> bool:
-    """Whether it is in a compiler's folder, and not an installed package's."""
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if cache is not None and library.startswith(cache + "/"):
-        return True
-    folders = ("/tmp/", tempfile.gettempdir() + "/")
-    is_installed = library.startswith((sys.prefix + "/", sys.base_prefix + "/"))
-    return library.startswith(folders) and not is_installed

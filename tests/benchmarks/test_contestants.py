@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from benchmarks import pictures, worker, workloads
 from benchmarks.contestants import CONTESTANTS, PLAIN
 from benchmarks.contestants.base import Task
-from benchmarks.contestants.with_ipufit import IpufitNothingSet, was_compiled
+from benchmarks.contestants.with_ipufit import IpufitNothingSet
 from benchmarks.results import complaints
 
 SMALL = {
@@ -116,18 +115,3 @@ def test_nothing_is_set_but_the_micro_batches_that_a_workload_has(small):
 def test_nothing_set_comes_first_after_the_plain_loop():
     assert list(CONTESTANTS)[:2] == [PLAIN, "ipufit-default"]
     assert pictures._BARS[0] == "ipufit-default"
-
-
-def test_who_is_not_compiled_gets_no_figures(small):
-    # Its process would have the variable that switches it on.
-    result = measure("W2", "ipufit-compiled")
-    reasons = [timed["unavailable"] for timed in result["operations"].values()]
-    assert reasons == ["nothing was compiled"] * 3
-    assert not was_compiled()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
-def test_a_library_from_a_folder_for_temporary_files_was_compiled(monkeypatch):
-    folder = torch.__path__[0]  # its libraries stand for compiled ones
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
-    assert was_compiled()

@@ -19,7 +19,7 @@ asked = json.loads(open(sys.argv[1]).read())
 if asked.get("fails"):
     raise SystemExit("so it is")
 answer = {"asked": asked, "threads": os.environ["OMP_NUM_THREADS"],
-          "more": os.environ.get("MORE"), "terminal": os.isatty(1),
+          "terminal": os.isatty(1),
           "foreign": os.environ.get("IPUFIT_EMULATOR_IPUS"),
           "bytecode": not sys.dont_write_bytecode and sys.pycache_prefix is None}
 open(sys.argv[2], "w").write(json.dumps(answer))
@@ -40,11 +40,10 @@ def test_a_process_gets_its_environment_and_answers(tmp_path, monkeypatch, echo)
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "empty"))
     lines = []
     runner = Runner(tmp_path, report=lines.append)
-    answer = runner.call(echo, {"a": 1}, 0, "title", 2, {"MORE": "x"})
+    answer = runner.call(echo, {"a": 1}, 0, "title", 2)
     assert answer == {
         "asked": {"a": 1},
         "threads": "2",
-        "more": "x",
         "terminal": False,
         "foreign": None,
         "bytecode": True,

@@ -39,18 +39,9 @@ def test_a_ratio_is_that_of_the_same_turn():
     assert found["plain_first_seconds"] == 1.5
 
 
-def test_what_compiles_is_apart_from_what_is_found():
-    eager = [Start(1.0, 1.0, 1.0)] * 3
-    compiled = [Start(1.0, 30.0, 1.0), Start(1.0, 2.0, 1.0), Start(1.0, 1.5, 1.0)]
-    found = start.compiled_row("W2", compiled, eager)
-    assert found["first_start_seconds"] == 31.0
-    assert found["later_start_seconds"] == [2.75, 2.5, 3.0]
-    assert found["beyond_eager_seconds"] == [0.75, 0.5, 1.0]
-
-
 def test_the_command_measures_and_reports(monkeypatch, capsys):
     def run(self, job, repeat):
-        taken = {"plain": 1.0, "ipufit-default": 1.5, "ipufit-compiled": 4.0 - repeat}
+        taken = {"plain": 1.0, "ipufit-default": 1.5}
         return result(1.0, taken[job.contestant], 0.5)
 
     monkeypatch.setattr(Runner, "run", run)
@@ -62,14 +53,13 @@ def test_the_command_measures_and_reports(monkeypatch, capsys):
     ]
     plain, ours = ["1.00", "1.00", "0.50"], ["1.00", "1.50", "0.50"]
     assert ["encoder12", *plain, *ours, "1.50", "1.25"] in lines
-    assert ["W1", "5.0", "4.00", "1.50"] in lines
     assert ["`import ipufit`", "0.12"] in lines
 
 
 def test_a_process_that_fails_ends_the_measurement(monkeypatch):
     monkeypatch.setattr(Runner, "run", lambda *_: {"failed": "so it is"})
     with pytest.raises(RuntimeError, match="so it is"):
-        start.main(["--networks", "W2", "--compiled", "--repeats", "2"])
+        start.main(["--networks", "W2", "--repeats", "2"])
 
 
 def test_one_turn_has_no_later_start(capsys):
