@@ -30,7 +30,7 @@ from ipufit.emulator._ground.logging import logger, setLogLevel
 from ipufit.emulator._ground.logging import start_logging as _start_logging
 from ipufit.emulator._ground.version import __version__
 from ipufit.emulator._install import install, uninstall
-from ipufit.emulator._layout.environment import (
+from ipufit.emulator._layout.pod import (
     ipuHardwareIsAvailable,
     ipuHardwareVersion,
     isRunningOnIpu,

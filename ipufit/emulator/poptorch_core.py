@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 from typing import NoReturn
 
-from ipufit.emulator._layout.environment import isRunningOnIpu
+from ipufit.emulator._layout.pod import isRunningOnIpu
 from ipufit.emulator._options.popart_keys import (
     validate_popart_options as _validateOptions,
 )

@@ -18,16 +18,18 @@ from ipufit.emulator._device.watch import Watch
 from ipufit.emulator._device.weights import DeviceWeights
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.device_rng import DeviceRng
-from ipufit.emulator._layout.layout import Inputs, Layout, Outputs
-from ipufit.emulator._layout.pod import Lease
-from ipufit.emulator._layout.replica_groups import ReplicaGroups
-from ipufit.emulator._layout.synthetic_data import (
-    is_synthetic,
+from ipufit.emulator._layout.layout import (
+    Inputs,
+    Layout,
+    Outputs,
     synthetic_inputs,
     unwritten_outputs,
 )
+from ipufit.emulator._layout.pod import Lease
+from ipufit.emulator._layout.replica_groups import ReplicaGroups
 from ipufit.emulator._optimizers.values import OptimizerSettings
 from ipufit.emulator._options.options import Options
+from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._processes import CommonRandom, GradientSums, Processes
 from ipufit.emulator._program.anchors import Anchors
 from ipufit.emulator._program.program import Program
@@ -91,11 +93,11 @@ class Attachment:
         self._layout = Layout.from_options(options)
         self._mode = OutputMode(options.output_mode)
         self._period = options.output_return_period
-        popart = options._Popart.options
-        self._logs_cycles = bool(popart["instrumentWithHardwareCycleCounter"])
-        self._rounds_at_random = bool(popart.get("enableStochasticRounding"))
+        chosen = Settings.of(options)
+        self._logs_cycles = chosen.counts_cycles
+        self._rounds_at_random = chosen.rounds_at_random
         self._is_random = program.is_random or self._rounds_at_random
-        self._is_synthetic = is_synthetic(options)
+        self._is_synthetic = chosen.is_synthetic
         self._transfers = Transfers(
             self._layout,
             self._mode,

@@ -8,8 +8,8 @@ from typing import Callable, Iterator, Mapping
 import torch
 
 from ipufit.emulator._layout.layout import Layout
+from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import Grouping
-from ipufit.emulator._layout.target import Target
 from ipufit.emulator._ops.overlap import check_overlap
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._options.strategies import (

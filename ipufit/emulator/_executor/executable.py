@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ipufit.emulator._device.runner import Runner
+from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import ReplicaGroups
-from ipufit.emulator._layout.target import Target
 from ipufit.emulator._program.anchors import Anchors
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.program import Program

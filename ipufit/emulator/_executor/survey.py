@@ -25,7 +25,7 @@ from ipufit.emulator._executor.constraints import (
 from ipufit.emulator._ground.custom_args import flattenTensorStructure
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
-from ipufit.emulator._layout.target import Target
+from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.args import check_inputs
 from ipufit.emulator._program.fakes import Fakes, RealResults, unseen

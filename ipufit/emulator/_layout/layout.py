@@ -38,8 +38,8 @@ class Layout:
             side by side.
 
     Example:
-        >>> Layout(1, 1, replicas=4, input_groups=2, is_orthogonal=True).group(3)
-        1
+        >>> Layout(1, 1, replicas=4, input_groups=2, is_orthogonal=True).groups
+        [0, 1, 0, 1]
     """
 
     device_iterations: int
@@ -99,13 +99,10 @@ class Layout:
     @cached_property
     def groups(self) -> list[int]:
         """The input group of each replica."""
-        return [self.group(replica) for replica in range(self.replicas)]
-
-    def group(self, replica: int) -> int:
-        """The input group of `replica`."""
         if self.is_orthogonal:
-            return replica % self.input_groups
-        return replica // (self.replicas // self.input_groups)
+            return [replica % self.input_groups for replica in range(self.replicas)]
+        size = self.replicas // self.input_groups
+        return [replica // size for replica in range(self.replicas)]
 
 
 class Inputs:
@@ -206,11 +203,12 @@ class Outputs:
 
     Attributes:
         are_sums: Whether results are added up.
+        takes_whole: Whether all rows come back, so that those of a fold needn't be cut.
     """
 
     def __init__(self, layout: Layout, mode: OutputMode, period: int) -> None:
         self.are_sums = mode is OutputMode.Sum
-        self._returns_all = mode is OutputMode.All
+        self.takes_whole = mode is OutputMode.All
         self._returned = layout.returned_steps(mode, period)
         self._kept: list[list[Tensor]] = []
 
@@ -225,11 +223,6 @@ class Outputs:
         elif step in self._returned:
             self._kept.append([tensor.detach() for tensor in tensors])
 
-    @property
-    def takes_whole(self) -> bool:
-        """Whether all rows come back, so that those of a fold needn't be cut."""
-        return self._returns_all
-
     def add_whole(self, tensors: Sequence[Tensor]) -> None:
         """Take the rows of several micro-batches in one tensor for each result."""
         self._kept.append([tensor.detach() for tensor in tensors])
@@ -243,3 +236,32 @@ def _join(blocks: tuple[Tensor, ...]) -> Tensor:
     if len(blocks) == 1:
         return torch.clone(blocks[0], memory_format=torch.contiguous_format)
     return torch.stack(blocks) if blocks[0].dim() == 0 else torch.cat(blocks)
+
+
+def synthetic_inputs(tensors: list[Tensor]) -> list[Tensor]:
+    """Make inputs of the same shapes and types, the same ones in each call.
+
+    Returns:
+        Normally distributed numbers. Integers are zero: they may be indices.
+
+    Example:
+        >>> synthetic_inputs([torch.ones(2, dtype=torch.int32)])
+        [tensor([0, 0], dtype=torch.int32)]
+    """
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+        if tensor.is_floating_point()
+        else torch.zeros_like(tensor)
+        for tensor in tensors
+    ]
+
+
+def unwritten_outputs(tensors: list[Tensor]) -> list[Tensor]:
+    """Make outputs that nothing was written to; PopTorch doesn't even initialise them.
+
+    Example:
+        >>> unwritten_outputs([torch.ones(2)])
+        [tensor([0., 0.])]
+    """
+    return [torch.zeros_like(tensor) for tensor in tensors]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated pod: how many IPUs there are, and who holds which.
+"""Where a program runs: on IPUs of the emulated pod, the IPU Model, or no device.
+
+The emulated pod stands for hardware. The IPU Model is Graphcore's own simulator: no
+pod, no scarcity, and no cycle counts (PopTorch, `CompilerImpl.cpp`).
 
 Programs hold IPUs from attach to detach. Two of them fit side by side or take
 turns, exactly as on hardware, so a forgotten `detachFromDevice()` shows here too.
@@ -8,21 +11,27 @@ turns, exactly as on hardware, so a forgotten `detachFromDevice()` shows here to
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import time
 import weakref
+from dataclasses import dataclass
 from typing import Callable
 
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import is_on
+from ipufit.emulator._options.options import Options
+from ipufit.emulator._options.settings import Settings
+from ipufit.emulator._tracing.trace_state import is_tracing
+from ipufit.emulator.enums import ConnectionType
 from ipufit.emulator.errors import createPoptorchError
-
-logger = logging.getLogger("poptorch::python")
 
 MAX_IPUS_PER_PROCESS = 64
 NUM_IPUS_VARIABLE = "IPUFIT_EMULATOR_IPUS"
-WAIT_VARIABLE = "POPTORCH_WAIT_FOR_IPU"
-SECONDS_BETWEEN_TRIES = 15.0
+MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
+_WAIT_VARIABLE = "POPTORCH_WAIT_FOR_IPU"
+_VERSION_VARIABLE = "POPTORCH_IPU_MODEL_VERSION"
+_VERSIONS = ("ipu1", "ipu2", "ipu21")
+_SECONDS_BETWEEN_TRIES = 15.0
 
 
 class Pod:
@@ -70,41 +79,35 @@ class Pod:
         Raises:
             Error: The pod has fewer IPUs, or they are in use.
         """
-        taken = self._choose(count, first)
-        if taken is None:
-            gc.collect()  # a holder may be gone without Python knowing
-            taken = self._choose(count, first)
-        while taken is None and self._has(count, first) and is_on(WAIT_VARIABLE):
-            logger.warning(
-                "No IPU available, sleeping for %g seconds (%s is set).",
-                SECONDS_BETWEEN_TRIES,
-                WAIT_VARIABLE,
-            )
-            self._sleep(SECONDS_BETWEEN_TRIES)
-            taken = self._choose(count, first)
-        if taken is None:
-            what = f"{count} IPU(s)" if first is None else f"device Id {first}"
-            raise createPoptorchError(
-                f"Failed to acquire {what}: {len(self._held)} of the {self.num_ipus} "
-                f"emulated IPUs are in use. {self._advice(count)}"
-            )
-        self._held |= taken
-        return taken
-
-    def _advice(self, count: int) -> str:
-        if count > self.num_ipus:
-            return f"There are only {self.num_ipus}: use fewer stages or replicas."
-        return "Detach or destroy another model first."
-
-    def _has(self, count: int, first: int | None) -> bool:
-        """Whether the pod has such IPUs, in use or not."""
-        return (first or 0) + count <= self.num_ipus
-
-    def _choose(self, count: int, first: int | None) -> frozenset[int] | None:
-        ipus = range(self.num_ipus)
-        wanted = ipus if first is None else ipus[first : first + count]
-        free = [ipu for ipu in wanted if ipu not in self._held]
-        return frozenset(free[:count]) if len(free) >= count else None
+        total = self.num_ipus
+        wanted = range(total) if first is None else range(total)[first : first + count]
+        has_collected = False
+        while True:
+            free = [ipu for ipu in wanted if ipu not in self._held]
+            if len(free) >= count:
+                taken = frozenset(free[:count])
+                self._held |= taken
+                return taken
+            if not has_collected:
+                gc.collect()  # a holder may be gone without Python knowing
+                has_collected = True
+            elif (first or 0) + count <= total and is_on(_WAIT_VARIABLE):
+                logger.warning(
+                    "No IPU available, sleeping for %g seconds (%s is set).",
+                    _SECONDS_BETWEEN_TRIES,
+                    _WAIT_VARIABLE,
+                )
+                self._sleep(_SECONDS_BETWEEN_TRIES)
+            else:
+                break
+        what = f"{count} IPU(s)" if first is None else f"device Id {first}"
+        advice = "Detach or destroy another model first."
+        if count > total:
+            advice = f"There are only {total}: use fewer stages or replicas."
+        raise createPoptorchError(
+            f"Failed to acquire {what}: {len(self._held)} of the {total} emulated IPUs "
+            f"are in use. {advice}"
+        )
 
     def release(self, ipus: frozenset[int]) -> None:
         """Give back what `acquire` returned."""
@@ -128,3 +131,171 @@ class Lease:
     def end(self) -> None:
         """Give the IPUs back; does nothing the second time."""
         self._release()
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of one program.
+
+    Attributes:
+        is_model: Whether it is the IPU Model.
+        is_offline: Whether there is no device to run on: `ConnectionType.Never`.
+        num_ipus: Number of IPUs that the pod reserves; 0 for the IPU Model.
+        first_ipu: Number of the first of these IPUs; None takes any.
+    """
+
+    is_model: bool
+    is_offline: bool
+    num_ipus: int
+    first_ipu: int | None
+
+    @classmethod
+    def of(cls, options: Options, num_ipus: int) -> Target:
+        """Choose the target for a program that uses `num_ipus` IPUs.
+
+        Raises:
+            Error: There are too many IPUs, hardware has no group of that size, or
+                PopTorch can't combine the options.
+
+        Example:
+            >>> Target.of(Options().autoRoundNumIPUs(True), num_ipus=3).num_ipus
+            4
+            >>> Target.of(Options().useIpuModel(True), num_ipus=3).is_model
+            True
+        """
+        if num_ipus > MAX_IPUS_PER_PROCESS:
+            raise createPoptorchError(
+                f"Too many IPUs requested ({num_ipus}). Experiments that need more "
+                f"than {MAX_IPUS_PER_PROCESS} IPUs require distributed execution."
+            )
+        is_model = uses_ipu_model(options)
+        is_offline = options.connection_type == ConnectionType.Never.value
+        settings = Settings.of(options)
+        if is_model:
+            version = os.environ.get(_VERSION_VARIABLE, "ipu2")
+            if version not in _VERSIONS:
+                raise createPoptorchError(
+                    f"{_VERSION_VARIABLE}={version!r} is no version of an IPU. There "
+                    f"are {', '.join(_VERSIONS)}."
+                )
+            if is_offline:
+                raise createPoptorchError(
+                    "ConnectionType.Never is not supported for the IPU Model: there is "
+                    "no device to stay away from. Use Options.useIpuModel(False), or "
+                    "another connection type."
+                )
+            if settings.cache_dir is not None:
+                logger.warning("Executables of the IPU Model are not cached.")
+        elif is_offline and options.exists("ipu_id"):
+            raise createPoptorchError(
+                "An offline target (ConnectionType.Never) is no device, so it can't "
+                f"be the one that Options.useIpuId({options.ipu_id}) asks for."
+            )
+        if settings.counts_cycles and (is_model or is_offline):
+            raise createPoptorchError(
+                "Cycle count logging is only supported on actual IPU hardware. It is "
+                f"{'the IPU Model' if is_model else 'an offline target'} here: use "
+                "Options.logCycleCount(False)."
+            )
+        if is_model:
+            return cls(is_model, is_offline, num_ipus=0, first_ipu=None)
+        # Hardware has groups of powers of two only.
+        power = 1 << (num_ipus - 1).bit_length()
+        if power != num_ipus and not is_offline:
+            if not options.auto_round_num_ipus:
+                raise createPoptorchError(
+                    f"The model specifies the use of {num_ipus} IPUs, however PopTorch "
+                    f"must reserve a minimum of {power} in order to allow the model to "
+                    "run, because PopTorch must reserve a power of 2 or maximum of 64 "
+                    "IPUs per process. Please reconfigure your model to use a "
+                    "different number of IPUs or set "
+                    "poptorch.Options().autoRoundNumIPUs(True)."
+                )
+            logger.warning(
+                "Reserving %d IPUs for a model that uses %d, because hardware has "
+                "groups of powers of two only: %d are idle.",
+                power,
+                num_ipus,
+                power - num_ipus,
+            )
+            num_ipus = power
+        first_ipu = options.ipu_id if options.exists("ipu_id") else None
+        return cls(is_model, is_offline, num_ipus, first_ipu)
+
+
+def uses_ipu_model(options: Options) -> bool:
+    """Whether a program with these options runs on the IPU Model.
+
+    `Options.useIpuModel` decides if it was called, else the environment does.
+
+    Example:
+        >>> uses_ipu_model(Options().useIpuModel(True))
+        True
+    """
+    if options.exists("use_model"):
+        asked = bool(options.use_model)
+        logger.info(
+            "From the user configuration: Ipu model: %s",
+            "Enabled" if asked else "Disabled",
+        )
+        return asked
+    return ipu_model_is_on()
+
+
+def ipu_model_is_on() -> bool:
+    """Whether the environment asks for the IPU Model, the full or the small one.
+
+    Example:
+        >>> ipu_model_is_on()
+        False
+    """
+    return any(is_on(variable) for variable in MODEL_VARIABLES)
+
+
+def isRunningOnIpu() -> bool:
+    """Whether this code is being traced for a device.
+
+    Returns:
+        True only while an executor traces `forward`; False in the constructor of
+        the module, on the host, and when a compiled model runs.
+
+    Example:
+        >>> isRunningOnIpu()
+        False
+    """
+    return is_tracing()
+
+
+def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
+    """Whether the pod has `num_ipus` IPUs, in use or not.
+
+    The emulated pod counts as hardware, as it stands for the pod that a script was
+    written for. It has 64 IPUs, or as many as `IPUFIT_EMULATOR_IPUS` says.
+
+    Returns:
+        False too while `POPTORCH_IPU_MODEL` or `POPTORCH_SMALL_IPU_MODEL` ask for the
+        IPU Model, as in PopTorch.
+
+    Example:
+        >>> ipuHardwareIsAvailable(), ipuHardwareIsAvailable(1000)
+        (True, False)
+    """
+    return not ipu_model_is_on() and num_ipus <= POD.num_ipus
+
+
+def ipuHardwareVersion() -> int:
+    """The version of the IPUs.
+
+    Returns:
+        2, the Mk2 that PopTorch compiles for by default.
+
+    Raises:
+        AssertionError: There is no hardware: the environment asks for the IPU Model.
+
+    Example:
+        >>> ipuHardwareVersion()
+        2
+    """
+    if not ipuHardwareIsAvailable():
+        raise AssertionError("No IPU hardware available on this system")
+    return 2

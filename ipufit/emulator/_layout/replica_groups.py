@@ -23,7 +23,6 @@ from ipufit.emulator._tracing.weights import named_weights
 from ipufit.emulator.enums import CommGroupType, VariableRetrievalMode
 from ipufit.emulator.errors import Error, createPoptorchError
 
-_ELEMENT = "{}..{}"  # no name of a weight has two dots in a row
 _SLOT = re.compile("[A-Za-z0-9]+___(specific___)?")
 
 
@@ -226,7 +225,7 @@ def element_name(name: str, group: int) -> str:
         >>> element_name("weight", 2)
         'weight..2'
     """
-    return _ELEMENT.format(name, group)
+    return f"{name}..{group}"  # no name of a weight has two dots in a row
 
 
 class GroupedState:
@@ -263,14 +262,14 @@ class GroupedState:
         """
         tensors, values = dict(state["ipu_state"]), dict(state["ipu_param"])
         for name, groups in self._groups.items():
-            for slot in _slots(tensors, element_name(name, 0)):
-                elements = _take_elements(tensors, slot + name, groups.count)
+            keys = [element_name(name, group) for group in range(groups.count)]
+            for slot in _slots(tensors, keys[0]):
+                elements = [tensors.pop(slot + key) for key in keys]
                 tensors[slot + name] = torch.stack(
                     [elements[groups.members[replica]] for replica in groups.returned]
                 )
-            for slot in _slots(values, element_name(name, 0)):
-                elements = _take_elements(values, slot + name, groups.count)
-                values[slot + name] = elements[0]
+            for slot in _slots(values, keys[0]):
+                values[slot + name], *_ = [values.pop(slot + key) for key in keys]
         return {"ipu_state": tensors, "ipu_param": values}
 
     def split(self, state: Mapping[str, StateTensors]) -> dict[str, StateTensors]:
@@ -283,7 +282,14 @@ class GroupedState:
         for name, groups in self._groups.items():
             for slot in _slots(tensors, name):
                 tensor = tensors.pop(slot + name)
-                _check_leading_dimension(slot + name, tensor, len(groups.returned))
+                rows = len(groups.returned)
+                if tensor.dim() == 0 or tensor.shape[0] != rows:
+                    raise Error(
+                        f"The optimizer state {slot + name} is of shape "
+                        f"{tuple(tensor.shape)}, but its first dimension must be "
+                        f"{rows}, that of the parameter.",
+                        type="poptorch_cpp_error",
+                    )
                 for group in range(groups.count):
                     key = element_name(slot + name, group)
                     tensors[key] = tensor[groups.row(group)]
@@ -298,16 +304,3 @@ def _slots(tensors: StateTensors, name: str) -> list[str]:
     """List the prefixes of the keys that end with `name`, such as `Accl1___`."""
     slots = [key[: -len(name)] for key in tensors if key.endswith(name)]
     return [slot for slot in slots if _SLOT.fullmatch(slot)]
-
-
-def _take_elements(tensors: StateTensors, key: str, count: int) -> list[Tensor]:
-    return [tensors.pop(element_name(key, group)) for group in range(count)]
-
-
-def _check_leading_dimension(key: str, tensor: Tensor, rows: int) -> None:
-    if tensor.dim() == 0 or tensor.shape[0] != rows:
-        raise Error(
-            f"The optimizer state {key} is of shape {tuple(tensor.shape)}, but its "
-            f"first dimension must be {rows}, that of the parameter.",
-            type="poptorch_cpp_error",
-        )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, interpolate, softplus
 
-from ipufit.emulator._layout.target import ipu_model_is_on
+from ipufit.emulator._layout.pod import ipu_model_is_on
 from ipufit.emulator.errors import Error
 
 DOMAIN = "poptorch.custom_ops"

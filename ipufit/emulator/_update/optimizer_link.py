@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.replica_groups import GroupedState, ReplicaGroups
-from ipufit.emulator._layout.synthetic_data import is_synthetic
 from ipufit.emulator._optimizers.base import Optimizer as PoptorchOptimizer
 from ipufit.emulator._optimizers.base import StateTensors
 from ipufit.emulator._optimizers.settings import OptimizerReader
 from ipufit.emulator._optimizers.text import optimizer_log
 from ipufit.emulator._optimizers.values import check_replaceable
 from ipufit.emulator._options.options import Options
+from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 from ipufit.emulator._update.loss_scale import AutomaticLossScale
 from ipufit.emulator._update.parameter_groups import group_indices
@@ -52,7 +52,7 @@ class OptimizerLink:
         self._kept_state: dict[str, StateTensors] | None = None
         self._grouped = GroupedState({})
         self._written_values: StateTensors = {}
-        self._is_synthetic = is_synthetic(options)
+        self._is_synthetic = Settings.of(options).is_synthetic
         self._sent_state: dict[str, StateTensors] | None = None
 
     @property

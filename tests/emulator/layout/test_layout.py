@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode
-from ipufit.emulator._layout.layout import Inputs, Layout, Outputs
 from tests.strategies import examples
 
 MODES = [OutputMode.All, OutputMode.Final, OutputMode.Sum, OutputMode.EveryN]
@@ -139,26 +138,6 @@ def test_every_third_of_six_iterations():
     assert mean.tolist() == [4.5, 10.5]
 
 
-def test_inputs_of_the_worked_example():
-    layout = Layout(2, 2, replicas=2, input_groups=2)
-    inputs = Inputs(layout, [torch.arange(16)])
-    seen = {
-        (step, replica): rows[0].tolist()
-        for step in range(4)
-        for replica, rows in inputs.micro_batches(step)
-    }
-    assert seen == {
-        (0, 0): [0, 1],
-        (0, 1): [2, 3],
-        (1, 0): [4, 5],
-        (1, 1): [6, 7],
-        (2, 0): [8, 9],
-        (2, 1): [10, 11],
-        (3, 0): [12, 13],
-        (3, 1): [14, 15],
-    }
-
-
 # Any factors ------------------------------------------------------------------
 
 
@@ -199,13 +178,6 @@ def test_replicas_of_a_group_read_the_same_rows(D, B, sizes, is_orthogonal):
         return torch.tensor([(d * groups + group) * B + b for b in range(B)]).float()
 
     assert out.tolist() == reference(block, D, 1, R, OutputMode.All).tolist()
-
-
-def test_the_groups_of_four_replicas():
-    consecutive = Layout(1, 1, replicas=4, input_groups=2)
-    orthogonal = Layout(1, 1, replicas=4, input_groups=2, is_orthogonal=True)
-    assert [consecutive.group(r) for r in range(4)] == [0, 0, 1, 1]
-    assert [orthogonal.group(r) for r in range(4)] == [0, 1, 0, 1]
 
 
 def test_shapes_depend_on_the_micro_batch_not_on_what_is_a_batch():
@@ -328,10 +300,9 @@ def test_outputs_that_share_memory_with_a_weight_are_values_of_their_moment():
 
 
 def test_sums_are_made_in_the_type_of_the_output():
-    outputs = Outputs(Layout(2, 1, 1, 1), OutputMode.Sum, 1)
-    for step in range(2):
-        outputs.add(step, 0, (torch.tensor([60000.0], dtype=torch.float16),))
-    (total,) = outputs.tensors()
+    options = make_options(2, 1, 1, OutputMode.Sum)
+    half = torch.full((2,), 60000.0, dtype=torch.float16)
+    total = poptorch.inferenceModel(torch.nn.Identity(), options)(half)
     assert total.dtype == torch.float16
     assert torch.isinf(total).all()
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._layout.synthetic_data import is_synthetic, synthetic_inputs
 from tests.emulator._models import ONE, Model
 
 
@@ -23,32 +22,6 @@ class Loss(nn.Module):
 
 def options(enabled=True):
     return poptorch.Options().enableSyntheticData(enabled)
-
-
-def test_it_is_off_until_it_is_switched_on():
-    assert not is_synthetic(poptorch.Options())
-    assert is_synthetic(options())
-    assert not is_synthetic(options(False))
-
-
-def test_the_device_makes_the_same_inputs_each_time():
-    shapes = [torch.ones(3), torch.ones(2, dtype=torch.float16)]
-    first, second = synthetic_inputs(shapes), synthetic_inputs(shapes)
-    for made, again, like in zip(first, second, shapes):
-        assert torch.equal(made, again)
-        assert made.dtype == like.dtype
-        assert made.std() > 0
-
-
-def test_integers_are_zero_lest_they_be_indices():
-    made = synthetic_inputs([torch.tensor([7, 9]), torch.tensor([True])])
-    assert [tensor.tolist() for tensor in made] == [[0, 0], [False]]
-
-
-def test_making_inputs_leaves_the_random_state_of_the_host():
-    state = torch.random.get_rng_state()
-    synthetic_inputs([torch.ones(3)])
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_outputs_have_their_shapes_and_nothing_in_them():

@@ -9,7 +9,6 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType, Options
-from ipufit.emulator._layout.target import Target, uses_ipu_model
 from tests.emulator._models import said
 
 MODEL, SMALL = "POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL"
@@ -43,7 +42,12 @@ def test_the_option_decides_and_else_the_environment(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     options = Options() if asked is None else Options().useIpuModel(asked)
-    assert uses_ipu_model(options) is expected
+    options.replicationFactor(3)  # hardware has no group of three IPUs
+    if expected:
+        compiled(options)
+    else:
+        with pytest.raises(poptorch.Error, match="minimum of 4"):
+            compiled(options)
 
 
 # The IPU Model ----------------------------------------------------------------
@@ -130,7 +134,7 @@ def test_cycles_are_counted_on_hardware_only(options):
 
 @pytest.mark.parametrize("num_ipus", [1, 2, 4, 64])
 def test_powers_of_two_are_taken_as_they_are(num_ipus):
-    assert Target.of(Options(), num_ipus).num_ipus == num_ipus
+    assert compiled(Options().replicationFactor(num_ipus)).isCompiled()
 
 
 @pytest.mark.parametrize(("num_ipus", "reserved"), [(3, 4), (5, 8), (33, 64)])
@@ -139,9 +143,9 @@ def test_hardware_has_groups_of_powers_of_two(num_ipus, reserved, caplog):
     with pytest.raises(
         poptorch.Error, match=rf"use of {num_ipus} IPUs.*minimum of {reserved} in order"
     ):
-        Target.of(Options(), num_ipus)
-    target = Target.of(Options().autoRoundNumIPUs(True), num_ipus)
-    assert target.num_ipus == reserved
+        compiled(Options().replicationFactor(num_ipus))
+    compiled(Options().replicationFactor(num_ipus).autoRoundNumIPUs(True))
+    assert f"Reserving {reserved} IPUs" in caplog.text
     assert f"{reserved - num_ipus} are idle" in caplog.text
 
 
@@ -161,11 +165,6 @@ def test_without_rounding_the_executor_is_not_compiled():
     with pytest.raises(poptorch.Error, match=r"autoRoundNumIPUs\(True\)"):
         executor(torch.ones(3))
     assert not executor.isCompiled()
-
-
-def test_the_ipus_asked_for_by_number_are_part_of_the_target():
-    assert Target.of(Options().useIpuId(5), 2).first_ipu == 5
-    assert Target.of(Options(), 2).first_ipu is None
 
 
 @pytest.mark.parametrize(
