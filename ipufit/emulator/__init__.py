@@ -35,13 +35,8 @@ from ipufit.emulator._layout.pod import (
     ipuHardwareVersion,
     isRunningOnIpu,
 )
-from ipufit.emulator._ops.attribute_access import accessAttributes
-from ipufit.emulator._ops.custom_ops import register_custom_op
+from ipufit.emulator._ops.custom_ops import accessAttributes, register_custom_op
 from ipufit.emulator._processes import guard_forks as _guard_forks
-from ipufit.emulator._program.compile_hooks import (
-    registerPostCompileHook,
-    registerPreCompileHook,
-)
 from ipufit.emulator._torch_ops import provide_operators as _provide_operators
 from ipufit.emulator._tracing.blocks import (
     BeginBlock,
@@ -50,7 +45,11 @@ from ipufit.emulator._tracing.blocks import (
     LegacyBeginBlockFn,
     removeBlocks,
 )
-from ipufit.emulator._tracing.tensor_ids import getIpuTensorId
+from ipufit.emulator._tracing.state import (
+    getIpuTensorId,
+    registerPostCompileHook,
+    registerPreCompileHook,
+)
 
 from . import _impl as _impl
 from . import enums, ops, optim, options, poptorch_core, profiling

@@ -13,7 +13,7 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import _torch_ops
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.trace import trace
+from ipufit.emulator._program.program import trace
 from tests.emulator._models import Function, X
 
 pytestmark = pytest.mark.skipif(

@@ -33,7 +33,7 @@ from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._processes import CommonRandom, GradientSums, Processes
 from ipufit.emulator._program.anchors import Anchors
 from ipufit.emulator._program.program import Program
-from ipufit.emulator._tracing.rounding import rounding
+from ipufit.emulator._tracing.half import rounding
 from ipufit.emulator._update.optimizer_link import OptimizerLink
 from ipufit.emulator.enums import OutputMode
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ipufit.emulator._device.backward_pass import run_backward
 from ipufit.emulator._layout.layout import Layout
-from ipufit.emulator._ops.floating_point import (
+from ipufit.emulator._processes import GradientSums
+from ipufit.emulator._program.floating_point import (
     refuse_bad_gradients,
     stops_at_exceptions,
 )
-from ipufit.emulator._processes import GradientSums
-from ipufit.emulator._tracing.rounding import small_gradients_last
+from ipufit.emulator._tracing.half import small_gradients_last
 from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
 
 if TYPE_CHECKING:

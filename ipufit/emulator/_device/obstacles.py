@@ -8,10 +8,10 @@ from typing import Mapping
 from ipufit.emulator._layout.replica_groups import ReplicaGroups
 from ipufit.emulator._ops.control_flow import run_branch, run_loop
 from ipufit.emulator._ops.custom_ops import run_custom_op
-from ipufit.emulator._ops.floating_point import stops_at_exceptions
 from ipufit.emulator._ops.host_calls import call_on_host
-from ipufit.emulator._ops.tensor_log import print_tensor
+from ipufit.emulator._ops.printing import print_tensor
 from ipufit.emulator._options.options import Options
+from ipufit.emulator._program.floating_point import stops_at_exceptions
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._tracing.half import original
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from ipufit.emulator._device.weights import DeviceWeights
 from ipufit.emulator._layout.layout import Outputs
 from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
-from ipufit.emulator._program.anchors import Anchors, snapshot
-from ipufit.emulator._program.tensor_names import UPDATED
+from ipufit.emulator._program.anchors import UPDATED, Anchors, snapshot
 from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 
 

@@ -20,14 +20,16 @@ from ipufit.emulator._executor.runner_choice import choose_runner
 from ipufit.emulator._executor.wrapper_registry import unwrapped
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.replica_groups import one_element_each
-from ipufit.emulator._ops.floating_point import checked, stops_at_exceptions
 from ipufit.emulator._options.popart_keys import validate_popart_options
-from ipufit.emulator._program.anchors import add_anchors
+from ipufit.emulator._program.anchors import (
+    add_anchors,
+    named_nodes,
+    weight_tensor_names,
+)
 from ipufit.emulator._program.args import CallArguments, check_inputs, micro_batch
-from ipufit.emulator._program.program import Program
-from ipufit.emulator._program.tensor_names import named_nodes, weight_tensor_names
-from ipufit.emulator._program.trace import trace
-from ipufit.emulator._tracing.weights import named_weights
+from ipufit.emulator._program.floating_point import checked, stops_at_exceptions
+from ipufit.emulator._program.program import Program, trace
+from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator._update.optimizer_link import OptimizerLink
 
 

@@ -10,14 +10,14 @@ import torch
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import Grouping
-from ipufit.emulator._ops.overlap import check_overlap
+from ipufit.emulator._ops.markers import check_overlap
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._options.strategies import (
     ExecutionStrategy,
     ParallelPhasedExecution,
     is_pipelined,
 )
-from ipufit.emulator._program.placement import check_stages
+from ipufit.emulator._program.checks import check_stages
 from ipufit.emulator._program.program import Program
 from ipufit.emulator.enums import CommGroupType, OutputMode
 from ipufit.emulator.errors import createPoptorchError

@@ -27,7 +27,7 @@ from ipufit.emulator._executor.weights_to_host import WeightsToHost
 from ipufit.emulator._ground.version import __version__
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._tracing.weights import named_weights
+from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator.errors import createPoptorchError
 
 logger = logging.getLogger("poptorch::python")

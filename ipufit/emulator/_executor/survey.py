@@ -28,11 +28,23 @@ from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.args import check_inputs
+from ipufit.emulator._program.checks import (
+    check_node,
+    check_numbers,
+    other_numbers,
+    used_ipus,
+)
 from ipufit.emulator._program.fakes import Fakes, RealResults, unseen
-from ipufit.emulator._program.graph_limits import check_node
 from ipufit.emulator._program.losses import add_final_loss
-from ipufit.emulator._program.placement import used_ipus
-from ipufit.emulator._program.program import Program
+from ipufit.emulator._program.program import (
+    Program,
+    compiled_in,
+    eliminate,
+    kind_of,
+    refuse_scripted,
+    unvalidated_distributions,
+    with_bodies,
+)
 from ipufit.emulator._program.strict import alternative_to, unsupported_nodes
 from ipufit.emulator._program.survey_tracer import (
     Notes,
@@ -41,30 +53,24 @@ from ipufit.emulator._program.survey_tracer import (
     SurveyTracer,
     place_of,
 )
-from ipufit.emulator._program.trace import (
-    compiled_in,
-    eliminate,
-    kind_of,
-    refuse_scripted,
-    unvalidated_distributions,
-    with_bodies,
-)
-from ipufit.emulator._tracing.blame import blamed_nodes
 from ipufit.emulator._tracing.blocks import tracing_blocks
-from ipufit.emulator._tracing.constant_nodes import constant_nodes
-from ipufit.emulator._tracing.device_numbers import check_numbers, other_numbers
-from ipufit.emulator._tracing.liveness import NORM_FUNCTIONS, changed_memory
+from ipufit.emulator._tracing.nodes import (
+    NORM_FUNCTIONS,
+    blamed_nodes,
+    changed_memory,
+    constant_nodes,
+)
 from ipufit.emulator._tracing.places import Place, Places
-from ipufit.emulator._tracing.recording import Recording
-from ipufit.emulator._tracing.refusals import refuse_tied_buffers
-from ipufit.emulator._tracing.trace_state import tracing
-from ipufit.emulator._tracing.visibility import visible_indexing
-from ipufit.emulator._tracing.weights import (
+from ipufit.emulator._tracing.recording import (
+    Recording,
     bindings_of,
     named_weights,
     refuse_rebound,
     restore_bindings,
 )
+from ipufit.emulator._tracing.refusals import refuse_tied_buffers
+from ipufit.emulator._tracing.state import tracing
+from ipufit.emulator._tracing.tracer import visible_indexing
 from ipufit.emulator.errors import Error
 
 

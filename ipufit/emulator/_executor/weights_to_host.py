@@ -14,7 +14,7 @@ from ipufit.emulator._device.attachment import Attachment
 from ipufit.emulator._executor.model_state import ModelState
 from ipufit.emulator._executor.wrapper_registry import seen_plain
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._tracing.weights import named_weights
+from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator.errors import createPoptorchError
 
 

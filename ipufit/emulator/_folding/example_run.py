@@ -13,7 +13,7 @@ from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node, map_arg
 
 from ipufit.emulator._ground.without_compiler import DispatchMode
-from ipufit.emulator._tracing.operands import tensors_in
+from ipufit.emulator._tracing.operation import tensors_in
 
 
 @dataclass(frozen=True)

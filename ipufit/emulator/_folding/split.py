@@ -27,8 +27,8 @@ from ipufit.emulator._folding.values import (
     joined,
 )
 from ipufit.emulator._program.program import Program
-from ipufit.emulator._tracing.constant_nodes import function_name
-from ipufit.emulator._tracing.operands import map_tensors, tensors_in
+from ipufit.emulator._tracing.nodes import function_name
+from ipufit.emulator._tracing.operation import map_tensors, tensors_in
 
 _LEAST_SHARE = 0.5
 

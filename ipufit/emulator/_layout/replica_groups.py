@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ipufit.emulator._ground.checks import require
 from ipufit.emulator._optimizers.base import StateTensors
-from ipufit.emulator._tracing.weights import named_weights
+from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator.enums import CommGroupType, VariableRetrievalMode
 from ipufit.emulator.errors import Error, createPoptorchError
 

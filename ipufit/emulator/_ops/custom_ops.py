@@ -4,15 +4,80 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Sequence
+import json
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding, interpolate, softplus
 
 from ipufit.emulator._ground.dtypes import host_tensor
-from ipufit.emulator._ops.shipped_ops import DOMAIN, SHIPPED_OPERATIONS
-from ipufit.emulator._tracing.trace_state import current_trace
+from ipufit.emulator._layout.pod import ipu_model_is_on
+from ipufit.emulator._tracing.state import current_trace
 from ipufit.emulator.errors import Error, createPoptorchError
+
+DOMAIN = "poptorch.custom_ops"
+
+
+def _fast_gather_last_dim(data: Tensor, index: Tensor, /, **attributes: Any) -> Tensor:
+    """`FastGatherLastDim.cpp`: `torch.gather` along the last dimension."""
+    if ipu_model_is_on():
+        raise _refused("requires hardware but IPU model is enabled")
+    if data.dim() != index.dim():
+        raise _refused(
+            "Input and Index tensors do not have same rank: "
+            f"{tuple(data.shape)} and {tuple(index.shape)}"
+        )
+    if data.shape[:-1] != index.shape[:-1]:
+        raise _refused(
+            "Index tensor must have same dimensions as Input except for last dim: "
+            f"{tuple(data.shape)} and {tuple(index.shape)}"
+        )
+    if not data.is_floating_point() or index.dtype not in (torch.int32, torch.int64):
+        raise _refused(
+            "Input must be float32 or float16 and Index int32: "
+            f"{data.dtype} and {index.dtype}"
+        )
+    result: Tensor = torch.gather(data, -1, index.long())
+    return result
+
+
+def _refused(why: str) -> Error:
+    return Error(f"FastGatherLastDim: {why}.", type="popart_exception")
+
+
+def _torch_softplus(x: Tensor, /, **attributes: Any) -> Tensor:
+    """`TorchSoftplus.cpp`: linear above a threshold of 1 unless there is another."""
+    beta = attributes.get("beta", 1.0)
+    threshold = attributes.get("threshold", 1.0)
+    result: Tensor = softplus(x, beta=beta, threshold=threshold)
+    return result
+
+
+def _embedding(weight: Tensor, indices: Tensor, /, **attributes: Any) -> Tensor:
+    """`Embedding.cpp`: the row of `padding_idx` gets no gradient."""
+    return embedding(indices, weight, padding_idx=attributes.get("padding_idx"))
+
+
+def _upsample_bilinear_2d(x: Tensor, /, **attributes: Any) -> Tensor:
+    """`UpsampleBilinear2d.cpp`: by 2 unless there is another `scaling_factor`."""
+    result: Tensor = interpolate(
+        x,
+        scale_factor=attributes.get("scaling_factor", 2.0),
+        mode="bilinear",
+        align_corners=bool(attributes.get("align_corners", 0)),
+    )
+    return result
+
+
+SHIPPED_OPERATIONS: Mapping[str, Callable[..., Tensor]] = {
+    "Embedding": _embedding,
+    "FastGatherLastDim": _fast_gather_last_dim,
+    "TorchSoftplus": _torch_softplus,
+    "UpsampleBilinear2d": _upsample_bilinear_2d,
+}
+"""Name to the same computation with functions of torch."""
+
 
 ATTR_PREFIX = "attr:"
 """Prefix of the address of an attribute dict in a string that PopTorch passes on."""
@@ -230,3 +295,36 @@ def _check_range(value: Any) -> None:
         raise createPoptorchError(
             f"{value:g} is too {side} for a Popart float attribute."
         )
+
+
+def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
+    """Look up the attributes of a custom operation.
+
+    Args:
+        attribute_id_str: JSON, or `attr:` and the address of a dictionary that
+            `custom_op` has kept, in hexadecimal.
+
+    Raises:
+        ValueError: `attribute_id_str` is neither.
+
+    Example:
+        >>> accessAttributes('{"alpha": 2}')
+        {'alpha': 2}
+    """
+    if not isinstance(attribute_id_str, str):
+        raise ValueError("Wrong type for attribute_id_str: it must be a string.")
+    if attribute_id_str.startswith("{"):
+        attributes: dict[str, Any] = json.loads(attribute_id_str)
+        return attributes
+    if not attribute_id_str.startswith(ATTR_PREFIX):
+        raise ValueError(
+            f"Invalid attribute_id_str: {attribute_id_str!r} begins neither with '{{' "
+            f"nor with {ATTR_PREFIX!r}."
+        )
+    address = int(attribute_id_str[len(ATTR_PREFIX) :], 16)
+    kept = attributes_at(f"{ATTR_PREFIX}{address:#x}")
+    if kept is None:
+        raise ValueError(
+            f"Invalid attribute_id_str: no custom_op has attributes at {address:#x}."
+        )
+    return kept

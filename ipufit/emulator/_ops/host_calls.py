@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ipufit.emulator._tracing.trace_state import current_trace, enclosing_trace
+from ipufit.emulator._tracing.state import current_trace, enclosing_trace
 from ipufit.emulator.errors import createPoptorchError
 
 

@@ -3,14 +3,66 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import torch
 from torch import Tensor
+from torch.fx.graph import Graph
+from torch.fx.node import Node
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ipufit.emulator._ground.checks import require
-from ipufit.emulator._tracing.trace_state import current_trace, require_tensor
-from ipufit.emulator.enums import MatMulSerializationMode
+from ipufit.emulator._options.strategies import is_pipelined
+from ipufit.emulator._tracing.half import original
+from ipufit.emulator._tracing.operation import map_tensors
+from ipufit.emulator._tracing.state import Trace, current_trace, require_tensor
+from ipufit.emulator.enums import (
+    MatMulSerializationMode,
+    MultiConvPlanType,
+    OutputMode,
+    OverlapMode,
+)
+from ipufit.emulator.errors import createPoptorchError
+
+if TYPE_CHECKING:
+    from ipufit.emulator._options.options import Options
+
+
+def identity_loss(x: Tensor, reduction: str) -> Tensor:
+    """Mark `x` as the loss to minimise, and reduce it.
+
+    Back-propagation starts at the one final loss of a training model. The built-in
+    loss functions mark themselves; anything computed by hand, or from several of
+    them, must be marked with this function (PopTorch user guide, "Custom loss").
+
+    Args:
+        x: The loss, of any shape.
+        reduction: `"sum"` or `"mean"` over all elements, or `"none"`.
+
+    Returns:
+        The reduced loss: 0-d, or of the shape of `x` for `"none"`.
+
+    Raises:
+        AssertionError: `reduction` is something else.
+
+    Example:
+        >>> identity_loss(torch.tensor([1.0, 3.0]), reduction="mean")
+        tensor(2.)
+    """
+    if has_torch_function((x,)):
+        # Let a trace see the mark itself, not only the sum or mean below.
+        result: Any = handle_torch_function(identity_loss, (x,), x, reduction=reduction)
+        return result  # type: ignore[no-any-return]
+    if reduction == "sum":
+        return torch.sum(x)
+    if reduction == "mean":
+        return torch.mean(x)
+    if reduction == "none":
+        return torch.clone(x)
+    raise AssertionError(
+        f"Unsupported reduction type! Got {reduction!r}, expected 'sum', 'mean' or "
+        "'none'."
+    )
 
 
 def nop(tensor: Tensor) -> Tensor:
@@ -190,3 +242,305 @@ class Attribute:
 
     def __exit__(self, *exception: object) -> None:
         pass
+
+
+_MultiConvT = TypeVar("_MultiConvT", bound="MultiConv")
+_PARTIALS = (torch.float, torch.half)
+
+
+class MultiConv:
+    """Let the device compute the convolutions inside together.
+
+    Other operations may be inside, another `MultiConv` may not. It changes no
+    result, and nothing on the host: the settings below are checked and not used.
+
+    Example:
+        >>> convolution = torch.nn.Conv2d(1, 1, 3)
+        >>> with MultiConv().availableMemoryProportions(0.8):
+        ...     convolution(torch.zeros(1, 1, 3, 3)).shape
+        torch.Size([1, 1, 1, 1])
+    """
+
+    def __init__(self) -> None:
+        self._trace: Trace | None = None
+        self._first_node = 0
+
+    def availableMemoryProportions(self: _MultiConvT, value: Any) -> _MultiConvT:
+        """Limit the memory for temporary data.
+
+        Args:
+            value: A float, one for each convolution, or None.
+
+        Raises:
+            AssertionError: `value` is something else.
+
+        Example:
+            >>> _ = MultiConv().availableMemoryProportions([0.8, 0.4])
+        """
+        require(
+            value is None or (bool(_as_list(value)) and _all_are(value, float)),
+            "Invalid available memory proportion! Use a float, or a list or tuple of "
+            f"them. Got {value!r}.",
+        )
+        return self
+
+    def partialsTypes(self: _MultiConvT, value: Any) -> _MultiConvT:
+        """Choose the type of intermediate sums.
+
+        Args:
+            value: `torch.float` or `torch.half`, or one for each convolution.
+
+        Raises:
+            ValueError: `value` is something else.
+
+        Example:
+            >>> _ = MultiConv().partialsTypes(torch.half)
+        """
+        if any(partials not in _PARTIALS for partials in _as_list(value)):
+            raise ValueError(
+                "Invalid partials types. Expecting torch.float or torch.half. "
+                f"Got {value!r}."
+            )
+        return self
+
+    def enableConvDithering(self: _MultiConvT, value: Any) -> _MultiConvT:
+        """Spread convolutions over tiles from different starting points.
+
+        Args:
+            value: A bool, one for each convolution, or None.
+
+        Raises:
+            ValueError: `value` is something else.
+
+        Example:
+            >>> _ = MultiConv().enableConvDithering(True)
+        """
+        if value is not None and not _all_are(value, bool):
+            raise ValueError(f"value must be bool or list of bools. Got {value!r}.")
+        return self
+
+    def planType(self: _MultiConvT, value: MultiConvPlanType | None) -> _MultiConvT:
+        """Choose whether convolutions run side by side or one after the other.
+
+        Args:
+            value: The plan; None for the default.
+
+        Raises:
+            AssertionError: `value` is something else.
+
+        Example:
+            >>> _ = MultiConv().planType(MultiConvPlanType.Serial)
+        """
+        require(
+            value is None or isinstance(value, MultiConvPlanType),
+            f"Invalid plan type! Use poptorch.MultiConvPlanType. Got {value!r}.",
+        )
+        return self
+
+    def perConvReservedTiles(self: _MultiConvT, value: int) -> _MultiConvT:
+        """Reserve tiles for each convolution.
+
+        Args:
+            value: Number of tiles.
+
+        Raises:
+            AssertionError: `value` isn't an int.
+
+        Example:
+            >>> _ = MultiConv().perConvReservedTiles(120)
+        """
+        require(isinstance(value, int), f"perConvReservedTiles: {value!r} is no int.")
+        return self
+
+    def cycleBackOff(self: _MultiConvT, value: float) -> _MultiConvT:
+        """Trade speed of the largest convolution for tiles of the others.
+
+        Args:
+            value: A proportion.
+
+        Raises:
+            AssertionError: `value` isn't a float.
+
+        Example:
+            >>> _ = MultiConv().cycleBackOff(0.3)
+        """
+        require(isinstance(value, float), f"cycleBackOff: {value!r} is no float.")
+        return self
+
+    def __enter__(self) -> None:
+        trace = current_trace()
+        if trace is None:
+            return
+        if "MultiConv" in trace.open:
+            raise createPoptorchError("Nested poptorch.MultiConv is not supported.")
+        trace.open.append("MultiConv")
+        self._trace = trace
+        self._first_node = len(trace.recording.graph.nodes)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, *exception: object
+    ) -> None:
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return
+        trace.open.remove("MultiConv")
+        inside = list(trace.recording.graph.nodes)[self._first_node :]
+        if exc_type is None and not any(_is_convolution(n.target) for n in inside):
+            raise createPoptorchError(
+                "Unexpected end_multi_conv: there is no convolution inside this "
+                "poptorch.MultiConv."
+            )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _all_are(value: Any, kind: type) -> bool:
+    return all(isinstance(element, kind) for element in _as_list(value))
+
+
+def _is_convolution(target: Any) -> bool:
+    return str(getattr(original(target), "__name__", "")).startswith("conv")
+
+
+def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
+    """Fetch inputs ahead of the computation that needs them.
+
+    Compiling refuses it unless it is all that is done to an input, under a strategy
+    that is not pipelined, with IO tiles, and `OutputMode.All` or `Sum`.
+
+    Args:
+        input_tensors: Inputs of the model: a tensor, or tuples, lists and dicts of
+            them.
+        mode: How many steps ahead.
+
+    Returns:
+        The same structure and values.
+
+    Example:
+        >>> import torch
+        >>> set_overlap_for_input([torch.tensor([1.0])], OverlapMode.NoOverlap)
+        [tensor([1.])]
+    """
+    return _mark(overlapped_input, input_tensors, mode)
+
+
+def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
+    """Send outputs while the device computes on.
+
+    Compiling refuses it unless what is marked is returned, and returned once; the
+    options must allow it as for `set_overlap_for_input`.
+
+    Args:
+        output_tensors: Outputs of the model: a tensor, or tuples, lists and dicts of
+            them.
+        mode: How many steps behind.
+
+    Returns:
+        The same structure and values.
+
+    Example:
+        >>> import torch
+        >>> set_overlap_for_output(torch.tensor([1.0]), OverlapMode.NoOverlap)
+        tensor([1.])
+    """
+    return _mark(overlapped_output, output_tensors, mode)
+
+
+def overlapped_input(tensor: Tensor) -> Tensor:
+    """Mark an input, as `set_overlap_for_input` does."""
+    marked: Tensor = tensor.view_as(tensor)
+    return marked
+
+
+def overlapped_output(tensor: Tensor) -> Tensor:
+    """Mark an output, as `set_overlap_for_output` does."""
+    marked: Tensor = tensor.view_as(tensor)
+    return marked
+
+
+def _mark(mark: Any, tensors: Any, mode: OverlapMode) -> Any:
+    trace = current_trace()
+    if mode.value == OverlapMode.NoOverlap.value or trace is None:
+        return tensors
+    return map_tensors(tensors, lambda tensor: trace.record(mark, tensor))
+
+
+def check_overlap(graph: Graph, options: Options, *, has_loss: bool) -> None:
+    """Refuse marks of a traced program that are in the wrong place.
+
+    Args:
+        graph: The program.
+        options: The options that it is compiled with.
+        has_loss: Whether the last result of the graph is the loss, which the model
+            need not return.
+
+    Raises:
+        Error: A mark is in the wrong place, or the options don't allow any.
+    """
+    results = list(next(iter(reversed(graph.nodes))).args[0])
+    returned = results[:-1] if has_loss else results
+    marks = [
+        n for n in graph.nodes if n.target in (overlapped_input, overlapped_output)
+    ]
+    for node in marks:
+        if node.target is overlapped_input:
+            _check_input(node, graph)
+        else:
+            _check_output(node, returned)
+    if marks:
+        _check_options(options)
+
+
+def _check_input(mark: Node, graph: Graph) -> None:
+    marked = mark.args[0]
+    inputs = [
+        node
+        for node in graph.nodes
+        if node.op == "placeholder" and str(node.target).startswith("input_")
+    ]
+    if marked not in inputs:
+        raise createPoptorchError(
+            "poptorch.set_overlap_for_input applied on a node which is not a tensor "
+            f"input to the model: {marked}."
+        )
+    if isinstance(marked, Node) and len(marked.users) > 1:
+        raise createPoptorchError(
+            "poptorch.set_overlap_for_input must be the only op applied to an input. "
+            f"This is not the case for input {inputs.index(marked)} to the model. "
+            "Compute with the tensor that it returns."
+        )
+
+
+def _check_output(mark: Node, returned: list[Node]) -> None:
+    if mark not in returned:
+        raise createPoptorchError(
+            "poptorch.set_overlap_for_output applied on a node which is not a tensor "
+            f"output to the model: {mark.args[0]}."
+        )
+    if returned.count(mark) > 1 or mark.args[0] in returned:
+        raise createPoptorchError(
+            "poptorch.set_overlap_for_output cannot be used with a tensor that is "
+            "returned twice. Please check all returned tensors including those nested "
+            "in tuples/lists."
+        )
+
+
+def _check_options(options: Options) -> None:
+    if is_pipelined(options._execution_strategy):
+        raise createPoptorchError(
+            "Overlapped IO is not supported with poptorch.PipelinedExecution. If you "
+            "are using only one IPU, please switch to poptorch.ShardedExecution."
+        )
+    if not options.TensorLocations.exists("numIOTiles"):
+        raise createPoptorchError(
+            "No IO tiles allocated. You must allocate at least 32 IO tiles using "
+            "poptorch.Options().TensorLocations.numIOTiles."
+        )
+    if options.output_mode not in (OutputMode.All.value, OutputMode.Sum.value):
+        raise createPoptorchError(
+            "Overlapped IO needs every micro-batch's output: OutputMode.All or "
+            f"OutputMode.Sum, not {OutputMode(options.output_mode).name}. Set "
+            "poptorch.Options().outputMode."
+        )

@@ -13,7 +13,7 @@ from torch.fx.node import Node
 from torch.utils._mode_utils import no_dispatch
 
 from ipufit.emulator._program.kernel_types import check_types
-from ipufit.emulator._tracing.operands import map_tensors, tensors_in
+from ipufit.emulator._tracing.operation import map_tensors, tensors_in
 
 _STORED_AS = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
 

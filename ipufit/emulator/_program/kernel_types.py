@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.operands import map_tensors, tensors_in
+from ipufit.emulator._tracing.operation import map_tensors, tensors_in
 
 _MOST_ELEMENTS = 2**22
 """Elements of operands that are computed with: milliseconds, and some MiB."""

@@ -1,21 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that a device runs for each micro-batch."""
+"""Trace one micro-batch of a module, and make a program of it."""
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Callable
+from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
+from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
+from torch.fx.node import Node
 
-from ipufit.emulator._ground.custom_args import reconstructTensorStructure
-from ipufit.emulator._ground.switches import uses_channels_last
-from ipufit.emulator._options.strategies import BlockPlacement
-from ipufit.emulator._program.memory_format import in_channels_last
-from ipufit.emulator._program.pooling import with_sliced_pooling
+from ipufit.emulator._ground.custom_args import (
+    flattenTensorStructure,
+    reconstructTensorStructure,
+)
+from ipufit.emulator._ground.dtypes import host_tensor
+from ipufit.emulator._ground.switches import is_strict, uses_channels_last
+from ipufit.emulator._ops.control_flow import Body
+from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
+from ipufit.emulator._program.args import CallArguments
+from ipufit.emulator._program.channels_last import in_channels_last, with_sliced_pooling
+from ipufit.emulator._program.checks import check_graph, compute_as_device, used_ipus
+from ipufit.emulator._program.losses import add_final_loss
+from ipufit.emulator._program.strict import StrictTracer, refuse_unsupported_operators
+from ipufit.emulator._tracing.blocks import tracing_blocks
+from ipufit.emulator._tracing.nodes import (
+    NORM_FUNCTIONS,
+    changed_memory,
+    constant_nodes,
+    erase_dead,
+    erase_operations,
+)
+from ipufit.emulator._tracing.operation import FACTORIES, RANDOM_FACTORIES
+from ipufit.emulator._tracing.recording import (
+    Recording,
+    bindings_of,
+    named_weights,
+    refuse_rebound,
+    restore_bindings,
+)
+from ipufit.emulator._tracing.refusals import refuse_tied_buffers, untraceable
+from ipufit.emulator._tracing.state import (
+    call_pre_compile_hooks,
+    post_compile_hooks,
+    tracing,
+)
+from ipufit.emulator._tracing.tracer import EscapeGuard, Tracer, visible_indexing
+from ipufit.emulator.errors import Error
 
 
 @dataclass(frozen=True)
@@ -159,3 +196,221 @@ class Program:
             for index in range(len(tensors) + len(self.host_outputs))
         ]
         return reconstructTensorStructure(self.output_structure, values)
+
+
+def trace(
+    module: torch.nn.Module,
+    arguments: CallArguments,
+    *,
+    strategy: ExecutionStrategy,
+    is_training: bool,
+    names_modules: bool = True,
+) -> Program:
+    """Run `module` once on the arguments of one micro-batch and record it.
+
+    Args:
+        arguments: Arguments with the rows of one micro-batch.
+        strategy: Gives each block an IPU, a stage and a phase.
+        is_training: Whether the program will be differentiated.
+        names_modules: Whether names of sub-modules precede those of operators.
+
+    Raises:
+        Error: The module breaks a rule of tracing; the message names it.
+    """
+    refuse_scripted(module)
+    refuse_tied_buffers(module)
+    weights = named_weights(module)
+    recording, outputs, is_random = _record(
+        module,
+        arguments,
+        weights,
+        strategy,
+        is_training=is_training,
+        names_modules=names_modules,
+    )
+    flat = list(flattenTensorStructure(outputs))
+    computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
+    nodes = dict(zip(computed, recording.finish(computed.values())))
+    exchanged = [(kind_of(weights[n]), n) for n in recording.weights.rebound()]
+    refuse_rebound([f"{kind} {name} is reassigned" for kind, name in exchanged])
+    _warn_of_host_outputs(flat, computed)
+    graph = recording.graph
+    weight_of = recording.weights.memory()
+    eliminate(recording, list(nodes.values()), weights)
+    constants = {i for i, node in nodes.items() if _is_constant(node)}
+    graph.output(tuple(node for i, node in nodes.items() if i not in constants))
+    graphs = with_bodies(graph, recording.root)
+    constant_inputs = compiled_in(recording, weights)
+    _check_operators(graphs, constant_inputs)
+    ipus = used_ipus(graphs, constant_inputs)
+    if is_training:
+        add_final_loss(graph, recording.results)
+    floating = {name for name, weight in weights.items() if weight.is_floating_point()}
+    changes = changed_memory(graphs)
+    updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
+    updated = frozenset(updates)
+    return Program(
+        graph=GraphModule(recording.root, graph),
+        weight_names=tuple(weights),
+        weight_shapes=tuple(weight.shape for weight in weights.values()),
+        output_structure=reconstructTensorStructure(
+            outputs, [tensor.detach() for tensor in flat]
+        ),
+        constant_outputs={
+            index: host_tensor(flat[index]).detach().clone() for index in constants
+        },
+        host_outputs={
+            index: tensor for index, tensor in enumerate(flat) if index not in computed
+        },
+        has_loss=is_training,
+        blocks=tuple(recording.begun),
+        ipus=ipus,
+        is_random=is_random,
+        updated_weights=updated & floating,
+        volatile_weights=updated - floating,
+        unsynchronised_weights=frozenset(
+            name for name in updated & floating if updates[name] - NORM_FUNCTIONS
+        ),
+        written_inputs=tuple(
+            index for index, m in enumerate(recording.input_memory()) if m in changes
+        ),
+    )
+
+
+class _Run(NamedTuple):
+    """A run of the user's module under a tracer."""
+
+    recording: Recording
+    outputs: Any
+    is_random: bool
+
+
+def _record(
+    module: torch.nn.Module,
+    arguments: CallArguments,
+    weights: dict[str, Tensor],
+    strategy: ExecutionStrategy,
+    *,
+    is_training: bool,
+    names_modules: bool,
+) -> _Run:
+    """Run a module under a tracer; its weights and torch's generator stay as they are.
+
+    Raises:
+        Error: The module breaks a rule of tracing, or replaces a weight.
+    """
+    bindings = bindings_of(module)
+    rng_state = torch.random.get_rng_state()
+    try:
+        with torch.inference_mode(False), torch.set_grad_enabled(
+            is_training
+        ), visible_indexing(), unvalidated_distributions():
+            recording = Recording(weights, arguments.tensors())
+            tracer = StrictTracer(recording) if is_strict() else Tracer(recording)
+            with tracing(recording, is_training=is_training), tracing_blocks(
+                strategy, recording.begin_block, recording.end_block
+            ), post_compile_hooks(), (
+                recording.scopes.of_modules(module)
+                if names_modules
+                else contextlib.nullcontext()
+            ), EscapeGuard(recording), tracer:
+                call_pre_compile_hooks()
+                outputs = module(*arguments.args, **arguments.kwargs)
+        is_random = not torch.equal(rng_state, torch.random.get_rng_state())
+    except Error:
+        # A weight that was replaced explains best why it can't be used.
+        refuse_rebound(restore_bindings(module, bindings))
+        raise
+    finally:
+        torch.random.set_rng_state(rng_state)
+        rebound = restore_bindings(module, bindings)
+    refuse_rebound(rebound)
+    return _Run(recording, outputs, is_random)
+
+
+def eliminate(
+    recording: Recording, results: list[Node], weights: dict[str, Tensor]
+) -> None:
+    """Erase operations without effect on results, weights or inputs."""
+    inputs = set(recording.input_memory())
+    if not results and not inputs & changed_memory([recording.graph]).keys():
+        erase_operations(recording.graph)
+        return
+    variables = {
+        memory
+        for memory, name in recording.weights.memory().items()
+        if weights[name].is_floating_point()
+    }
+    erase_dead(recording.graph, results, variables | inputs)
+
+
+@contextlib.contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Let `torch.distributions` take arguments whose values nobody knows yet."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
+    """List a graph and the graphs of its loops and branches."""
+    graphs = [graph]
+    for node in graph.nodes:
+        part = getattr(root, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(part, Body):
+            graphs += with_bodies(part.graph, root)
+    return graphs
+
+
+def compiled_in(recording: Recording, weights: dict[str, Tensor]) -> set[str]:
+    """Names of the graph's inputs that PopTorch makes constants of."""
+    return {
+        recording.weights.inputs[name]
+        for name, weight in weights.items()
+        if not weight.is_floating_point()
+    }
+
+
+def _check_operators(graphs: list[Graph], constant_inputs: set[str]) -> None:
+    """Refuse operations, and combinations of them, that PopTorch doesn't compile."""
+    for graph in graphs:
+        constants = constant_nodes(graph, constant_inputs)
+        check_graph(graph, constants)
+        compute_as_device(graph, constants)
+    if is_strict():
+        refuse_unsupported_operators(graphs, constant_inputs)
+
+
+def _is_constant(node: Node) -> bool:
+    """Whether an output is returned just as `torch.ones` or the like has made it."""
+    return node.target in FACTORIES - RANDOM_FACTORIES and not node.users
+
+
+def _warn_of_host_outputs(flat: list[Tensor], computed: dict[int, Tensor]) -> None:
+    for index, tensor in enumerate(flat):
+        if index not in computed:
+            warnings.warn(
+                "Output expected to be on the IPU but is on "
+                f"{tensor.device.type}: it is returned as it was when the model was "
+                "traced.",
+                stacklevel=2,
+            )
+
+
+def kind_of(weight: Tensor) -> str:
+    """The word for a weight in PopTorch's messages."""
+    return "Parameter" if isinstance(weight, torch.nn.Parameter) else "Buffer"
+
+
+def refuse_scripted(module: torch.nn.Module) -> None:
+    """Refuse TorchScript, which can't be traced.
+
+    Raises:
+        Error: The module, or a part of it, is a `torch.jit.ScriptModule`.
+    """
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):  # type: ignore[attr-defined,unused-ignore]
+            raise untraceable(f"a torch.jit.ScriptModule: {type(part).__name__}")

@@ -21,13 +21,96 @@ from torch.overrides import resolve_name
 
 from ipufit.emulator._ground.switches import STRICT_VARIABLE
 from ipufit.emulator._ground.without_compiler import DispatchMode
-from ipufit.emulator._program.supported_ops import SUPPORTED_OPERATORS
-from ipufit.emulator._tracing.constant_nodes import constant_nodes
-from ipufit.emulator._tracing.operands import tensors_in
-from ipufit.emulator._tracing.operation import recorded
+from ipufit.emulator._tracing.nodes import constant_nodes
+from ipufit.emulator._tracing.operation import recorded, tensors_in
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.tracer import Tracer
 from ipufit.emulator.errors import createPoptorchError
+
+_HANDLED = """
+    __and__ __or__ __xor__ _cdist_forward _convolution _embedding_bag _log_softmax
+    _prelu_kernel _reshape_alias _softmax _unsafe_view _weight_norm abs acos acosh
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d add addcdiv
+    addcmul addmm addmv all amax amin any arange argmax argmin argsort asin asinh
+    atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bernoulli
+    bilinear binary_cross_entropy binary_cross_entropy_with_logits bincount
+    bitwise_and bitwise_not bitwise_or bitwise_xor bmm broadcast_to bucketize
+    cartesian_prod cat cdist ceil celu chunk clamp clamp_max clamp_min clone
+    col2im constant_pad_nd contiguous conv2d convolution copy cos cosh
+    cosine_embedding_loss cosine_similarity count_nonzero cross cross_entropy_loss
+    ctc_loss cumprod cumsum detach div dot dropout einsum elu embedding
+    embedding_bag eq erf erfc exp expand expand_as expm1 exponential
+    feature_dropout flatten flip floor floor_divide fmod frac frobenius_norm full
+    full_like gather ge gelu glu group_norm gru gt hardshrink hardsigmoid
+    hardswish hardtanh hinge_embedding_loss im2col index index_fill index_put
+    index_reduce index_select instance_norm isnan kl_div l1_loss layer_norm le
+    leaky_relu linalg_cross linalg_vector_norm linear log log10 log1p log2
+    log_sigmoid log_sigmoid_forward log_softmax logical_and logical_not logical_or
+    logsumexp lstm lt margin_ranking_loss masked_fill matmul max max_pool1d
+    max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d
+    max_pool3d_with_indices maximum mean median meshgrid min minimum mish
+    mkldnn_convolution mm mse_loss mul multilabel_soft_margin_loss mv nansum
+    narrow native_batch_norm native_group_norm native_layer_norm ne neg new_full
+    new_ones new_zeros nll_loss2d nll_loss2d_forward nll_loss_forward nll_loss_nd
+    norm normal numpy_T one_hot ones ones_like pairwise_distance permute
+    pixel_shuffle poisson_nll_loss pow prelu prod rand randint randn random
+    randperm reciprocal reflection_pad1d reflection_pad2d relu remainder repeat
+    replication_pad1d replication_pad2d replication_pad3d reshape rnn_relu
+    rnn_tanh roll round rrelu rrelu_with_noise rsqrt rsub scatter scatter_add
+    scatter_reduce select selu sigmoid sign silu sin sinh slice smooth_l1_loss
+    soft_margin_loss softmax softplus softshrink sort split split_with_sizes sqrt
+    square squeeze stack std std_mean sub sum t take_along_dim tan tanh tensordot
+    threshold to topk transpose triplet_margin_loss triu true_divide trunc type_as
+    unbind unfold uniform unsafe_chunk unsqueeze upsample_bicubic2d
+    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d upsample_trilinear3d var var_mean view where zeros
+    zeros_like
+"""
+"""Operators that PopTorch lowers: `registerHandler` in graphcore/poptorch at c2a8b177,
+`poptorch/source/popart_canonicalization`, which covers the list of its user guide ("IPU
+supported operations"). `as_strided` is left out, as its handler only raises."""
+
+_INTERCEPTED = """
+    _weight_norm_interface alias empty empty_strided select_scatter
+"""
+"""Operators that PopTorch only intercepts (`RegisterOptionalAtenOps.cpp.inc`)."""
+
+_EXTENSIONS = """
+    torch_cluster::grid torch_scatter::scatter_max torch_scatter::scatter_min
+    torch_scatter::scatter_mul torch_spline_conv::spline_basis
+    torch_spline_conv::spline_weighting
+"""
+"""Operators of other libraries that PopTorch lowers, with the library's name."""
+
+_COMPOSED = """
+    _conj _euclidean_dist _linalg_check_errors _neg_view _reshape_copy _stack _to_copy
+    addr affine_grid_generator block_diag conj_physical deg2rad dist empty_like fill
+    isinf lift lift_fresh new_empty normal_functional rad2deg rand_like randint_like
+    randn_like rot90 scalar_tensor slice_scatter unsafe_split unsafe_split_with_sizes
+    zero
+"""
+"""Operators that torch 2.0.1 composes of the above on every device
+(`CompositeExplicitAutograd` in its `native_functions.yaml`)."""
+
+_OF_PROCESSORS = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _addmm_activation
+    _batch_norm_no_update _batch_norm_with_update _ctc_loss
+    _embedding_bag_forward_only _fused_dropout _fused_rms_norm _index_put_impl
+    _native_batch_norm_legit _native_batch_norm_legit_functional
+    _native_batch_norm_legit_no_training _safe_softmax
+    _scaled_dot_product_flash_attention_for_cpu _trilinear mkldnn_linear
+    mkldnn_rnn_layer native_dropout
+"""
+"""Operators into which torch splits some of the above on a CPU, but not on an IPU.
+Some exist in newer torch only."""
+
+SUPPORTED_OPERATORS = frozenset(
+    name
+    for names in (_HANDLED, _INTERCEPTED, _EXTENSIONS, _COMPOSED, _OF_PROCESSORS)
+    for name in names.split()
+)
+"""Names of all operators that compile in strict mode."""
+
 
 _OPERATION = "strict_operation"
 _EMULATOR = "ipufit.emulator"

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ipufit.emulator._tracing.operands import tensors_in
-from ipufit.emulator._tracing.operation import Operation
+from ipufit.emulator._tracing.operation import Operation, tensors_in
 
 Call = Callable[..., Any]
 """Calls a function of torch's with arguments, as an operation of the trace."""

@@ -19,22 +19,25 @@ from ipufit.emulator._program.strict import (
     note_operators,
 )
 from ipufit.emulator._program.substitutes import substitute
-from ipufit.emulator._tracing.blame import blamed_nodes
 from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.limits import refuse_unsupported
-from ipufit.emulator._tracing.operands import map_tensors, tensors_in
-from ipufit.emulator._tracing.operation import Operation, recorded
+from ipufit.emulator._tracing.nodes import blamed_nodes
+from ipufit.emulator._tracing.operation import (
+    Operation,
+    map_tensors,
+    recorded,
+    tensors_in,
+)
 from ipufit.emulator._tracing.places import Place, Places
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import (
     refuse_custom_backward,
     refuse_dynamic_shape,
     refuse_gradients,
+    refuse_unsupported,
     refuse_value_reader,
     untraceable,
 )
-from ipufit.emulator._tracing.tracer import Tracer
-from ipufit.emulator._tracing.visibility import EscapeGuard
+from ipufit.emulator._tracing.tracer import EscapeGuard, Tracer
 from ipufit.emulator.errors import Error
 
 _PLACE = "place"

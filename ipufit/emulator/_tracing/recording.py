@@ -5,7 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import Any, Callable, ContextManager, Iterable
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Tuple,
+)
 
 import numpy as np
 import torch
@@ -17,18 +27,220 @@ from torch.overrides import is_tensor_method_or_property
 
 from ipufit.emulator._ground.dtypes import device_tensor
 from ipufit.emulator._options.strategies import BEFORE_BLOCKS, BlockPlacement
-from ipufit.emulator._tracing.device_numbers import note_whole_numbers
-from ipufit.emulator._tracing.liveness import (
+from ipufit.emulator._tracing.nodes import (
     Effects,
     effects_of,
     note_effects,
     storage_of,
 )
-from ipufit.emulator._tracing.operands import has_tensors, map_leaves
-from ipufit.emulator._tracing.operation import NodesById, Operation
+from ipufit.emulator._tracing.operation import (
+    NodesById,
+    Operation,
+    has_tensors,
+    map_leaves,
+    tensors_in,
+)
 from ipufit.emulator._tracing.refusals import refuse_custom_backward, untraceable
-from ipufit.emulator._tracing.scopes import Scopes
-from ipufit.emulator._tracing.weights import DeviceWeights, named_weights
+from ipufit.emulator.errors import createPoptorchError
+
+
+class Scopes:
+    """The scopes that are open, outermost first.
+
+    Example:
+        >>> scopes = Scopes()
+        >>> scopes.push("encoder")
+        >>> scopes.push("layer1")
+        >>> scopes.prefix
+        'encoder/layer1/'
+        >>> scopes.pop()
+        >>> scopes.prefix
+        'encoder/'
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    @property
+    def prefix(self) -> str:
+        """The names of the open scopes, to put before an operator's name."""
+        return "".join(f"{name}/" for name in self._names)
+
+    def push(self, name: str) -> None:
+        """Open a scope."""
+        self._names.append(name)
+
+    def pop(self) -> None:
+        """Close the innermost scope.
+
+        Raises:
+            Error: No scope is open; PopART's behaviour is undefined then.
+        """
+        if not self._names:
+            raise createPoptorchError(
+                "A name scope is closed that was never opened: there are more calls "
+                "of torch.ops.poptorch.pop_name_scope than of push_name_scope."
+            )
+        self._names.pop()
+
+    @contextlib.contextmanager
+    def of_modules(self, root: torch.nn.Module) -> Iterator[None]:
+        """Open a scope whenever a sub-module of `root` runs.
+
+        The scopes of a module that fails stay open, whoever catches the error
+        (PopTorch, `NameScopeHook` in `_impl.py`).
+
+        Args:
+            root: A module; it opens no scope itself.
+        """
+
+        def opening(name: str) -> Callable[..., None]:
+            return lambda module, args: self.push(name)
+
+        def close(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self.pop()
+
+        handles = []
+        for path, module in root.named_modules():
+            if path:
+                enter = opening(path.rpartition(".")[2])
+                handles.append(module.register_forward_pre_hook(enter))
+                handles.append(module.register_forward_hook(close))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._names.clear()
+
+
+_BATCH_NORMS = (
+    torch.nn.BatchNorm1d,
+    torch.nn.BatchNorm2d,
+    torch.nn.BatchNorm3d,
+)
+
+Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
+"""Module, its path, `_parameters` or `_buffers`, and the tensors there by name."""
+
+
+def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters of a module, then its buffers, each tensor once."""
+    weights: dict[str, Tensor] = dict(module.named_parameters())
+    weights.update(module.named_buffers())
+    return weights
+
+
+class DeviceWeights:
+    """Copies of a module's weights, for a trace to compute with.
+
+    Args:
+        weights: Name to host tensor, parameters and buffers.
+        copy: Copies one of them; by default into the type that a device stores.
+
+    Attributes:
+        copies: Name to copy, in the type that a device stores.
+        inputs: Name to the name of the graph's input.
+    """
+
+    def __init__(
+        self,
+        weights: dict[str, Tensor],
+        copy: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.inputs = {name: f"weight_{i}" for i, name in enumerate(weights)}
+        self.copies = {
+            name: (copy or _copy)(tensor) for name, tensor in weights.items()
+        }
+        pairs = list(zip(weights.values(), self.copies.values()))
+        self._copy_of = {id(host): copy for host, copy in pairs}
+        self._host_of = {id(copy): host for host, copy in pairs}
+        self._addresses = {name: _address(c) for name, c in self.copies.items()}
+
+    def on_device(self, tensor: Tensor) -> Tensor:
+        """The copy of a weight; any other tensor is returned as it is."""
+        return self._copy_of.get(id(tensor), tensor)
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """The weight that a tensor is a copy of; any other is returned as it is."""
+        return self._host_of.get(id(tensor), tensor)
+
+    def memory(self) -> dict[int, str]:
+        """The storages of the copies, and the weights' names."""
+        return {storage_of(copy): name for name, copy in self.copies.items()}
+
+    def rebound(self) -> list[str]:
+        """Weights that were given other memory, as by `weight.data = ...`."""
+        return [
+            name
+            for name, copy in self.copies.items()
+            if _address(copy) != self._addresses[name]
+        ]
+
+
+def _address(tensor: Tensor) -> tuple[int, int]:
+    return storage_of(tensor), int(tensor.storage_offset())
+
+
+def _copy(weight: Tensor) -> Tensor:
+    copy = device_tensor(weight.detach(), copy=True)
+    copy.requires_grad_(weight.requires_grad and copy.is_floating_point())
+    return copy
+
+
+def bindings_of(module: torch.nn.Module) -> Bindings:
+    """The parameters and buffers of all modules, by the names that they have now."""
+    return [
+        (owner, prefix, kind, dict(getattr(owner, kind)))
+        for prefix, owner in module.named_modules()
+        for kind in ("_parameters", "_buffers")
+    ]
+
+
+def restore_bindings(module: torch.nn.Module, bindings: Bindings) -> list[str]:
+    """Undo assignments to weights; describe those that are not allowed."""
+    problems = []
+    for owner, prefix, kind, before in bindings:
+        now = getattr(owner, kind)
+        for name in now.keys() - before.keys():
+            del now[name]
+        for name, tensor in before.items():
+            if now.get(name) is tensor:
+                continue
+            verb = "reassigned" if name in now else "removed"
+            if not isinstance(owner, _BATCH_NORMS):
+                what = "Parameter" if kind == "_parameters" else "Buffer"
+                full = f"{prefix}.{name}" if prefix else name
+                problems.append(f"{what} {full} is {verb}")
+            now[name] = tensor
+            owner.__dict__.pop(name, None)
+    return problems
+
+
+def refuse_rebound(problems: list[str]) -> None:
+    """Refuse weights that were exchanged, as `restore_bindings` describes them.
+
+    Raises:
+        Error: `problems` isn't empty.
+
+    Example:
+        >>> refuse_rebound([])
+    """
+    if not problems:
+        return
+    hint = ""
+    if problems[0].endswith("reassigned"):
+        name = problems[0].split()[1]
+        hint = (
+            f" This is not supported. Consider using self.{name}.copy_(src) to copy "
+            "data from a source tensor, where src is the name of the source tensor."
+        )
+    joint = " within" if problems[0].endswith("reassigned") else " from"
+    raise createPoptorchError(
+        f"{problems[0]}{joint} the model when calling the forward method.{hint} The "
+        "device holds the weights it was compiled with."
+    )
+
 
 _LITERALS = (
     type(None),
@@ -157,7 +369,8 @@ class Recording:
             node = self.graph.call_function(operation.function, args, kwargs)
         node.meta["operator"] = (self.scopes.prefix, name)
         node.meta["block"] = self._placement
-        note_whole_numbers(node, (*operation.args, *operation.kwargs.values()))
+        operands = (*operation.args, *operation.kwargs.values())
+        node.meta["is_whole"] = all(map(_is_whole, operands))
         note_effects(node, effects)
         self._bind_result(result, node)
 
@@ -274,3 +487,10 @@ def _is_method(operation: Operation) -> bool:
 def _is_constant_weight(node: Node, tensor: Tensor) -> bool:
     """Whether it is a weight of whole numbers, which PopTorch compiles in."""
     return str(node.target).startswith("weight_") and not tensor.is_floating_point()
+
+
+def _is_whole(operand: Any) -> bool:
+    """Whether all numbers in an argument are whole numbers."""
+    return not isinstance(operand, (float, complex, np.floating)) and not any(
+        t.is_floating_point() or t.is_complex() for t in tensors_in(operand)
+    )

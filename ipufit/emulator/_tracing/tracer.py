@@ -11,37 +11,167 @@ of the device's business: they run there and then.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import contextlib
+import ctypes
+import functools
+from dataclasses import replace
+from typing import Any, Callable, Iterator
 
+import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch._C import _jit_get_schemas_for_operator
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from ipufit.emulator._ground.without_compiler import is_importing_compiler
+from ipufit.emulator._ground.without_compiler import DispatchMode, is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
-from ipufit.emulator._tracing.limits import refuse_unsupported
-from ipufit.emulator._tracing.liveness import MemoryWatch
-from ipufit.emulator._tracing.moving_slices import (
-    with_constant_bounds,
-    with_moving_slices,
+from ipufit.emulator._tracing.nodes import MemoryWatch
+from ipufit.emulator._tracing.operation import (
+    HostDevices,
+    NodesById,
+    Operation,
+    creates_on_device,
+    has_tensors,
+    map_tensors,
+    recorded,
+    tensors_in,
+    with_emulated_devices,
 )
-from ipufit.emulator._tracing.operands import has_tensors, map_tensors
-from ipufit.emulator._tracing.operation import NodesById, Operation, recorded
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import (
     host_tensor_among,
     refuse_custom_backward,
     refuse_dynamic_shape,
     refuse_gradients,
+    refuse_unsupported,
     refuse_value_reader,
     tensors_are_equal,
     text_without_values,
+    untraceable,
+    value_needed,
 )
-from ipufit.emulator._tracing.sizes import new_of_size, with_plain_sizes
-from ipufit.emulator._tracing.tensor_devices import (
-    HostDevices,
-    creates_on_device,
-    with_emulated_devices,
+from ipufit.emulator._tracing.slices import (
+    with_constant_bounds,
+    with_moving_slices,
 )
+from ipufit.emulator.errors import Error
+
+_SCHEMAS = {"interpolate": "__interpolate"}
+"""Functions whose schemas have another name."""
+
+_READ_BY_TORCH = frozenset({"narrow", "tensor_split"})
+"""Functions that take tensors in such places, which torch reads itself."""
+
+_FACTORIES = frozenset(
+    {"empty", "eye", "full", "ones", "rand", "randint", "randn", "randperm", "zeros"}
+)
+"""Functions whose arguments are sizes, without a tensor."""
+
+_INT = "int"
+_LIST = "List[int]"
+_SEVERAL = "int, int, ..."
+_TENSOR = "Tensor"
+
+
+def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
+    """Put ints in the places of the host's tensors that torch takes for ints.
+
+    Tensors that aren't in such a place stay.
+
+    Raises:
+        Error: A tensor of the device is in such a place.
+
+    Example:
+        >>> x, n = torch.zeros(4), torch.tensor(2)
+        >>> reshape = Operation(Tensor.reshape, "reshape", (x, n, n), {})
+        >>> with_plain_sizes(reshape, {}).args
+        (tensor([0., 0., 0., 0.]), 2, 2)
+        >>> with_plain_sizes(Operation(Tensor.add, "add", (x, n), {}), {}).args
+        (tensor([0., 0., 0., 0.]), tensor(2))
+    """
+    if not any(map(_is_whole_number, operation.tensors())):
+        return operation
+    name, args, kwargs = operation.name, operation.args, operation.kwargs
+    is_method = getattr(Tensor, name, None) is operation.function
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not _is_whole_number(value):
+            return value
+        if id(value) in nodes:
+            raise value_needed(f"a tensor as a size, dimension or index of `{name}`")
+        return int(value)
+
+    def in_place(place: int | str, value: Any) -> Any:
+        forms = _forms(name, place, is_method=is_method)
+        if isinstance(value, Tensor):
+            is_taken = _SEVERAL in forms or (_INT in forms and value.dim() == 0)
+            is_refused = bool(forms) and id(value) in nodes
+            return plain(value) if is_taken or is_refused else value
+        if _LIST in forms and isinstance(value, (tuple, list)):
+            return type(value)(map(plain, value))
+        return value
+
+    def in_index(value: Any) -> Any:
+        is_single = isinstance(value, Tensor) and value.dim() == 0
+        return plain(value) if is_single and value.dtype != torch.uint8 else value
+
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1]
+        index = tuple(map(in_index, index)) if type(index) is tuple else in_index(index)
+        return replace(operation, args=(args[0], index, *args[2:]))
+    return replace(
+        operation,
+        args=tuple(in_place(place, value) for place, value in enumerate(args)),
+        kwargs={key: in_place(key, value) for key, value in kwargs.items()},
+    )
+
+
+def new_of_size(operation: Operation, nodes: NodesById) -> Operation:
+    """Make `new_empty` of `new` with a size.
+
+    In a graph the size becomes a tuple, and `new` of a tuple takes values.
+
+    Example:
+        >>> x = torch.zeros(4)
+        >>> new_of_size(Operation(Tensor.new, "new", (x, x.shape), {}), {}).name
+        'new_empty'
+    """
+    if operation.name == "new" and isinstance(operation.args[-1], torch.Size):
+        return replace(operation, function=Tensor.new_empty, name="new_empty")
+    return operation
+
+
+def _is_whole_number(tensor: Tensor) -> bool:
+    is_fraction = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() == 1 and not is_fraction and tensor.dtype != torch.bool
+
+
+@functools.lru_cache(maxsize=None)
+def _forms(name: str, place: int | str, *, is_method: bool) -> frozenset[str]:
+    """The forms in which a function takes ints in a place; empty if it takes none."""
+    found: set[str] = set()
+    operator = f"aten::{_SCHEMAS.get(name, name)}"
+    for schema in _jit_get_schemas_for_operator(operator):
+        by_name = {argument.name: _form(argument) for argument in schema.arguments}
+        positional = [_form(a) for a in schema.arguments if not a.kwarg_only]
+        if positional[:1] != [_TENSOR] and name not in _FACTORIES:
+            continue  # a form for strings and lists of TorchScript
+        if isinstance(place, str):
+            found.add(by_name.get(place, ""))
+        elif place and is_method and positional[1:] == [_LIST]:
+            found.update((_LIST, _SEVERAL))  # as in `x.view(2, 3)`
+        else:
+            found.update(positional[place : place + 1])
+    if _TENSOR in found and name not in _READ_BY_TORCH:
+        return frozenset()
+    return frozenset(found & {_INT, _LIST, _SEVERAL})
+
+
+def _form(argument: Any) -> str:
+    kind = str(argument.type)
+    if _TENSOR in kind:
+        return _TENSOR
+    return kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
+
 
 _REWRITES: tuple[Callable[[Operation, NodesById], Operation], ...] = (
     with_emulated_devices,
@@ -172,3 +302,91 @@ class Tracer(TorchFunctionMode):
             is_allowed = any(tensor is other for other in allowed)
             if not self.recording.is_on_device(tensor) and not is_allowed:
                 raise host_tensor_among(name, tensor)
+
+
+_INDEXING_ESCAPES = torch.__version__.startswith("2.0.")
+
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+_AS_SEQUENCE = 13
+"""Position of `tp_as_sequence` in CPython's `PyTypeObject`, in pointers."""
+_INDEXING = {"__getitem__": 3, "__setitem__": 5}
+"""Position of these methods in `PySequenceMethods`."""
+
+
+@contextlib.contextmanager
+def visible_indexing() -> Iterator[None]:
+    """Make `tensor[i]` visible: torch 2.0 shows most kinds of index to no mode."""
+    if not _INDEXING_ESCAPES:
+        yield
+        return
+
+    def shown(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def access(self: Tensor, *index: Any) -> Any:
+            if has_torch_function((self,)):
+                # `access`, not the original, so that every mode on the stack sees it.
+                return handle_torch_function(access, (self,), self, *index)
+            return original(self, *index)
+
+        return access
+
+    slots = [_sequence_slot(Tensor, position) for position in _INDEXING.values()]
+    before = [slot.value for slot in slots]
+    for name in _INDEXING:
+        setattr(Tensor, name, shown(getattr(Tensor, name)))
+    try:
+        yield
+    finally:
+        for name in _INDEXING:
+            delattr(Tensor, name)  # which brings the inherited one back
+        for slot, value in zip(slots, before):
+            slot.value = value
+
+
+def _sequence_slot(cls: type, position: int) -> ctypes.c_void_p:
+    """A place where CPython keeps a method that makes instances of `cls` sequences.
+
+    Setting `__getitem__` fills one, deleting `__getitem__` doesn't empty it again, and
+    then `torch.tensor([torch.tensor(1)])` takes the inner tensor for a sequence.
+    """
+    table = ctypes.c_void_p.from_address(id(cls) + _AS_SEQUENCE * _POINTER).value
+    return ctypes.c_void_p.from_address((table or 0) + position * _POINTER)
+
+
+class EscapeGuard(DispatchMode):
+    """Refuses operators that touch the device's tensors without being traced.
+
+    TorchScript and the transforms of `torch.func` call operators directly. Without
+    the guard their results would be frozen into the program, silently. It raises its
+    refusal again on leaving, as TorchScript turns errors into its own.
+
+    Args:
+        recording: Recording of the trace to guard.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._recording = recording
+        self._refusal: Error | None = None
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run `func`, or refuse it."""
+        kwargs = kwargs or {}
+        if not self._recording.is_running_operation and any(
+            map(self._recording.is_on_device, tensors_in((args, kwargs)))
+        ):
+            self._refusal = untraceable(func)
+            raise self._refusal
+        return func(*args, **kwargs)
+
+    def __exit__(self, *exception: Any) -> None:
+        """Leave the mode, and raise what was refused."""
+        super().__exit__(*exception)  # type: ignore[no-untyped-call,unused-ignore]
+        if self._refusal is not None:
+            raise self._refusal

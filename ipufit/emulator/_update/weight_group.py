@@ -13,7 +13,7 @@ from typing import Dict, List, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._tracing.rounding import rounds_at_random, to_half
+from ipufit.emulator._tracing.half import rounds_at_random, to_half
 from ipufit.emulator._update.fused_kernels import FusedUpdate, is_dense, same_layout
 from ipufit.emulator._update.operations import FOREACH
 from ipufit.emulator._update.rule import STEP, WEIGHT, Operands, UpdateRule

@@ -16,7 +16,7 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode, optim
 from ipufit.emulator._folding import fold as _fold
-from ipufit.emulator._tracing.constant_nodes import function_name
+from ipufit.emulator._tracing.nodes import function_name
 from tests.modes import folding_of
 from tests.strategies import examples
 

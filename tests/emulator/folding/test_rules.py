@@ -10,7 +10,7 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator._folding.elementwise import elementwise
 from ipufit.emulator._folding.rules import RULES
-from ipufit.emulator._tracing.constant_nodes import function_name
+from ipufit.emulator._tracing.nodes import function_name
 from tests.emulator._models import Function
 from tests.modes import folding_of
 

@@ -11,7 +11,7 @@ import torch
 from ipufit.emulator._folding.example_run import _NewMemory
 from ipufit.emulator._ground.without_compiler import DispatchMode, without_compiler
 from ipufit.emulator._program.strict import OperatorWatch
-from ipufit.emulator._tracing.visibility import EscapeGuard
+from ipufit.emulator._tracing.tracer import EscapeGuard
 
 METHODS = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 

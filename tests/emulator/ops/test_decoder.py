@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._ops.decoder import best_paths
+from ipufit.emulator._ops.searches import best_paths
 from tests.emulator._models import Function
 from tests.strategies import examples
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._ops.floating_point import refuse_bad_gradients
+from ipufit.emulator._program.floating_point import refuse_bad_gradients
 
 
 class Apply(nn.Module):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._ops.points import find_nearest, sample_farthest
+from ipufit.emulator._ops.searches import find_nearest, sample_farthest
 from tests.emulator._models import Function
 from tests.strategies import examples
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._ops.slices import update_tensor
-from ipufit.emulator._tracing.moving_slices import slice_tensor
+from ipufit.emulator._tracing.slices import slice_tensor, update_tensor
 from tests.emulator._models import Function
 from tests.strategies import examples
 

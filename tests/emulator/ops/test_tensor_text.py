@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipufit.emulator._ops.tensor_text import TensorText
+from ipufit.emulator._ops.printing import TensorText
 from tests.strategies import examples
 
 SQUARE = {"open_bracket": "[", "close_bracket": "]", "separator": ","}

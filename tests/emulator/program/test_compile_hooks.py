@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._program import compile_hooks as _compile_hooks
+from ipufit.emulator._tracing import state as _compile_hooks
 
 ONE = torch.ones(1)
 

@@ -9,7 +9,7 @@ from torch.fx.graph import Graph
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import Error
-from ipufit.emulator._program.loss_shapes import reduce_to_one_element
+from ipufit.emulator._program.losses import reduce_to_one_element
 
 
 def program(function, *others):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._program import memory_format as _memory_format
+from ipufit.emulator._program import channels_last as _memory_format
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.memory_format import in_channels_last
-from ipufit.emulator._program.trace import trace
+from ipufit.emulator._program.channels_last import in_channels_last
+from ipufit.emulator._program.program import trace
 from tests.strategies import examples
 
 SIZE = 8

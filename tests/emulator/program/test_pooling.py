@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ipufit import poptorch
 from ipufit.emulator._ground.switches import uses_channels_last
-from ipufit.emulator._program.pooling import max_pool2d, with_sliced_pooling
+from ipufit.emulator._program.channels_last import max_pool2d, with_sliced_pooling
 from ipufit.emulator._program.program import Program
 
 SIZES = st.integers(1, 9)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit.emulator._program import supported_ops as _supported_ops
-from ipufit.emulator._program.supported_ops import SUPPORTED_OPERATORS
+from ipufit.emulator._program import strict as _supported_ops
+from ipufit.emulator._program.strict import SUPPORTED_OPERATORS
 
 GROUPS = ("_HANDLED", "_INTERCEPTED", "_EXTENSIONS", "_COMPOSED", "_OF_PROCESSORS")
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._program.tensor_names import operator_name
+from ipufit.emulator._program.anchors import operator_name
 from tests.emulator._models import Function, wrap
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.trace import trace
-from ipufit.emulator._tracing.trace_state import is_tracing
+from ipufit.emulator._program.program import trace
+from ipufit.emulator._tracing.state import is_tracing
 from tests.emulator._models import Function
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.fx.graph import Graph
 
-from ipufit.emulator._tracing.constant_nodes import (
+from ipufit.emulator._tracing.nodes import (
     constant_nodes,
     function_name,
     is_in_place,

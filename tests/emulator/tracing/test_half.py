@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing.half import in_float32, original
+from ipufit.emulator._tracing.half import in_float32, original, rounding, to_half
 from ipufit.emulator._tracing.operation import Operation
-from ipufit.emulator._tracing.rounding import rounding, to_half
 
 HALF, SINGLE = torch.float16, torch.float32
 

@@ -12,8 +12,8 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import Block
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.trace import trace
-from ipufit.emulator._tracing.constant_nodes import function_name
+from ipufit.emulator._program.program import trace
+from ipufit.emulator._tracing.nodes import function_name
 from tests.emulator._models import Function
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing.moving_slices import moving_sizes, moving_slices
+from ipufit.emulator._tracing.slices import moving_sizes, moving_slices
 from tests.emulator._models import Function
 from tests.strategies import examples
 

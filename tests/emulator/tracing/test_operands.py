@@ -7,7 +7,7 @@ import collections
 
 import torch
 
-from ipufit.emulator._tracing.operands import (
+from ipufit.emulator._tracing.operation import (
     has_tensors,
     map_leaves,
     map_tensors,

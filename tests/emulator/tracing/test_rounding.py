@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing import rounding as _rounding
-from ipufit.emulator._tracing.half import in_float32
-from ipufit.emulator._tracing.operation import Operation
-from ipufit.emulator._tracing.rounding import (
+from ipufit.emulator._tracing import half as _rounding
+from ipufit.emulator._tracing.half import (
+    in_float32,
     round_at_random,
     rounding,
     small_gradients_last,
     to_float,
     to_half,
 )
+from ipufit.emulator._tracing.operation import Operation
 from tests.strategies import examples
 
 HALF = torch.float16

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing.scopes import Scopes
+from ipufit.emulator._tracing.recording import Scopes
 
 
 class Recorder(nn.Module):

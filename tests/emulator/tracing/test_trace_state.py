@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing.trace_state import (
+from ipufit.emulator._tracing.state import (
     current_trace,
     enclosing_trace,
     is_tracing,

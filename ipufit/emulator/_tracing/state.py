@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator
 
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
-from ipufit.emulator._tracing.operands import tensors_in
-from ipufit.emulator._tracing.operation import DeviceFunction
+from ipufit.emulator._tracing.operation import DeviceFunction, tensors_in
 from ipufit.emulator._tracing.refusals import host_tensor_among
 from ipufit.emulator.errors import createPoptorchError
 
-if TYPE_CHECKING:  # at run time only models that are compiled need it
+if TYPE_CHECKING:
     from ipufit.emulator._tracing.recording import Recording
 
 
@@ -150,3 +151,122 @@ def require_tensor(value: Any, message: str) -> None:
     """
     if not isinstance(value, Tensor):
         raise createPoptorchError(f"{message} Got {type(value).__name__}.")
+
+
+def getIpuTensorId(x: Tensor) -> int:
+    """The number of a tensor that is on the device, while a model is traced.
+
+    The numbers are the emulator's own: each trace counts its tensors from 0, in the
+    order in which it meets them, weights and inputs first.
+
+    Args:
+        x: A weight, an input, or a result of them.
+
+    Returns:
+        The number; a tensor keeps it when it is changed in place.
+
+    Raises:
+        Error: `x` isn't a tensor of the device; outside `forward` none is.
+
+    Example:
+        >>> import torch
+        >>> from ipufit.emulator import inferenceModel
+        >>> class Curious(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         y = x + 1
+        ...         print(getIpuTensorId(x), getIpuTensorId(y))
+        ...         return y
+        >>> inferenceModel(Curious()).compile(torch.ones(1))
+        0 1
+    """
+    require_tensor(x, "getIpuTensorId takes a tensor.")
+    trace = enclosing_trace()
+    if trace is None or not trace.recording.is_on_device(x):
+        raise createPoptorchError(
+            "Only tensors on the IPU have an id: the weights and inputs of a model and "
+            "what `forward` computes from them, while it is traced."
+        )
+    numbers = [id(tensor) for tensor in trace.recording.tensors()]
+    return numbers.index(id(x))
+
+
+_Hooks = Dict[int, Callable[[], Any]]
+
+_before: _Hooks = OrderedDict()
+_after: _Hooks = OrderedDict()
+
+
+def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
+    """Have `hook` called whenever an executor begins to trace its model.
+
+    It is called by every executor, without arguments, in the order of registration.
+    As in PopTorch the trace is under way then: torch calls in a hook become part of
+    the program, and `isRunningOnIpu()` is true.
+
+    Returns:
+        A handle with `remove()`.
+
+    Raises:
+        RuntimeError: `hook` can't be called.
+
+    Example:
+        >>> import torch
+        >>> from ipufit.emulator import inferenceModel
+        >>> handle = registerPreCompileHook(lambda: print("compiling"))
+        >>> inferenceModel(torch.nn.Identity()).compile(torch.ones(1))
+        compiling
+        >>> handle.remove()
+        >>> inferenceModel(torch.nn.Identity()).compile(torch.ones(1))
+    """
+    return _register(_before, hook, "Pre-compile")
+
+
+def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
+    """Have `hook` called whenever an executor has traced its model.
+
+    It is called by every executor, without arguments, in the order of registration:
+    after the trace, even one that failed, and before what compiling refuses is
+    refused.
+
+    Returns:
+        A handle with `remove()`.
+
+    Raises:
+        RuntimeError: `hook` can't be called.
+
+    Example:
+        >>> import torch
+        >>> from ipufit.emulator import inferenceModel
+        >>> handle = registerPostCompileHook(lambda: print("traced"))
+        >>> inferenceModel(torch.nn.Identity()).compile(torch.ones(1))
+        traced
+        >>> handle.remove()
+    """
+    return _register(_after, hook, "Post-compile")
+
+
+def call_pre_compile_hooks() -> None:
+    """Call the hooks of `registerPreCompileHook`."""
+    _call(_before)
+
+
+@contextlib.contextmanager
+def post_compile_hooks() -> Iterator[None]:
+    """Call the hooks of `registerPostCompileHook` at the end, also after an error."""
+    try:
+        yield
+    finally:
+        _call(_after)
+
+
+def _register(hooks: _Hooks, hook: Callable[[], Any], kind: str) -> RemovableHandle:
+    if not callable(hook):
+        raise RuntimeError(f"{kind} hook must be callable. Got {hook!r}.")
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def _call(hooks: _Hooks) -> None:
+    for hook in list(hooks.values()):
+        hook()

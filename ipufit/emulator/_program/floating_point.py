@@ -18,8 +18,8 @@ from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
 from ipufit.emulator._ground.rewriting import rewritten
-from ipufit.emulator._tracing.constant_nodes import function_name
-from ipufit.emulator._tracing.operands import map_leaves, tensors_in
+from ipufit.emulator._tracing.nodes import function_name
+from ipufit.emulator._tracing.operation import map_leaves, tensors_in
 from ipufit.emulator.errors import Error, createPoptorchError
 
 if TYPE_CHECKING:

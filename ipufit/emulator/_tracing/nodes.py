@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of a trace that the compiled program runs.
+"""Nodes of a traced program: constant ones, dead ones, and what they do to memory.
 
-PopTorch eliminates dead operators before it looks at anything else (PopTorch,
-`LowerToPopartFactories.cpp`). An operation is live if a result of the model depends on
-it, or if it writes to memory that a weight, an input or a later live operation reads
-(torch's `EliminateDeadCode`). All checks of the emulator are of those that are left.
+PopTorch computes constant expressions while it compiles (`EvaluateConstexprs.cpp`),
+with all of torch's functions. It eliminates dead operators before it looks at anything
+else (PopTorch, `LowerToPopartFactories.cpp`). An operation is live if a result of the
+model depends on it, or if it writes to memory that a weight, an input or a later live
+operation reads (torch's `EliminateDeadCode`). All checks of the emulator are of the
+operations that are left.
 """
 
 from __future__ import annotations
@@ -20,10 +22,103 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 
-from ipufit.emulator._tracing.blame import blaming
-from ipufit.emulator._tracing.constant_nodes import function_name
-from ipufit.emulator._tracing.operands import tensors_in
-from ipufit.emulator.errors import createPoptorchError
+from ipufit.emulator._tracing.half import original
+from ipufit.emulator._tracing.operation import RANDOM_FACTORIES, tensors_in
+from ipufit.emulator.errors import Error, createPoptorchError
+
+_NODES = "_blamed_nodes"
+
+
+def blaming(error: Error, *nodes: Node) -> Error:
+    """Note the nodes that an error is about.
+
+    Example:
+        >>> from torch.fx.graph import Graph
+        >>> node = Graph().placeholder("x")
+        >>> blamed_nodes(blaming(Error("wrong"), node)) == (node,)
+        True
+    """
+    vars(error)[_NODES] = nodes
+    return error
+
+
+def blamed_nodes(error: Error) -> tuple[Node, ...]:
+    """The nodes that an error is about; none if nobody has noted any."""
+    nodes: tuple[Node, ...] = vars(error).get(_NODES, ())
+    return nodes
+
+
+_CHANGES = frozenset({"__setitem__", "__iand__", "__ior__", "__ixor__"})
+_RANDOM = frozenset(
+    """
+    _sample_dirichlet _standard_gamma alpha_dropout bernoulli bernoulli_ binomial
+    dropout dropout1d dropout2d dropout3d
+    exponential_ feature_alpha_dropout feature_dropout multinomial normal_ poisson
+    rand_like randint_like randn_like random_ rrelu uniform_
+    """.split()  # noqa: SIM905 - one per line would be a page
+).union(factory.__name__ for factory in RANDOM_FACTORIES)
+
+_OF_A_SHAPE = frozenset(
+    form.format(name)
+    for name in ("empty", "full", "ones", "zeros")
+    for form in ("{}_like", "new_{}")
+)
+"""Functions of the shape and type of a tensor, which are constant."""
+
+
+def function_name(node: Node) -> str:
+    """The name of the function that a node calls.
+
+    Example:
+        >>> import torch
+        >>> graph = Graph()
+        >>> function_name(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+        'relu'
+    """
+    target = original(node.target)
+    return getattr(target, "__name__", str(target))
+
+
+def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
+    """Find the nodes whose value is the same in every run.
+
+    Args:
+        graph: A traced program.
+        constant_inputs: Names of inputs that are compiled in.
+
+    Example:
+        >>> import torch
+        >>> graph = Graph()
+        >>> ones = graph.call_function(torch.ones, (2,))
+        >>> total = graph.call_function(torch.add, (graph.placeholder("x"), ones))
+        >>> constant_nodes(graph, ()) == {ones}
+        True
+    """
+    constants: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            is_constant = node.target in constant_inputs
+        else:
+            name = function_name(node)
+            is_constant = name in _OF_A_SHAPE or (
+                name not in _RANDOM and constants.issuperset(node.all_input_nodes)
+            )
+        if is_constant:
+            constants.add(node)
+    return constants
+
+
+def is_in_place(node: Node) -> bool:
+    """Whether a node changes the tensor that is its first argument.
+
+    Example:
+        >>> graph = Graph()
+        >>> is_in_place(graph.call_method("add_", (graph.placeholder("x"), 1)))
+        True
+    """
+    name = function_name(node)
+    return name in _CHANGES or (name.endswith("_") and not name.endswith("__"))
+
 
 NORM_FUNCTIONS = frozenset({"batch_norm", "instance_norm"})
 """Functions that keep running statistics."""
