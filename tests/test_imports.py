@@ -42,7 +42,6 @@ BY_CALLBACKS = {
 TO_RUN = {
     "ipufit.emulator._folding.folding",
     "ipufit.emulator._program.program",
-    "ipufit.emulator._executor.saving",
     "ipufit.emulator._tracing.tracer",
     "ipufit.emulator._executor.executor",
 }

@@ -65,9 +65,13 @@ from .options import *
 from .poptorch_core import poptorchAtExit
 
 if _typing.TYPE_CHECKING:
-    from ipufit.emulator._executor.executor import PoplarExecutor
-    from ipufit.emulator._executor.loading import importPoptorchMetadataFromFile, load
-    from ipufit.emulator._executor.models import inferenceModel, trainingModel
+    from ipufit.emulator._executor.executor import (
+        PoplarExecutor,
+        importPoptorchMetadataFromFile,
+        inferenceModel,
+        load,
+        trainingModel,
+    )
     from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
     from ipufit.emulator._loading.dataloader import DataLoader
 else:
@@ -75,10 +79,10 @@ else:
         "AsynchronousDataAccessor": "_loading.accessor",
         "DataLoader": "_loading.dataloader",
         "PoplarExecutor": "_executor.executor",
-        "importPoptorchMetadataFromFile": "_executor.loading",
-        "inferenceModel": "_executor.models",
-        "load": "_executor.loading",
-        "trainingModel": "_executor.models",
+        "importPoptorchMetadataFromFile": "_executor.executor",
+        "inferenceModel": "_executor.executor",
+        "load": "_executor.executor",
+        "trainingModel": "_executor.executor",
     }
 
     def __getattr__(name: str) -> object:

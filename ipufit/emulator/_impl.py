@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ipufit.emulator._executor.wrapper_registry import rewrap_model, unwrap_model
+from ipufit.emulator._executor.wrapping import rewrap_model, unwrap_model
 from ipufit.emulator._tracing.state import is_tracing
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 import lzma
 import os
 import zipfile
@@ -29,7 +30,10 @@ from typing import IO, Any, Dict, Mapping, Union
 
 import torch
 
+from ipufit.emulator._ground.version import __version__
 from ipufit.emulator.errors import Error, createPoptorchError
+
+logger = logging.getLogger("poptorch::python")
 
 PathLike = Union[str, "os.PathLike[str]"]
 TensorDescription = Dict[str, Any]
@@ -37,6 +41,7 @@ TensorDescription = Dict[str, Any]
 ARGUMENTS = "arguments.pt"
 MODEL = "model.pt"
 _METADATA = "metadata.json"
+_DEFAULT_NAME = "model.poptorch"
 _FORMAT = "ipufit.emulator executable"
 _FORMAT_VERSION = 2  # with each move of a class that is pickled
 
@@ -167,18 +172,20 @@ class ExecutableFile:
 
 
 def write_executable_file(
-    path: PathLike, metadata: Metadata, members: Mapping[str, Any]
+    filename: PathLike, metadata: Metadata, members: Mapping[str, Any]
 ) -> None:
     """Write a file, whole or not at all.
 
     Args:
-        path: An existing file is replaced at the end.
+        filename: An existing file is replaced at the end; in an existing folder the
+            file is `model.poptorch`.
         metadata: Contents of `metadata.json`.
         members: Objects to pickle, by the names of their members.
 
     Raises:
         OSError: The file can't be written.
     """
+    path = _prepare_path(filename)
     folder, name = os.path.split(os.path.abspath(path))
     partial = os.path.join(folder, f".{name}.{os.getpid()}.partial")
     try:
@@ -200,3 +207,31 @@ def _write_archive(
         for member, value in members.items():
             with archive.open(member, "w", force_zip64=True) as stream:
                 torch.save(value, stream)
+
+
+def _prepare_path(filename: PathLike) -> str:
+    path = os.fspath(filename)
+    if os.path.isdir(path):
+        inside = os.path.join(path, _DEFAULT_NAME)
+        logger.warning("%s is a folder: the model is saved to %s.", path, inside)
+        return inside
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    return path
+
+
+def describe_versions(metadata: Metadata) -> str:
+    """Say for an error which versions don't match."""
+    return (
+        f"it was written by version {metadata.poptorch_version}, and this is version "
+        f"{__version__}"
+    )
+
+
+def first_difference(expected: dict[str, Any], got: dict[str, Any]) -> str:
+    for name in {**expected, **got}:
+        if expected.get(name) != got.get(name):
+            return (
+                f"{name} is {expected.get(name, 'missing')} there and "
+                f"{got.get(name, 'missing')} here"
+            )
+    return "they come in another order"

@@ -1,44 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's `PoplarExecutor`: the public methods, and the parts that do the work."""
+"""PopTorch's `PoplarExecutor`, whole: compile, attach, call, weights, files."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, Sequence, TypeVar
+import contextlib
+import copy
+import datetime
+import logging
+from time import perf_counter
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ipufit.emulator._executor.executable import Executable
-from ipufit.emulator._executor.executable_file import PathLike
-from ipufit.emulator._executor.lifecycle import Lifecycle
-from ipufit.emulator._executor.measurements import Measurements
-from ipufit.emulator._executor.model_state import NOT_COMPILED, ModelState
-from ipufit.emulator._executor.observation import Observation
-from ipufit.emulator._executor.optimizer_sync import OptimizerSync, follow_device
-from ipufit.emulator._executor.parameter_view import ParameterView
+from ipufit.emulator._device.attachment import Attachment, CallResults
+from ipufit.emulator._device.timings import COUNTERS, Latency, PerfCounters
+from ipufit.emulator._executor.compiling import Executable, compile_model
+from ipufit.emulator._executor.constraints import (
+    check_inference_options,
+    updatable_buffers,
+)
+from ipufit.emulator._executor.executable_file import (
+    ARGUMENTS,
+    MODEL,
+    ExecutableFile,
+    Metadata,
+    PathLike,
+    describe,
+    describe_versions,
+    first_difference,
+    write_executable_file,
+)
+from ipufit.emulator._executor.optimizer_sync import (
+    NOT_COMPILED,
+    OptimizerSync,
+    follow_device,
+)
 from ipufit.emulator._executor.printing import module_repr
-from ipufit.emulator._executor.random_state import RandomState
-from ipufit.emulator._executor.saving import Saving
-from ipufit.emulator._executor.weights_to_device import WeightsToDevice
-from ipufit.emulator._executor.weights_to_host import WeightsToHost
-from ipufit.emulator._executor.wrapping import wrap_module
+from ipufit.emulator._executor.wrapping import (
+    is_wrapped,
+    seen_plain,
+    unwrap_model,
+    wrap_module,
+)
+from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.version import __version__
+from ipufit.emulator._layout.device_rng import DeviceRng, check_rng_state
+from ipufit.emulator._layout.layout import Layout
+from ipufit.emulator._layout.pod import Lease
+from ipufit.emulator._layout.replica_groups import GroupedParameters, Grouping
 from ipufit.emulator._optimizers.optimizers import SGD
 from ipufit.emulator._options.options import Options
-from ipufit.emulator.enums import ConnectionType
+from ipufit.emulator._processes import (
+    Processes,
+    broadcast_weights,
+    check_agreement,
+    join_processes,
+)
+from ipufit.emulator._program.anchors import resolve_modes
+from ipufit.emulator._program.args import ArgsParser, CallArguments
+from ipufit.emulator._tracing.recording import named_weights
+from ipufit.emulator.enums import (
+    CommGroupType,
+    ConnectionType,
+    OutputMode,
+    VariableRetrievalMode,
+)
 from ipufit.emulator.errors import createPoptorchError
 
-_Result = TypeVar("_Result")
-
-
-def _of_part(name: str, method: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Make a method of the executor that calls, and documents, one of a part."""
-
-    @functools.wraps(method)
-    def call(executor: PoplarExecutor, *args: Any, **kwargs: Any) -> _Result:
-        return method(getattr(executor, name), *args, **kwargs)
-
-    return call
+logger = logging.getLogger("poptorch::python")
 
 
 class PoplarExecutor:
@@ -71,44 +101,32 @@ class PoplarExecutor:
         user_model: torch.nn.Module | None = None,
     ) -> None:
         user_model = user_model if user_model is not None else model
-        if not training:
-            optimizer = None
-        elif optimizer is None:
-            optimizer = SGD(user_model.parameters(), lr=0.01)
-        state = ModelState(model, user_model, options, is_training=training)
-        to_host = WeightsToHost(state)
-        sync = OptimizerSync(state, to_host, optimizer)
-        random = RandomState(state.options)
-        lifecycle = Lifecycle(state, to_host, sync, random)
-        self._state = state
-        self._to_host = to_host
-        self._to_device = WeightsToDevice(state, to_host, sync)
-        self._optimizer = sync
-        self._random = random
-        self._measurements = Measurements(state)
-        self._observation = Observation(state)
-        self._lifecycle = lifecycle
-        self._saving = Saving(state, lifecycle, to_host, sync, random)
         # Scripts written for PopTorch read these.
         self._model = model
         self._user_model = user_model
         self._training = training
-        self._options = state.options
-        if optimizer is not None:
-            follow_device(optimizer, self._optimizer_state_dict)
+        self._options = _own_options(options, is_training=training)
+        self._executable: Executable | None = None
+        self._dirty_host_weights = False
+        self._host_weights_version: Any = 0  # counts the copies to the host
+
+        self._parser = ArgsParser(model.forward)
+        self._groupings = GroupedParameters()
+        self._device: Attachment | None = None
+        self._joined: Executable | None = None  # other processes have it, too
+        self._last_call: CallResults | None = None
+        self._compilation_time = datetime.timedelta()
+        self._rng: DeviceRng | None = None
+        self._rng_state: list[int] | None = None
+        if self._options.exists("random_seed"):
+            self._rng_state = [self._options.random_seed]
+        self._is_rng_state_old = False  # the device has run since it was read
+        if training and optimizer is None:
+            optimizer = SGD(user_model.parameters(), lr=0.01)
+        self._optimizer = OptimizerSync(self, optimizer if training else None)
+        if training and optimizer is not None:
+            follow_device(optimizer, self._optimizer.state_dict)
             wrap_module(user_model, self)
-
-    @property
-    def _executable(self) -> Executable | None:  # lightning-graphcore reads it
-        return self._state.executable
-
-    @property
-    def _dirty_host_weights(self) -> bool:
-        return self._to_host.is_stale
-
-    @property
-    def _host_weights_version(self) -> Any:
-        return self._to_host.version
 
     def __getattr__(self, name: str) -> Any:
         """Get an attribute of the user's module."""
@@ -116,7 +134,7 @@ class PoplarExecutor:
             raise AttributeError(name)
         value = getattr(self._user_model, name)
         if isinstance(value, torch.nn.Parameter):
-            return ParameterView(value, self._state)
+            return ParameterView(value, self)
         return value
 
     def __repr__(self) -> str:
@@ -182,59 +200,427 @@ class PoplarExecutor:
                 "Trying to run a model on an offline device (ConnectionType.Never): "
                 "use model.compile(inputs) instead of model(inputs)"
             )
-        state, arguments, tensors = self._state, None, None
-        if state.executable is not None and not kwargs:
-            tensors = state.parser.plain_tensors(args, state.executable.arguments)
+        executable, arguments, tensors = self._executable, None, None
+        if executable is not None and not kwargs:
+            tensors = self._parser.plain_tensors(args, executable.arguments)
         if tensors is None:
-            is_compiling = state.executable is None
-            arguments = state.parser.parse(args, kwargs, is_compiling=is_compiling)
+            is_compiling = executable is None
+            arguments = self._parser.parse(args, kwargs, is_compiling=is_compiling)
             if is_compiling:
-                self._lifecycle.compile_for(arguments)
-        if state.attachment is None:
-            self._lifecycle.attachToDevice()
+                self._compile(arguments)
+        device = self._device or self._attach()
         if not self._training:
-            self._to_device.follow_training()
-        executable = state.require_compiled()
+            self._follow_training()
+        executable = self._require_compiled()
         if arguments is not None:
-            state.parser.validate(executable.arguments, arguments)
+            self._parser.validate(executable.arguments, arguments)
             tensors = arguments.tensors(like=executable.arguments)
         self._optimizer.write_state()
-        outputs = executable.program.device_outputs(self._run(tensors or []))
+        # Before the run: a call that fails midway has made updates too.
+        self._is_rng_state_old = True
+        if self._training:
+            self._dirty_host_weights = True
+            self._optimizer.note_update()
+        self._last_call = device.run(tensors or [])
+        outputs = executable.program.device_outputs(self._last_call.outputs)
         _refuse_backward(outputs)
         return executable.program.rebuild_outputs(outputs)
 
-    def _run(self, tensors: list[Tensor]) -> list[Tensor]:
-        attachment = self._state.attachment
-        if attachment is None:
-            raise createPoptorchError(NOT_COMPILED)
-        # Before the run: one that fails midway has made updates too.
-        self._random.is_stale = True
-        if self._training:
-            self._to_host.is_stale = True
-            self._optimizer.note_update()
-        results = self._state.last_call = attachment.run(tensors)
-        return results.outputs
-
     # Compile, attach, destroy -------------------------------------------------
 
-    isCompiled = _of_part("_state", ModelState.isCompiled)
-    isAttachedToDevice = _of_part("_state", ModelState.isAttachedToDevice)
-    compile = _of_part("_lifecycle", Lifecycle.compile)
-    attachToDevice = _of_part("_lifecycle", Lifecycle.attachToDevice)
-    detachFromDevice = _of_part("_lifecycle", Lifecycle.detachFromDevice)
-    destroy = _of_part("_lifecycle", Lifecycle.destroy)
+    def isCompiled(self) -> bool:
+        """Whether there is an executable.
 
-    # Weights, optimiser, random state -----------------------------------------
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inferenceModel(torch.nn.Linear(2, 1)).isCompiled()
+            False
+        """
+        return self._executable is not None
 
-    copyWeightsToHost = _of_part("_to_host", WeightsToHost.copyWeightsToHost)
-    copyWeightsToHostIfNeeded = _of_part(
-        "_to_host", WeightsToHost.copyWeightsToHostIfNeeded
-    )
-    copyWeightsToDevice = _of_part("_to_device", WeightsToDevice.copyWeightsToDevice)
-    copyNamedBuffersToDevice = _of_part(
-        "_to_device", WeightsToDevice.copyNamedBuffersToDevice
-    )
-    load_state_dict = _of_part("_to_device", WeightsToDevice.load_state_dict)
+    def isAttachedToDevice(self) -> bool:
+        """Whether the executor holds IPUs.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference.compile(torch.ones(1, 2))
+            >>> inference.isAttachedToDevice()
+            True
+        """
+        return self._device is not None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Trace and compile for arguments like these, without running them.
+
+        Compiling a compiled executor does nothing but log a warning: `destroy()` it
+        first.
+
+        Args:
+            *args: As for a call.
+            **kwargs: As for a call.
+
+        Raises:
+            AssertionError: A batch dimension is not a multiple of `D * G * R`.
+            Error: The module or its options ask for something that no device does.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference.compile(torch.ones(4, 2))
+            >>> inference.isCompiled()
+            True
+        """
+        is_compiled = self.isCompiled()
+        arguments = self._parser.parse(args, kwargs, is_compiling=not is_compiled)
+        if is_compiled:
+            logger.warning(
+                "Call to compile() ignored: the executable is already compiled"
+            )
+            return
+        self._compile(arguments)
+        if self._options.connection_type == ConnectionType.OnDemand:
+            self._attach()
+
+    def _compile(self, arguments: CallArguments) -> Executable:
+        start = perf_counter()
+        executable = self._executable = compile_model(
+            self._model, self._options, arguments, self._groupings, self._optimizer.link
+        )
+        self._last_call = None
+        try:
+            if self._options.connection_type == ConnectionType.Always:
+                self._attach()
+        except Exception:
+            self._forget_program()
+            raise
+        self._compilation_time = datetime.timedelta(seconds=perf_counter() - start)
+        return executable
+
+    def _require_compiled(self) -> Executable:
+        if self._executable is None:
+            raise createPoptorchError(NOT_COMPILED)
+        return self._executable
+
+    def attachToDevice(self) -> None:
+        """Acquire IPUs and upload weights and optimiser state.
+
+        Raises:
+            Error: Not compiled, attached already, or there are not enough IPUs.
+            AssertionError: The connection type is `Never`.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference.compile(torch.ones(4, 2))
+            >>> inference.detachFromDevice()
+            >>> inference.attachToDevice()
+            >>> inference.isAttachedToDevice()
+            True
+        """
+        self._attach()
+
+    def _attach(self) -> Attachment:
+        executable = self._require_compiled()
+        target = executable.target
+        if target.is_offline:
+            raise AssertionError(
+                "Trying to attach to an offline device (ConnectionType.Never)"
+            )
+        if self._device is not None:
+            raise createPoptorchError("Device is already attached")
+        with self._host_weights():
+            processes = self._join_processes(executable)
+            distributed = self._options.Distributed
+            is_one_of_many = distributed.numProcesses > 1
+            index = distributed.processId if is_one_of_many else 0
+            self._rng = DeviceRng(torch.initial_seed(), index)
+            if self._rng_state is not None:
+                self._rng.restore(self._rng_state)
+            self._device = Attachment(
+                Lease(self, target.num_ipus, target.first_ipu),
+                executable.program,
+                executable.anchors,
+                self._options,
+                executable.host_weights,
+                executable.replica_groups,
+                executable.runner,
+                self._rng,
+                self._optimizer.link,
+                processes,
+            )
+        try:
+            self._optimizer.start()
+        except Exception:
+            self._release_device()
+            raise
+        return self._device
+
+    def _join_processes(self, executable: Executable) -> Processes | None:
+        """Join the processes that train this model; None if this process is alone.
+
+        The first time after compiling, the program must be the same in all of them, and
+        process 0 sends its weights to the others.
+        """
+        distributed = self._options.Distributed
+        if not self._training or distributed.numProcesses == 1:
+            return None
+        processes = join_processes(distributed.processId, distributed.numProcesses)
+        if executable is not self._joined:
+            check_agreement(processes, executable.facts(self._options))
+            broadcast_weights(processes, executable.host_weights)
+            self._joined = executable
+        return processes
+
+    def detachFromDevice(self) -> None:
+        """Save weights, optimiser and random state, and release the IPUs.
+
+        The next call attaches again.
+
+        Raises:
+            Error: Not compiled, or not attached.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference.detachFromDevice()
+            Traceback (most recent call last):
+                ...
+            ipufit.emulator.errors.Error: 'poptorch_py_error': Model has not been ...
+        """
+        self._require_compiled()
+        if self._device is None:
+            raise createPoptorchError("Device is not attached")
+        self._read_rng_state()
+        self.copyWeightsToHostIfNeeded()
+        self._optimizer.read_state()
+        self._release_device()
+
+    def destroy(self) -> None:
+        """Fetch the weights, then drop the executable and free the IPUs.
+
+        Does nothing before the first compilation, as in PopTorch: a training model
+        that never ran keeps its module wrapped.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference(torch.ones(4, 2)).shape
+            torch.Size([4, 1])
+            >>> inference.destroy()
+            >>> inference(torch.ones(1, 2)).shape
+            torch.Size([1, 1])
+        """
+        if not self.isCompiled():
+            return
+        self.copyWeightsToHostIfNeeded()
+        self._optimizer.read()
+        self._release_device()
+        self._forget_program()
+        if not self._training:
+            return
+        if not is_wrapped(self._user_model):
+            raise createPoptorchError("model was never wrapped")
+        unwrap_model(self._user_model)
+
+    def _release_device(self) -> None:
+        if self._device is not None:
+            self._device.end()
+            self._device = None
+            logger.debug("Detached from device")
+        self._rng, self._is_rng_state_old = None, False
+
+    def _forget_program(self) -> None:
+        self._executable = None
+        if self._optimizer.link is not None:
+            self._optimizer.link.forget()
+
+    # Weights ------------------------------------------------------------------
+
+    def copyWeightsToHost(self) -> None:
+        """Write the device's weights into the user's module.
+
+        Raises:
+            Error: Not compiled, or not attached.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> class Counter(torch.nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.register_buffer("calls", torch.zeros(1))
+            ...     def forward(self, x):
+            ...         self.calls += 1
+            ...         return x + self.calls
+            >>> counter = Counter()
+            >>> inference = inferenceModel(counter)
+            >>> inference(torch.zeros(1)), counter.calls
+            (tensor([1.]), tensor([0.]))
+            >>> inference.copyWeightsToHost()
+            >>> counter.calls
+            tensor([1.])
+        """
+        self._require_compiled()
+        self._dirty_host_weights = False
+        with self._host_weights():
+            self._require_device("copyWeightsToHost").download()
+        self._host_weights_version += 1
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """`copyWeightsToHost()` if training made the host's copy stale.
+
+        Returns:
+            Whether there was something to copy.
+
+        Example:
+            >>> from ipufit.emulator import trainingModel
+            >>> trainingModel(torch.nn.Linear(2, 1)).copyWeightsToHostIfNeeded()
+            False
+        """
+        if not self._dirty_host_weights:
+            return False
+        logger.debug("Implicit copyWeightsToHost()")
+        self.copyWeightsToHost()
+        return True
+
+    def copyWeightsToDevice(self) -> None:
+        """Upload the user's weights; what the device has learnt since is lost.
+
+        Raises:
+            Error: Not compiled, or not attached.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> module = torch.nn.Linear(2, 1)
+            >>> inference = inferenceModel(module)
+            >>> before = inference(torch.ones(1, 2))
+            >>> with torch.no_grad():
+            ...     _ = module.bias.add_(1.0)
+            >>> torch.equal(inference(torch.ones(1, 2)), before)
+            True
+            >>> inference.copyWeightsToDevice()
+            >>> torch.equal(inference(torch.ones(1, 2)), before)
+            False
+        """
+        self._require_compiled()
+        self._dirty_host_weights = False
+        self._optimizer.read()  # its state is uploaded with the weights
+        with self._host_weights():
+            self._require_device("copyWeightsToDevice").upload()
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Upload the buffers that `Options.updatableNamedBuffers` names.
+
+        Nothing else is uploaded. As in PopTorch, what training has changed since the
+        host saw it last isn't fetched any more, until the next call has changed it.
+
+        Raises:
+            Error: Not compiled, not attached, or the options name no buffer.
+
+        Example:
+            >>> from ipufit.emulator import Options, inferenceModel
+            >>> class Shift(torch.nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.register_buffer("offset", torch.zeros(1))
+            ...     def forward(self, x):
+            ...         return x + self.offset
+            >>> options = Options().updatableNamedBuffers(["offset"])
+            >>> inference = inferenceModel(Shift(), options)
+            >>> inference(torch.zeros(1))
+            tensor([0.])
+            >>> _ = inference.offset.fill_(3.0)
+            >>> inference.copyNamedBuffersToDevice()
+            >>> inference(torch.zeros(1))
+            tensor([3.])
+        """
+        self._require_compiled()
+        names = updatable_buffers(self._options)
+        if not names:
+            raise createPoptorchError(
+                "No named buffers marked as updatable via updatableNamedBuffers "
+                "option: name them when the model is wrapped, "
+                '`Options().updatableNamedBuffers(["offset"])`.'
+            )
+        self._dirty_host_weights = False
+        self._optimizer.read()
+        with self._host_weights():
+            self._require_device("copyNamedBuffersToDevice").upload_named(names)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
+        """`Module.load_state_dict`, and an upload if attached.
+
+        Args:
+            state_dict: Parameters and buffers by name.
+            strict: Whether the names must be exactly the module's.
+
+        Returns:
+            The missing and the unexpected names, as from torch.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference.load_state_dict(torch.nn.Linear(2, 1).state_dict())
+            <All keys matched successfully>
+        """
+        result = self._user_model.load_state_dict(state_dict, strict)
+        if self.isAttachedToDevice():
+            self.copyWeightsToDevice()
+        return result
+
+    def _follow_training(self) -> None:
+        """Upload what a training executor of the same module has learnt.
+
+        Every copy to the host, of either executor, makes their versions differ, so the
+        next call of this one uploads. That includes the first call after attaching,
+        which has uploaded already, and a training executor that is gone has no version
+        at all (PopTorch, `_poplar_executor.py`, `__call__`).
+        """
+        trained: Any = self._user_model
+        if not is_wrapped(trained):
+            return
+        trained.copyWeightsToHostIfNeeded()
+        version = trained._host_weights_version
+        if version != self._host_weights_version:
+            logger.debug("Implicit copyWeightsToDevice()")
+            self.copyWeightsToDevice()
+            self._host_weights_version = version
+
+    def _require_device(self, method: str) -> Attachment:
+        """Give the device that a public method copies from or to.
+
+        Raises:
+            Error: No IPU is held: an engine of Poplar's runs on a device only.
+        """
+        if self._device is None:
+            raise createPoptorchError(
+                f"{method}() needs a device, and this model holds none: call "
+                "attachToDevice() first."
+            )
+        return self._device
+
+    @contextlib.contextmanager
+    def _host_weights(self) -> Iterator[None]:
+        """Look the host's weights up by name, and let them be read without a fetch.
+
+        Raises:
+            Error: The module has no weight of a compiled one's name.
+        """
+        compiled = self._require_compiled().host_weights
+        now = named_weights(self._model)  # the user may have replaced some
+        missing = compiled.keys() - now.keys()
+        if missing:
+            raise createPoptorchError(
+                f"The model was compiled with {', '.join(sorted(missing))}, which it "
+                "has no more: call destroy() to compile it again."
+            )
+        with seen_plain([*now.values(), *compiled.values()]):
+            for name, weight in compiled.items():
+                if weight.is_floating_point():  # others are compiled in
+                    compiled[name] = now[name]
+            yield
+
+    # Optimiser, random state --------------------------------------------------
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Send the values of `optimizer`; its state stays on the device.
@@ -257,10 +643,7 @@ class PoplarExecutor:
             >>> sgd.param_groups[0]["lr"] = 0.01
             >>> training.setOptimizer(sgd)
         """
-        self._optimizer.set(optimizer, self._optimizer_state_dict)
-
-    def _optimizer_state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
+        self._optimizer.set(optimizer)
 
     @property
     def rng_state(self) -> list[int] | None:
@@ -289,29 +672,298 @@ class PoplarExecutor:
             >>> torch.equal(inference(torch.ones(8)), first)
             True
         """
-        self._state.require_compiled()
-        return self._random.read()
+        self._require_compiled()
+        return self._read_rng_state()
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int] | None) -> None:
-        self._state.require_compiled()
-        self._random.set(state)
+        self._require_compiled()
+        self._rng_state = check_rng_state(state or [])
+        self._is_rng_state_old = False
+        if self._rng is not None:
+            self._rng.restore(self._rng_state)
+
+    def _read_rng_state(self) -> list[int] | None:
+        if self._is_rng_state_old and self._rng is not None:
+            self._rng_state = self._rng.save()
+            self._is_rng_state_old = False
+        return self._rng_state
 
     # Tensors and times of the last call ---------------------------------------
 
-    getTensorNames = _of_part("_observation", Observation.getTensorNames)
-    getAnchoredTensor = _of_part("_observation", Observation.getAnchoredTensor)
-    compilationTime = _of_part("_measurements", Measurements.compilationTime)
-    cycleCount = _of_part("_measurements", Measurements.cycleCount)
-    getPerfCounters = _of_part("_measurements", Measurements.getPerfCounters)
-    getHostIpuLatency = _of_part("_measurements", Measurements.getHostIpuLatency)
-    getComputeLatency = _of_part("_measurements", Measurements.getComputeLatency)
-    getIpuHostLatency = _of_part("_measurements", Measurements.getIpuHostLatency)
-    getLatency = _of_part("_measurements", Measurements.getLatency)
+    def getTensorNames(self) -> list[str]:
+        """List the names that `Options.anchorTensor` accepts for the compiled model.
+
+        Weights have their own names, a gradient is `Gradient___fc.weight`, a weight
+        that was updated `UpdatedVar___fc.weight`, and inputs are `input`, `input/1`.
+        The optimiser's tensors have PopART's names, such as `Accl1___fc.weight` and
+        `lossScaling_FLOAT`. A result of the forward pass is named by the path of its
+        module and PopART's operator, such as `encoder/fc/Relu:0`; where PopART
+        computes a function of torch in several steps there is one, with torch's name:
+        `fc/Linear:0`. There are no gradients of such results here.
+
+        Raises:
+            AssertionError: Not compiled.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> layers = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU())
+            >>> inference = inferenceModel(layers)
+            >>> inference.compile(torch.ones(1, 2))
+            >>> inference.getTensorNames()
+            ['0.weight', '0.bias', 'input', '0/Linear:0', '1/Relu:0']
+        """
+        if self._executable is None:
+            raise AssertionError(NOT_COMPILED)
+        return list(self._executable.tensor_names)
+
+    def getAnchoredTensor(self, short_name: str) -> Tensor:
+        """The value of an anchored tensor in the last call.
+
+        It comes back as the outputs do: as many of them as the output mode of the
+        options selects, whatever mode the anchor was given, as in PopTorch. A gradient
+        is that of one micro-batch on one replica, before gradients are accumulated and
+        reduced, and multiplied by the loss scaling. A weight is what a micro-batch
+        computes with; `UpdatedVar___` is what the update after it makes of it.
+
+        Args:
+            short_name: The name that was given to `Options.anchorTensor`.
+
+        Raises:
+            AssertionError: There is no such anchor, or the model hasn't run.
+
+        Example:
+            >>> from ipufit.emulator import Options, inferenceModel
+            >>> options = Options()
+            >>> options.anchorTensor("hidden", "0/Mul:0")
+            >>> class Double(torch.nn.Module):
+            ...     def forward(self, x):
+            ...         return x * 2
+            >>> double_twice = torch.nn.Sequential(Double(), Double())
+            >>> inference = inferenceModel(double_twice, options)
+            >>> inference(torch.ones(1))
+            tensor([4.])
+            >>> inference.getAnchoredTensor("hidden")
+            tensor([2.])
+        """
+        if self._last_call is None or short_name not in self._last_call.anchored:
+            names = ", ".join(self._options.anchored_tensors) or "none"
+            raise AssertionError(
+                f"No tensor with name {short_name} found. After a call of the model "
+                f"there are: {names}."
+            )
+        return self._last_call.anchored[short_name]
+
+    def compilationTime(self) -> datetime.timedelta:
+        """Time that the last compilation took, tracing included.
+
+        Raises:
+            Error: Not compiled, or `showCompilationProgressBar(False)`.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> inference.compile(torch.ones(1, 2))
+            >>> inference.compilationTime().total_seconds() > 0
+            True
+        """
+        if not self.isCompiled():
+            raise createPoptorchError(
+                "Please compile the model before obtaining compilation time."
+            )
+        if not self._options._show_compilation_progress_bar:
+            raise createPoptorchError(
+                "Please set showCompilationProgressBar option to obtain compilation "
+                "time. The progress bar measures it, and it is disabled."
+            )
+        return self._compilation_time
+
+    def cycleCount(self) -> int:
+        """The cycles of the last call, as `Options.logCycleCount(True)` counts them.
+
+        Returns:
+            Seconds that the emulated device ran on this machine, times the clock rate
+            of a Mk2 IPU, 1.33 GHz (Graphcore, IPU-M2000 data sheet). The number says
+            nothing about the speed of an IPU.
+
+        Raises:
+            Error: Cycles aren't counted, or the model hasn't run.
+
+        Example:
+            >>> from ipufit.emulator import Options, inferenceModel
+            >>> options = Options().logCycleCount(True)
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1), options)
+            >>> _ = inference(torch.ones(1, 2))
+            >>> inference.cycleCount() > 0
+            True
+        """
+        if not self._options._Popart.options["instrumentWithHardwareCycleCounter"]:
+            raise createPoptorchError(
+                "Cycle count logging is disabled. Please set option logCycleCount to "
+                "True to enable."
+            )
+        if self._last_call is None or not self.isCompiled():
+            raise createPoptorchError(
+                "Please run the model at least once before obtaining cycle count."
+            )
+        return self._last_call.times.cycles()
+
+    def getPerfCounters(self) -> PerfCounters:
+        """The time stamps of the last call, in seconds from some moment in the past.
+
+        Returns:
+            A dictionary of four counters. `input` and `input_complete` have a list for
+            each tensor that goes to the device, with a time for each micro-batch of
+            each replica: when it was handed over, and when the replica had it.
+            `output` and `output_complete` have a list for each tensor that comes back:
+            when it was computed, and when the host had it. They have fewer times if
+            the output mode drops results. With synthetic data all lists are empty.
+            Before the first call each counter has one empty list.
+
+        Example:
+            >>> from ipufit.emulator import Options, inferenceModel
+            >>> options = Options().deviceIterations(4)
+            >>> inference = inferenceModel(torch.nn.ReLU(), options)
+            >>> _ = inference(torch.ones(4))
+            >>> {name: len(of[0]) for name, of in inference.getPerfCounters().items()}
+            {'input': 4, 'input_complete': 4, 'output': 4, 'output_complete': 4}
+        """
+        if self._last_call is None or not self.isCompiled():
+            return {name: [[]] for name in COUNTERS}
+        return self._last_call.times.counters()
+
+    def getHostIpuLatency(self) -> Latency:
+        """Time that inputs took to the device in the last call.
+
+        Returns:
+            Minimum, maximum and average in seconds; zeros if nothing was sent.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.ReLU())
+            >>> inference.getHostIpuLatency()
+            (0.0, 0.0, 0.0)
+            >>> _ = inference(torch.ones(1))
+            >>> inference.getHostIpuLatency() > (0.0, 0.0, 0.0)
+            True
+        """
+        return self._latency("input", "input_complete")
+
+    def getComputeLatency(self) -> Latency:
+        """Time that micro-batches were on the device in the last call.
+
+        Returns:
+            Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.ReLU())
+            >>> _ = inference(torch.ones(1))
+            >>> inference.getComputeLatency() > (0.0, 0.0, 0.0)
+            True
+        """
+        return self._latency("input_complete", "output")
+
+    def getIpuHostLatency(self) -> Latency:
+        """Time that outputs took to the host in the last call.
+
+        Returns:
+            Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.ReLU())
+            >>> _ = inference(torch.ones(1))
+            >>> inference.getIpuHostLatency() > (0.0, 0.0, 0.0)
+            True
+        """
+        return self._latency("output", "output_complete")
+
+    def getLatency(self) -> Latency:
+        """Time that micro-batches of the last call took from the host and back to it.
+
+        Returns:
+            Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
+
+        Example:
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.ReLU())
+            >>> _ = inference(torch.ones(1))
+            >>> minimum, maximum, average = inference.getLatency()
+            >>> 0.0 < minimum <= average <= maximum
+            True
+        """
+        return self._latency("input", "output_complete")
+
+    def _latency(self, start: str, end: str) -> Latency:
+        if self._last_call is None or not self.isCompiled():
+            return (0.0, 0.0, 0.0)
+        return self._last_call.times.latency(start, end)
 
     # Files --------------------------------------------------------------------
 
-    save = _of_part("_saving", Saving.save)
+    def save(
+        self,
+        filename: PathLike,
+        export_model: bool = True,
+        save_rng_state: bool = True,
+    ) -> None:
+        """Write the compiled model to a file.
+
+        On a pod the file holds the executable, so that loading compiles nothing. The
+        emulator has none: a file holds what to trace, and loading traces it again.
+
+        Args:
+            filename: Path of the file; its folders are created. If it is a folder that
+                exists, the file is `model.poptorch` in it.
+            export_model: Whether module, options and optimiser are pickled into the
+                file too; `poptorch.load` needs them.
+            save_rng_state: Whether the random state of the device is saved.
+
+        Raises:
+            Error: Not compiled, or no part of the model runs on an IPU.
+            OSError: The file can't be written.
+
+        Example:
+            >>> import os, tempfile
+            >>> from ipufit.emulator import inferenceModel, load
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> before = inference(torch.ones(4, 2))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "linear.poptorch")
+            ...     inference.save(path)
+            ...     loaded = load(path)
+            >>> torch.equal(loaded(torch.ones(4, 2)), before)
+            True
+        """
+        executable = self._require_compiled()
+        if not executable.program.runs_anything:
+            raise createPoptorchError(
+                "Nothing to export: no part of this model runs on an IPU."
+            )
+        rng_state = self._read_rng_state()
+        metadata = Metadata(
+            poptorch_version=__version__,
+            torch_version=torch.__version__,
+            is_training=self._training,
+            has_model=export_model,
+            micro_batches=Layout.from_options(self._options).input_blocks,
+            arguments=[describe(tensor) for tensor in executable.arguments.tensors()],
+            weights=self._described_weights(),
+            rng_state=rng_state if save_rng_state else None,
+        )
+        members: dict[str, Any] = {ARGUMENTS: executable.given_arguments()}
+        if export_model:
+            self.copyWeightsToHostIfNeeded()
+            self._optimizer.read()
+            link = self._optimizer.link
+            members[MODEL] = {
+                "options": self._options,
+                "model": self._user_model,
+                "optimizer": None if link is None else link.optimizer,
+                "groupings": self._groupings.by_name(self._user_model),
+            }
+        write_executable_file(filename, metadata, members)
 
     def compileAndExport(
         self, filename: PathLike, *args: Any, export_model: bool = True, **kwargs: Any
@@ -344,7 +996,174 @@ class PoplarExecutor:
         self.compile(*args, **kwargs)
         self.save(filename, export_model)
 
-    loadExecutable = _of_part("_saving", Saving.loadExecutable)
+    def loadExecutable(self, filename: PathLike) -> None:
+        """Compile from a file, for the arguments it was compiled for.
+
+        The weights are those of this executor's module. A compiled executor ignores
+        the file with a warning, as `compile` does.
+
+        The arguments in the file are pickled: load only files that you trust.
+
+        Args:
+            filename: File of `save` or `compileAndExport` of such a model.
+
+        Raises:
+            Error: The file is another one or broken, was written by another version of
+                the emulator or for another model; or compiling fails.
+            OSError: The file can't be read.
+
+        Example:
+            >>> import os, tempfile
+            >>> from ipufit.emulator import inferenceModel
+            >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "linear.poptorch")
+            ...     inference.compileAndExport(
+            ...         path, torch.ones(4, 2), export_model=False
+            ...     )
+            ...     other = inferenceModel(torch.nn.Linear(2, 1))
+            ...     other.loadExecutable(path)
+            >>> other.isCompiled()
+            True
+        """
+        if self.isCompiled():
+            logger.warning(
+                "Call to loadExecutable() ignored: the executable is already compiled"
+            )
+            return
+        self._load(ExecutableFile(filename))
+
+    def _load(self, file: ExecutableFile) -> None:
+        """Compile from a file for an executor that isn't compiled.
+
+        Raises:
+            Error: The file is of another version or model, or compiling fails.
+        """
+        metadata = file.metadata
+        if metadata.poptorch_version != __version__:
+            raise file.invalid(describe_versions(metadata))
+        if metadata.is_training != self._training:
+            kinds = {True: "training", False: "inference"}
+            raise file.invalid(
+                f"it was compiled for {kinds[metadata.is_training]}, and this model "
+                f"is for {kinds[self._training]}"
+            )
+        weights = self._described_weights()
+        if metadata.weights != weights:
+            raise file.invalid(
+                "it was compiled for a module with other parameters or buffers: "
+                f"{first_difference(metadata.weights, weights)}"
+            )
+        saved = CallArguments(*file.load(ARGUMENTS))
+        # These options may take more micro-batches than those of the saved model.
+        count = Layout.from_options(self._options).input_blocks
+        self._compile(
+            saved.with_tensors(
+                torch.cat([rows] * count) if count > 1 else rows  # 0-d if count is 1
+                for rows in saved.tensors()
+            )
+        )
+
+    def _described_weights(self) -> dict[str, dict[str, Any]]:
+        weights = named_weights(self._model)
+        return {name: describe(weight) for name, weight in weights.items()}
+
+
+class ParameterView:
+    """A parameter of the top-level module, as its executor shows it.
+
+    As in PopTorch it isn't a tensor: it only passes attributes on.
+
+    Example:
+        >>> from ipufit.emulator import inferenceModel
+        >>> view = inferenceModel(torch.nn.Linear(2, 3)).weight
+        >>> isinstance(view, torch.Tensor), view.shape
+        (False, torch.Size([3, 2]))
+    """
+
+    def __init__(self, parameter: torch.nn.Parameter, executor: PoplarExecutor) -> None:
+        self._parameter = parameter
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        """Get an attribute of the parameter."""
+        return getattr(self._parameter, name)
+
+    def replicaGrouping(
+        self,
+        comm_group_type: CommGroupType,
+        shards: int,
+        variable_retrieval_mode: VariableRetrievalMode,
+    ) -> None:
+        """Let groups of replicas have values of their own for this parameter.
+
+        The parameter must have a leading dimension, one element for each group; the
+        module is traced with `parameter[0]`. Each group sums its own gradients. A mean
+        still divides by the number of all replicas, unless it is a running mean,
+        which divides by the size of the group. The state of PopTorch's optimisers has
+        the leading dimension too. `max_grad_norm` counts the gradients of all groups.
+
+        Call it before the model is compiled.
+
+        Args:
+            comm_group_type: Way in which replicas form groups.
+            shards: Number of replicas in each group; without effect for `All` (one
+                group) and `NoGrouping` (one group for each replica).
+            variable_retrieval_mode: With `AllReplicas` the leading dimension is the
+                number of replicas, and the value of each is read back into it; groups
+                start from the value of their first replica.
+
+        Raises:
+            AssertionError: An argument has the wrong type.
+
+        Example:
+            >>> from ipufit.emulator import CommGroupType, Options
+            >>> from ipufit.emulator import VariableRetrievalMode, inferenceModel
+            >>> class Scale(torch.nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.factor = torch.nn.Parameter(torch.tensor([[2.0], [3.0]]))
+            ...     def forward(self, x):
+            ...         return self.factor * x
+            >>> inference = inferenceModel(Scale(), Options().replicationFactor(2))
+            >>> inference.factor.replicaGrouping(
+            ...     CommGroupType.NoGrouping, 0, VariableRetrievalMode.OnePerGroup
+            ... )
+            >>> inference(torch.ones(2)).tolist()
+            [2.0, 3.0]
+        """
+        if self._executor.isCompiled():
+            logger.warning(
+                "replicaGrouping() has no effect on an executable that is already "
+                "compiled: it counts for the next compilation, after destroy()"
+            )
+        self._executor._groupings.add(
+            self._parameter,
+            Grouping(comm_group_type, shards, variable_retrieval_mode).check(),
+        )
+
+
+def _own_options(options: Options | None, *, is_training: bool) -> Options:
+    """Freeze the caller's options, and clone them with the output mode filled in.
+
+    Raises:
+        Error: `options` is something else, or makes inference accumulate gradients.
+    """
+    if options and not isinstance(options, Options):
+        raise createPoptorchError(
+            f"Invalid type: 'options' is of type {type(options)}, expected "
+            "poptorch.Options."
+        )
+    options = options or Options()
+    options._freeze()
+    own = options.clone()
+    if own.defaultOutputMode():
+        own.outputMode(OutputMode.Final if is_training else OutputMode.All)
+    resolve_modes(own)
+    if not is_training:
+        check_inference_options(own)
+    own._freeze()
+    return own
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:
@@ -364,3 +1183,168 @@ def _refuse_backward(outputs: list[Tensor]) -> None:
 
     for tensor in outputs:
         tensor.backward = refuse  # type: ignore[method-assign, assignment]
+
+
+def trainingModel(
+    model: torch.nn.Module | PoplarExecutor,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PoplarExecutor:
+    """Wrap `model` for training: each call runs forward, backward and updates.
+
+    The module must compute exactly one final loss. It is wrapped in the train or
+    eval mode it is in; nothing here changes that.
+
+    Args:
+        model: The module, or an executor around it.
+        options: Frozen, and cloned for the executor; defaults for None.
+        optimizer: One of `poptorch.optim`, or torch's SGD, Adam, AdamW or RMSprop;
+            by default SGD with a learning rate of 0.01.
+
+    Returns:
+        The executor. Until it is destroyed, the module's weights fetch themselves
+        from the device when they are read.
+
+    Raises:
+        RuntimeError: The module is wrapped for training already.
+        Error: `options` is something else, or a buffer is of a subclass of `Tensor`.
+        AssertionError: The optimizer's type is not supported.
+
+    Example:
+        >>> from ipufit.emulator import optim, trainingModel
+        >>> class Squares(torch.nn.Linear):
+        ...     def forward(self, x, y):
+        ...         return torch.nn.functional.mse_loss(super().forward(x), y)
+        >>> module = Squares(2, 1)
+        >>> sgd = optim.SGD(module.parameters(), lr=0.1)
+        >>> training = trainingModel(module, optimizer=sgd)
+        >>> training(torch.ones(4, 2), torch.zeros(4, 1)).shape
+        torch.Size([])
+    """
+    if isinstance(model, PoplarExecutor):
+        model = model.model
+    if is_wrapped(model):
+        raise RuntimeError(
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call "
+            "model.destroy() on the model to unwrap before wrapping again."
+        )
+    # The traced object: attributes like `training` are its own, weights are shared.
+    twin = copy.copy(model)
+    return PoplarExecutor(
+        twin, options, training=True, optimizer=optimizer, user_model=model
+    )
+
+
+def inferenceModel(
+    model: torch.nn.Module | PoplarExecutor, options: Options | None = None
+) -> PoplarExecutor:
+    """Wrap `model` for inference.
+
+    Args:
+        model: The module, or an executor around it. If it is wrapped for training,
+            each call first fetches what training changed.
+        options: Frozen, and cloned for the executor; gradient accumulation must be 1.
+
+    Raises:
+        Error: `options` is something else, or accumulates gradients.
+
+    Example:
+        >>> from ipufit.emulator import inferenceModel
+        >>> inference = inferenceModel(torch.nn.Linear(2, 3))
+        >>> inference(torch.ones(4, 2)).shape
+        torch.Size([4, 3])
+    """
+    if isinstance(model, PoplarExecutor):
+        model = model.model
+    return PoplarExecutor(copy.copy(model), options, training=False)
+
+
+def load(
+    filename: PathLike, edit_opts_fn: Callable[[Options], Any] | None = None
+) -> PoplarExecutor:
+    """Restore an executor that was saved with its model.
+
+    It is compiled, and attached unless the options say `OnDemand`; an offline target
+    becomes a device. Weights, optimiser and random state are those of the file. An
+    executor from a file is linked to no other: an inference model doesn't follow a
+    training model that was loaded beside it.
+
+    The file is unpickled, as by `torch.load`, and that can run any code: load only
+    files that you trust. `importPoptorchMetadataFromFile` unpickles nothing.
+
+    Args:
+        filename: File of `PoplarExecutor.save` or `compileAndExport`.
+        edit_opts_fn: Called with the options, to change them. The model is traced
+            again, so all changes count here; on a pod only run-time options do.
+
+    Raises:
+        AssertionError: The file was written by another version of the emulator, or
+            with `export_model=False`.
+        Error: The file is another one or broken, or compiling fails.
+        OSError: The file can't be read.
+
+    Example:
+        >>> import os, tempfile
+        >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "linear.poptorch")
+        ...     inference.compileAndExport(path, torch.ones(4, 2))
+        ...     loaded = load(path, lambda options: options.useIpuId(7))
+        >>> loaded.options.ipu_id, loaded.isAttachedToDevice()
+        (7, True)
+    """
+    file = ExecutableFile(filename)
+    metadata = file.metadata
+    require(
+        metadata.poptorch_version == __version__,
+        f"Invalid file {file.path}: {describe_versions(metadata)}.",
+    )
+    require(
+        metadata.has_model,
+        f"{file.path} was written with export_model=False. Wrap the module with "
+        "trainingModel or inferenceModel, and call loadExecutable of that.",
+    )
+    saved = file.load(MODEL)
+    options = saved["options"]
+    options._unfreeze()
+    options.deleteIfExists("ipu_version")
+    if options.connection_type == ConnectionType.Never:
+        options.connectionType(ConnectionType.Always)
+    if edit_opts_fn is not None:
+        edit_opts_fn(options)
+    if metadata.is_training:
+        executor = trainingModel(saved["model"], options, saved["optimizer"])
+    else:
+        executor = inferenceModel(saved["model"], options)
+    executor._groupings.add_by_name(executor.model, saved["groupings"])
+    executor._load(file)
+    if metadata.rng_state is not None:
+        executor.rng_state = metadata.rng_state
+    return executor
+
+
+def importPoptorchMetadataFromFile(filename: PathLike) -> bytes:
+    """Read the metadata of a saved executor; nothing is unpickled.
+
+    Args:
+        filename: File of `PoplarExecutor.save` or `compileAndExport`.
+
+    Returns:
+        A JSON document: versions, the kind of model, shapes of arguments and weights.
+        In PopTorch it is a pickle.
+
+    Raises:
+        Error: The file is another one, or broken.
+        OSError: The file can't be read.
+
+    Example:
+        >>> import json, os, tempfile
+        >>> inference = inferenceModel(torch.nn.Linear(2, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "linear.poptorch")
+        ...     inference.compileAndExport(path, torch.ones(4, 2))
+        ...     metadata = json.loads(importPoptorchMetadataFromFile(path))
+        >>> metadata["arguments"]
+        [{'shape': [4, 2], 'dtype': 'torch.float32'}]
+    """
+    return ExecutableFile(filename).metadata.to_json()

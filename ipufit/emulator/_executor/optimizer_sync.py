@@ -7,19 +7,34 @@ their state doesn't move (PopTorch, `python/_poplar_executor.py`, `python/optim.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 import torch
 
-from ipufit.emulator._executor.model_state import ModelState
-from ipufit.emulator._executor.weights_to_host import WeightsToHost
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._optimizers.base import Optimizer as PoptorchOptimizer
 from ipufit.emulator._optimizers.base import torch_state
+from ipufit.emulator._options.options import Options
 from ipufit.emulator._update.optimizer_link import OptimizerLink
 from ipufit.emulator.enums import MeanReductionStrategy
+from ipufit.emulator.errors import createPoptorchError
+
+NOT_COMPILED = "Model has not been compiled or has been destroyed."
 
 ReadStateDict = Callable[[], "dict[str, Any]"]
+
+
+class Executor(Protocol):
+    """The executor that trains with an optimiser."""
+
+    @property
+    def options(self) -> Options: ...
+
+    def isCompiled(self) -> bool: ...
+
+    def isAttachedToDevice(self) -> bool: ...
+
+    def copyWeightsToHostIfNeeded(self) -> bool: ...
 
 
 class OptimizerSync:
@@ -33,26 +48,20 @@ class OptimizerSync:
     """
 
     def __init__(
-        self,
-        state: ModelState,
-        to_host: WeightsToHost,
-        optimizer: torch.optim.Optimizer | None,
+        self, executor: Executor, optimizer: torch.optim.Optimizer | None
     ) -> None:
-        self._state = state
-        self._to_host = to_host
+        self._executor = executor
         self.link = (
-            None if optimizer is None else OptimizerLink(optimizer, state.options)
+            None if optimizer is None else OptimizerLink(optimizer, executor.options)
         )
         self._use_running_mean_if_needed()
 
-    def set(
-        self, optimizer: torch.optim.Optimizer, read_state_dict: ReadStateDict
-    ) -> None:
+    def set(self, optimizer: torch.optim.Optimizer) -> None:
         """Send the values of an optimiser, and have it read this device from now on."""
         link = self.link
         if link is None:
             raise AttributeError("An inference model has no optimizer to set.")
-        is_compiled = self._state.isCompiled()
+        is_compiled = self._executor.isCompiled()
         if is_compiled and optimizer is not link.optimizer:
             before = link.optimizer
             if isinstance(before, PoptorchOptimizer):
@@ -60,21 +69,21 @@ class OptimizerSync:
                 before.state_dict = before.get_state_dict  # type: ignore[method-assign]
             if isinstance(optimizer, PoptorchOptimizer):
                 optimizer.ipu_state_is_dirty = True
-        follow_device(optimizer, read_state_dict)
+        follow_device(optimizer, self.state_dict)
         link.set(optimizer, is_compiled=is_compiled)
         self._use_running_mean_if_needed()
-        if self._state.isAttachedToDevice():
+        if self._executor.isAttachedToDevice():
             self.write_state()
 
     def _use_running_mean_if_needed(self) -> None:
         running = MeanReductionStrategy.Running
-        options = self._state.options
+        options = self._executor.options
         training = options.Training
         strategy = training.meanAccumulationAndReplicationReductionStrategy
         link = self.link
         if link is None or not link.settings.uses_running_mean or strategy == running:
             return
-        if self._state.isCompiled():
+        if self._executor.isCompiled():
             raise ValueError(
                 "An optimizer with a 16-bit accum_type needs "
                 "MeanReductionStrategy.Running, but the executable is already compiled."
@@ -106,7 +115,8 @@ class OptimizerSync:
         if not optimizer.host_state_is_dirty:
             logger.debug("Using cached optimiser state dict")
             return
-        self._state.require_compiled()
+        if not self._executor.isCompiled():
+            raise createPoptorchError(NOT_COMPILED)
         of_torch = torch_state(optimizer)
         optimizer.set_state_dict({**link.read_state(), **of_torch})
         optimizer.ipu_state_is_dirty = False
@@ -131,7 +141,7 @@ class OptimizerSync:
             )
         if optimizer.has_state():
             # Together with the state all weights go to the device.
-            self._to_host.copyWeightsToHostIfNeeded()
+            self._executor.copyWeightsToHostIfNeeded()
             link.write_state(optimizer.state_dict())
         optimizer.ipu_state_is_dirty = False
 

@@ -222,7 +222,7 @@ def test_each_replica_shows_the_element_of_its_group():
 def test_nothing_is_left_on_the_weights_after_a_call():
     _, executor = wrap(options=_anchoring("Gradient___weight"))
     executor(ONE)
-    (weight,) = executor._state.attachment._weights.trained.values()
+    (weight,) = executor._device._weights.trained.values()
     assert not weight._backward_hooks
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
-from ipufit.emulator._executor.wrapper_registry import is_wrapped
+from ipufit.emulator._executor.wrapping import is_wrapped
 from tests.emulator._models import ONE, Model, on_device, said, wrap
 
 NOT_COMPILED = "Model has not been compiled or has been destroyed"

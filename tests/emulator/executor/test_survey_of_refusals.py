@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from ipufit.emulator import Error
-from ipufit.emulator._executor import lifecycle
+from ipufit.emulator._executor import executor as _executor
 from ipufit.emulator._executor.survey import survey
-from ipufit.emulator._executor.wrapper_registry import unwrapped
+from ipufit.emulator._executor.wrapping import unwrapped
 from ipufit.emulator._layout.layout import Layout
 
 ROOT = Path(__file__).parents[2]
@@ -87,29 +87,28 @@ def line_of(error):
 
 @pytest.fixture(autouse=True)
 def surveyed(monkeypatch):
-    original = lifecycle.compile_model
+    original = _executor.compile_model
 
-    def compile_model(state, arguments, link):
+    def compile_model(model, options, arguments, groupings, link):
+        given = (model, options, arguments, groupings, link)
         tensors = list(arguments.args)
         if arguments.kwargs or any(type(one) is not torch.Tensor for one in tensors):
-            return original(state, arguments, link)
+            return original(*given)
         found, error, result = None, None, None
         try:
-            result = original(state, arguments, link)
+            result = original(*given)
         except Exception as raised:  # noqa: BLE001 - raised again below
             error = raised
-        blocks = Layout.from_options(state.options).input_blocks
+        blocks = Layout.from_options(options).input_blocks
         rows = [t.detach()[: len(t) // blocks] if t.dim() else t for t in tensors]
-        with unwrapped(state.model):
-            found = survey(
-                state.model, rows, state.options, is_training=state.is_training
-            )
+        with unwrapped(model):
+            found = survey(model, rows, options, is_training=link is not None)
         compare(found, error)
         if error is not None:
             raise error
         return result
 
-    monkeypatch.setattr(lifecycle, "compile_model", compile_model)
+    monkeypatch.setattr(_executor, "compile_model", compile_model)
 
 
 def compare(found, error):

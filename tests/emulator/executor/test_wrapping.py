@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._executor.wrapper_registry import (
+from ipufit.emulator._executor.wrapping import (
     _remembered,
     is_wrapped,
     rewrap_model,
@@ -50,9 +50,9 @@ def trained(monkeypatch):
     )
     executor(torch.ones(1, 2))
     copies = []
-    original = executor._state.attachment.download
+    original = executor._device.download
     monkeypatch.setattr(
-        executor._state.attachment, "download", lambda: (copies.append(1), original())
+        executor._device, "download", lambda: (copies.append(1), original())
     )
     return model, executor, copies
 

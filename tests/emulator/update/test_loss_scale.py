@@ -155,7 +155,7 @@ def test_half_gradients_are_added_up_in_the_type_of_the_accumulator(
     )
     # 2049 isn't a float16: the update of the weight rounds it to 2048 again.
     seen = {}
-    optimizer = sgd_like._state.attachment._link.device_optimizer
+    optimizer = sgd_like._device._link.device_optimizer
     step = type(optimizer).step
 
     def spy(self, gradients):

@@ -72,7 +72,7 @@ def test_no_weights_are_copied_by_set_optimizer(monkeypatch):
     _, optimizer, executor = make(plain)
     executor(torch.ones(1))
     for name in ("download", "upload"):
-        monkeypatch.setattr(executor._state.attachment, name, lambda: 1 / 0)
+        monkeypatch.setattr(executor._device, name, lambda: 1 / 0)
     executor.setOptimizer(optimizer)
 
 
