@@ -1,35 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterates over data that a background process reads ahead."""
+"""Iterates over data that a background process reads ahead.
+
+The two sides talk over one pipe. The tensors are in a ring of slots in shared memory.
+Slots are filled, delivered and released in ring order, so counting the free ones is
+enough.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
+import math
+import mmap
+import multiprocessing
 import os
 import pickle
+import signal
+import sys
 import tempfile
 import weakref
-from typing import Any, Iterator
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple, Union
 
 import torch
 import torch.utils.data
 from torch import Tensor
 
 from ipufit.emulator._ground.checks import require
-from ipufit.emulator._ground.custom_args import pickled_parsers
-from ipufit.emulator._loading.accessor_worker import (
-    Begin,
-    EpochEnd,
-    Failed,
-    Ready,
-    Release,
-    Restart,
-    Started,
-    WorkerSetup,
+from ipufit.emulator._ground.custom_args import (
+    custom_arg_parser,
+    pickled_parsers,
+    register_pickled_parsers,
 )
-from ipufit.emulator._loading.worker_process import WorkerProcess
 from ipufit.emulator.enums import SharingStrategy
 from ipufit.emulator.errors import createPoptorchError
+
+_START_METHODS = {
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+}
+_LIVENESS_PERIOD_SECONDS = 1.0
+_PATIENCE_SECONDS = 10.0
 
 
 class AsynchronousDataAccessor:
@@ -97,8 +112,23 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        self._worker: WorkerProcess | None = None
-        _check_loader(dataset, rebatched_size)
+        self._process: Any = None
+        if isinstance(dataset, torch.utils.data.DataLoader):
+            # By attributes: the module `dataloader` imports this one.
+            if getattr(dataset, "_accessor", None) is not None:
+                raise createPoptorchError(
+                    "An AsynchronousDataAccessor needs a DataLoader with "
+                    "mode=DataLoaderMode.Sync: in the other modes it already has an "
+                    "accessor."
+                )
+            require(
+                rebatched_size is not None
+                or getattr(dataset, "_user_drop_last", dataset.drop_last)
+                or getattr(dataset, "combinedBatchSize", None) in (None, 1),
+                "A DataLoader with drop_last=False ends with a smaller batch, which "
+                "has no place among the others: pass drop_last=True, or a "
+                "rebatched_size.",
+            )
         require(
             rebatched_size is None or rebatched_size > 1,
             f"rebatched_size must be None or greater than 1, not {rebatched_size}.",
@@ -107,14 +137,13 @@ class AsynchronousDataAccessor:
         self._dataset = dataset
         self._rebatched_size = rebatched_size
         self._num_slots = buffer_size
-        self._generation = 0
-        self._num_held = 0
-        self._has_begun = False
-        self._has_consumed = False
+        self._generation = -1  # 0 from the first `iter` on, one more at each restart
+        self._must_restart = True  # whether `iter` has to ask for the beginning
         self._is_at_end = False
-        self._is_idle = False
-        self._has_failed = False
-        setup = WorkerSetup(
+        self._num_held = 0
+        self._owner = os.getpid()
+        context: Any = multiprocessing.get_context(_START_METHODS[sharing_strategy])
+        setup = Setup(
             dataset=dataset,
             dataset_path=None,
             num_slots=buffer_size,
@@ -125,16 +154,56 @@ class AsynchronousDataAccessor:
             rng_state=torch.get_rng_state().numpy().tobytes(),
             parsers=pickled_parsers(),
         )
-        with _dataset_in_file(setup, sharing_strategy) as final_setup:
-            self._worker = WorkerProcess(final_setup, sharing_strategy)
-            _terminate_at_exit(self)
+        with contextlib.ExitStack() as stack:
+            if sharing_strategy == SharingStrategy.FileSystem:
+                directory = stack.enter_context(tempfile.TemporaryDirectory())
+                path = os.path.join(directory, "dataset.pickle")
+                with open(path, "wb") as file:
+                    pickle.dump(dataset, file, protocol=4)
+                setup = setup._replace(dataset=None, dataset_path=path)
+            self._connection, theirs = context.Pipe()
+            inherited = (
+                self._connection if sharing_strategy == SharingStrategy.Fork else None
+            )
+            process = context.Process(
+                target=run_worker, args=(theirs, inherited, setup)
+            )
             try:
-                start, ring = self._worker.receive_start()
+                process.start()
+            except BaseException:
+                self._connection.close()
+                raise
+            finally:
+                theirs.close()
+            self._process = process
+            # The handler runs before multiprocessing's own, which would wait for the
+            # process for ever, because it is registered after that.
+            atexit.unregister(_terminate_all)
+            atexit.register(_terminate_all)
+            _accessors.add(self)
+            try:
+                self._receive_start()
             except BaseException:
                 self.terminate()
                 raise
+
+    def _receive_start(self) -> None:
+        """Wait for the first reply, and map the slots that the process has made."""
+        start = self._receive()
+        if not isinstance(start, Start):
+            raise createPoptorchError(
+                "AsynchronousDataAccessor worker thread failed to start: its process "
+                "could not read the first element of the dataset. "
+                f"{self._failure()} If it could not even start: scripts need an "
+                "`if __name__ == '__main__'` guard, and datasets must be importable "
+                "from there unless they are forked."
+            )
+        file_descriptor = reduction.recv_handle(self._connection)
+        try:
+            self._slots = slots_of(file_descriptor, start.specs, self._num_slots)
+        finally:
+            os.close(file_descriptor)
         self._structure = start.structure
-        self._slots = ring.slots
 
     def terminate(self) -> None:
         """End the background process; does nothing the second time.
@@ -148,14 +217,58 @@ class AsynchronousDataAccessor:
             >>> accessor = AsynchronousDataAccessor([torch.ones(1)])
             >>> accessor.terminate()
         """
-        if self._worker is None or self._worker.is_inherited:
+        # A forked copy of this process must not end the worker.
+        if self._process is None or self._owner != os.getpid():
             return
-        worker, self._worker = self._worker, None
+        process, self._process = self._process, None
         self._slots = []  # the memory stays for as long as there are elements
-        worker.end()
+        self._send(_STOP)
+        self._connection.close()
+        process.join(_PATIENCE_SECONDS)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGINT)
+            process.join(_PATIENCE_SECONDS)
+        if process.is_alive():
+            process.terminate()
+            process.join(_PATIENCE_SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
 
     def __del__(self) -> None:
         self.terminate()
+
+    def _send(self, request: Request) -> None:
+        with contextlib.suppress(ConnectionError):  # if it is gone, `_receive` tells
+            self._connection.send(request)
+
+    def _receive(self) -> Start | Reply | None:
+        """Wait for the next reply; None if the process fails, or has ended."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            while not self._connection.poll(_LIVENESS_PERIOD_SECONDS):
+                # Its children can keep the pipe open after its death.
+                if not self._process.is_alive() and not self._connection.poll(0):
+                    return None
+            reply: Start | Reply | None = self._connection.recv()
+            return reply
+        return None
+
+    def _failure(self) -> str:
+        """Point to the message of the process: only it knows the cause.
+
+        PopTorch does the same (`python/_dataloader.py`).
+        """
+        self._process.join(_LIVENESS_PERIOD_SECONDS)  # it prints, then ends
+        return (
+            "Look above for what it printed to its stderr (exit code "
+            f"{self._process.exitcode})."
+        )
+
+    def _release(self, count: int) -> None:
+        for _ in range(count):
+            self._send(_RELEASE)
+        self._num_held = 0
 
     # Iteration ----------------------------------------------------------------
 
@@ -167,83 +280,52 @@ class AsynchronousDataAccessor:
         return num_rows // self._rebatched_size
 
     def __iter__(self) -> Iterator[Any]:
-        worker = self._running_worker()
-        is_first = not self._has_begun
-        self._has_begun = True
-        if is_first:
-            worker.send(Begin())
-        elif self._is_idle or (self._has_consumed and not self._is_at_end):
+        self._require_process()
+        if self._must_restart:
             self._generation += 1
-            worker.send(Restart(self._generation))
-        self._has_consumed = self._is_at_end = self._is_idle = False
+            self._send(self._generation)
+        self._must_restart = self._is_at_end = False
         return self
 
     def __next__(self) -> Any:
-        worker = self._running_worker()
-        if not self._has_begun:
+        self._require_process()
+        if self._generation < 0:
             iter(self)
         if self._is_at_end:
             raise StopIteration
         if self._num_slots == 1:  # nothing can be read ahead while it's held
-            self._release(worker, self._num_held)
-        reply = self._next_of_generation(worker)
-        if isinstance(reply, EpochEnd):
-            self._is_at_end = True
-            self._is_idle = reply.is_idle
-            raise StopIteration
-        self._release(worker, self._num_held)
-        self._num_held = 1
-        self._has_consumed = True
-        return self._structure.rebuild(self._views(reply))
-
-    def _running_worker(self) -> WorkerProcess:
-        if self._worker is None:
-            raise AssertionError(
-                "This AsynchronousDataAccessor was terminated: make a new one."
-            )
-        return self._worker
-
-    def _next_of_generation(self, worker: WorkerProcess) -> Ready | EpochEnd:
-        """Wait for the next reply, and skip those from before a restart."""
+            self._release(self._num_held)
         while True:
-            reply = Failed() if self._has_failed else worker.receive()
-            if isinstance(reply, Failed):
-                self._has_failed = True
+            reply = self._receive()
+            if not isinstance(reply, Reply):
                 raise AssertionError(
                     "An error occurred in the data fetcher, the process that reads the "
-                    f"dataset. {worker.cause()}"
+                    f"dataset. {self._failure()}"
                 )
-            if isinstance(reply, Started):
-                raise AssertionError("The data fetcher started twice.")
             if reply.generation == self._generation:
-                return reply
-            if isinstance(reply, Ready):
-                self._release(worker, self._num_held + 1)
-
-    def _release(self, worker: WorkerProcess, count: int) -> None:
-        for _ in range(count):
-            worker.send(Release())
-        self._num_held = 0
-
-    def _views(self, ready: Ready) -> list[Tensor]:
+                break
+            if reply.slot is not None:  # from before a restart
+                self._release(self._num_held + 1)
+        self._must_restart = reply.slot is not None or reply.is_idle
+        if reply.slot is None:
+            self._is_at_end = True
+            raise StopIteration
+        self._release(self._num_held)
+        self._num_held = 1
         # A view of its own for each turn: the caller may resize or retype it.
-        slot = [tensor.view(tensor.shape) for tensor in self._slots[ready.slot]]
-        if ready.num_rows is None:
-            return slot
-        return [tensor.narrow(0, 0, ready.num_rows) for tensor in slot]
+        tensors = [tensor.view(tensor.shape) for tensor in self._slots[reply.slot]]
+        if reply.num_rows is not None:
+            tensors = [tensor.narrow(0, 0, reply.num_rows) for tensor in tensors]
+        return self._structure.rebuild(tensors)
+
+    def _require_process(self) -> None:
+        require(
+            self._process is not None,
+            "This AsynchronousDataAccessor was terminated: make a new one.",
+        )
 
 
 _accessors: weakref.WeakSet[AsynchronousDataAccessor] = weakref.WeakSet()
-
-
-def _terminate_at_exit(accessor: AsynchronousDataAccessor) -> None:
-    """End the process before multiprocessing waits for it at exit, for ever.
-
-    The handler runs first because it is registered after multiprocessing's own.
-    """
-    atexit.unregister(_terminate_all)
-    atexit.register(_terminate_all)
-    _accessors.add(accessor)
 
 
 def _terminate_all() -> None:
@@ -251,37 +333,436 @@ def _terminate_all() -> None:
         accessor.terminate()
 
 
-@contextlib.contextmanager
-def _dataset_in_file(
-    setup: WorkerSetup, strategy: SharingStrategy
-) -> Iterator[WorkerSetup]:
-    """Keep the dataset in a file while the process starts, if the strategy says so."""
-    if strategy != SharingStrategy.FileSystem:
-        yield setup
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        path = os.path.join(directory, "dataset.pickle")
-        with open(path, "wb") as file:
-            pickle.dump(setup.dataset, file, protocol=4)
-        yield setup._replace(dataset=None, dataset_path=path)
+# What is sent ---------------------------------------------------------------------
+
+_RELEASE = "release"
+"""Request: reuse the slot that was delivered first."""
+
+_STOP = "stop"
+"""Request: end the process."""
+
+Request = Union[int, str]
+"""One of these, or the number of a restart: read on beyond the first slot, and from the
+dataset's beginning unless the number is the one before."""
+
+Spec = Tuple[Tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor in a slot."""
 
 
-def _check_loader(dataset: Any, rebatched_size: int | None) -> None:
-    """Refuse data loaders whose last batch the slots can't hold.
+class Start(NamedTuple):
+    """Reply: the first element was read; the shared file follows."""
 
-    It goes by attributes, because the module `dataloader` imports this one.
+    structure: ElementStructure
+    specs: list[Spec]
+
+
+class Reply(NamedTuple):
+    """Reply: a slot is filled, or the dataset is exhausted.
+
+    None in its place says that the process ends because of an exception, which it
+    prints.
+
+    Attributes:
+        generation: Number of the last restart.
+        slot: The filled slot; None at the end of the dataset.
+        num_rows: Number of rows in use; None if the slot is full.
+        is_idle: Whether the process waits before it reads the next epoch.
     """
-    if not isinstance(dataset, torch.utils.data.DataLoader):
-        return
-    if getattr(dataset, "_accessor", None) is not None:
+
+    generation: int
+    slot: int | None = None
+    num_rows: int | None = None
+    is_idle: bool = False
+
+
+class ElementStructure(NamedTuple):
+    """The arrangement of an element's tensors; small when pickled.
+
+    Attributes:
+        keys: Keys of a dict in the order of the first element; None for other types.
+        skeleton: An object of a registered custom type, made of empty tensors.
+        is_tensor: Whether the element is a bare tensor.
+    """
+
+    keys: tuple[Any, ...] | None
+    skeleton: Any
+    is_tensor: bool
+    num_tensors: int
+
+    @classmethod
+    def of(cls, element: Any) -> ElementStructure:
+        """Read the structure of a dataset's first element.
+
+        Args:
+            element: A tensor, a flat list, tuple or dict of tensors, or an object
+                whose exact type has a registered parser.
+
+        Raises:
+            Error: If it is of another type, or has a member that isn't a tensor.
+
+        Example:
+            >>> ElementStructure.of({"x": torch.ones(2), "y": torch.ones(1)}).keys
+            ('x', 'y')
+        """
+        parser = custom_arg_parser(element, exact=True)
+        if parser is not None:
+            num_tensors = len(list(parser.yieldTensors(element)))
+            empty = iter([torch.empty(0) for _ in range(num_tensors)])
+            skeleton = parser.reconstruct(element, empty)
+            return cls(None, skeleton, is_tensor=False, num_tensors=num_tensors)
+        if isinstance(element, Tensor):
+            return cls(None, None, is_tensor=True, num_tensors=1)
+        keys = tuple(element) if isinstance(element, dict) else None
+        members = element.values() if isinstance(element, dict) else element
+        if not isinstance(element, (dict, list, tuple)) or not all(
+            isinstance(member, Tensor) for member in members
+        ):
+            raise createPoptorchError(
+                "An element must be a tensor, a flat list, tuple or dict of tensors, "
+                f"or of a type with a registered parser; got {_describe(element)}."
+            )
+        return cls(keys, None, is_tensor=False, num_tensors=len(element))
+
+    def tensors(self, element: Any) -> list[Tensor]:
+        """List the detached tensors of an element, in the order of the first one.
+
+        Raises:
+            Error: If the element has another structure.
+
+        Example:
+            >>> structure = ElementStructure.of([torch.ones(1), torch.ones(2)])
+            >>> structure.tensors([torch.tensor(1), torch.tensor(2)])
+            [tensor(1), tensor(2)]
+        """
+        parser = custom_arg_parser(element, exact=True)
+        if parser is not None:
+            tensors = list(parser.yieldTensors(element))
+        elif self.is_tensor:
+            tensors = [element]
+        elif self.keys is not None:
+            tensors = [element[key] for key in self.keys]
+        else:
+            tensors = list(element)
+        if len(tensors) != self.num_tensors or not all(
+            isinstance(tensor, Tensor) for tensor in tensors
+        ):
+            raise createPoptorchError(
+                f"The first element has {self.num_tensors} tensors, but a later one "
+                f"differs: {_describe(element)}."
+            )
+        return [tensor.detach() for tensor in tensors]
+
+    def rebuild(self, tensors: list[Tensor]) -> Any:
+        """Arrange tensors as in the first element.
+
+        Returns:
+            A tensor, dict, custom object, or a list for any list or tuple: as
+            PopTorch's accessor does.
+
+        Example:
+            >>> structure = ElementStructure.of((torch.ones(1), torch.ones(2)))
+            >>> structure.rebuild([torch.tensor(1), torch.tensor(2)])
+            [tensor(1), tensor(2)]
+        """
+        if self.skeleton is not None:
+            parser = custom_arg_parser(self.skeleton, exact=True)
+            if parser is None:
+                raise createPoptorchError(
+                    f"The parser of {type(self.skeleton).__name__} was unregistered."
+                )
+            return parser.reconstruct(self.skeleton, iter(tensors))
+        if self.is_tensor:
+            return tensors[0]
+        if self.keys is not None:
+            return dict(zip(self.keys, tensors))
+        return list(tensors)
+
+
+def _describe(element: Any) -> str:
+    if isinstance(element, dict):
+        parts = [f"{key!r}: {type(item).__name__}" for key, item in element.items()]
+        return f"dict {{{', '.join(parts)}}}"
+    if isinstance(element, (list, tuple)):
+        names = ", ".join(type(item).__name__ for item in element)
+        return f"{type(element).__name__} ({names})"
+    return type(element).__name__
+
+
+# Shared memory ------------------------------------------------------------------
+
+
+def _num_bytes(spec: Spec) -> int:
+    shape, dtype = spec
+    size: int = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+    return -(-size // 64) * 64  # whole cache lines
+
+
+def shared_file(specs: Sequence[Spec], num_slots: int) -> int:
+    """Make the file behind a ring, and return its descriptor; the caller closes it.
+
+    The file has no name: there is nothing to clean up, it is gone with the last process
+    or tensor that uses it.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("poptorch_ring_buffer")
+    else:  # not Linux
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    # An empty file can't be mapped.
+    os.truncate(descriptor, num_slots * sum(map(_num_bytes, specs)) or 1)
+    return descriptor
+
+
+def slots_of(
+    file_descriptor: int, specs: Sequence[Spec], num_slots: int
+) -> list[list[Tensor]]:
+    """Map a shared file as a list of tensors for each slot.
+
+    Example:
+        >>> specs = [((2,), torch.float32)]
+        >>> descriptor = shared_file(specs, num_slots=3)
+        >>> writer, reader = (slots_of(descriptor, specs, 3) for _ in range(2))
+        >>> os.close(descriptor)
+        >>> _ = writer[1][0].fill_(7.0)
+        >>> reader[1]
+        [tensor([7., 7.])]
+    """
+    memory: Any = mmap.mmap(file_descriptor, 0)  # the tensors keep it alive
+    slots: list[list[Tensor]] = [[] for _ in range(num_slots)]
+    offset = 0
+    for slot, spec in itertools.product(slots, specs):
+        shape, dtype = spec
+        flat = torch.empty(0, dtype=dtype)
+        if math.prod(shape):  # frombuffer refuses to see nothing
+            flat = torch.frombuffer(
+                memory, dtype=dtype, count=math.prod(shape), offset=offset
+            )
+        slot.append(flat.view(shape))
+        offset += _num_bytes(spec)
+    return slots
+
+
+# The process --------------------------------------------------------------------
+
+
+class Setup(NamedTuple):
+    """Arguments of the process.
+
+    Attributes:
+        dataset: None if it is in a file.
+        dataset_path: Path of the file with the pickled dataset.
+        num_slots: Number of slots of the ring.
+        is_spinning: Whether to poll for requests while the ring is full, not sleep.
+        load_indefinitely: Whether to read the next epoch as soon as one ends.
+        early_preload: Whether to read on before the consumer starts.
+        rebatched_size: Rows to collect in each slot; None leaves elements as they are.
+        rng_state: State of torch's generator to continue from.
+        parsers: The registered parsers of custom types, pickled.
+    """
+
+    dataset: Any
+    dataset_path: str | None
+    num_slots: int
+    is_spinning: bool
+    load_indefinitely: bool
+    early_preload: bool
+    rebatched_size: int | None
+    rng_state: bytes
+    parsers: list[bytes]
+
+
+def run_worker(
+    connection: Connection, inherited: Connection | None, setup: Setup
+) -> None:
+    """Serve one accessor until it stops; the target of the process.
+
+    Args:
+        connection: The process's end of the pipe.
+        inherited: The accessor's end if forking has copied it. It is closed, or the
+            process would never notice that the accessor is gone.
+        setup: The other arguments.
+    """
+    if inherited is not None:
+        inherited.close()
+    torch.set_num_threads(1)  # as in torch's workers: OpenMP doesn't survive a fork
+    if sys.platform == "linux":
+        # The dataset's own workers: to fork this process, which has one thread, spares
+        # each of them seconds of imports. A loader's `multiprocessing_context` wins.
+        multiprocessing.set_start_method("fork", force=True)
+    # An interrupt, or a consumer that is gone, is no failure of the dataset.
+    with contextlib.closing(connection), contextlib.suppress(
+        _Stopped, KeyboardInterrupt
+    ):
+        worker = _Worker(connection, setup)
+        try:
+            worker.run()
+        except _Stopped:
+            raise
+        except Exception:
+            worker.send(None)
+            raise  # multiprocessing prints it to this process's stderr
+
+
+class _Stopped(Exception):
+    """The consumer has no more use for this process."""
+
+
+class _Restarted(Exception):
+    """The consumer wants the dataset from its beginning."""
+
+
+class _Worker:
+    """Reads the dataset, epoch after epoch, into the free slots of the ring."""
+
+    def __init__(self, connection: Connection, setup: Setup) -> None:
+        self._connection = connection
+        self._setup = setup
+        self._num_free = setup.num_slots
+        self._slot = 0
+        self._generation = 0
+        self._is_held = not setup.early_preload
+        self._has_delivered = False
+
+    def run(self) -> None:
+        """Read until `_Stopped`, or an exception of the dataset."""
+        setup = self._setup
+        register_pickled_parsers(setup.parsers)
+        state = torch.frombuffer(bytearray(setup.rng_state), dtype=torch.uint8)
+        torch.set_rng_state(state)
+        self._dataset = setup.dataset
+        if setup.dataset_path is not None:
+            with open(setup.dataset_path, "rb") as file:
+                self._dataset = pickle.load(file)
+        self._elements: Iterator[Any] = self._begin(iter(self._dataset))
+        while True:
+            with contextlib.suppress(_Restarted):
+                self._run_epoch()
+            # The iterator's own processes end before the dataset starts others.
+            self._elements = iter(())
+            self._elements = iter(self._dataset)
+
+    def _begin(self, elements: Iterator[Any]) -> Iterator[Any]:
+        """Read the first element, and make a ring of slots like it."""
+        first = next(elements, self)
+        if first is self:
+            raise createPoptorchError("The dataset is empty.")
+        self._structure = ElementStructure.of(first)
+        tensors = self._structure.tensors(first)
+        specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        size = self._setup.rebatched_size
+        if size is not None:
+            _common_rows(tensors, size)
+            specs = [((size, *shape[1:]), dtype) for shape, dtype in specs]
+        file_descriptor = shared_file(specs, self._setup.num_slots)
+        try:
+            self._slots = slots_of(file_descriptor, specs, self._setup.num_slots)
+            self.send(Start(self._structure, specs))
+            reduction.send_handle(self._connection, file_descriptor, os.getppid())
+        finally:
+            os.close(file_descriptor)
+        return itertools.chain([first], elements)
+
+    def _run_epoch(self) -> None:
+        is_rebatched = self._setup.rebatched_size is not None
+        self._has_delivered = False
+        self._wait_for_slot()
+        (self._fill_rebatched if is_rebatched else self._fill)(self._elements)
+        # An epoch without data isn't repeated unasked: that would never pause.
+        is_idle = not (self._setup.load_indefinitely and self._has_delivered)
+        self.send(Reply(self._generation, is_idle=is_idle))
+        while is_idle:
+            self._receive(wait=True)
+
+    def _fill(self, elements: Iterable[Any]) -> None:
+        """Fill each slot with one element."""
+        for element in elements:
+            sources = self._structure.tensors(element)
+            for target, source in zip(self._slots[self._slot], sources):
+                target.copy_(source)
+            self._deliver(None)
+            self._wait_for_slot()
+
+    def _fill_rebatched(self, elements: Iterable[Any]) -> None:
+        """Fill each slot with rows of as many elements as it takes."""
+        size = self._setup.rebatched_size or 0
+        num_filled = 0
+        for element in elements:
+            sources = self._structure.tensors(element)
+            num_rows = _common_rows(sources, size)
+            num_taken = 0
+            while num_taken < num_rows:
+                count = min(num_rows - num_taken, size - num_filled)
+                for target, source in zip(self._slots[self._slot], sources):
+                    rows = source.narrow(0, num_taken, count)
+                    target.narrow(0, num_filled, count).copy_(rows)
+                num_taken += count
+                num_filled += count
+                if num_filled == size:
+                    self._deliver(None)
+                    self._wait_for_slot()
+                    num_filled = 0
+        if num_filled and not getattr(self._dataset, "rebatched_drop_last", True):
+            self._deliver(num_filled)
+
+    def _deliver(self, num_rows: int | None) -> None:
+        self.send(Reply(self._generation, self._slot, num_rows))
+        self._has_delivered = True
+        self._num_free -= 1
+        self._slot = (self._slot + 1) % self._setup.num_slots
+        while self._is_held:
+            self._receive(wait=True)
+
+    def _wait_for_slot(self) -> None:
+        """Handle pending requests, and wait until a slot is free."""
+        while self._receive(wait=self._num_free == 0):
+            pass
+
+    def send(self, reply: Start | Reply | None) -> None:
+        """Send a reply; None says that this process fails."""
+        try:
+            self._connection.send(reply)
+        except ConnectionError as error:
+            raise _Stopped from error
+
+    def _receive(self, *, wait: bool) -> bool:
+        """Handle the next request; False if there is none yet and `wait` is false.
+
+        Raises:
+            _Restarted: The consumer asks for it.
+            _Stopped: The consumer asks for it, or is gone.
+        """
+        try:
+            while not self._connection.poll(0):
+                if not wait:
+                    return False
+                if not self._setup.is_spinning:
+                    break
+            request: Request = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise _Stopped from error
+        if request == _STOP:
+            raise _Stopped
+        if request == _RELEASE:
+            self._num_free += 1
+            return True
+        self._is_held = False
+        if request != self._generation:
+            self._generation = int(request)
+            raise _Restarted
+        return True
+
+
+def _common_rows(tensors: list[Tensor], limit: int) -> int:
+    """Number of rows of an element that is to be rebatched.
+
+    Raises:
+        Error: If its tensors differ in length, or have more rows than a slot.
+    """
+    lengths = {len(tensor) if tensor.dim() else limit + 1 for tensor in tensors}
+    if len(lengths) != 1 or max(lengths) > limit:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
         raise createPoptorchError(
-            "An AsynchronousDataAccessor needs a DataLoader with "
-            "mode=DataLoaderMode.Sync: in the other modes it already has an accessor."
+            "To be rebatched, all tensors of an element need the same number of rows, "
+            f"at most rebatched_size = {limit}; got shapes {shapes}."
         )
-    require(
-        rebatched_size is not None
-        or getattr(dataset, "_user_drop_last", dataset.drop_last)
-        or getattr(dataset, "combinedBatchSize", None) in (None, 1),
-        "A DataLoader with drop_last=False ends with a smaller batch, which has no "
-        "place among the others: pass drop_last=True, or a rebatched_size.",
-    )
+    return lengths.pop()

@@ -3,26 +3,28 @@
 
 from __future__ import annotations
 
-import logging
+import itertools
 import weakref
 from typing import Any, Iterator
 
-import torch.utils.data
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset
 
 from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.custom_args import (
+    flattenTensorStructure,
+    reconstructTensorStructure,
+)
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
-from ipufit.emulator._loading.micro_batches import combine_micro_batches
-from ipufit.emulator._loading.partition import Partition
 from ipufit.emulator._options.options import Options
 from ipufit.emulator.enums import DataLoaderMode
 from ipufit.emulator.errors import createPoptorchError
 
-logger = logging.getLogger("poptorch::python")
 
-
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(TorchDataLoader[Any]):
     """A loader whose batches hold the rows of one call.
 
     One call takes the combined batch, `batch_size * device iterations * input groups
@@ -103,9 +105,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         self._shuffled_partition: Partition | None = None
         if batch_sampler is not None:
-            _check_batch_sampler(
-                options, batch_size, shuffle, auto_distributed_partitioning
-            )
+            if batch_size != 1 or shuffle:
+                raise createPoptorchError(
+                    "A batch_sampler decides on batches and their order: it excludes "
+                    "batch_size and shuffle."
+                )
+            if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
+                raise createPoptorchError(
+                    "Data with a batch_sampler can't be partitioned for several "
+                    "processes: pass auto_distributed_partitioning=False and a sampler "
+                    "that does it."
+                )
             batch_size = getattr(batch_sampler, "batch_size", 1)
         require(
             isinstance(options, Options),
@@ -118,29 +128,70 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # As in PopTorch, there are no `options` without a batch size.
             self._options = options
             self._combined_batch_size = batch_size * self._num_combined
+        combined = self._combined_batch_size
         self._user_drop_last = drop_last
         self._has_batch_sampler = batch_sampler is not None
 
         num_processes = options.Distributed.numProcesses
         is_partitioned = num_processes > 1 and auto_distributed_partitioning
         if isinstance(dataset, IterableDataset):
-            _check_iterable(is_partitioned, num_workers, kwargs)
+            require(
+                not is_partitioned,
+                "An iterable dataset can't be partitioned for several processes: pass "
+                "auto_distributed_partitioning=False and let the dataset do it.",
+            )
+            if num_workers > 1 and "worker_init_fn" not in kwargs:
+                logger.warning(
+                    "Each of the %d workers will go through the whole iterable "
+                    "dataset, so each element comes %d times. Pass a worker_init_fn "
+                    "that gives each worker a part.",
+                    num_workers,
+                    num_workers,
+                )
         else:
-            self._warn_if_indivisible(dataset, batch_sampler, num_processes)
-            if is_partitioned:
-                dataset = self._partition(dataset, options, shuffle)
-                shuffle = False
+            self._warn_if_indivisible(len(dataset), batch_sampler, num_processes)
+        if is_partitioned:
+            require(
+                not shuffle or options.exists("random_seed"),
+                "To shuffle the data of several processes they need a common seed: "
+                "call options.randomSeed(seed) in each of them.",
+            )
+            if combined is None:
+                raise AssertionError(
+                    "Data without batches (batch_size=None) can't be partitioned: pass "
+                    "auto_distributed_partitioning=False."
+                )
+            dataset = Partition(
+                dataset,
+                options.Distributed.processId,
+                num_processes,
+                combined,
+                drop_last=drop_last,
+                seed=options("random_seed") if shuffle else None,
+            )
+            self._shuffled_partition = dataset if shuffle else None
+            shuffle = False
 
-        combined = self._combined_batch_size
-        loaded_size, drops_loaded, rebatched_size = combined, drop_last, None
-        if _is_rebatched(mode, combined, drop_last):
-            loaded_size = _worker_batch_size(combined, rebatched_worker_size)
-            drops_loaded, rebatched_size = False, combined
-        if rebatched_size is not None:
-            self.rebatched_drop_last = None if self._has_batch_sampler else drop_last
+        is_rebatched = mode == DataLoaderMode.AsyncRebatched
+        if mode == DataLoaderMode.Async:
+            # The accessor's slots have no place for a smaller batch at the end.
+            is_rebatched = not drop_last and (combined or 1) > 1
+        loaded_size = combined
+        if is_rebatched:
+            if combined is not None and rebatched_worker_size is not None:
+                require(
+                    rebatched_worker_size <= combined,
+                    f"rebatched_worker_size = {rebatched_worker_size} must not exceed "
+                    f"the combined batch size, {combined}.",
+                )
+                loaded_size = rebatched_worker_size
+            if combined is not None:
+                self.rebatched_drop_last = (
+                    None if self._has_batch_sampler else drop_last
+                )
         if batch_sampler is None:
-            kwargs.update(batch_size=loaded_size, drop_last=drops_loaded)
-            kwargs.update(shuffle=bool(shuffle))
+            kwargs.update(batch_size=loaded_size, shuffle=bool(shuffle))
+            kwargs.update(drop_last=drop_last and not is_rebatched)
         else:
             kwargs.update(batch_sampler=batch_sampler)
         if persistent_workers is None:
@@ -152,26 +203,37 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             **kwargs,
         )
         if mode in (DataLoaderMode.Async, DataLoaderMode.AsyncRebatched):
-            self._start_accessor(async_options or {}, rebatched_size)
+            async_options = async_options or {}
+            require(
+                "rebatched_size" not in async_options,
+                "The DataLoader decides on rebatched_size: remove it from "
+                "async_options and choose a mode instead.",
+            )
+            rebatched_size = combined if is_rebatched else None
+            self._accessor = AsynchronousDataAccessor(
+                self, rebatched_size=rebatched_size, **async_options
+            )
+            # Not a cycle: the process ends as soon as the loader isn't used any more.
+            self._accessor._dataset = weakref.proxy(self)
 
     def _warn_if_indivisible(
-        self, dataset: Any, batch_sampler: Any, num_processes: int
+        self, num_elements: int, batch_sampler: Any, num_processes: int
     ) -> None:
-        num_elements = len(dataset)
         if self._combined_batch_size is None:
             return
         if batch_sampler is not None:
             # PopTorch warns whatever drop_last is.
-            num_batches = _length_or_none(batch_sampler)
+            try:
+                num_batches = len(batch_sampler)
+            except TypeError:
+                num_batches = None
             if num_batches is None or num_batches % self._num_combined:
-                counted = "an unknown number of" if num_batches is None else num_batches
-                fate = "dropped" if self._user_drop_last else "smaller than the others"
                 logger.warning(
                     "The batch sampler gives %s micro-batches and a call takes %d. An "
                     "incomplete last group is %s.",
-                    counted,
+                    "an unknown number of" if num_batches is None else num_batches,
                     self._num_combined,
-                    fate,
+                    "dropped" if self._user_drop_last else "smaller than the others",
                 )
             return
         per_call = self._combined_batch_size * num_processes
@@ -186,45 +248,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 self._combined_batch_size,
                 num_processes,
             )
-
-    def _partition(
-        self, dataset: Any, options: Options, shuffle: bool | None
-    ) -> Partition:
-        require(
-            not shuffle or options.exists("random_seed"),
-            "To shuffle the data of several processes they need a common seed: call "
-            "options.randomSeed(seed) in each of them.",
-        )
-        if self._combined_batch_size is None:
-            raise AssertionError(
-                "Data without batches (batch_size=None) can't be partitioned: pass "
-                "auto_distributed_partitioning=False."
-            )
-        share = Partition(
-            dataset,
-            options.Distributed.processId,
-            options.Distributed.numProcesses,
-            self._combined_batch_size,
-            drop_last=self._user_drop_last,
-            seed=options("random_seed") if shuffle else None,
-        )
-        if shuffle:
-            self._shuffled_partition = share
-        return share
-
-    def _start_accessor(
-        self, async_options: dict[str, Any], rebatched_size: int | None
-    ) -> None:
-        require(
-            "rebatched_size" not in async_options,
-            "The DataLoader decides on rebatched_size: remove it from async_options "
-            "and choose a mode instead.",
-        )
-        self._accessor = AsynchronousDataAccessor(
-            self, rebatched_size=rebatched_size, **async_options
-        )
-        # Not a cycle: the process ends as soon as the loader isn't used any more.
-        self._accessor._dataset = weakref.proxy(self)
 
     @property
     def combinedBatchSize(self) -> int | None:
@@ -293,76 +316,123 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._shuffled_partition.shuffle()
         batches: Iterator[Any] = super().__iter__()
         if self._has_batch_sampler and self._num_combined != 1:
-            return combine_micro_batches(
-                batches, self._num_combined, drop_last=self._user_drop_last
-            )
+            return self._combine(batches)
         return batches
 
+    def _combine(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Concatenate the micro-batches of each call along dimension 0.
 
-def _is_rebatched(
-    mode: DataLoaderMode, combined_batch_size: int | None, drop_last: bool
-) -> bool:
-    """Whether the background process joins what the workers have loaded.
+        Leaves that aren't tensors are those of the first micro-batch.
+        """
+        while True:
+            group = list(itertools.islice(batches, self._num_combined))
+            if len(group) < self._num_combined and (self._user_drop_last or not group):
+                return
+            leaves = [list(flattenTensorStructure(batch, group[0])) for batch in group]
+            yield reconstructTensorStructure(
+                group[0], [torch.cat(tensors) for tensors in zip(*leaves)]
+            )
 
-    Its slots have no place for a smaller batch at the end.
+
+class Partition(Dataset[Any]):
+    """The contiguous block of a dataset that one of several processes reads.
+
+    With `drop_last` all blocks have the same length, a multiple of the combined
+    batch, and what is behind the blocks is left over. Otherwise the blocks cover the
+    dataset, and the first ones are one element longer if they must.
+
+    With a seed, each `shuffle` draws one permutation of the whole dataset, the same
+    in every process, and the block is a block of the permutation. Its offset
+    alternates between two places, `leftovers` apart, beginning with the later one.
+
+    As in PopTorch the leftovers of the shuffle are `len(dataset) % length`, which can
+    be less than what lies outside the blocks. As there, only the permutation is in
+    shared memory: persistent workers keep the offset of their first epoch.
+
+    Args:
+        dataset: The whole dataset; needs a length.
+        process_index: Number of this process, from 0 on.
+        num_processes: Number of processes that share the dataset.
+        combined_batch_size: Elements that one process takes per call.
+        drop_last: Whether all processes get the same number of full batches.
+        seed: Seed common to all processes; None if the data is never shuffled.
+
+    Raises:
+        ZeroDivisionError: If `drop_last` leaves nothing to any process.
+
+    Example:
+        >>> block = Partition("abcdefghij", 1, 2, 2, drop_last=True, seed=None)
+        >>> [block[index] for index in range(len(block))]
+        ['e', 'f', 'g', 'h']
     """
-    if mode == DataLoaderMode.Async:
-        return not drop_last and (combined_batch_size or 1) > 1
-    return mode == DataLoaderMode.AsyncRebatched
 
+    def __init__(
+        self,
+        dataset: Any,
+        process_index: int,
+        num_processes: int,
+        combined_batch_size: int,
+        *,
+        drop_last: bool,
+        seed: int | None,
+    ) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        size = len(dataset)
+        if drop_last:
+            per_call = combined_batch_size * num_processes
+            self._length = combined_batch_size * (size // per_call)
+            if self._length == 0:
+                raise ZeroDivisionError(
+                    f"The dataset has {size} elements, but one call takes {per_call} "
+                    f"= {combined_batch_size} per process * {num_processes} processes. "
+                    "Pass more data, a smaller batch, or drop_last=False."
+                )
+            self._base_offset = process_index * self._length
+            self._leftovers = size % self._length
+        else:
+            share, remainder = divmod(size, num_processes)
+            self._length = share + (process_index < remainder)
+            self._base_offset = process_index * share + min(process_index, remainder)
+            self._leftovers = 0
+        self._offset = self._base_offset
+        self._permutation: torch.Tensor | None = None
+        self._generator_state: torch.Tensor | None = None
+        # torch asks for it by name, to fetch several elements at once.
+        if getattr(dataset, "__getitems__", None):
+            self.__getitems__ = self._getitems
 
-def _worker_batch_size(
-    combined_batch_size: int | None, rebatched_worker_size: int | None
-) -> int | None:
-    """Number of elements that workers load at a time when rebatching."""
-    if combined_batch_size is None or rebatched_worker_size is None:
-        return combined_batch_size
-    require(
-        rebatched_worker_size <= combined_batch_size,
-        f"rebatched_worker_size = {rebatched_worker_size} must not exceed the "
-        f"combined batch size, {combined_batch_size}.",
-    )
-    return rebatched_worker_size
+    def shuffle(self) -> None:
+        """Draw the permutation of the next epoch and move the block."""
+        generator = torch.Generator()
+        if self._generator_state is not None:
+            generator.set_state(self._generator_state)
+        elif self._seed is not None:
+            generator.manual_seed(self._seed)
+        permutation = torch.randperm(len(self._dataset), generator=generator)
+        self._generator_state = generator.get_state()
+        if self._permutation is None:
+            permutation.share_memory_()  # type: ignore[no-untyped-call]
+            self._permutation = permutation
+        else:  # in place: persistent workers see it
+            self._permutation.copy_(permutation)
+        is_at_base = self._offset == self._base_offset
+        self._offset = self._base_offset + (self._leftovers if is_at_base else 0)
 
+    def __len__(self) -> int:
+        return self._length
 
-def _check_batch_sampler(
-    options: Options,
-    batch_size: int | None,
-    shuffle: bool | None,
-    auto_distributed_partitioning: bool,
-) -> None:
-    if batch_size != 1 or shuffle:
-        raise createPoptorchError(
-            "A batch_sampler decides on batches and their order: it excludes "
-            "batch_size and shuffle."
-        )
-    if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
-        raise createPoptorchError(
-            "Data with a batch_sampler can't be partitioned for several processes: "
-            "pass auto_distributed_partitioning=False and a sampler that does it."
-        )
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[self._source_index(index)]
 
+    def _getitems(self, indices: list[Any]) -> Any:
+        return self._dataset.__getitems__([self._source_index(i) for i in indices])
 
-def _check_iterable(
-    is_partitioned: bool, num_workers: int, kwargs: dict[str, Any]
-) -> None:
-    require(
-        not is_partitioned,
-        "An iterable dataset can't be partitioned for several processes: pass "
-        "auto_distributed_partitioning=False and let the dataset do it.",
-    )
-    if num_workers > 1 and "worker_init_fn" not in kwargs:
-        logger.warning(
-            "Each of the %d workers will go through the whole iterable dataset, so "
-            "each element comes %d times. Pass a worker_init_fn that gives each "
-            "worker a part.",
-            num_workers,
-            num_workers,
-        )
-
-
-def _length_or_none(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except TypeError:
-        return None
+    def _source_index(self, index: Any) -> Any:
+        if not 0 <= index < self._length:
+            raise IndexError(
+                f"Index {int(index)} is outside this process's {self._length} elements."
+            )
+        if self._permutation is None:
+            return self._offset + index
+        return self._permutation[self._offset + index]

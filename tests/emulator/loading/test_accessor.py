@@ -18,14 +18,15 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from ipufit.emulator._ground.custom_args import registerCustomArgParser
-from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
-from ipufit.emulator._loading.dataloader import DataLoader
-from ipufit.emulator._loading.element import ElementStructure
-from ipufit.emulator._loading.ring_buffer import RingBuffer, TensorSpec, shared_file
-from ipufit.emulator.enums import DataLoaderMode, SharingStrategy
-from ipufit.emulator.errors import Error
-from ipufit.emulator.options import Options
+from ipufit.emulator import (
+    AsynchronousDataAccessor,
+    DataLoader,
+    DataLoaderMode,
+    Error,
+    Options,
+    SharingStrategy,
+    registerCustomArgParser,
+)
 from tests.emulator._datasets import (
     Dying,
     Pair,
@@ -77,8 +78,8 @@ def drain(accessor, num_expected):
     It waits long for those that are expected, and a little for more.
     """
     num_ready = 0
-    while accessor._worker.connection.poll(60 if num_ready < num_expected else 0.5):
-        accessor._worker.connection.recv()
+    while accessor._connection.poll(60 if num_ready < num_expected else 0.5):
+        accessor._connection.recv()
         num_ready += 1
     return num_ready
 
@@ -252,28 +253,30 @@ def test_gradients_stay_behind(start):
 @pytest.mark.parametrize(
     "element", [3, ("text", torch.ones(1)), [[torch.ones(1)]], {"x": 1}]
 )
-def test_other_elements_are_refused(element):
-    with pytest.raises(Error, match="a flat list, tuple or dict of tensors"):
-        ElementStructure.of(element)
+def test_other_elements_are_refused(element, capfd):
+    with pytest.raises(Error, match="failed to start"):
+        AsynchronousDataAccessor([element], sharing_strategy=SharingStrategy.Fork)
+    assert "a flat list, tuple or dict of tensors" in capfd.readouterr().err
 
 
-def test_an_element_with_another_structure_is_refused():
-    structure = ElementStructure.of((torch.ones(1), torch.ones(1)))
-    for element in ((torch.ones(1),), (torch.ones(1), None)):
-        with pytest.raises(Error, match="differs: tuple"):
-            structure.tensors(element)
+@pytest.mark.parametrize("later", [(torch.ones(1),), (torch.ones(1), None)])
+def test_an_element_with_another_structure_is_refused(start, later, capfd):
+    accessor = start([(torch.ones(1), torch.ones(1)), later])
+    next(accessor)
+    with pytest.raises(AssertionError, match="An error occurred in the data fetcher"):
+        next(accessor)
+    assert "differs: tuple" in capfd.readouterr().err
 
 
-def test_slots_do_not_overlap():
-    specs = [TensorSpec((3,), torch.bool), TensorSpec((2, 2), torch.float64)]
-    descriptor = shared_file(specs, 3)
-    ring = RingBuffer(descriptor, specs, 3)
-    os.close(descriptor)
-    for number, slot in enumerate(ring.slots):
-        slot[0].fill_(number % 2)
-        slot[1].fill_(number)
-    assert [slot[0].tolist() for slot in ring.slots] == [[n % 2] * 3 for n in range(3)]
-    assert [slot[1].unique().item() for slot in ring.slots] == [0.0, 1.0, 2.0]
+def test_slots_do_not_overlap(start):
+    elements = [
+        (torch.full((3,), n % 2 == 1), torch.full((2, 2), n, dtype=torch.float64))
+        for n in range(3)
+    ]
+    kept = list(start(elements, 3, load_indefinitely=False))
+    for n, (flags, numbers) in enumerate(kept):
+        assert flags.tolist() == [n % 2 == 1] * 3
+        assert numbers.unique().item() == n
 
 
 # Rebatching ------------------------------------------------------------------
@@ -477,7 +480,7 @@ def test_terminating_ends_the_process_and_leaves_nothing(start, monkeypatch, tmp
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
     accessor = start(steps(*range(5)))
     next(accessor)
-    pid = accessor._worker.process.pid
+    pid = accessor._process.pid
     accessor.terminate()
     accessor.terminate()
     assert not is_running(pid)
@@ -491,7 +494,7 @@ def test_terminating_ends_the_process_and_leaves_nothing(start, monkeypatch, tmp
 
 def test_the_process_ends_with_the_last_reference(start):
     accessor = AsynchronousDataAccessor(steps(1), sharing_strategy=SharingStrategy.Fork)
-    pid = accessor._worker.process.pid
+    pid = accessor._process.pid
     assert is_running(pid)
     del accessor
     assert not is_running(pid)
@@ -527,7 +530,7 @@ def test_a_process_that_does_not_react_is_made_to(
     while not stuck.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     exit_codes, waits = [], iter(patience)
-    process = accessor._worker.process
+    process = accessor._process
     join, close = process.join, process.close
     monkeypatch.setattr(process, "join", lambda _: join(next(waits)))
     monkeypatch.setattr(
@@ -539,13 +542,12 @@ def test_a_process_that_does_not_react_is_made_to(
 
 SCRIPT = """
 import torch, sys
-from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
-from ipufit.emulator.enums import SharingStrategy
+from ipufit.emulator import AsynchronousDataAccessor, SharingStrategy
 if __name__ == "__main__":
     accessor = AsynchronousDataAccessor(
         [torch.ones(1)], sharing_strategy=SharingStrategy.Fork
     )
-    print(accessor._worker.process.pid, flush=True)
+    print(accessor._process.pid, flush=True)
     {ending}
 """
 

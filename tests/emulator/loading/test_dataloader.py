@@ -14,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
-from ipufit.emulator._ground.custom_args import registerCustomArgParser
-from ipufit.emulator._loading.dataloader import DataLoader
-from ipufit.emulator.enums import CommGroupType, DataLoaderMode, SharingStrategy
-from ipufit.emulator.errors import Error
-from ipufit.emulator.options import Options
+from ipufit.emulator import (
+    CommGroupType,
+    DataLoader,
+    DataLoaderMode,
+    Error,
+    Options,
+    SharingStrategy,
+    registerCustomArgParser,
+)
 from tests.emulator._datasets import (
     IndexStream,
     Indices,
@@ -471,7 +475,7 @@ def test_the_process_ends_with_the_loader():
     loader = DataLoader(
         Options(), Indices(3), mode=DataLoaderMode.Async, async_options=FORK
     )
-    pid = loader._accessor._worker.process.pid
+    pid = loader._accessor._process.pid
     gc.disable()  # so that a cycle would not be found
     try:
         del loader
