@@ -67,11 +67,11 @@ from .poptorch_core import poptorchAtExit
 if _typing.TYPE_CHECKING:
     from ipufit.emulator._executor.executor import (
         PoplarExecutor,
-        importPoptorchMetadataFromFile,
         inferenceModel,
         load,
         trainingModel,
     )
+    from ipufit.emulator._executor.saving import importPoptorchMetadataFromFile
     from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
     from ipufit.emulator._loading.dataloader import DataLoader
 else:
@@ -79,7 +79,7 @@ else:
         "AsynchronousDataAccessor": "_loading.accessor",
         "DataLoader": "_loading.dataloader",
         "PoplarExecutor": "_executor.executor",
-        "importPoptorchMetadataFromFile": "_executor.executor",
+        "importPoptorchMetadataFromFile": "_executor.saving",
         "inferenceModel": "_executor.executor",
         "load": "_executor.executor",
         "trainingModel": "_executor.executor",

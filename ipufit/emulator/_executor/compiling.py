@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ipufit.emulator._device.runner import Runner
 from ipufit.emulator._executor.constraints import (
+    check_executable_cache,
     check_groupings,
     check_program,
     check_updatable_buffers,
 )
-from ipufit.emulator._executor.executable_cache import check_executable_cache
 from ipufit.emulator._executor.runner_choice import choose_runner
 from ipufit.emulator._executor.wrapping import unwrapped
 from ipufit.emulator._layout.layout import Layout

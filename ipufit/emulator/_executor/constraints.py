@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Callable, Iterator, Mapping
 
 import torch
 
+from ipufit.emulator._ground.checks import require
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import Grouping
@@ -190,3 +193,48 @@ def _check_period(program: Program, layout: Layout, options: Options) -> None:
             "OutputMode.EveryN is not supported for a model that is pipelined over "
             f"several IPUs ({program.num_ipus})."
         )
+
+
+def check_executable_cache(options: Options) -> None:
+    """Say if caching is on, since nothing is cached, and check a shared folder.
+
+    PopTorch saves compiled code, and of several processes lets one compile first.
+    Here compiling is tracing, which runs the module's Python in each process.
+
+    Raises:
+        AssertionError: Several processes share a folder that can't be written to.
+
+    Example:
+        >>> check_executable_cache(Options().enableExecutableCaching("cache"))
+    """
+    popart = options._Popart.options
+    folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
+    if folder is not None:
+        logger.info(
+            "Executable caching is on, but there are no executables: the emulator "
+            "traces every model anew and writes nothing into the cache."
+        )
+    if options.Distributed.numProcesses == 1:
+        return
+    if folder is None:
+        if options.Distributed.processId == 0:  # PopTorch says so in each process
+            logger.warning(
+                "Options.enableExecutableCaching isn't set: on a pod each of the %d "
+                "processes would compile the model for itself.",
+                options.Distributed.numProcesses,
+            )
+        return
+    require(
+        _is_writable(str(folder)),
+        f"The cache of executables, {folder}, can't be written to: several processes "
+        "share it, so Options.enableExecutableCaching needs a folder that they can "
+        "write to.",
+    )
+
+
+def _is_writable(folder: str) -> bool:
+    """Whether files can be made in a folder, or the folder itself."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.path.isdir(path) and os.access(path, os.W_OK)

@@ -20,23 +20,20 @@ from ipufit.emulator._executor.constraints import (
     check_inference_options,
     updatable_buffers,
 )
-from ipufit.emulator._executor.executable_file import (
-    ARGUMENTS,
-    MODEL,
-    ExecutableFile,
-    Metadata,
-    PathLike,
-    describe,
-    describe_versions,
-    first_difference,
-    write_executable_file,
-)
 from ipufit.emulator._executor.optimizer_sync import (
     NOT_COMPILED,
     OptimizerSync,
     follow_device,
 )
 from ipufit.emulator._executor.printing import module_repr
+from ipufit.emulator._executor.saving import (
+    ARGUMENTS,
+    MODEL,
+    ExecutableFile,
+    PathLike,
+    describe,
+    write_executable,
+)
 from ipufit.emulator._executor.wrapping import (
     is_wrapped,
     seen_plain,
@@ -44,7 +41,6 @@ from ipufit.emulator._executor.wrapping import (
     wrap_module,
 )
 from ipufit.emulator._ground.checks import require
-from ipufit.emulator._ground.version import __version__
 from ipufit.emulator._layout.device_rng import DeviceRng, check_rng_state
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Lease
@@ -941,17 +937,14 @@ class PoplarExecutor:
             raise createPoptorchError(
                 "Nothing to export: no part of this model runs on an IPU."
             )
-        rng_state = self._read_rng_state()
-        metadata = Metadata(
-            poptorch_version=__version__,
-            torch_version=torch.__version__,
-            is_training=self._training,
-            has_model=export_model,
-            micro_batches=Layout.from_options(self._options).input_blocks,
-            arguments=[describe(tensor) for tensor in executable.arguments.tensors()],
-            weights=self._described_weights(),
-            rng_state=rng_state if save_rng_state else None,
-        )
+        weights = named_weights(self._model).items()
+        metadata = {
+            "is_training": self._training,
+            "micro_batches": Layout.from_options(self._options).input_blocks,
+            "arguments": list(map(describe, executable.arguments.tensors())),
+            "weights": {name: describe(weight) for name, weight in weights},
+            "rng_state": self._read_rng_state() if save_rng_state else None,
+        }
         members: dict[str, Any] = {ARGUMENTS: executable.given_arguments()}
         if export_model:
             self.copyWeightsToHostIfNeeded()
@@ -963,7 +956,7 @@ class PoplarExecutor:
                 "optimizer": None if link is None else link.optimizer,
                 "groupings": self._groupings.by_name(self._user_model),
             }
-        write_executable_file(filename, metadata, members)
+        write_executable(filename, metadata, members)
 
     def compileAndExport(
         self, filename: PathLike, *args: Any, export_model: bool = True, **kwargs: Any
@@ -1039,21 +1032,7 @@ class PoplarExecutor:
         Raises:
             Error: The file is of another version or model, or compiling fails.
         """
-        metadata = file.metadata
-        if metadata.poptorch_version != __version__:
-            raise file.invalid(describe_versions(metadata))
-        if metadata.is_training != self._training:
-            kinds = {True: "training", False: "inference"}
-            raise file.invalid(
-                f"it was compiled for {kinds[metadata.is_training]}, and this model "
-                f"is for {kinds[self._training]}"
-            )
-        weights = self._described_weights()
-        if metadata.weights != weights:
-            raise file.invalid(
-                "it was compiled for a module with other parameters or buffers: "
-                f"{first_difference(metadata.weights, weights)}"
-            )
+        file.check(named_weights(self._model), is_training=self._training)
         saved = CallArguments(*file.load(ARGUMENTS))
         # These options may take more micro-batches than those of the saved model.
         count = Layout.from_options(self._options).input_blocks
@@ -1063,10 +1042,6 @@ class PoplarExecutor:
                 for rows in saved.tensors()
             )
         )
-
-    def _described_weights(self) -> dict[str, dict[str, Any]]:
-        weights = named_weights(self._model)
-        return {name: describe(weight) for name, weight in weights.items()}
 
 
 class ParameterView:
@@ -1296,11 +1271,11 @@ def load(
     file = ExecutableFile(filename)
     metadata = file.metadata
     require(
-        metadata.poptorch_version == __version__,
-        f"Invalid file {file.path}: {describe_versions(metadata)}.",
+        not file.other_version,
+        f"Invalid file {file.path}: {file.other_version}.",
     )
     require(
-        metadata.has_model,
+        metadata["has_model"],
         f"{file.path} was written with export_model=False. Wrap the module with "
         "trainingModel or inferenceModel, and call loadExecutable of that.",
     )
@@ -1312,39 +1287,12 @@ def load(
         options.connectionType(ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(options)
-    if metadata.is_training:
+    if metadata["is_training"]:
         executor = trainingModel(saved["model"], options, saved["optimizer"])
     else:
         executor = inferenceModel(saved["model"], options)
     executor._groupings.add_by_name(executor.model, saved["groupings"])
     executor._load(file)
-    if metadata.rng_state is not None:
-        executor.rng_state = metadata.rng_state
+    if metadata["rng_state"] is not None:
+        executor.rng_state = metadata["rng_state"]
     return executor
-
-
-def importPoptorchMetadataFromFile(filename: PathLike) -> bytes:
-    """Read the metadata of a saved executor; nothing is unpickled.
-
-    Args:
-        filename: File of `PoplarExecutor.save` or `compileAndExport`.
-
-    Returns:
-        A JSON document: versions, the kind of model, shapes of arguments and weights.
-        In PopTorch it is a pickle.
-
-    Raises:
-        Error: The file is another one, or broken.
-        OSError: The file can't be read.
-
-    Example:
-        >>> import json, os, tempfile
-        >>> inference = inferenceModel(torch.nn.Linear(2, 1))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = os.path.join(folder, "linear.poptorch")
-        ...     inference.compileAndExport(path, torch.ones(4, 2))
-        ...     metadata = json.loads(importPoptorchMetadataFromFile(path))
-        >>> metadata["arguments"]
-        [{'shape': [4, 2], 'dtype': 'torch.float32'}]
-    """
-    return ExecutableFile(filename).metadata.to_json()

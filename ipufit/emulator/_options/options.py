@@ -498,7 +498,7 @@ class Options(OptionsDict):
     def enableExecutableCaching(self, path: str | None) -> Options:
         """Keep compiled executables in a directory, on a pod.
 
-        The emulator keeps none and logs that once, at level INFO: it compiles by
+        The emulator keeps none, and logs that at level INFO: it compiles by
         tracing, which has to run the module's Python every time.
 
         Args:

@@ -16,7 +16,6 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
-from ipufit.emulator._executor.executable_file import _BROKEN
 from tests.emulator._models import said
 from tests.strategies import examples
 
@@ -590,7 +589,7 @@ def is_intact(path):
     try:
         with zipfile.ZipFile(path) as archive:
             members = [archive.read(member) for member in MEMBERS]
-    except _BROKEN:
+    except Exception:  # noqa: BLE001 - zipfile raises many kinds for broken archives
         return False
     return all(members)
 
@@ -612,10 +611,7 @@ def test_a_broken_file_is_invalid(path, good, data):
 
 def test_other_versions_are_invalid(path, monkeypatch):
     poptorch.inferenceModel(nn.Linear(3, 2)).compileAndExport(path, X)
-    monkeypatch.setattr("ipufit.emulator._executor.executor.__version__", "3.3.0")
-    monkeypatch.setattr(
-        "ipufit.emulator._executor.executable_file.__version__", "3.3.0"
-    )
+    monkeypatch.setattr("ipufit.emulator._executor.saving.__version__", "3.3.0")
     message = (
         r"Invalid file .* written by version 3.4.0\+emulator, and this is .* 3.3.0"
     )
