@@ -7,6 +7,7 @@ their state doesn't move (PopTorch, `python/_poplar_executor.py`, `python/optim.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Protocol
 
 import torch
@@ -50,7 +51,8 @@ class OptimizerSync:
     def __init__(
         self, executor: Executor, optimizer: torch.optim.Optimizer | None
     ) -> None:
-        self._executor = executor
+        # An inference model goes with its last reference; no collector need find it.
+        self._executor = executor if optimizer is not None else weakref.proxy(executor)
         self.link = (
             None if optimizer is None else OptimizerLink(optimizer, executor.options)
         )

@@ -137,6 +137,20 @@ def test_an_executor_that_is_gone_but_not_collected_holds_nothing(two_ipus):
             gc.enable()
 
 
+def test_an_inference_model_goes_with_its_last_reference(two_ipus):
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(2):  # a numbered IPU isn't looked for by the collector
+            options = poptorch.Options().useIpuId(1)
+            executor = poptorch.inferenceModel(nn.Linear(1, 1), options)
+            executor(torch.ones(1, 1))
+            del executor
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def test_a_training_executor_that_is_gone_holds_nothing(two_ipus):
     class Model(nn.Linear):
         def forward(self, x):
