@@ -207,13 +207,13 @@ def test_what_fails_after_a_refusal_is_no_refusal():
 
 
 def halves(net, y):
-    while y.norm() > 1:  # here
+    while y.norm() >= 0:  # here
         y = y / 2
     return y
 
 
 def counts(net, y):
-    while y.sum().item() > 0:  # here
+    while y.sum().item() > -1e9:  # here
         y = y - 1
     return y
 
@@ -224,6 +224,25 @@ def test_a_loop_that_waits_for_a_value_ends(function):
     assert one.location == marked_line(function)
     words = [one.what for one in found(Net(function)) if one.topic == "program"]
     assert any("asked 100 times for what is refused" in what for what in words)
+
+
+def test_what_is_refused_gives_the_values_of_the_data():
+    seen = []
+
+    def reads(net, y):
+        while y.norm() > 1:
+            y = y / 2
+        seen.append(net.layer.bias.numpy().sum())
+        seen.append((y[0] * 0 + net.total).sum().item())
+        seen.append(y[:, net.total > 2].shape)
+        return y
+
+    net = Net(reads)
+    net.total += torch.arange(4)
+    findings = found(net, 100 * torch.ones(16, 4))
+    topics = [one.topic for one in findings]
+    assert topics == ["control flow", "value", "value", "shape"]
+    assert seen == [pytest.approx(net.layer.bias.sum().item()), 6.0, (4, 1)]
 
 
 def with_mask(net, y):

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> None:
         prog="ipufit check",
         usage="%(prog)s [options] (script | -m module | module:function) [arguments]",
         description="Say everything at once that PopTorch would refuse in the first "
-        "fit of a script, or compute otherwise than torch. Nothing is compiled, run or "
-        "written.",
+        "fit of a script, or compute otherwise than torch. Nothing is compiled, "
+        "trained or written.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

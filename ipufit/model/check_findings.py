@@ -57,8 +57,8 @@ def of_survey(survey: Any) -> list[Finding]:
         is_refused = True
     elif error is not None:
         what = (
-            "After what is refused the program ended here, with the values that the "
-            f"check has gone on with: {type(error).__name__}: {error}"
+            "After what is refused the program ended here, on the first sample: "
+            f"{type(error).__name__}: {error}"
         )
         found.append(at(Finding(NOTE, "program", what), survey.place))
     if not survey.is_whole and is_refused:

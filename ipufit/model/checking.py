@@ -54,11 +54,11 @@ def check(
 ) -> CheckReport:
     """Say at once all that PopTorch would refuse in a `fit`, or compute otherwise.
 
-    The program that `fit` would run is traced on one micro-batch without values, by the
-    rules of the emulator, and each refusal is noted where a compilation would end at
-    the first one. Nothing is compiled or trained, and the model stays as it is. After a
-    refusal code goes on with a plausible value, so what is found behind it may follow
-    from it.
+    The program that `fit` would run is traced on one micro-batch, by the rules of the
+    emulator, and each refusal is noted where a compilation would end at the first one.
+    Nothing is compiled or trained, and the model stays as it is. After a refusal code
+    goes on with torch's result for the first sample, so what is found behind it may
+    depend on that sample.
 
     Args:
         x: Data as for `fit`.

@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A survey: everything at once that PopTorch would refuse in a program.
+"""Find everything at once that PopTorch would refuse in a program.
 
-The program is traced on tensors without values, which takes neither memory nor time,
-and each refusal is noted where a compilation would end at the first one.
+A survey traces the program on one micro-batch, as a compilation does. It notes each
+refusal, where a compilation ends at the first one, and goes on with torch's result.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-from typing import Any, Iterator, NamedTuple, Sequence
+import functools
+import itertools
+import sys
+import sysconfig
+import traceback
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from ipufit.emulator._executor.constraints import (
     check_updatable_buffers,
     checks_of_program,
 )
 from ipufit.emulator._ground.custom_args import flattenTensorStructure
+from ipufit.emulator._ground.dtypes import device_tensor
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
@@ -34,7 +45,6 @@ from ipufit.emulator._program.checks import (
     other_numbers,
     used_ipus,
 )
-from ipufit.emulator._program.fakes import Fakes, RealResults, unseen
 from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.program import (
     Program,
@@ -43,24 +53,22 @@ from ipufit.emulator._program.program import (
     kind_of,
     refuse_scripted,
     unvalidated_distributions,
+    weight_fields,
     with_bodies,
 )
-from ipufit.emulator._program.strict import alternative_to, unsupported_nodes
-from ipufit.emulator._program.survey_tracer import (
-    Notes,
-    Remark,
-    SurveyGuard,
-    SurveyTracer,
-    place_of,
+from ipufit.emulator._program.strict import (
+    StrictTracer,
+    alternative_to,
+    last_node,
+    unsupported_nodes,
 )
 from ipufit.emulator._tracing.blocks import tracing_blocks
 from ipufit.emulator._tracing.nodes import (
-    NORM_FUNCTIONS,
     blamed_nodes,
-    changed_memory,
     constant_nodes,
+    function_name,
 )
-from ipufit.emulator._tracing.places import Place, Places
+from ipufit.emulator._tracing.operation import Operation, map_tensors, tensors_in
 from ipufit.emulator._tracing.recording import (
     Recording,
     bindings_of,
@@ -68,10 +76,70 @@ from ipufit.emulator._tracing.recording import (
     refuse_rebound,
     restore_bindings,
 )
-from ipufit.emulator._tracing.refusals import refuse_tied_buffers
+from ipufit.emulator._tracing.refusals import (
+    refuse_custom_backward,
+    refuse_dynamic_shape,
+    refuse_gradients,
+    refuse_tied_buffers,
+    refuse_unsupported,
+    refuse_value_reader,
+    untraceable,
+)
 from ipufit.emulator._tracing.state import tracing
-from ipufit.emulator._tracing.tracer import visible_indexing
+from ipufit.emulator._tracing.tracer import EscapeGuard, visible_indexing
 from ipufit.emulator.errors import Error
+
+_PLACE = "place"
+_REFUSED = "refused"
+_MOST_ASKED = 100
+"""Refusals at one place after which the survey ends: a loop may never end."""
+
+_CONTROL_FLOW = ("__bool__", "__contains__", "is_nonzero")
+_REFUSALS: tuple[tuple[str, Callable[[Operation], None]], ...] = (
+    ("value", refuse_value_reader),
+    ("gradients", refuse_gradients),
+    ("shape", refuse_dynamic_shape),
+    ("arguments", refuse_unsupported),
+)
+
+_TORCH = f"{Path(torch.__file__).parent}/"
+_PACKAGE = f"{Path(__file__).parents[2]}/"
+_STANDARD = tuple(f"{sysconfig.get_paths()[n]}/" for n in ("stdlib", "platstdlib"))
+_USERS, _INSTALLED, _SKIPPED = range(3)
+
+
+class Place(NamedTuple):
+    """A place of a program.
+
+    Attributes:
+        file: Path of the source file; "" if no line of the user's is known.
+        line: Number of the line.
+        module: Path of the module that ran there; "" for the whole.
+    """
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+
+
+_NOWHERE = Place()
+
+
+class Remark(NamedTuple):
+    """One finding of a survey.
+
+    Attributes:
+        topic: Its subject in a word: "operator", "value", "shape", ...
+        message: The problem in words, with a way out.
+        place: The place in the program.
+        is_refused: Whether PopTorch refuses the program for it; else it computes other
+            numbers than torch does.
+    """
+
+    topic: str
+    message: str
+    place: Place
+    is_refused: bool = True
 
 
 class Survey(NamedTuple):
@@ -95,6 +163,10 @@ class Survey(NamedTuple):
     returned_bytes: int
 
 
+class EndlessError(Exception):
+    """Code asks again and again for what is refused, and may never end."""
+
+
 def survey(
     module: torch.nn.Module,
     tensors: Sequence[Tensor],
@@ -102,13 +174,13 @@ def survey(
     *,
     is_training: bool,
 ) -> Survey:
-    """Trace a module on one micro-batch without values, and note all refusals.
+    """Trace a module on one micro-batch, and note all refusals.
 
-    The module and torch's generator stay as they are, and no device is asked for.
+    Weights, buffers and torch's generator stay as they are. No device is asked for.
 
     Args:
         module: The module, with its loss if it is trained.
-        tensors: Arguments of one micro-batch, of which shapes and types count.
+        tensors: Arguments of one micro-batch.
         options: Options that the program would be compiled with.
         is_training: Whether it would be differentiated.
 
@@ -120,132 +192,63 @@ def survey(
         >>> [remark.topic for remark in found.remarks]
         ['control flow', 'value']
     """
-    notes, fakes = Notes(Places()), Fakes()
+    notes = Notes()
     for check in (refuse_scripted, refuse_tied_buffers):
-        _try(notes, "module", check, module)
-    _try(notes, "dtype", check_inputs, list(tensors))
-    inputs = [fakes.like(tensor) for tensor in tensors]
-    weights = named_weights(module)
-    error: Exception | None = None
-    place = Place()
-    recording = None
+        notes.attempt("module", check, module)
+    notes.attempt("dtype", check_inputs, list(tensors))
+    if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):  # type: ignore[attr-defined,unused-ignore]
+        return Survey(list(notes.remarks), None, _NOWHERE, False, [], 0)
+    inputs = [device_tensor(tensor.detach(), copy=True) for tensor in tensors]
+    weights, bindings = named_weights(module), bindings_of(module)
     outputs: Any = ()
-    rng_state = torch.random.get_rng_state()
-    try:
-        with _prepared(is_training):
-            recording = Recording(weights, inputs, fakes.weight)
-            outputs = _called(
-                module, recording, inputs, options, notes, fakes, is_training
-            )
-    except Error as refusal:
-        notes.add("program", refusal, notes.places.of_error(refusal))
-        error = refusal
-    except Exception as other:  # noqa: BLE001 - a user's code may raise anything
-        place, error = notes.places.of_error(other), other
-    finally:
-        torch.random.set_rng_state(rng_state)
-    norms: list[Place] = []
-    if recording is not None:
-        with torch.set_grad_enabled(is_training):
-            graphs = _examine(
-                recording, outputs, weights, options, notes, error, is_training
-            )
-        check_buffers = check_updatable_buffers
-        _try(notes, "options", check_buffers, module, options)
-        norms = _norms(graphs)
-    is_own = isinstance(error, Error)
-    returned = flattenTensorStructure(outputs)
-    return Survey(
-        notes.list(),
-        None if is_own else error,
-        place,
-        error is None,
-        norms,
-        sum(tensor.numel() * tensor.element_size() for tensor in returned),
-    )
-
-
-@contextlib.contextmanager
-def _prepared(is_training: bool) -> Iterator[None]:
-    loggers = logger, logging.getLogger(FakeTensorMode.__module__)
-    before = [one.disabled for one in loggers]
-    for one in loggers:  # a compilation will warn
-        one.disabled = True
-    try:
-        with torch.inference_mode(False), torch.set_grad_enabled(
-            is_training
-        ), visible_indexing(), unvalidated_distributions(), unseen():
-            yield
-    finally:
-        for one, was_disabled in zip(loggers, before):
-            one.disabled = was_disabled
-
-
-def _try(notes: Notes, topic: str, check: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a check, and note its refusal."""
-    try:
-        return check(*args, **kwargs)
-    except Error as refusal:
-        notes.add(topic, refusal, None if blamed_nodes(refusal) else Place())
-        return None
-
-
-def _called(
-    module: torch.nn.Module,
-    recording: Recording,
-    inputs: list[Tensor],
-    options: Options,
-    notes: Notes,
-    fakes: Fakes,
-    is_training: bool,
-) -> Any:
-    """Run the module under the tracer, and note the weights that it replaces."""
-    tracer = SurveyTracer(recording, fakes, notes)
-    bindings = bindings_of(module)
-    with _assignments(notes.places) as assigned:
+    error: Exception | None = None
+    rng_state, was_disabled = torch.random.get_rng_state(), logger.disabled
+    logger.disabled = True  # a compilation will warn
+    with torch.inference_mode(False), torch.set_grad_enabled(is_training):
+        recording = Recording(weights, inputs)
+        tracer = SurveyTracer(recording, notes)
         try:
-            with tracing(recording, is_training=is_training), tracing_blocks(
+            with visible_indexing(), unvalidated_distributions(), tracing(
+                recording, is_training=is_training
+            ), tracing_blocks(
                 options._execution_strategy, recording.begin_block, recording.end_block
-            ), recording.scopes.of_modules(module), notes.places.following(
+            ), recording.scopes.of_modules(module), notes.following(
                 module
             ), SurveyGuard(recording, tracer, notes), tracer:
-                return module(*inputs)
+                outputs = module(*inputs)
+        except Exception as raised:  # noqa: BLE001 - a user's code may raise anything
+            error = raised
         finally:
-            for problem in restore_bindings(module, bindings):
-                _note_rebound(notes, module, problem, assigned)
-
-
-def _note_rebound(
-    notes: Notes,
-    module: torch.nn.Module,
-    problem: str,
-    assigned: dict[tuple[int, str], Place],
-) -> None:
-    path, _, name = problem.split()[1].rpartition(".")
-    owner = module.get_submodule(path)
-    place = assigned.get((id(owner), name), Place())._replace(module=path)
-    try:
-        refuse_rebound([problem])
-    except Error as refusal:
-        notes.add("buffer", refusal, place)
-
-
-@contextlib.contextmanager
-def _assignments(places: Places) -> Iterator[dict[tuple[int, str], Place]]:
-    """Note where tensors are assigned to the attributes of modules."""
-    found: dict[tuple[int, str], Place] = {}
-    original = torch.nn.Module.__setattr__
-
-    def noting(self: torch.nn.Module, name: str, value: Any) -> None:
-        if isinstance(value, Tensor):
-            found[id(self), name] = places.here()
-        original(self, name, value)
-
-    torch.nn.Module.__setattr__ = noting  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
+            rebound = restore_bindings(module, bindings)
+            torch.random.set_rng_state(rng_state)
+            logger.disabled = was_disabled
+        for problem in rebound:
+            path, _, name = problem.split()[1].rpartition(".")
+            place = notes.assigned.get((id(module.get_submodule(path)), name), _NOWHERE)
+            place = place._replace(module=path)
+            notes.attempt("buffer", refuse_rebound, [problem], place=place)
+        place = _NOWHERE if error is None else notes.of_error(error)
+        if isinstance(error, Error):
+            notes.add("program", error, place)
+        graphs = _examine(
+            recording, outputs, weights, options, notes, error, is_training
+        )
+    notes.attempt("options", check_updatable_buffers, module, options)
+    norms: dict[str, Place] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            if function_name(node) == "batch_norm" and _is_over_rows(node):
+                norms.setdefault(place_of(node).module, place_of(node))
+    return Survey(
+        list(notes.remarks),
+        None if isinstance(error, Error) else error,
+        place,
+        error is None,
+        list(norms.values()),
+        sum(
+            one.numel() * one.element_size() for one in flattenTensorStructure(outputs)
+        ),
+    )
 
 
 def _examine(
@@ -257,20 +260,18 @@ def _examine(
     error: Exception | None,
     is_training: bool,
 ) -> list[Graph]:
-    """Look at the recorded program, and note what doesn't compile."""
+    """Note what doesn't compile in the recorded program, and return its graphs."""
     graph = recording.graph
-    flat = list(flattenTensorStructure(outputs)) if error is None else []
-    computed = [tensor for tensor in flat if recording.is_on_device(tensor)]
     results: list[Node] = []
     if error is None:
-        results = _try(notes, "own backward", recording.finish, computed) or []
+        flat = filter(recording.is_on_device, flattenTensorStructure(outputs))
+        results = notes.attempt("own backward", recording.finish, flat) or []
+        exchanges = [node for node in graph.nodes if node.target is setattr]
         for name in recording.weights.rebound():
-            kind = kind_of(weights[name])
-            try:
-                refuse_rebound([f"{kind} {name} is reassigned"])
-            except Error as refusal:
-                notes.add("buffer", refusal, _place_of_exchange(graph))
-        _try(notes, "control flow", eliminate, recording, results, weights)
+            problem = f"{kind_of(weights[name])} {name} is reassigned"
+            place = place_of(exchanges[-1]) if exchanges else _NOWHERE
+            notes.attempt("buffer", refuse_rebound, [problem], place=place)
+        notes.attempt("control flow", eliminate, recording, results, weights)
     graph.output(tuple(results))
     graphs = with_bodies(graph, recording.root)
     constant_inputs = compiled_in(recording, weights)
@@ -278,76 +279,14 @@ def _examine(
         _check_nodes(one, constant_inputs, notes)
     if error is not None:
         return graphs  # it is unknown which operations count, and which the loss is
-    ipus = _try(notes, "blocks", used_ipus, graphs, constant_inputs) or (0,)
+    ipus = notes.attempt("blocks", used_ipus, graphs, constant_inputs) or (0,)
     has_loss = False
     if is_training:
-        before = len(notes.list())
-        _try(notes, "loss", add_final_loss, graph, RealResults(recording.results))
-        has_loss = len(notes.list()) == before
-    program = _program(recording, graphs, weights, ipus, has_loss=has_loss)
-    layout = Layout.from_options(options)
-    for check in checks_of_program(program, layout, options, is_training=is_training):
-        _try(notes, "options", check)
-    ipus_in_all = program.num_ipus * layout.replicas
-    _try(notes, "options", Target.of, options, ipus_in_all)
-    return graphs
-
-
-def _place_of_exchange(graph: Graph) -> Place:
-    """The place of the last `tensor.data = other`."""
-    exchanges = [node for node in graph.nodes if node.target is setattr]
-    return place_of(exchanges[-1]) if exchanges else Place()
-
-
-def _check_nodes(graph: Graph, constant_inputs: set[str], notes: Notes) -> None:
-    constants = constant_nodes(graph, constant_inputs)
-    for node in graph.nodes:
-        if node in constants or node.op not in ("call_function", "call_method"):
-            continue
-        for check, topic in (
-            (lambda one: check_node(one, constants), "arguments"),
-            (check_numbers, "numbers"),
-        ):
-            try:
-                check(node)
-            except Error as refusal:
-                notes.add(topic, refusal, place_of(node))
-        others = other_numbers(node)
-        if others:
-            notes.add("numbers", others, place_of(node), is_refused=False)
-    for node, function, operators in unsupported_nodes(graph, constant_inputs):
-        way = alternative_to(function)
-        instead = (
-            f"Try {way}."
-            if way
-            else (
-                "Compose it of functions that it compiles, or let the host compute it "
-                "before or after the model."
-            )
-        )
-        shown = ", ".join(sorted(operators))
-        notes.add(
-            "operator",
-            f"PopTorch doesn't compile {function} ({shown}). {instead}",
-            place_of(node),
-        )
-
-
-def _program(
-    recording: Recording,
-    graphs: list[Graph],
-    weights: dict[str, Tensor],
-    ipus: tuple[int, ...],
-    *,
-    has_loss: bool,
-) -> Program:
-    floating = {name for name, weight in weights.items() if weight.is_floating_point()}
-    changes, weight_of = changed_memory(graphs), recording.weights.memory()
-    updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
-    return Program(
-        graph=GraphModule(recording.root, graphs[0]),
-        weight_names=tuple(weights),
-        weight_shapes=tuple(weight.shape for weight in weights.values()),
+        before = len(notes.remarks)
+        notes.attempt("loss", add_final_loss, graph, recording.results)
+        has_loss = len(notes.remarks) == before
+    program = Program(
+        graph=GraphModule(recording.root, graph),
         output_structure=None,
         constant_outputs={},
         host_outputs={},
@@ -355,30 +294,330 @@ def _program(
         blocks=tuple(recording.begun),
         ipus=ipus,
         is_random=False,
-        updated_weights=frozenset(updates.keys() & floating),
-        volatile_weights=frozenset(updates.keys() - floating),
-        unsynchronised_weights=frozenset(
-            name for name in updates.keys() & floating if updates[name] - NORM_FUNCTIONS
-        ),
-        written_inputs=(),
+        **weight_fields(recording, graphs, weights),
     )
+    layout = Layout.from_options(options)
+    for check in checks_of_program(program, layout, options, is_training=is_training):
+        notes.attempt("options", check)
+    num_ipus = program.num_ipus * layout.replicas
+    notes.attempt("options", Target.of, options, num_ipus)
+    return graphs
 
 
-def _norms(graphs: list[Graph]) -> list[Place]:
-    """Places of normalisations over the rows of a micro-batch, each module once."""
-    found: dict[str, Place] = {}
-    for graph in graphs:
-        for node in graph.nodes:
-            target = str(getattr(node.target, "__name__", node.target))
-            if target == "batch_norm" and _is_over_rows(node):
-                place = place_of(node)
-                found.setdefault(place.module, place)
-    return list(found.values())
+def _check_nodes(graph: Graph, constant_inputs: set[str], notes: Notes) -> None:
+    constants = constant_nodes(graph, constant_inputs)
+    for node in graph.nodes:
+        is_called = node.op in ("call_function", "call_method")
+        if node in constants or not is_called or node.meta.get(_REFUSED):
+            continue
+        place = place_of(node)
+        notes.attempt("arguments", check_node, node, constants, place=place)
+        notes.attempt("numbers", check_numbers, node, place=place)
+        others = other_numbers(node)
+        if others:
+            notes.add("numbers", others, place, is_refused=False)
+    for node, function, operators in unsupported_nodes(graph, constant_inputs):
+        if node.meta.get(_REFUSED):
+            continue
+        way = alternative_to(function)
+        instead = (
+            f"Try {way}."
+            if way
+            else "Compose it of functions that it compiles, or let the host compute it "
+            "before or after the model."
+        )
+        shown = ", ".join(sorted(operators))
+        what = f"PopTorch doesn't compile {function} ({shown}). {instead}"
+        notes.add("operator", what, place_of(node))
+
+
+def place_of(node: Node) -> Place:
+    """The place where a survey has recorded a node."""
+    place: Place = node.meta.get(_PLACE, _NOWHERE)
+    return place
 
 
 def _is_over_rows(node: Node) -> bool:
-    """Whether a batch norm takes the statistics of its input, and of no buffers."""
-    is_training = node.kwargs.get("training", node.args[5:6])
-    if isinstance(is_training, tuple):
-        is_training = is_training[0] if is_training else False
-    return bool(is_training)
+    """Check that a batch norm takes the statistics of its input, not its buffers."""
+    return bool((*node.args[5:6], node.kwargs.get("training", False))[0])
+
+
+class Notes:
+    """The remarks of a survey, each once, and the place where the program is.
+
+    Attributes:
+        remarks: The remarks, in the order in which they were found.
+        assigned: Places where tensors were assigned to modules, by module and name.
+    """
+
+    def __init__(self) -> None:
+        self.remarks: dict[Remark, None] = {}
+        self.assigned: dict[tuple[int, str], Place] = {}
+        self._modules: list[str] = [""]
+
+    def add(
+        self,
+        topic: str,
+        message: str | Error,
+        place: Place | None = None,
+        *,
+        is_refused: bool = True,
+    ) -> None:
+        """Add a remark, or the message of an error.
+
+        Args:
+            topic: Its subject.
+            message: The problem.
+            place: Its place; that of the nodes an error blames, or here, if None.
+            is_refused: As in `Remark`.
+        """
+        places = [self.here() if place is None else place]
+        if isinstance(message, Error):
+            if place is None and blamed_nodes(message):
+                places = list(map(place_of, blamed_nodes(message)))
+            message = message.message
+        for one in places:
+            self.remarks[Remark(topic, message, one, is_refused)] = None
+
+    def attempt(
+        self,
+        topic: str,
+        check: Callable[..., Any],
+        *args: Any,
+        place: Place | None = _NOWHERE,
+    ) -> Any:
+        """Call a check, and note its refusal."""
+        try:
+            return check(*args)
+        except Error as refusal:
+            self.add(topic, refusal, None if blamed_nodes(refusal) else place)
+            return None
+
+    @contextlib.contextmanager
+    def following(self, root: torch.nn.Module) -> Iterator[None]:
+        """Follow which module inside `root` runs, and where they are assigned to."""
+        paths = {id(module): path for path, module in root.named_modules() if path}
+        set_attribute: Any = torch.nn.Module.__setattr__
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            if id(module) in paths:
+                self._modules.append(paths[id(module)])
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            path = paths.get(id(module))
+            if path in self._modules:  # what an error has left in between goes too
+                while self._modules.pop() != path:
+                    pass
+
+        def assign(module: torch.nn.Module, name: str, value: Any) -> None:
+            if isinstance(value, Tensor):
+                self.assigned[id(module), name] = self.here()
+            set_attribute(module, name, value)
+
+        before, after = register_module_forward_pre_hook, register_module_forward_hook
+        with before(enter), after(leave):
+            torch.nn.Module.__setattr__ = assign  # type: ignore[method-assign,assignment]
+            try:
+                yield
+            finally:
+                torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
+
+    def here(self) -> Place:
+        """The place where the program is."""
+        return self._place(traceback.walk_stack(sys._getframe(1)))
+
+    def of_error(self, error: BaseException) -> Place:
+        """The place where an error was raised, or the one that it explains."""
+        found = Place(module=self._modules[-1])
+        cause: BaseException | None = error
+        while cause is not None:
+            frames = list(traceback.walk_tb(cause.__traceback__))
+            place = self._place(reversed(frames))
+            found = place if place.file else found
+            cause = cause.__cause__
+        return found
+
+    def is_in_torch(self) -> bool:
+        """Check that code of torch's, and no line of the user's, makes a call."""
+        for frame, _ in _inner(traceback.walk_stack(sys._getframe(1))):
+            path = frame.f_code.co_filename
+            if not path.startswith((_PACKAGE, f"{_TORCH}overrides")):
+                return path.startswith(_TORCH)
+        return True
+
+    def _place(self, frames: Iterable[tuple[FrameType, int]]) -> Place:
+        """The innermost line of the user's, else that of an installed package."""
+        lines = [(one.f_code.co_filename, line) for one, line in _inner(frames)]
+        path, line = min(lines, key=lambda one: _kind(one[0]), default=("", 0))
+        if _kind(path) == _SKIPPED:
+            path, line = "", 0
+        return Place(path, line, self._modules[-1])
+
+
+def _inner(
+    frames: Iterable[tuple[FrameType, int]],
+) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames inside a call of `survey`, the innermost first."""
+    return itertools.takewhile(
+        lambda frame: frame[0].f_code is not survey.__code__, frames
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _kind(path: str) -> int:
+    """Tell a user's source file from that of a package, and of torch or Python."""
+    if path.startswith((_TORCH, _PACKAGE, "<frozen")):
+        return _SKIPPED
+    if "/site-packages/" in path or "/dist-packages/" in path:
+        return _INSTALLED
+    return _SKIPPED if path.startswith(_STANDARD) else _USERS
+
+
+class SurveyTracer(StrictTracer):
+    """A tracer that notes the operations which are refused, and runs them.
+
+    Attributes:
+        has_escapes: Whether it can't tell any more what is on the device.
+    """
+
+    def __init__(self, recording: Recording, notes: Notes) -> None:
+        super().__init__(recording)
+        self._notes = notes
+        self._own_backward: set[type] = set()
+        self._asked: Counter[Place] = Counter()
+        self._refused = ""
+        self.has_escapes = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Record an operation with its place."""
+        before = last_node(self.recording)
+        name = getattr(func, "__name__", str(func))
+        if name == "equal":
+            self._note_comparison(args)
+        result = super().__torch_function__(func, types, args, kwargs)
+        place: Place | None = None
+        for node in reversed(self.recording.graph.nodes):
+            if node is before:
+                break
+            if place is None:
+                place = self._notes.here()
+                self._note_widening(name, (args, kwargs), result, place)
+            node.meta.setdefault(_PLACE, place)
+            node.meta.setdefault(_REFUSED, self._refused)
+        return result
+
+    def check(
+        self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
+    ) -> None:
+        """Note the refusals of an operation.
+
+        Raises:
+            EndlessError: The same place was refused too often.
+        """
+        self._refused = ""
+        for topic, refuse in _REFUSALS if on_device else ():
+            is_flow = topic == "value" and operation.name in _CONTROL_FLOW
+            try:
+                refuse(operation)
+            except Error as error:
+                self._notes.add("control flow" if is_flow else topic, error)
+                if topic != "arguments":
+                    self._refused = topic
+                    self._count()
+        for tensor in on_device:
+            kind = type(tensor.grad_fn)
+            try:
+                refuse_custom_backward(tensor)
+            except Error as error:
+                if kind not in self._own_backward:
+                    self._notes.add("own backward", error)
+                self._own_backward.add(kind)
+        if not self.has_escapes:
+            check = self.refuse_host_tensors
+            self._notes.attempt(
+                "host tensor", check, operation.name, touched, place=None
+            )
+
+    def compute(self, operation: Operation) -> Any:
+        """Run an operation, in a form that torch takes if it is refused."""
+        args, kwargs = map_tensors(
+            (operation.args, operation.kwargs), self.recording.weights.on_device
+        )
+        if operation.name in ("numpy", "__array__"):
+            args = map_tensors(args, torch.detach)
+        return operation.function(*args, **kwargs)
+
+    def _count(self) -> None:
+        place = self._notes.here()
+        self._asked[place] += 1
+        if self._asked[place] > _MOST_ASKED:
+            raise EndlessError(
+                f"this place has asked {_MOST_ASKED} times for what is refused, as a "
+                "loop does that doesn't end"
+            )
+
+    def _note_comparison(self, tensors: tuple[Any, ...]) -> None:
+        on_device = map(self.recording.is_on_device, tensors_in(tensors))
+        if any(on_device) and not self._notes.is_in_torch():
+            self._notes.add(
+                "control flow",
+                "torch.equal() is False for whatever tensors of the device, whose "
+                "values don't exist while the model is traced. Compare with "
+                "(a == b).all() in torch.where.",
+                is_refused=False,
+            )
+
+    def _note_widening(self, name: str, given: Any, result: Any, place: Place) -> None:
+        """Note an operation whose result is float64 though its arguments aren't.
+
+        Operations of a named loss aren't noted: it takes the type of the outputs.
+        """
+        wide = [one for one in tensors_in(given) if one.dtype == torch.float64]
+        is_users = place.file or place.module
+        if (
+            not is_users
+            or name == "__get__"
+            or any(map(self.recording.is_on_device, wide))
+        ):
+            return
+        if any(one.dtype == torch.float64 for one in tensors_in(result)):
+            self._notes.add(
+                "dtype",
+                f"`{name}` gives float64, which an IPU doesn't have: it computes in "
+                "float32. Use .float().",
+                place,
+                is_refused=False,
+            )
+
+
+class SurveyGuard(EscapeGuard):
+    """Notes operators that the tracer doesn't see, and runs them."""
+
+    def __init__(
+        self, recording: Recording, tracer: SurveyTracer, notes: Notes
+    ) -> None:
+        super().__init__(recording)
+        self._tracer = tracer
+        self._notes = notes
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator, and note it if the tracer hasn't seen it."""
+        recording, given = self._recording, (args, kwargs or {})
+        is_seen = recording.is_running_operation
+        if not is_seen and any(map(recording.is_on_device, tensors_in(given))):
+            self._tracer.has_escapes = True
+            self._notes.add("tracing", untraceable(func))
+            given = map_tensors(given, recording.weights.on_device)
+        return func(*given[0], **given[1])

@@ -235,7 +235,6 @@ def trace(
     refuse_rebound([f"{kind} {name} is reassigned" for kind, name in exchanged])
     _warn_of_host_outputs(flat, computed)
     graph = recording.graph
-    weight_of = recording.weights.memory()
     eliminate(recording, list(nodes.values()), weights)
     constants = {i for i, node in nodes.items() if _is_constant(node)}
     graph.output(tuple(node for i, node in nodes.items() if i not in constants))
@@ -245,14 +244,8 @@ def trace(
     ipus = used_ipus(graphs, constant_inputs)
     if is_training:
         add_final_loss(graph, recording.results)
-    floating = {name for name, weight in weights.items() if weight.is_floating_point()}
-    changes = changed_memory(graphs)
-    updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
-    updated = frozenset(updates)
     return Program(
         graph=GraphModule(recording.root, graph),
-        weight_names=tuple(weights),
-        weight_shapes=tuple(weight.shape for weight in weights.values()),
         output_structure=reconstructTensorStructure(
             outputs, [tensor.detach() for tensor in flat]
         ),
@@ -266,15 +259,30 @@ def trace(
         blocks=tuple(recording.begun),
         ipus=ipus,
         is_random=is_random,
-        updated_weights=updated & floating,
-        volatile_weights=updated - floating,
-        unsynchronised_weights=frozenset(
+        **weight_fields(recording, graphs, weights),
+    )
+
+
+def weight_fields(
+    recording: Recording, graphs: list[Graph], weights: dict[str, Tensor]
+) -> dict[str, Any]:
+    """Return the fields of a `Program` about its weights and inputs."""
+    floating = {name for name, weight in weights.items() if weight.is_floating_point()}
+    changes, weight_of = changed_memory(graphs), recording.weights.memory()
+    updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
+    updated = frozenset(updates)
+    return {
+        "weight_names": tuple(weights),
+        "weight_shapes": tuple(weight.shape for weight in weights.values()),
+        "updated_weights": updated & floating,
+        "volatile_weights": updated - floating,
+        "unsynchronised_weights": frozenset(
             name for name in updated & floating if updates[name] - NORM_FUNCTIONS
         ),
-        written_inputs=tuple(
+        "written_inputs": tuple(
             index for index, m in enumerate(recording.input_memory()) if m in changes
         ),
-    )
+    }
 
 
 class _Run(NamedTuple):

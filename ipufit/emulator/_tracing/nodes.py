@@ -18,7 +18,6 @@ from typing import Any, Collection, Iterable
 import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 
@@ -204,30 +203,18 @@ class MemoryWatch:
             statistics=frozenset(
                 storage_of(tensor)
                 for tensor, before in zip(self._touched, self._values)
-                if _has_changed(tensor, before)
+                if not torch.equal(tensor, before)
             ),
             results=frozenset(map(storage_of, results)),
             is_operator=is_operator and self._name not in _ANNOTATIONS,
         )
 
 
-def _has_changed(tensor: Tensor, before: Tensor) -> bool:
-    """Whether a normalisation layer has changed one of its arguments."""
-    if isinstance(tensor, FakeTensor):  # has no values; statistics are never trained
-        is_row: bool = tensor.dim() == 1 and not tensor.requires_grad
-        return is_row
-    return not torch.equal(tensor, before)
-
-
 def storage_of(tensor: Tensor) -> int:
     """A number for the memory of a tensor, valid as long as that memory lives."""
     if tensor.is_sparse:
         return id(tensor)
-    storage = tensor.untyped_storage()
-    if isinstance(tensor, FakeTensor):  # its memory has no address, its storage has
-        number: int = storage._cdata
-        return number
-    address: int = storage.data_ptr()
+    address: int = tensor.untyped_storage().data_ptr()
     return address
 
 

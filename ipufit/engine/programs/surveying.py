@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training program that is surveyed: traced without values, and not compiled."""
+"""A training program that is surveyed: traced on one micro-batch, not compiled."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Surveyed(NamedTuple):
         survey: The survey, as the emulator gives it.
         refusals: Errors that `fit` would raise before PopTorch traces the program.
         warnings: Warnings that it would give meanwhile.
-        tensors: Tensors of the micro-batch, of which shapes and types count.
+        tensors: Tensors of the micro-batch.
     """
 
     survey: Any
@@ -62,7 +62,7 @@ def surveyed(
     plan: BatchPlan,
     example: Sequence[Tensor],
 ) -> Surveyed:
-    """Trace what `fit` would train, without values, and note all that is refused.
+    """Trace what `fit` would train, and note all that is refused.
 
     Args:
         module: The user's module, whose weights are its own. It stays as it is.
@@ -71,7 +71,7 @@ def surveyed(
         objective: Losses and metrics.
         options: Options of PopTorch.
         plan: Factors of a call.
-        example: Tensors of a call, of which shapes and types count.
+        example: Tensors of a call; the first micro-batch is traced.
 
     Raises:
         UnsupportedError: This process runs on PopTorch itself.
