@@ -11,6 +11,7 @@ Like those of its compiled module, the members aren't ints.
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 __path__: list[str] = []
 """Makes the module a package for Python, which then asks `_install` for submodules."""
@@ -27,46 +28,6 @@ class PopartEnum(enum.Enum):
     __index__ = __int__
 
 
-class AccumulateOuterFragmentSchedule(PopartEnum):
-    """How operators of the weight update are scheduled across IPUs.
-
-    Example:
-        >>> int(AccumulateOuterFragmentSchedule.OverlapMemoryOptimized)
-        3
-    """
-
-    Scheduler = 0
-    Serial = 1
-    OverlapCycleOptimized = 2
-    OverlapMemoryOptimized = 3
-
-
-class AutodiffStitchStrategy(PopartEnum):
-    """Where the backward pass of a sub-graph gets values of the forward pass from."""
-
-    RecomputeMinimal = 0
-    RecomputeAllNonInputs = 1
-    AddFwdOutputs = 2
-    SafeAddFwdOutputs = 3
-
-
-class BatchSerializationBatchSchedule(PopartEnum):
-    """How the parts of a serialised batch are scheduled."""
-
-    Scheduler = 0
-    Isomorphic = 1
-    OverlapOnIo = 2
-    OverlapOnCompute = 3
-
-
-class BatchSerializationMethod(PopartEnum):
-    """How a batch is serialised."""
-
-    UnrollDynamic = 0
-    UnrollStatic = 1
-    Loop = 2
-
-
 class BatchSerializationTransformContext(PopartEnum):
     """When a batch is serialised: before or after gradients are added."""
 
@@ -76,104 +37,54 @@ class BatchSerializationTransformContext(PopartEnum):
     Backward = 1
 
 
-class DeviceConnectionType(PopartEnum):
-    """When a session attaches to a device."""
+_MEMBERS = {
+    # How operators of the weight update are scheduled across IPUs.
+    "AccumulateOuterFragmentSchedule": (
+        "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized"
+    ),
+    # Where the backward pass of a sub-graph gets values of the forward pass from.
+    "AutodiffStitchStrategy": (
+        "RecomputeMinimal RecomputeAllNonInputs AddFwdOutputs SafeAddFwdOutputs"
+    ),
+    # How the parts of a serialised batch are scheduled.
+    "BatchSerializationBatchSchedule": (
+        "Scheduler Isomorphic OverlapOnIo OverlapOnCompute"
+    ),
+    # How a batch is serialised.
+    "BatchSerializationMethod": "UnrollDynamic UnrollStatic Loop",
+    # When a session attaches to a device.
+    "DeviceConnectionType": "Always OnDemand Never",
+    # Gradients that automatic loss scaling checks.
+    "GradientTensorTrackingMethod": (
+        "AllNonViewChangingGradientTensors ConvAndMatmulGradients "
+        "GradientsOfUserSpecifiedTensors"
+    ),
+    # Part of a program in which hardware cycles are counted.
+    "Instrumentation": "Outer Inner",
+    # When a mean over accumulated gradients is divided.
+    "MeanReductionStrategy": "Running Post",
+    # Updates of weights that are merged.
+    "MergeVarUpdateType": "Off All AutoLoose AutoTight",
+    # The set of graph patterns that `_Popart.setPatterns` starts from.
+    "PatternsLevel": "NoPatterns Minimal Default All",
+    # Activations that the backward pass computes again.
+    "RecomputationType": "NoRecompute Standard NormOnly Pipeline RecomputeAll",
+    # How values are reduced.
+    "ReductionType": "Sum Mean NoReduction",
+    # When inputs and outputs of sub-graphs are copied.
+    "SubgraphCopyingStrategy": "OnEnterAndExit JustInTime",
+    # IPUs that wait for each other.
+    "SyncPattern": "Full SinglePipeline ReplicaAndLadder",
+    # Data of a device to which the host sends none.
+    "SyntheticDataMode": "Off Zeros RandomNormal RandomUniform",
+    # Who places operators on IPUs.
+    "VirtualGraphMode": "Off Manual Auto ExecutionPhases",
+}
+"""Members of the other enumerations, which count from 0."""
 
-    Always = 0
-    OnDemand = 1
-    Never = 2
-
-
-class GradientTensorTrackingMethod(PopartEnum):
-    """Gradients that automatic loss scaling checks."""
-
-    AllNonViewChangingGradientTensors = 0
-    ConvAndMatmulGradients = 1
-    GradientsOfUserSpecifiedTensors = 2
-
-
-class Instrumentation(PopartEnum):
-    """Part of a program in which hardware cycles are counted."""
-
-    Outer = 0
-    Inner = 1
-
-
-class MeanReductionStrategy(PopartEnum):
-    """When a mean over accumulated gradients is divided."""
-
-    Running = 0
-    Post = 1
-
-
-class MergeVarUpdateType(PopartEnum):
-    """Updates of weights that are merged."""
-
-    Off = 0
-    All = 1
-    AutoLoose = 2
-    AutoTight = 3
-
-
-class PatternsLevel(PopartEnum):
-    """The set of graph patterns that `_Popart.setPatterns` starts from."""
-
-    NoPatterns = 0
-    Minimal = 1
-    Default = 2
-    All = 3
-
-
-class RecomputationType(PopartEnum):
-    """Activations that the backward pass computes again."""
-
-    NoRecompute = 0
-    Standard = 1
-    NormOnly = 2
-    Pipeline = 3
-    RecomputeAll = 4
-
-
-class ReductionType(PopartEnum):
-    """How values are reduced."""
-
-    Sum = 0
-    Mean = 1
-    NoReduction = 2
-
-
-class SubgraphCopyingStrategy(PopartEnum):
-    """When inputs and outputs of sub-graphs are copied."""
-
-    OnEnterAndExit = 0
-    JustInTime = 1
-
-
-class SyncPattern(PopartEnum):
-    """IPUs that wait for each other."""
-
-    Full = 0
-    SinglePipeline = 1
-    ReplicaAndLadder = 2
-
-
-class SyntheticDataMode(PopartEnum):
-    """Data of a device to which the host sends none."""
-
-    Off = 0
-    Zeros = 1
-    RandomNormal = 2
-    RandomUniform = 3
-
-
-class VirtualGraphMode(PopartEnum):
-    """Who places operators on IPUs."""
-
-    Off = 0
-    Manual = 1
-    Auto = 2
-    ExecutionPhases = 3
-
+_make: Any = PopartEnum
+for _name, _members in _MEMBERS.items():
+    globals()[_name] = _make(_name, _members, start=0, module=__name__)
 
 __all__ = sorted(kind.__name__ for kind in PopartEnum.__subclasses__())
 

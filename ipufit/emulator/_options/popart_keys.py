@@ -78,34 +78,33 @@ KNOWN_POPART_OPTIONS: Mapping[str, frozenset[str]] = {
 }
 """Names that the backend accepts, by the kind of their Python value."""
 
-ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
-    "accumulateOuterFragmentSettings.schedule": _popart.AccumulateOuterFragmentSchedule,
-    "accumulationAndReplicationReductionType": _popart.ReductionType,
-    "accumulation_and_replication_reduction_type": _popart.ReductionType,
-    "autoRecomputation": _popart.RecomputationType,
-    "autodiffSettings.stitchStrategy": _popart.AutodiffStitchStrategy,
+_ENUMERATIONS = {
+    "accumulateOuterFragmentSettings.schedule": "AccumulateOuterFragmentSchedule",
+    "accumulationAndReplicationReductionType": "ReductionType",
+    "accumulation_and_replication_reduction_type": "ReductionType",
+    "autoRecomputation": "RecomputationType",
+    "autodiffSettings.stitchStrategy": "AutodiffStitchStrategy",
     "automaticLossScalingSettings.gradientTensorTrackingMethod": (
-        _popart.GradientTensorTrackingMethod
+        "GradientTensorTrackingMethod"
     ),
-    "batchSerializationSettings.batchSchedule": _popart.BatchSerializationBatchSchedule,
-    "batchSerializationSettings.method": _popart.BatchSerializationMethod,
+    "batchSerializationSettings.batchSchedule": "BatchSerializationBatchSchedule",
+    "batchSerializationSettings.method": "BatchSerializationMethod",
     "batchSerializationSettings.transformContext": (
-        _popart.BatchSerializationTransformContext
+        "BatchSerializationTransformContext"
     ),
-    "connection_type": _popart.DeviceConnectionType,
-    "hardwareInstrumentations": _popart.Instrumentation,
-    "meanAccumulationAndReplicationReductionStrategy": _popart.MeanReductionStrategy,
-    "mergeVarUpdate": _popart.MergeVarUpdateType,
-    "subgraphCopyingStrategy": _popart.SubgraphCopyingStrategy,
-    "sync_pattern": _popart.SyncPattern,
-    "syntheticDataMode": _popart.SyntheticDataMode,
-    "virtualGraphMode": _popart.VirtualGraphMode,
+    "connection_type": "DeviceConnectionType",
+    "hardwareInstrumentations": "Instrumentation",
+    "meanAccumulationAndReplicationReductionStrategy": "MeanReductionStrategy",
+    "mergeVarUpdate": "MergeVarUpdateType",
+    "subgraphCopyingStrategy": "SubgraphCopyingStrategy",
+    "sync_pattern": "SyncPattern",
+    "syntheticDataMode": "SyntheticDataMode",
+    "virtualGraphMode": "VirtualGraphMode",
+}
+ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
+    key: getattr(_popart, name) for key, name in _ENUMERATIONS.items()
 }
 """Enumerations of PopART that the numbers of some settings belong to."""
-
-_NOT_PARSED = frozenset({"anchored_tensors", "patterns_level"})
-_PROGRESS_CALLBACK = "compilation_progress_bar_fn"
-_MEMORY_PROPORTION = "available_memory_proportion"
 
 
 def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
@@ -133,38 +132,53 @@ def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
         ipufit.emulator.errors.Error: 'poptorch_cpp_error': Unknown bool option ...
     """
     for key, value in options_dict.items():
-        if key in _NOT_PARSED or (key == _PROGRESS_CALLBACK and callable(value)):
+        if key in ("anchored_tensors", "patterns_level") or (
+            key == "compilation_progress_bar_fn" and callable(value)
+        ):
             continue
         if isinstance(value, dict):
-            _check_dict(key, value, options_dict)
+            if key == "available_memory_proportion":
+                for ipu, proportion in value.items():
+                    if not isinstance(proportion, (int, float)):
+                        raise _backend_error(
+                            f"Unknown value type {type(proportion).__name__} for the "
+                            f"memory proportion of IPU{ipu}: use a float."
+                        )
+            else:
+                _check_elements(key, value.values())
+                if key != "patterns":
+                    _check_known("dict", key, value)
+                elif "patterns_level" not in options_dict:
+                    raise _backend_error(
+                        "Option patterns needs patterns_level: use "
+                        "`_Popart.setPatterns`."
+                    )
             for name, item in value.items():
                 logger.debug(
                     "poptorch.Options set %s[%s] to %s", key, name, _text(item)
                 )
         elif isinstance(value, (list, tuple, set)):
-            _check_list(key, value)
+            _check_elements(key, value)
+            _check_known("list", key, value)
             for item in value:
+                _check_range(key, item)
                 logger.debug("poptorch.Options added %s to %s", _text(item), key)
         else:
-            _check_known(_kind(key, value), key)
+            # `bool` comes before `int`, whose subclass it is.
+            kinds = {bool: "bool", float: "float", int: "uint", str: "str"}
+            kind = next((kinds[k] for k in kinds if isinstance(value, k)), None)
+            if kind is None:
+                raise _backend_error(
+                    f"Unknown value type {type(value).__name__} for option {key}: use "
+                    "a bool, int, float, str, or a list or dict of them."
+                )
+            _check_known(kind, key, [value])
             _check_range(key, value)
             logger.debug("poptorch.Options set %s to value %s", key, _text(value))
 
 
 def _backend_error(message: str) -> Error:
     return Error(message, type="poptorch_cpp_error")
-
-
-def _kind(key: str, value: Any) -> str:
-    # `bool` comes before `int`, whose subclass it is.
-    kinds = {bool: "bool", float: "float", int: "uint", str: "str"}
-    for python_type, kind in kinds.items():
-        if isinstance(value, python_type):
-            return kind
-    raise _backend_error(
-        f"Unknown value type {type(value).__name__} for option {key}: use a bool, "
-        "int, float, str, or a list or dict of them."
-    )
 
 
 def _text(value: Any) -> str:
@@ -174,8 +188,9 @@ def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, int) else str(value)
 
 
-def _check_known(kind: str, key: str) -> None:
-    if key in KNOWN_POPART_OPTIONS[kind]:
+def _check_known(kind: str, key: str, values: Collection[Any]) -> None:
+    """Refuse an unknown setting, unless it sets nothing."""
+    if key in KNOWN_POPART_OPTIONS[kind] or not values:
         return
     homes = [other for other, keys in KNOWN_POPART_OPTIONS.items() if key in keys]
     hint = f" It takes a {homes[0]}." if homes else " Check its spelling."
@@ -195,14 +210,6 @@ def _check_range(key: str, value: Any) -> None:
         )
 
 
-def _check_list(key: str, values: Collection[Any]) -> None:
-    _check_elements(key, values)
-    if values:
-        _check_known("list", key)
-    for value in values:
-        _check_range(key, value)
-
-
 def _check_elements(key: str, values: Any) -> None:
     for value in values:
         if not isinstance(value, (str, int)):
@@ -210,22 +217,3 @@ def _check_elements(key: str, values: Any) -> None:
                 f"Unknown value type {type(value).__name__} inside option {key}: "
                 "use str or int."
             )
-
-
-def _check_dict(key: str, value: dict[Any, Any], options: Mapping[str, Any]) -> None:
-    if key == _MEMORY_PROPORTION:
-        for ipu, proportion in value.items():
-            if not isinstance(proportion, (int, float)):
-                raise _backend_error(
-                    f"Unknown value type {type(proportion).__name__} for the memory "
-                    f"proportion of IPU{ipu}: use a float."
-                )
-        return
-    _check_elements(key, value.values())
-    if key == "patterns":
-        if "patterns_level" not in options:
-            raise _backend_error(
-                "Option patterns needs patterns_level: use `_Popart.setPatterns`."
-            )
-    elif value:
-        _check_known("dict", key)
