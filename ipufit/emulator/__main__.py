@@ -18,15 +18,13 @@ from ipufit.emulator._ground.switches import (
 from ipufit.emulator._install import install
 from ipufit.emulator._layout.pod import NUM_IPUS_VARIABLE, POD
 from ipufit.emulator._popdist import getNumTotalReplicas
-from ipufit.emulator._popdist._launch import (
+from ipufit.emulator._popdist._environment import (
     instance_variables,
     launch_environment,
     torchrun_command,
 )
 from ipufit.emulator.errors import Error, createPoptorchError
 
-_EMULATOR = "ipufit.emulator"
-_PROGRAM = f"python -m {_EMULATOR}"
 _FAILED = 1
 _MISUSED = 2  # what Python itself exits with if it can't open the script
 
@@ -52,14 +50,23 @@ def main() -> None:
     sys.argv = [arguments.script, *arguments.args]
     has_own_folder = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if has_own_folder and not arguments.is_module:
-        sys.path[0] = _folder_of(arguments.script)
+        # As Python does.
+        is_folder = os.path.isdir(arguments.script)
+        path = os.path.realpath(arguments.script)
+        sys.path[0] = (
+            os.path.abspath(arguments.script) if is_folder else os.path.dirname(path)
+        )
     try:
         install(force=arguments.force, strict=arguments.strict)
         mode = "; strict" if is_strict() else ""
+        count = os.environ.get("WORLD_SIZE", "1")
+        if count != "1":
+            replicas = getNumTotalReplicas()
+            mode = f" each; processes: {count}; replicas: {replicas}{mode}"
         if os.environ.get("RANK", "0") == "0":  # once for all processes
             _say(
                 f"PopTorch {__version__} on the host; emulated IPUs: "
-                f"{POD.num_ipus}{_processes_in_words()}{mode}"
+                f"{POD.num_ipus}{mode}"
             )
     except Error as error:
         _say(error.message)
@@ -93,16 +100,9 @@ def _start_processes(arguments: argparse.Namespace) -> NoReturn:
     os.execve(command[0], command, environment)
 
 
-def _processes_in_words() -> str:
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count == "1":
-        return ""
-    return f" each; processes: {count}; replicas: {getNumTotalReplicas()}"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=_PROGRAM,
+        prog="python -m ipufit.emulator",
         usage="%(prog)s [-h] [--ipus N] [--processes P [--replicas N]] [--force] "
         "[--strict] (script | -m module) ...",
         description="Run an unmodified PopTorch script without IPUs: its `import "
@@ -118,20 +118,24 @@ def _parser() -> argparse.ArgumentParser:
         help="how many IPUs there are; a model that needs more, or those that another "
         f"one holds, fails as on a pod (default: {NUM_IPUS_VARIABLE}, or 64)",
     )
-    _add_processes(parser)
-    _add_modes(parser)
     parser.add_argument(
-        "-m",
-        dest="is_module",
-        action="store_true",
-        help="run a module, named as in an import, instead of a script",
+        "--processes",
+        type=_positive,
+        metavar="P",
+        help="start the script in P processes on this machine by torchrun, and tell "
+        "popdist in each what PopRun would. What processes other than the first print "
+        "is not shown: torchrun's --redirects keeps it in files, in a folder "
+        "torchelastic_* among the temporary ones; their errors are shown. For several "
+        "machines start torchrun yourself, with `-m ipufit.emulator script`",
     )
-    parser.add_argument("script", help="what to run: a file, folder or zip file")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="passed to it")
-    return parser
-
-
-def _add_modes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--replicas",
+        type=_positive,
+        metavar="N",
+        help="the number of replicas in all processes together, as poprun's "
+        "--num-replicas (default: one in each). Passed in "
+        f"{REPLICAS_VARIABLE}, which torchrun's processes read too",
+    )
     parser.add_argument(
         "--force",
         action="store_true",
@@ -143,40 +147,21 @@ def _add_modes(parser: argparse.ArgumentParser) -> None:
         help="refuse operators that PopTorch doesn't compile, as a pod does; sets "
         f"{STRICT_VARIABLE}=1",
     )
-
-
-def _add_processes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--processes",
-        type=_positive,
-        metavar="P",
-        help="start the script in P processes on this machine by torchrun, and tell "
-        "popdist in each what PopRun would. What processes other than the first print "
-        "is not shown: torchrun's --redirects keeps it in files, in a folder "
-        "torchelastic_* among the temporary ones; their errors are shown. For several "
-        f"machines start torchrun yourself, with `-m {_EMULATOR} script`",
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="run a module, named as in an import, instead of a script",
     )
-    parser.add_argument(
-        "--replicas",
-        type=_positive,
-        metavar="N",
-        help="the number of replicas in all processes together, as poprun's "
-        "--num-replicas (default: one in each). Passed in "
-        f"{REPLICAS_VARIABLE}, which torchrun's processes read too",
-    )
+    parser.add_argument("script", help="what to run: a file, folder or zip file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="passed to it")
+    return parser
 
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
     return int(text)
-
-
-def _folder_of(script: str) -> str:
-    """Return the folder that Python would put first in `sys.path`."""
-    if os.path.isdir(script):
-        return os.path.abspath(script)
-    return os.path.dirname(os.path.realpath(script))
 
 
 def _say(message: str) -> None:

@@ -12,7 +12,7 @@ operators.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,18 +25,6 @@ from ipufit.emulator._options.strategies import BlockPlacement
 from ipufit.emulator._tracing.state import current_trace
 from ipufit.emulator.enums import OverlapMode
 from ipufit.emulator.errors import Error, createPoptorchError
-
-_NAMES = """
-    begin_ipu_block begin_multi_conv call_cpu_op clear_attribute
-    ctc_beam_search_decoder custom_operation dynamic_slice dynamic_update end_cpu_op
-    end_for_loop end_if_block end_ipu_block end_multi_conv fps identity_loss
-    internal_cast ipu_print_tensor nearest nearest_batch_list nop optimizer_group
-    pop_name_scope push_name_scope recomputation_checkpoint set_attribute
-    set_available_memory set_matmul_serialization set_overlap_for_input
-    set_overlap_for_output start_else_block start_for_loop start_if_block
-"""
-OPERATORS = frozenset(_NAMES.split())
-"""Names of the operators, each of which is a function of this module."""
 
 _REDUCTIONS = ("sum", "mean", "none")
 _FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
@@ -52,43 +40,6 @@ _TYPES = {
     "UINT8": torch.uint8,
 }
 """ONNX's names of types, and their types on a device (PopTorch, `Utils.cpp`)."""
-
-ctc_beam_search_decoder = ops.ctc_beam_search_decoder
-dynamic_slice = ops.dynamic_slice
-dynamic_update = ops.dynamic_update
-fps = ops.fps
-nearest = ops.nearest
-nearest_batch_list = ops.nearest
-nop = ops.nop
-pop_name_scope = markers.pop_name_scope
-push_name_scope = markers.push_name_scope
-recomputation_checkpoint = ops.recomputationCheckpoint
-set_available_memory = ops.set_available_memory
-
-
-class _Operators(_OpNamespace):
-    """Namespace of a real PopTorch's operators, or else of the emulator's."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Find an operator by name."""
-        try:
-            return super().__getattr__(name)  # type: ignore[no-untyped-call,unused-ignore]
-        except AttributeError:
-            if name in OPERATORS:
-                return globals()[name]
-            raise
-
-
-def provide_operators() -> None:
-    """Put the operators into `torch.ops.poptorch`, where programs look for them.
-
-    Example:
-        >>> provide_operators()
-        >>> torch.ops.poptorch.nop(torch.tensor([1.0]))
-        tensor([1.])
-    """
-    operators = _Operators("poptorch")  # type: ignore[no-untyped-call,unused-ignore]
-    torch.ops.poptorch = operators  # type: ignore[attr-defined,unused-ignore]
 
 
 # Blocks and scopes --------------------------------------------------------------
@@ -110,11 +61,11 @@ def end_ipu_block() -> None:
 
 
 def set_attribute(attribute: str, key: str, value: str) -> None:
-    """Do nothing: entering a `with Attribute` has no effect on a host."""
+    """Do nothing: a `with Attribute` has no effect on a host."""
 
 
 def clear_attribute(attribute: str, key: str) -> None:
-    """Do nothing: leaving a `with Attribute` has no effect on a host."""
+    """Do nothing: a `with Attribute` has no effect on a host."""
 
 
 # Functions with other arguments -------------------------------------------------
@@ -148,31 +99,19 @@ def internal_cast(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def ipu_print_tensor(
-    tensor: Tensor,
-    title: str,
-    print_gradient: int,
-    summarize_threshold: int,
-    edge_items: int,
-    max_line_width: int,
-    digits: int,
-    float_format: int,
-    separator: str,
-    open_bracket: str,
-    close_bracket: str,
-) -> Tensor:
+    tensor: Tensor, title: str, print_gradient: int, *args: Any
+) -> Any:
     """Call `poptorch.ipu_print_tensor`; a format is an index of `_FLOAT_FORMATS`."""
+    *sizes, float_format, separator, opening, closing = args
     return ops.ipu_print_tensor(
         tensor,
         title,
         bool(print_gradient),
-        summarize_threshold,
-        edge_items,
-        max_line_width,
-        digits,
+        *sizes,
         _FLOAT_FORMATS[float_format],
         separator,
-        open_bracket,
-        close_bracket,
+        opening,
+        closing,
     )
 
 
@@ -183,16 +122,14 @@ def set_matmul_serialization(
     return matmul
 
 
-def set_overlap_for_input(t: Tensor, mode: str) -> Tensor:
+def set_overlap_for_input(t: Tensor, mode: str) -> Any:
     """Call `poptorch.set_overlap_for_input` with the `OverlapMode` of value `mode`."""
-    result: Tensor = ops.set_overlap_for_input(t, OverlapMode(mode))
-    return result
+    return ops.set_overlap_for_input(t, OverlapMode(mode))
 
 
-def set_overlap_for_output(t: Tensor, mode: str) -> Tensor:
+def set_overlap_for_output(t: Tensor, mode: str) -> Any:
     """Call `poptorch.set_overlap_for_output` with the `OverlapMode` of value `mode`."""
-    result: Tensor = ops.set_overlap_for_output(t, OverlapMode(mode))
-    return result
+    return ops.set_overlap_for_output(t, OverlapMode(mode))
 
 
 def custom_operation(
@@ -209,65 +146,84 @@ def custom_operation(
     return ops.custom_op(inputs, name, domain, domain_version, outputs, found)
 
 
-# Parts of functions, refused in a trace -----------------------------------------
+# All operators ------------------------------------------------------------------
+
+_WHOLE = {
+    "start_for_loop": "poptorch.for_loop",
+    "end_for_loop": "poptorch.for_loop",
+    "start_if_block": "poptorch.cond",
+    "start_else_block": "poptorch.cond",
+    "end_if_block": "poptorch.cond",
+    "begin_multi_conv": "poptorch.MultiConv",
+    "end_multi_conv": "poptorch.MultiConv",
+    "call_cpu_op": "poptorch.CPU",
+    "end_cpu_op": "poptorch.CPU",
+    "optimizer_group": "the parameter groups of poptorch.optim",
+}
+"""Parts of functions, refused in a trace -> the functions."""
 
 
-def start_for_loop(inputs: Sequence[Tensor]) -> None:
-    """Refuse the first part of `poptorch.for_loop`."""
-    _refuse_part("start_for_loop", "poptorch.for_loop")
+def _part(name: str) -> Callable[..., Any]:
+    def part(*args: Any) -> Any:
+        if current_trace() is not None:
+            raise createPoptorchError(
+                f"torch.ops.poptorch.{name} is only a part of what PopTorch does for "
+                f"{_WHOLE[name]}, and the emulator does that as a whole. Use "
+                f"{_WHOLE[name]}."
+            )
+        returns_outputs = name in ("end_for_loop", "end_if_block", "end_cpu_op")
+        return args[0] if returns_outputs else None
+
+    return part
 
 
-def end_for_loop(outputs: Any, inputs: Sequence[Tensor], trip_count: int) -> Any:
-    """Refuse the last part of `poptorch.for_loop`."""
-    _refuse_part("end_for_loop", "poptorch.for_loop")
-    return outputs
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    **{name: _part(name) for name in _WHOLE},
+    "begin_ipu_block": begin_ipu_block,
+    "clear_attribute": clear_attribute,
+    "ctc_beam_search_decoder": ops.ctc_beam_search_decoder,
+    "custom_operation": custom_operation,
+    "dynamic_slice": ops.dynamic_slice,
+    "dynamic_update": ops.dynamic_update,
+    "end_ipu_block": end_ipu_block,
+    "fps": ops.fps,
+    "identity_loss": identity_loss,
+    "internal_cast": internal_cast,
+    "ipu_print_tensor": ipu_print_tensor,
+    "nearest": ops.nearest,
+    "nearest_batch_list": ops.nearest,
+    "nop": ops.nop,
+    "pop_name_scope": markers.pop_name_scope,
+    "push_name_scope": markers.push_name_scope,
+    "recomputation_checkpoint": ops.recomputationCheckpoint,
+    "set_attribute": set_attribute,
+    "set_available_memory": ops.set_available_memory,
+    "set_matmul_serialization": set_matmul_serialization,
+    "set_overlap_for_input": set_overlap_for_input,
+    "set_overlap_for_output": set_overlap_for_output,
+}
 
 
-def start_if_block(condition: Tensor) -> None:
-    """Refuse the first part of `poptorch.cond`."""
-    _refuse_part("start_if_block", "poptorch.cond")
+class _Operators(_OpNamespace):
+    """Namespace of a real PopTorch's operators, or else of the emulator's."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Find an operator by name."""
+        try:
+            return super().__getattr__(name)  # type: ignore[no-untyped-call,unused-ignore]
+        except AttributeError:
+            if name in _OPERATORS:
+                return _OPERATORS[name]
+            raise
 
 
-def start_else_block(outputs_true: Sequence[Tensor]) -> None:
-    """Refuse the second part of `poptorch.cond`."""
-    _refuse_part("start_else_block", "poptorch.cond")
+def provide_operators() -> None:
+    """Put the operators into `torch.ops.poptorch`, where programs look for them.
 
-
-def end_if_block(outputs: Any, condition: Tensor) -> Any:
-    """Refuse the last part of `poptorch.cond`."""
-    _refuse_part("end_if_block", "poptorch.cond")
-    return outputs
-
-
-def begin_multi_conv() -> None:
-    """Refuse the first part of a `with poptorch.MultiConv`."""
-    _refuse_part("begin_multi_conv", "poptorch.MultiConv")
-
-
-def end_multi_conv(*settings: Any) -> None:
-    """Refuse the last part of a `with poptorch.MultiConv`."""
-    _refuse_part("end_multi_conv", "poptorch.MultiConv")
-
-
-def call_cpu_op(inputs: Sequence[Tensor], name: str) -> None:
-    """Refuse the first part of a `poptorch.CPU`."""
-    _refuse_part("call_cpu_op", "poptorch.CPU")
-
-
-def end_cpu_op(output: Any) -> Any:
-    """Refuse the last part of a `poptorch.CPU`."""
-    _refuse_part("end_cpu_op", "poptorch.CPU")
-    return output
-
-
-def optimizer_group(group: int, inputs: Sequence[Tensor]) -> None:
-    """Refuse the mark by which PopTorch's executor sets parameter groups."""
-    _refuse_part("optimizer_group", "the parameter groups of poptorch.optim")
-
-
-def _refuse_part(name: str, instead: str) -> None:
-    if current_trace() is not None:
-        raise createPoptorchError(
-            f"torch.ops.poptorch.{name} is only a part of what PopTorch does for "
-            f"{instead}, and the emulator does that as a whole. Use {instead}."
-        )
+    Example:
+        >>> provide_operators()
+        >>> torch.ops.poptorch.nop(torch.tensor([1.0]))
+        tensor([1.])
+    """
+    operators = _Operators("poptorch")  # type: ignore[no-untyped-call,unused-ignore]
+    torch.ops.poptorch = operators  # type: ignore[attr-defined,unused-ignore]

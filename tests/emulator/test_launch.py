@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ipufit.emulator import Error, _popdist
 from ipufit.emulator import __main__ as command
-from ipufit.emulator._popdist._launch import (
+from ipufit.emulator._popdist._environment import (
     instance_variables,
     launch_environment,
     torchrun_command,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables by which PopRun informs an instance.
+"""The environment variables by which PopRun informs an instance, read and written.
 
 Their names are known from a published log of PopRun. The number of instances and the
 index of this one follow from the replicas, if all instances have the same number.
@@ -8,6 +8,12 @@ index of this one follow from the replicas, if all instances have the same numbe
 from __future__ import annotations
 
 import os
+import sys
+import uuid
+from typing import Mapping, Sequence
+
+from ipufit.emulator._ground.switches import REPLICAS_VARIABLE
+from ipufit.emulator.errors import createPoptorchError
 
 TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 LOCAL_REPLICAS = "POPDIST_NUM_LOCAL_REPLICAS"
@@ -105,3 +111,136 @@ def _replicas_of_each() -> int:
             "knows only instances with the same number of replicas each."
         )
     return local
+
+
+# Instances started by torchrun ---------------------------------------------------
+
+
+def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
+    """Give the command that starts the emulator several times on this machine.
+
+    Args:
+        processes: The number of processes.
+        arguments: The arguments of `python -m ipufit.emulator` in each of them.
+
+    Example:
+        >>> torchrun_command(2, ["train.py"])[-3:]
+        ['-m', 'ipufit.emulator', 'train.py']
+    """
+    silent = ",".join(f"{index}:1" for index in range(1, processes))
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        # Not --standalone: up to torch 2.0 that takes one port of all, so that two
+        # runs on one machine would meet.
+        *("--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+        *("--rdzv-id", uuid.uuid4().hex, "--nproc-per-node", str(processes)),
+        *("--monitor-interval", "0.1"),
+        *(("--redirects", silent) if silent else ()),
+        *("-m", "ipufit.emulator", *arguments),
+    ]
+
+
+def launch_environment(
+    processes: int, replicas: int | None, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Give the environment of `torchrun_command`.
+
+    Args:
+        processes: The number of processes.
+        replicas: The number of replicas in all of them; None for one in each.
+        environment: The environment of this process.
+
+    Raises:
+        Error: The replicas can't be shared evenly, or PopRun's variables are set.
+
+    Example:
+        >>> launch_environment(2, 4, {})["IPUFIT_REPLICAS"]
+        '4'
+    """
+    if TOTAL_REPLICAS in environment:
+        raise createPoptorchError(
+            f"{TOTAL_REPLICAS} is set, as if PopRun had started this process "
+            "already: unset it, or leave --processes out."
+        )
+    total = processes if replicas is None else replicas
+    _local_replicas(total, processes)
+    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    return {
+        "OMP_NUM_THREADS": threads,  # torchrun would warn, and take one
+        **environment,
+        REPLICAS_VARIABLE: str(total),
+    }
+
+
+def instance_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables that PopRun would set for a process of torchrun's.
+
+    PopRun starts instances by Open MPI's `mpirun`, so that variables of that are among
+    them: `poptorch.Options` reads these.
+
+    Args:
+        environment: The environment of this process.
+
+    Returns:
+        Nothing if torchrun started one process alone and `IPUFIT_REPLICAS` isn't set,
+        or if PopRun's variables are there already.
+
+    Raises:
+        Error: A variable is missing or no number, or the replicas can't be shared
+            evenly.
+
+    Example:
+        >>> of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "IPUFIT_REPLICAS": "8"}
+        >>> instance_variables(of_torchrun)["POPDIST_REPLICA_INDEX_OFFSET"]
+        '4'
+    """
+    if TOTAL_REPLICAS in environment:
+        return {}
+    given = [name for name in ("RANK", "WORLD_SIZE") if environment.get(name)]
+    if len(given) == 1:
+        (missing,) = {"RANK", "WORLD_SIZE"} - set(given)
+        raise createPoptorchError(
+            f"{given[0]} is set but {missing} is not: torchrun sets both. Set "
+            f"{missing} too, or unset {given[0]}."
+        )
+    index, count = (_number(environment, name) for name in given) if given else (0, 1)
+    if not environment.get(REPLICAS_VARIABLE) and count == 1:
+        return {}
+    total = count
+    if environment.get(REPLICAS_VARIABLE):
+        total = _number(environment, REPLICAS_VARIABLE)
+    local = _local_replicas(total, count)
+    variables = {
+        TOTAL_REPLICAS: total,
+        LOCAL_REPLICAS: local,
+        FIRST_REPLICA: index * local,
+        IS_UNIFORM: 1,
+        IPUS_PER_REPLICA: environment.get(IPUS_PER_REPLICA, 1),
+        "OMPI_COMM_WORLD_RANK": index,
+        "OMPI_COMM_WORLD_SIZE": count,
+    }
+    if environment.get("LOCAL_RANK") and environment.get("LOCAL_WORLD_SIZE"):
+        local_index = _number(environment, "LOCAL_RANK")
+        variables[LOCAL_INSTANCE] = local_index
+        variables["OMPI_COMM_WORLD_LOCAL_RANK"] = local_index
+        variables["OMPI_COMM_WORLD_LOCAL_SIZE"] = _number(
+            environment, "LOCAL_WORLD_SIZE"
+        )
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not text.strip().isdigit():
+        raise createPoptorchError(f"{name}={text!r} is no whole number of 0 or more.")
+    return int(text)
+
+
+def _local_replicas(total: int, processes: int) -> int:
+    if total < 1 or total % processes:
+        raise createPoptorchError(
+            f"{total} replicas (--replicas, or {REPLICAS_VARIABLE}: those of all "
+            f"processes) can't be shared by {processes} processes evenly: choose a "
+            f"multiple of {processes}."
+        )
+    return total // processes
