@@ -126,7 +126,7 @@ THIRD_PARTY = {"numpy", "poptorch", "rich", "safetensors", "torch"}
 
 
 # Looked for where a user may have it, and done without.
-OPTIONAL = {"datasets", "popdist", "poptorch_geometric", "sklearn"}
+OPTIONAL = {"datasets", "popdist", "poptorch_geometric"}
 # Modules that import by names which are computed -> what these are.
 COMPUTED_IMPORTS = {
     "ipufit": "public names, when they are first used",

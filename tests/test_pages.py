@@ -87,8 +87,6 @@ def services(monkeypatch):
 @pytest.mark.usefixtures("services")
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    if page == "how-to/scikit-learn.md":
-        pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     names = {"__name__": "__main__"}  # a page imports what it needs

@@ -122,7 +122,7 @@ def adapt_docstring(
 def skip_methods_of_others(
     app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any
 ) -> bool | None:
-    """Leave out methods that a package put into our classes, as scikit-learn does."""
+    """Leave out methods that another package put into our classes."""
     home = getattr(value, "__module__", None) or "ipufit"
     is_foreign = inspect.isroutine(value) and home.split(".")[0] != "ipufit"
     return True if is_foreign else None
