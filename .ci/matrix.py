@@ -64,7 +64,6 @@ LONG = {
 }
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 EXTRAS = (
-    "comet",
     "lightning",
     "metrics",
     "mlflow",

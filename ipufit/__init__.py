@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .callbacks import (
         BackupAndRestore,
         Callback,
-        CometLogger,
         CSVLogger,
         EarlyStopping,
         GradientMonitor,
@@ -99,7 +98,6 @@ __all__ = [
     "CheckpointError",
     "CheckpointStore",
     "CheckpointWarning",
-    "CometLogger",
     "ConfigError",
     "ConstantBuffersWarning",
     "CopiedModuleWarning",

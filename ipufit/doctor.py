@@ -32,7 +32,6 @@ EXTRAS = {
     "metrics": "torchmetrics",
     "plot": "matplotlib",
     "tensorboard": "tensorboard",
-    "comet": "comet-ml",
     "mlflow": "mlflow",
     "wandb": "wandb",
     "lightning": "lightning",

@@ -44,18 +44,6 @@ def fit(*callbacks, metrics=("accuracy",)):
 
 # Extra -> a module that it brings, and a script that ends with a line "done".
 SCRIPTS = {
-    "comet": (
-        "comet_ml",
-        """
-        import json, pathlib, zipfile
-        logger = ipufit.CometLogger(online=False, project_name="first")
-        fit(logger)
-        (file,) = pathlib.Path().glob(f"*{logger.run_id}*.zip")
-        lines = zipfile.ZipFile(file).read("messages.json").decode().splitlines()
-        told = [json.loads(line)["payload"].get("metric") or {} for line in lines]
-        assert [one["metricName"] for one in told if one].count("loss") == 2, told
-        """,
-    ),
     "metrics": (
         "torchmetrics",
         """
@@ -189,7 +177,6 @@ def test_an_extra_does_what_it_is_for(extra, tmp_path):
         **os.environ,
         "IPUFIT_BACKEND": "emulator",
         "PYTHONPATH": str(ROOT),
-        "COMET_OFFLINE_DIRECTORY": str(tmp_path),
         "HOME": str(tmp_path),  # where these packages keep things
         "HF_HUB_OFFLINE": "1",
         "WANDB_SILENT": "true",

@@ -18,7 +18,6 @@ import torch
 import ipufit
 from ipufit import IPUConfig
 from tests.callbacks.trackers import (
-    CometDouble,
     MLflowDouble,
     PyplotDouble,
     TensorBoardDouble,
@@ -70,7 +69,6 @@ def services(monkeypatch):
         "torch.utils.tensorboard": TensorBoardDouble(),
         "wandb": WandbDouble(),
         "mlflow": MLflowDouble(),
-        "comet_ml": CometDouble(),
     }
     if find_spec("torchdata") is None:
         doubles["torchdata"] = types.ModuleType("torchdata")

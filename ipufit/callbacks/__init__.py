@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .backup_and_restore import BackupAndRestore
     from .base import Callback
     from .callback_list import CallbackList
-    from .comet_logger import CometLogger
     from .csv_logger import CSVLogger
     from .early_stopping import EarlyStopping
     from .gradient_monitor import GradientMonitor
@@ -38,7 +37,6 @@ __all__ = [
     "CSVLogger",
     "Callback",
     "CallbackList",
-    "CometLogger",
     "EarlyStopping",
     "GradientMonitor",
     "History",
@@ -62,7 +60,6 @@ _HOMES = {
     "backup_and_restore": ("BackupAndRestore",),
     "base": ("Callback",),
     "callback_list": ("CallbackList",),
-    "comet_logger": ("CometLogger",),
     "csv_logger": ("CSVLogger",),
     "early_stopping": ("EarlyStopping",),
     "gradient_monitor": ("GradientMonitor",),

@@ -99,46 +99,6 @@ class MLflowDouble:
         self.active.status, self.active = status, None
 
 
-class CometDouble:
-    """The module `comet_ml`, which gives an experiment that has ended as running."""
-
-    def __init__(self):
-        self.experiments = []
-
-    def get_running_experiment(self):
-        return self.experiments[-1] if self.experiments else None
-
-    def start(self, **arguments):
-        experiment = CometExperiment(arguments, f"key{len(self.experiments)}")
-        self.experiments.append(experiment)
-        return experiment
-
-
-class CometExperiment:
-    def __init__(self, arguments, key):
-        self.arguments = arguments
-        self.key = arguments.get("experiment_key", key)
-        self.logged, self.parameters, self.tags = [], [], []
-        self.ended = False
-
-    def get_key(self):
-        return self.key
-
-    def log_parameters(self, parameters):
-        self.parameters.append(parameters)
-
-    def log_metrics(self, figures, step=None, epoch=None):
-        assert not self.ended
-        self.logged.append((step, epoch, figures))
-
-    def add_tag(self, tag):
-        assert not self.ended
-        self.tags.append(tag)
-
-    def end(self):
-        self.ended = True
-
-
 class PyplotDouble:
     """The module `matplotlib.pyplot`, where it isn't installed: it draws nothing."""
 
