@@ -28,7 +28,7 @@ from ipufit.emulator._ground.custom_args import (
 )
 from ipufit.emulator._ground.logging import logger, setLogLevel
 from ipufit.emulator._ground.logging import start_logging as _start_logging
-from ipufit.emulator._ground.version import __version__
+from ipufit.emulator._ground.switches import __version__
 from ipufit.emulator._install import install, uninstall
 from ipufit.emulator._layout.pod import (
     ipuHardwareIsAvailable,

@@ -98,21 +98,12 @@ def internal_cast(tensor: Tensor, dtype: str) -> Tensor:
     return cast
 
 
-def ipu_print_tensor(
-    tensor: Tensor, title: str, print_gradient: int, *args: Any
-) -> Any:
+def ipu_print_tensor(tensor: Tensor, *args: Any) -> Any:
     """Call `poptorch.ipu_print_tensor`; a format is an index of `_FLOAT_FORMATS`."""
-    *sizes, float_format, separator, opening, closing = args
-    return ops.ipu_print_tensor(
-        tensor,
-        title,
-        bool(print_gradient),
-        *sizes,
-        _FLOAT_FORMATS[float_format],
-        separator,
-        opening,
-        closing,
-    )
+    title, print_gradient, *sizes, float_format, separator, opening, closing = args
+    texts = _FLOAT_FORMATS[float_format], separator, opening, closing
+    printer: Any = ops.ipu_print_tensor
+    return printer(tensor, title, bool(print_gradient), *sizes, *texts)
 
 
 def set_matmul_serialization(

@@ -13,7 +13,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
-from ipufit.emulator._ground.dtypes import device_tensor
+from ipufit.emulator._ground.torch_extras import device_tensor
 from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
 from ipufit.emulator._program.program import Program
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._ground.version import __version__
+from ipufit.emulator._ground.switches import __version__
 from ipufit.emulator.errors import Error, createPoptorchError
 
 PathLike = Union[str, "os.PathLike[str]"]

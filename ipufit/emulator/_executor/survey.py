@@ -33,8 +33,8 @@ from ipufit.emulator._executor.constraints import (
     checks_of_program,
 )
 from ipufit.emulator._ground.custom_args import flattenTensorStructure
-from ipufit.emulator._ground.dtypes import device_tensor
 from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._ground.torch_extras import device_tensor
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._options.options import Options

@@ -12,7 +12,7 @@ from torch._C import _set_grad_enabled
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node, map_arg
 
-from ipufit.emulator._ground.without_compiler import DispatchMode
+from ipufit.emulator._ground.torch_extras import DispatchMode
 from ipufit.emulator._tracing.operation import tensors_in
 
 

@@ -63,24 +63,6 @@ def setLogLevel(level: str | int) -> None:
     logger.setLevel(_LEVELS[level])
 
 
-def setPopartLogLevel(level: str) -> None:
-    """Check a level for PopART's own messages; there is no PopART to log any.
-
-    PopTorch has the function in its private `poptorch._logging`, and scripts call it.
-
-    Raises:
-        ValueError: If it isn't one of the names that `setLogLevel` takes.
-
-    Example:
-        >>> setPopartLogLevel("ERR")
-        >>> setPopartLogLevel(4)
-        Traceback (most recent call last):
-        ValueError: Level must be one of TRACE_ALL, TRACE, DEBUG_IR, DEBUG, INFO, ...
-    """
-    if not isinstance(level, str) or level not in _LEVELS:
-        raise ValueError(f"Level must be one of {', '.join(_LEVELS)}; got {level!r}.")
-
-
 class _Formatter(logging.Formatter):
     """Formats a record as time, logger and level in brackets, then the message."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables that choose how the emulator runs."""
+"""Environment variables that choose how the emulator runs, and its version."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 import os
 
 from ipufit.emulator.errors import createPoptorchError
+
+__version__ = "3.4.0+emulator"
+"""The version of PopTorch that is emulated."""
 
 STRICT_VARIABLE = "IPUFIT_EMULATOR_STRICT"
 FOLD_VARIABLE = "IPUFIT_EMULATOR_FOLD"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._ground.dtypes import device_tensor, host_tensor
+from ipufit.emulator._ground.torch_extras import device_tensor, host_tensor
 from ipufit.emulator.enums import CommGroupType, OutputMode
 
 if TYPE_CHECKING:

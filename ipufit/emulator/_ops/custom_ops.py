@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, interpolate, softplus
 
-from ipufit.emulator._ground.dtypes import host_tensor
+from ipufit.emulator._ground.torch_extras import host_tensor
 from ipufit.emulator._layout.pod import ipu_model_is_on
 from ipufit.emulator._tracing.state import current_trace
 from ipufit.emulator.errors import Error, createPoptorchError

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ipufit.emulator._ground.without_compiler import without_compiler
+from ipufit.emulator._ground.torch_extras import without_compiler
 
 logger = logging.getLogger("poptorch::python")
 

@@ -21,7 +21,7 @@ from ipufit.emulator._ground.custom_args import (
     flattenTensorStructure,
     reconstructTensorStructure,
 )
-from ipufit.emulator._ground.dtypes import device_tensor
+from ipufit.emulator._ground.torch_extras import device_tensor
 from ipufit.emulator.errors import Error, createPoptorchError
 
 logger = logging.getLogger("poptorch::python")

@@ -34,7 +34,7 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
-from ipufit.emulator._ground.rewriting import rewritten
+from ipufit.emulator._ground.torch_extras import rewritten
 from ipufit.emulator._tracing.half import original, rounded_alike
 from ipufit.emulator._tracing.nodes import function_name, is_in_place
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
-from ipufit.emulator._ground.rewriting import rewritten
+from ipufit.emulator._ground.torch_extras import rewritten
 from ipufit.emulator._tracing.nodes import function_name
 from ipufit.emulator._tracing.operation import map_leaves, tensors_in
 from ipufit.emulator.errors import Error, createPoptorchError

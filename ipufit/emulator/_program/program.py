@@ -20,8 +20,8 @@ from ipufit.emulator._ground.custom_args import (
     flattenTensorStructure,
     reconstructTensorStructure,
 )
-from ipufit.emulator._ground.dtypes import host_tensor
 from ipufit.emulator._ground.switches import is_strict, uses_channels_last
+from ipufit.emulator._ground.torch_extras import host_tensor
 from ipufit.emulator._ops.control_flow import Body
 from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
 from ipufit.emulator._program.args import CallArguments

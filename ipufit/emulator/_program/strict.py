@@ -20,7 +20,7 @@ from torch.fx.node import Node
 from torch.overrides import resolve_name
 
 from ipufit.emulator._ground.switches import STRICT_VARIABLE
-from ipufit.emulator._ground.without_compiler import DispatchMode
+from ipufit.emulator._ground.torch_extras import DispatchMode
 from ipufit.emulator._tracing.nodes import constant_nodes
 from ipufit.emulator._tracing.operation import recorded, tensors_in
 from ipufit.emulator._tracing.recording import Recording

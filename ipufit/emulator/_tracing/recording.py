@@ -25,7 +25,7 @@ from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import is_tensor_method_or_property
 
-from ipufit.emulator._ground.dtypes import device_tensor
+from ipufit.emulator._ground.torch_extras import device_tensor
 from ipufit.emulator._options.strategies import BEFORE_BLOCKS, BlockPlacement
 from ipufit.emulator._tracing.nodes import (
     Effects,

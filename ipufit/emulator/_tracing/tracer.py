@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._C import _jit_get_schemas_for_operator
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from ipufit.emulator._ground.without_compiler import DispatchMode, is_importing_compiler
+from ipufit.emulator._ground.torch_extras import DispatchMode, is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
 from ipufit.emulator._tracing.nodes import MemoryWatch
 from ipufit.emulator._tracing.operation import (

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from ipufit import emulator as poptorch
-from ipufit.emulator._ground.logging import logger, setPopartLogLevel, start_logging
+from ipufit.emulator import logger
 
 
 @pytest.fixture(autouse=True)
@@ -63,18 +63,6 @@ def test_other_names_are_refused(level):
         poptorch.setLogLevel(level)
 
 
-@pytest.mark.parametrize("level", ["DEBUG", "TRACE_ALL", "OFF"])
-def test_popart_takes_the_names_and_logs_nothing(level, capsys):
-    setPopartLogLevel(level)
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("level", [0, "debug", "LOUD", None])
-def test_popart_takes_no_other_levels(level):
-    with pytest.raises(ValueError, match="Level must be one of"):
-        setPopartLogLevel(level)
-
-
 def test_a_message_is_shown_with_its_time_logger_and_level(capsys):
     logger.warning("careful")
     shown = capsys.readouterr().err
@@ -96,13 +84,6 @@ def test_other_handlers_see_the_messages_too(caplog):
     poptorch.setLogLevel("INFO")
     logger.info("seen")
     assert [record.getMessage() for record in caplog.records] == ["seen"]
-
-
-def test_starting_twice_shows_a_message_once(capsys):
-    start_logging()
-    start_logging()
-    logger.warning("careful")
-    assert capsys.readouterr().err.count("careful") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of tensors on a device, changed copies of graphs, and less of torch's compiler.
+
+From torch 2.1 on, some functions of torch import its compiler before they do their
+work, to keep out of what it compiles. The import takes over a second, and most programs
+are traced in less.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+from torch.fx.graph import Graph
+from torch.fx.graph_module import GraphModule
+from torch.fx.node import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def device_tensor(tensor: Tensor, *, copy: bool = False) -> Tensor:
+    """Cast a tensor to a type that an IPU holds.
+
+    64-bit integers keep their type, because torch's CPU kernels ask for it where
+    an IPU takes 32 bits, but only the values of 32 bits; `float64` and `bfloat16`
+    become `float32` (PopTorch, `PoplarExecutable.cpp`).
+
+    Args:
+        tensor: Tensor of any type.
+        copy: If True, the result has memory of its own. If False, it is `tensor`
+            itself where nothing changes.
+
+    Example:
+        >>> device_tensor(torch.tensor([2**32 + 7, -1]))
+        tensor([ 7, -1])
+        >>> device_tensor(torch.zeros(1, dtype=torch.float64)).dtype
+        torch.float32
+    """
+    if tensor.dtype == torch.int64:
+        return torch.as_tensor(tensor.to(torch.int32), dtype=torch.int64)
+    if tensor.dtype in (torch.float64, torch.bfloat16):
+        return torch.as_tensor(tensor, dtype=torch.float32)
+    return torch.clone(tensor) if copy else tensor
+
+
+def host_tensor(tensor: Tensor) -> Tensor:
+    """Cast a tensor to the type that a device returns; other types stay as they are.
+
+    Example:
+        >>> host_tensor(torch.tensor([1, 2])).dtype
+        torch.int32
+    """
+    dtype = {torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype)
+    return tensor if dtype is None else torch.as_tensor(tensor, dtype=dtype)
+
+
+def rewritten(
+    program: GraphModule,
+    is_found: Callable[[Node], bool],
+    change: Callable[[Node], None],
+) -> GraphModule:
+    """Copy a program, and change some of its operations there.
+
+    Args:
+        program: The program, which stays as it is.
+        is_found: Tells for a node of it whether it is to be changed.
+        change: Changes the copy of such a node in place.
+
+    Returns:
+        The copy; `program` itself if no node is to be changed.
+
+    Example:
+        >>> import torch
+        >>> program = torch.fx.symbolic_trace(lambda x: torch.neg(x) + 1)
+        >>> def negates(node):
+        ...     return node.target is torch.neg
+        >>> def take_root(node):
+        ...     node.target = torch.sqrt
+        >>> rewritten(program, negates, take_root)(torch.tensor(4.0))
+        tensor(3.)
+    """
+    found = [node for node in program.graph.nodes if is_found(node)]
+    if not found:
+        return program
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    graph.output(graph.graph_copy(program.graph, copies))
+    for node in found:
+        change(copies[node])
+    copy: GraphModule = GraphModule(program, graph)
+    return copy
+
+
+def without_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Take off what torch has put around a function to import its compiler.
+
+    Args:
+        function: A function, such as a method of a class; one that torch has put
+            nothing around is returned as it is.
+
+    Example:
+        >>> import torch
+        >>> add = without_compiler(torch.optim.Optimizer.add_param_group)
+        >>> add.__module__
+        'torch.optim.optimizer'
+        >>> without_compiler(len) is len
+        True
+    """
+    namespace = getattr(function, "__globals__", {})
+    if namespace.get("__name__") != "torch._compile":
+        return function
+    inner: Callable[..., Any] = getattr(function, "__wrapped__", function)
+    return inner
+
+
+def is_importing_compiler() -> bool:
+    """Whether an import of torch's compiler is under way.
+
+    Modules of the compiler compute with tensors when they are imported. That is no part
+    of the user's program.
+
+    Example:
+        >>> is_importing_compiler()
+        False
+    """
+    spec = getattr(sys.modules.get("torch._dynamo"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+class DispatchMode(TorchDispatchMode):
+    """A `TorchDispatchMode` that doesn't import torch's compiler when it first runs."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__torch_dispatch__" in vars(cls):
+            plain = without_compiler(cls.__torch_dispatch__)
+            cls.__torch_dispatch__ = plain  # type: ignore[method-assign]
