@@ -8,11 +8,10 @@ broken raises its own error: nobody who asked for IPUs is emulated silently.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any, ContextManager
+from typing import TYPE_CHECKING, Any
 
 from . import _env
 from .errors import ConfigError, UnsupportedError
@@ -71,21 +70,6 @@ def popdist() -> Any:
     return module
 
 
-def device_heard_by(listener: Any) -> ContextManager[None]:
-    """Have a listener hear what the device does, where that is an emulated one.
-
-    IPUs tell PopVision, not the host.
-
-    Args:
-        listener: Has `begin(name, phase)`, whose result its `end` gets.
-    """
-    if poptorch.__name__ == "poptorch":
-        return contextlib.nullcontext()
-    module = importlib.import_module("ipufit.emulator._device.listening")
-    heard: ContextManager[None] = module.heard_by(listener)
-    return heard
-
-
 def survey() -> Any:
     """The emulator's `survey`: what PopTorch refuses in a program, all at once.
 
@@ -114,4 +98,4 @@ def emulate_everywhere() -> None:
     importlib.import_module("ipufit.emulator").install()
 
 
-__all__ = ["device_heard_by", "emulate_everywhere", "popdist", "poptorch", "survey"]
+__all__ = ["emulate_everywhere", "popdist", "poptorch", "survey"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from ._failures import do_all
+from ._spans import span
 from .distributed import Processes
 from .types import Logs
 
@@ -107,7 +108,9 @@ class RunState:
     def act(self) -> None:
         """Do the actions of `after_hooks`, though one fails; called by the loop."""
         actions, self._actions = self._actions, []
-        do_all(actions)
+        if actions:
+            with span("save"):
+                do_all(actions)
 
     def on_eviction(self, action: Callable[[], None]) -> None:
         """Have an action done, after the call under way, if the process is evicted.

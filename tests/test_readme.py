@@ -126,7 +126,7 @@ CLAIMS = {
         "emulator/executor/test_survey_of_refusals.py::test_the_programs_were_seen",
         "test_model_plan.py::*",
         "test_automatic_split.py::*",
-        "test_profiled_runs.py::*",
+        "callbacks/test_profiler.py::*",
     ],
     "Your own step.": [
         "test_own_steps.py::*",

@@ -20,17 +20,10 @@ ADVICE = "the page is outdated: run `make screens`"
 
 def test_there_are_pages_with_screens():
     names = {page.stem for page in PAGES}
-    assert names >= {"check", "pipelines", "plan", "profile"}
+    assert names >= {"check", "pipelines", "plan"}
 
 
-def marked(page):
-    """A page as a parameter of tests."""
-    reason = "a profile of another mode has other phases"
-    marks = [pytest.mark.not_in_mode(reason=reason)] if page.stem == "profile" else []
-    return pytest.param(page, id=page.name, marks=marks)
-
-
-@pytest.mark.parametrize("page", map(marked, PAGES))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_shows_what_its_code_prints_and_draws(page):
     text = page.read_text("utf-8")
     pictures = WRITER["PICTURE"].findall(text)

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -146,15 +145,3 @@ assert made == [1]
 """
     done = python(code, poptorch=WORKING)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_an_ipu_has_no_listeners_and_an_emulated_one_has(monkeypatch):
-    from ipufit import _poptorch
-    from ipufit.emulator._device.listening import is_heard
-
-    listener = SimpleNamespace(is_on=True)
-    with _poptorch.device_heard_by(listener):
-        assert is_heard()
-    monkeypatch.setattr(_poptorch.poptorch, "__name__", "poptorch")
-    with _poptorch.device_heard_by(listener):
-        assert not is_heard()

@@ -40,14 +40,14 @@ ROOMS = {
         "batching config mixing placement",
     ),
     "planning": (
-        Size(44, 2873, 20337),
-        "check_report commands pictures planning profiling",
+        Size(34, 2293, 17081),
+        "check_report commands pictures planning",
     ),
     "command lines, distributed, Lightning, ground": (
         Size(43, 3170, 22204),
         "__init__ __main__ _env _failures _files _kinds _lazy _optional _poptorch "
-        "_tree _version blocks distributed doctor errors first_fit integrations launch "
-        "scalars state summary types",
+        "_spans _tree _version blocks distributed doctor errors first_fit "
+        "integrations launch scalars state summary types",
     ),
 }
 MAX_TOKENS_PER_LINE = 7.75  # of the emulator

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Mapping, Sequence, Union
+from typing import Any, ClassVar, Iterable, Mapping, Sequence, Union
 
 import torch
 
@@ -11,9 +11,6 @@ from ipufit._kinds import Kind
 from ipufit.state import RunState
 
 from .saved_state import check_keys, check_kinds, copied
-
-if TYPE_CHECKING:
-    from ipufit.profiling import Recorder
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""
@@ -58,7 +55,6 @@ class Callback:
     is_display: ClassVar[bool] = False
     writes_for_all: ClassVar[bool] = False
     reads_batch_logs: bool = True
-    _recorder: Recorder | None = None  # that of `Profiler` takes the time of a run
     model: Any = None
     run: RunState = RunState()
 

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from ipufit._failures import do_all
+from ipufit._spans import span
 from ipufit.errors import ConfigError
 from ipufit.state import RunState
 
 from .base import Callback, CallbackLike
 from .saved_state import check_callbacks
-
-if TYPE_CHECKING:
-    from ipufit.profiling import Timeline
 
 _TRAINING_CALLS = (
     "on_train_batch_begin",
@@ -30,8 +28,9 @@ def _of_each(hook: str) -> Callable[..., None]:
     """Make a hook that calls the hook of each callback in a list."""
 
     def call(self: CallbackList, *arguments: Any) -> None:
-        for callback in self._hearing:
-            getattr(callback, hook)(*arguments)
+        for callback in self._called:
+            with span(type(callback).__name__, hook):
+                getattr(callback, hook)(*arguments)
 
     call.__name__ = hook
     call.__doc__ = f"Call `{hook}` of each callback."
@@ -51,8 +50,6 @@ class CallbackList(Callback):
     def __init__(self, callbacks: CallbackLike) -> None:
         self.callbacks: list[Callback] = list(_flatten(callbacks))
         self._called = self.callbacks
-        self._hearing: list[Any] = self._called
-        self._timelines: list[Timeline] = []
 
     def set_model(self, model: Any) -> None:
         """Give each callback the model."""
@@ -68,22 +65,9 @@ class CallbackList(Callback):
             for callback in self.callbacks
             if is_first or not callback.writes_for_all
         ]
-        self._hearing = self._called
-        for timeline in self._timelines:
-            from .timed_hooks import around
-
-            self._hearing = around(timeline, self._hearing)
         for callback in self.callbacks:
             callback.set_run(run)
             callback.set_params(run.params)
-
-    def record(self, timeline: Timeline) -> None:
-        """Have the time of each hook recorded, from `set_run` on.
-
-        Args:
-            timeline: Takes the spans.
-        """
-        self._timelines.append(timeline)
 
     def are_displays_due(self) -> bool:
         """Whether a display shows figures after the call under way."""
@@ -142,7 +126,7 @@ class CallbackList(Callback):
         After an interrupt, which is raised again, their failures are warnings.
         """
         do_all(
-            [partial(callback.on_train_end, logs) for callback in self._hearing],
+            [partial(callback.on_train_end, logs) for callback in self._called],
             is_failing=self.run.stop_reason == "interrupted",
         )
 

@@ -3,41 +3,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
+from torch.profiler import ProfilerActivity, profile
+
+from ipufit._files import file_errors
+from ipufit._spans import is_recorded
 from ipufit.batching import check_count, check_positive
-from ipufit.profiling import Recorder, facts_of
-from ipufit.profiling.report import text_of
+from ipufit.errors import ConfigError
 
 from .base import Callback
 from .messages import say
 
+_ROWS = 15  # of the table
+
 
 class Profiler(Callback):
-    """Record what the host does during some calls, and write it into two files.
+    """Record what the host does during some calls, by `torch.profiler`.
 
-    One is a timeline in the Chrome trace format, which `chrome://tracing` and Perfetto
-    open; the other is a page that shows it in a browser by itself. A recording begins
-    where the call before it has ended, with the wait for data. It ends, and is written,
-    when its last call has ended; or with the run, even if that fails.
+    It writes a timeline in the Chrome trace format, which `chrome://tracing` and
+    Perfetto open, and prints a table of what took the most time. Both have the
+    operators of torch, and a run's own spans: waits for data, device calls,
+    compilations, copies of weights, figures, the optimizer, hooks of callbacks.
 
-    In `fit` calls of the training count, with the validations between them; in
+    A recording begins where the call before it has ended, with the wait for data. It
+    ends, and is written, when its last call has ended; or with the run, even if that
+    fails. In `fit` calls of the training count, with the validations between them; in
     `evaluate` and `predict` their own calls. Calls are counted in each run anew. A
     resumed run counts from where it goes on. Each of several processes writes files of
     its own.
-
-    `IPUConfig(profile_dir=)` records whole runs.
 
     Args:
         directory: Directory of the files, which is made.
         calls: Number of calls to record.
         skip: Number of calls to leave out first.
-        verbose: 1 prints the seconds of the phases and the path of the page, or why
-            there are none; 0 doesn't.
-        clock: Returns the time in seconds, from any origin.
+        verbose: 1 prints the table and the path of the trace, or why there are none; 0
+            doesn't.
+
+    Attributes:
+        path: The trace of the last run; None if there is none.
+        profile: The recording of the last run, a `torch.profiler.profile`; None if
+            there is none.
 
     Raises:
         ConfigError: A number is no whole number, or too small.
@@ -51,15 +60,15 @@ class Profiler(Callback):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     profiler = Profiler(folder, calls=3, skip=1, verbose=0)
         ...     history = model.fit(x, y, 4, verbose=0, callbacks=profiler)
-        ...     [path.name for path in profiler.paths]
-        ['fit-001.trace.json', 'fit-001.html']
-        >>> abs(sum(profiler.phases.values()) - profiler.seconds) < 1e-6
-        True
+        ...     profiler.path.name
+        'fit-001.trace.json'
+        >>> events = profiler.profile.key_averages()
+        >>> [event.count for event in events if event.key == "device call"]
+        [3]
     """
 
     is_saved = False
     reads_batch_logs = False
-    _recorder: Recorder
 
     def __init__(
         self,
@@ -68,37 +77,23 @@ class Profiler(Callback):
         skip: int = 2,
         *,
         verbose: int = 1,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         check_positive("calls", calls)
         check_count("skip", skip)
+        self.directory = Path(directory)
         self.num_calls = calls
         self.skip = skip
         self.verbose = verbose
-        self._recorder = Recorder(directory, clock)
+        self.path: Path | None = None
+        self.profile: profile | None = None
         self._task: str | None = None
         self._calls = 0
+        self._is_on = False
 
     @property
     def hears_every(self) -> int | None:
         """None: it records the calls that there would be without it."""
         return None
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Seconds by phase of the last run's recording."""
-        return dict(self._recorder.timeline.phases)
-
-    @property
-    def seconds(self) -> float:
-        """Length of the last run's recording, in seconds."""
-        spans = self._recorder.timeline.spans
-        return spans[-1].seconds if spans else 0.0
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files of the last run's recording: the trace, then the page."""
-        return self._recorder.paths
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Begin to count calls."""
@@ -124,27 +119,17 @@ class Profiler(Callback):
         """Count a call, outside `fit`."""
         self._count("predict")
 
-    def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Forget a recording without calls."""
-        self._end_without_calls("fit")
-
-    def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Forget a recording without calls, outside `fit`."""
-        self._end_without_calls("evaluate")
-
-    def on_predict_end(self, logs: dict[str, Any]) -> None:
-        """Forget a recording without calls, outside `fit`."""
-        self._end_without_calls("predict")
-
     def close(self) -> None:
         """Write what was recorded until now, if the run ends within the calls.
 
         Say so if the run had too few calls for a recording.
         """
-        if self._recorder.is_on:
+        if self._is_on and self._calls > self.skip:
             self._end()
         elif self._task is not None and self._calls <= self.skip:
-            self._recorder.drop()
+            if self._is_on and self.profile is not None:
+                self.profile.stop()  # type: ignore[no-untyped-call]
+            self._is_on, self.profile = False, None
             self._say(f"Profiler: nothing was recorded. {self._why_nothing()}")
         self._task = None
 
@@ -162,32 +147,51 @@ class Profiler(Callback):
             say(text)
 
     def _begin(self, task: str) -> None:
-        if self._task is None:  # else it is a part of the run
-            self._recorder.make_directory()
-            self._task, self._calls = task, 0
-            self._begin_if_due()
+        if self._task is not None:  # it is a part of the run
+            return
+        with file_errors("can't be made", self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+        self._task, self._calls = task, 0
+        self.path, self.profile = None, None
+        self._start_if_due()
 
     def _count(self, task: str) -> None:
-        if self._task == task:
-            self._calls += 1
-            self._begin_if_due()
-            if self._calls == self.skip + self.num_calls:
-                self._end()
+        if self._task != task:
+            return
+        self._calls += 1
+        self._start_if_due()
+        if self._is_on and self._calls == self.skip + self.num_calls:
+            self._end()
 
-    def _begin_if_due(self) -> None:
-        if self._calls == self.skip and self._task is not None:
-            self._recorder.start(self._task)
-
-    def _end_without_calls(self, task: str) -> None:
-        if self._task == task and self._calls == self.skip:
-            self._recorder.drop()
+    def _start_if_due(self) -> None:
+        if self._calls != self.skip:
+            return
+        if is_recorded():
+            raise ConfigError(
+                "Profiler can't record while another profiler of torch does: leave "
+                "one of them out."
+            )
+        # Else torch writes lines about its own profiler to the terminal.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        self.profile = profile(activities=[ProfilerActivity.CPU])
+        self.profile.start()  # type: ignore[no-untyped-call]
+        self._is_on = True
 
     def _end(self) -> None:
-        if not self._recorder.is_on:
+        recorded, self._is_on = self.profile, False
+        if recorded is None:
             return
-        processes = self.run.processes
-        facts = {**facts_of(self.model), "calls before it": self.skip}
-        self._recorder.stop(processes.index, processes.count, facts)
-        page = self.paths[-1]
-        self._say(text_of(page.stem, self.phases))
-        self._say(f"  {page}")
+        recorded.stop()  # type: ignore[no-untyped-call]
+        processes, number = self.run.processes, 0
+        suffix = f".process-{processes.index}" if processes.are_several else ""
+        with file_errors("can't be written", self.directory):
+            while self.path is None:
+                number += 1
+                name = f"{self._task}-{number:03}{suffix}.trace.json"
+                with contextlib.suppress(FileExistsError):
+                    (self.directory / name).touch(exist_ok=False)  # the name is ours
+                    self.path = self.directory / name
+            recorded.export_chrome_trace(str(self.path))
+        averages = recorded.key_averages()
+        self._say(averages.table(sort_by="cpu_time_total", row_limit=_ROWS))
+        self._say(f"  {self.path}")

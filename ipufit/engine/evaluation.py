@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
+from ipufit._spans import awaited
 from ipufit._tree import tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
@@ -131,7 +132,7 @@ class Evaluation:
         run.stop_evaluating = False
         hooks.on_test_begin({})
         agreement = Agreement(run.processes, hooks, run, "on_test_batch_end")
-        for number, call in enumerate(self.batches):
+        for number, call in enumerate(awaited(self.batches)):
             if not call.num_real_of_all:  # there for the scalars of single rows only
                 self._add_singles(call)
                 continue

@@ -7,6 +7,7 @@ import math
 import warnings
 from typing import Any, Iterable, Iterator, Tuple
 
+from ipufit._spans import awaited
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import Epochs, InferenceBatches
 from ipufit.errors import (
@@ -117,7 +118,7 @@ def predictions(
     agreement = Agreement(run.processes, hooks, run, "on_predict_batch_end")
     program = executors.inference_program
     hooks.on_predict_begin({})
-    for number, call in enumerate(batches):
+    for number, call in enumerate(awaited(batches)):
         batch, num_real = call.batch, call.num_real
         if executors.inference_program is not program:
             raise ConfigError(

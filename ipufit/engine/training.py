@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ipufit._poptorch import poptorch
+from ipufit._spans import span
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import NO_INSTRUMENTS, Instruments
@@ -93,17 +94,21 @@ class Training:
         """
         updates = self.plan.device_iterations
         if is_scheduled:
-            self.optimization.before_call()
+            with span("optimizer"):
+                self.optimization.before_call()
         sums, outputs = self.executors.train(call.batch)
         if is_scheduled:
-            self.optimization.after_call(updates)
+            with span("optimizer"):
+                self.optimization.after_call(updates)
         if self.instruments.is_synthetic:  # nothing was written to what came back
             sums, outputs = torch.zeros_like(sums), None
-        self.figures.add(sums)
-        if outputs is not None:
-            self._stream(outputs, call)
+        with span("figures"):
+            self.figures.add(sums)
+            if outputs is not None:
+                self._stream(outputs, call)
         if self.average is not None:
-            self.average.update(updates, self.executors.weights_shown)
+            with span("weights"):
+                self.average.update(updates, self.executors.weights_shown)
 
     def losses_of_call(self) -> list[float]:
         """The loss of the epoch so far after each update of the last call.

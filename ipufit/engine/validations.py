@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterator
 
+from ipufit._spans import awaited
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import Call, Epochs
 from ipufit.state import RunState
@@ -47,7 +48,7 @@ class Validations:
             EvictedError: The process was told to end.
         """
         self._validate_if_due(calls)
-        for call in calls:
+        for call in awaited(calls):
             yield call
             self._validate_if_due(calls)
 

@@ -18,7 +18,6 @@ from ipufit.resume import Snapshot, described, epochs_to_go
 from ipufit.state import RunState
 
 from . import compile_only
-from .no_profile import NO_PROFILE, NoProfile
 from .parts import Model
 from .run_frame import under_way
 
@@ -40,7 +39,6 @@ class FitPlan:
         arguments: Arguments that a resumed run must have too, by name.
         settings: Settings of `compile` in words, which it must have too.
         params: `verbose` and `epochs` as Keras's callbacks see them.
-        profile: Profile of the run.
     """
 
     training: Training
@@ -54,7 +52,6 @@ class FitPlan:
     arguments: Mapping[str, Any]
     settings: Mapping[str, str]
     params: Mapping[str, Any]
-    profile: NoProfile = NO_PROFILE
 
     @property
     def updates_per_epoch(self) -> int | None:
@@ -111,17 +108,15 @@ def run(model: Model, plan: FitPlan) -> History:
     training, checkpoint, history = plan.training, plan.checkpoint, History()
     state = RunState(coverage=plan.coverage, params=plan.all_params)
     state.is_finite = not training.instruments.is_synthetic  # nobody is to be warned
-    given = plan.callbacks, plan.params["verbose"], history, plan.profile
+    given = plan.callbacks, plan.params["verbose"], history
     frame = under_way(model, state, *given)
     model._runs.batch_loop = None
-    with frame as (hooks, display), contextlib.ExitStack() as recorded:
+    with frame as (hooks, display):
         model._data.source = plan.batches.source
         validated = None if plan.validation is None else plan.validation.batches.source
         snapshot = Snapshot(
             training, plan.batches, hooks, state, validated, plan.in_words
         )
-        recorded.enter_context(plan.profile.training(training, snapshot))
-        recorded.enter_context(plan.profile.evaluation(plan.validation))
         if checkpoint is not None:
             snapshot.check(checkpoint)
         updates_per_call = training.plan.device_iterations
@@ -139,7 +134,7 @@ def run(model: Model, plan: FitPlan) -> History:
             train(
                 training,
                 epochs_to_go(plan.epochs, snapshot, checkpoint, display),
-                plan.profile.data(plan.calls),
+                plan.calls,
                 plan.validation,
                 hooks,
                 state,

@@ -33,7 +33,6 @@ from ipufit.types import PathLike, Verbose
 from .evaluating import evaluation_of, rows_to_evaluate, warn_of_coverage
 from .fit_plan import FitPlan, run
 from .parts import Model, settings_of
-from .profiles import profile_of
 from .synthetic import instrumented
 from .training import training_of
 from .updates_per_call import updates_per_call
@@ -142,7 +141,6 @@ def fit(
     first_fit.arrived(self, locals())
     asked = Instruments(is_synthetic=synthetic, profiled_calls=profile_steps)
     self = instrumented(self, asked, resume, callbacks)
-    profile = profile_of(self, "fit", callbacks)
     settings = settings_of(self)
     epochs_to_come = _epochs(initial_epoch, epochs, validation_freq)
     given = x, y, sample_weight, validation_split, validation_data
@@ -191,7 +189,6 @@ def fit(
         arguments=arguments,
         settings=settings.in_words,
         params={"verbose": verbose, "epochs": epochs},
-        profile=profile,
     )
     check_same_run(checkpoint, training, source.num_samples, plan.in_words)
     _warn_of_tail(self, batches, training.plan)

@@ -36,7 +36,6 @@ from .evaluating import (
     warn_of_coverage,
 )
 from .parts import Model, predicted, settings_of
-from .profiles import profile_of
 from .run_frame import under_way
 from .splitting import settle
 
@@ -75,7 +74,6 @@ def evaluate(
         ConfigError: The own inference options return sums of outputs.
     """
     settings_of(self)
-    profile = profile_of(self, "evaluate", callbacks)
     source = as_source(
         x,
         y,
@@ -91,8 +89,7 @@ def evaluate(
         return compile_only.unknown(test.figures.objective, return_dict)
     run = RunState(params=_params(verbose, test.batches))
     run.coverage = warn_of_coverage(test.options, test.plan, "evaluate")
-    frame = under_way(self, run, callbacks, verbose, profile=profile)
-    with frame as (hooks, display), profile.evaluation(test):
+    with under_way(self, run, callbacks, verbose) as (hooks, display):
         self._data.source = source
         try:
             test.prepare(display)
@@ -244,14 +241,11 @@ def outputs_of_calls(
 
     def run_to_the_end() -> Iterator[Any]:
         run = RunState(params=_params(verbose, batches))
-        profile = profile_of(model, "predict", callbacks)
-        frame = under_way(model, run, callbacks, verbose, profile=profile)
-        with frame as (hooks, display):
+        with under_way(model, run, callbacks, verbose) as (hooks, display):
             model._data.source = source
-            calls = profile.data(batches)
             try:
                 prepare(display)
-                yield from predictions(model._executors, calls, hooks, run)
+                yield from predictions(model._executors, batches, hooks, run)
             finally:
                 batches.close()
 

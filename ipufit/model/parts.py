@@ -65,7 +65,6 @@ class Runs:
             came since, after which schedules begin anew.
         output_sizes: Sizes of the outputs of computations that were looked at since
             `compile`, each after all that it depends on; None if unknown.
-        profile: Profile of the run under way.
     """
 
     def __init__(self) -> None:
@@ -74,7 +73,6 @@ class Runs:
         self.snapshot: Snapshot | None = None
         self.batch_loop: Optimization | None = None
         self.output_sizes: list[tuple[Any, OutputSize | None]] = []
-        self.profile: Any = None
 
 
 @dataclass

@@ -14,7 +14,6 @@ from ipufit.state import RunState
 from ipufit.types import Verbose
 
 from .evaluating import require_ipus
-from .no_profile import NO_PROFILE, NoProfile
 from .parts import Model
 
 
@@ -25,7 +24,6 @@ def under_way(
     callbacks: CallbackLike,
     verbose: Verbose,
     history: History | None = None,
-    profile: NoProfile = NO_PROFILE,
 ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
     """Begin a run with hooks in Keras's order, and bring the weights back at its end.
 
@@ -36,7 +34,6 @@ def under_way(
         callbacks: The user's; a display among them shows instead of ours, as in Keras.
         verbose: As for `fit`.
         history: History of a `fit`, whose hooks come after those of the user.
-        profile: Profile of the run.
 
     Yields:
         All callbacks, and the display among them.
@@ -49,29 +46,12 @@ def under_way(
     """
     require_ipus(model)
     model._counterparts.warn_of_changes()
-    with profile.around(run), _framed(
-        model, run, callbacks, verbose, history, profile
-    ) as framed:
-        yield framed
-
-
-@contextlib.contextmanager
-def _framed(
-    model: Model,
-    run: RunState,
-    callbacks: CallbackLike,
-    verbose: Verbose,
-    history: History | None,
-    profile: NoProfile,
-) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
-    """Do the work of `under_way`, which records it."""
     given = CallbackList(callbacks).callbacks
     run.processes = model.processes
     own_display = make_progress(verbose if run.processes.is_first else 0)
     displays = [one for one in given if isinstance(one, ProgressDisplay)]
     last = [] if displays else [own_display]
     hooks = CallbackList([given, [] if history is None else history, last])
-    profile.hooks(hooks)
     hooks.set_model(model)
     hooks.set_run(run)
     runs = model._runs

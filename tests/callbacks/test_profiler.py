@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Profiler` records some calls, and the phases add up to them."""
+"""`Profiler` records some calls of a run by torch's profiler."""
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from ipufit import (
     BackupAndRestore,
@@ -16,37 +16,31 @@ from ipufit import (
     FileError,
     IPUConfig,
     IPUModel,
+    ModelCheckpoint,
+    Optimizer,
     Profiler,
 )
 
 X, Y = torch.arange(48.0).view(24, 2) / 48, torch.ones(24, 1)
 
 
-def make(**fields):
+def make(optimizer="sgd", **fields):
     torch.manual_seed(1)
     model = IPUModel(
         torch.nn.Linear(2, 1), IPUConfig(**{"device_iterations": 1, **fields})
     )
-    model.compile("sgd", "mse", metrics=["mae"])
+    model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
 
 def profiler_in(folder, **arguments):
-    arguments = {"verbose": 0, **arguments}
-    return Profiler(folder / "profile", **arguments)
+    return Profiler(folder / "profile", **{"verbose": 0, **arguments})
 
 
-def events(profiler):
-    trace = json.loads(profiler.paths[0].read_text())
-    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
-
-
-def calls_in(profiler, name="training call"):
-    return [
-        event["args"]["first update"]
-        for event in events(profiler)
-        if event["name"] == name
-    ]
+def count(profiler, name):
+    trace = json.loads(profiler.path.read_text())
+    found = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    return sum(event["name"] == name for event in found)
 
 
 def fit(model, callbacks, **arguments):
@@ -55,36 +49,43 @@ def fit(model, callbacks, **arguments):
     )
 
 
-@pytest.mark.parametrize("validation", [None, (X, Y)])
-def test_phases_add_up_to_the_recording_by_any_clock(tmp_path, validation):
-    ticks = map(float, itertools.count())
-    profiler = profiler_in(tmp_path, calls=9, skip=2, clock=lambda: next(ticks))
-    fit(make(), profiler, epochs=2, validation_data=validation)
-    assert sum(profiler.phases.values()) == profiler.seconds
-    assert profiler.seconds == next(ticks) - 1  # the clock goes on at each look
-    assert events(profiler)[0]["dur"] == 1e6 * profiler.seconds
-    assert {"host data", "device", "figures", "callbacks", "call"} <= set(
-        profiler.phases
-    )
-
-
-def test_the_calls_asked_for_are_recorded(tmp_path):
+def test_the_calls_asked_for_are_recorded_with_the_operators_of_torch(tmp_path):
     profiler = profiler_in(tmp_path, calls=3, skip=2)
     fit(make(), profiler)
-    assert calls_in(profiler) == [2, 3, 4]
-    names = [event["name"] for event in events(profiler)]
-    assert names.count("device call") == 3
-    assert names.index("batch") < names.index("training call")  # with its data
-    assert names[0] == "fit"
+    assert count(profiler, "device call") == 3
+    assert count(profiler, "host data") == 3  # each call with its data
+    assert count(profiler, "optimizer") == 6
+    assert count(profiler, "aten::linear") >= 3
+    [device] = [e for e in profiler.profile.key_averages() if e.key == "device call"]
+    assert (device.count, device.cpu_time_total > 0) == (3, True)
+
+
+def test_a_run_says_what_it_does(tmp_path):
+    profiler = profiler_in(tmp_path, calls=100, skip=0)
+    saving = ModelCheckpoint(tmp_path / "{epoch}")
+    model = make(Optimizer("sgd", ema_momentum=0.9))
+    fit(model, [saving, profiler], epochs=2, validation_data=(X, Y))
+    for name in ("figures", "weights", "save", "ModelCheckpoint.on_epoch_end"):
+        assert count(profiler, name) >= 2, name
+
+
+def test_a_profiler_of_ones_own_gets_the_spans_too():
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        fit(make(), None)
+    counts = {event.key: event.count for event in own.key_averages()}
+    assert (counts["compile"], counts["device call"]) == (1, 6)
+
+
+def test_two_profilers_at_once_are_refused(tmp_path):
+    refused = pytest.raises(ConfigError, match="another profiler of torch")
+    with profile(activities=[ProfilerActivity.CPU]), refused:
+        fit(make(), profiler_in(tmp_path))
 
 
 def test_calls_are_counted_over_epochs_and_a_recording_ends_with_the_run(tmp_path):
     profiler = profiler_in(tmp_path, calls=100, skip=5)
     fit(make(device_iterations=2), profiler, epochs=3)
-    assert calls_in(profiler) == [4, 0, 2, 4]
-    assert [e["name"] for e in events(profiler) if e["name"].startswith("epoch")] == [
-        "epoch 3"
-    ]
+    assert count(profiler, "device call") == 4
 
 
 @pytest.mark.parametrize("skip", [6, 7])
@@ -99,22 +100,17 @@ def test_nothing_is_written_if_the_run_has_too_few_calls(tmp_path, capsys, task,
         getattr(model, task)(*data, verbose=0, callbacks=profiler)
     told = f"leaves out skip={skip} calls, and {task} ended with 6"
     assert told in capsys.readouterr().out
-    assert profiler.paths == ()
-    assert profiler.phases == {}
-    assert profiler.seconds == 0.0
+    assert (profiler.path, profiler.profile) == (None, None)
     assert list((tmp_path / "profile").iterdir()) == []
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_run_without_a_recording_leaves_none_of_the_run_before(tmp_path, epochs):
-    profiler, model = profiler_in(tmp_path, calls=2, skip=epochs * 6), make()
-    fit(model, profiler, epochs=3)
-    assert profiler.paths
-    assert profiler.phases
-    for shorter in (epochs, 1):
-        fit(model, profiler, epochs=shorter)
-        assert (profiler.paths, profiler.phases, profiler.seconds) == ((), {}, 0.0)
-    assert len(list((tmp_path / "profile").iterdir())) == 2
+def test_a_run_without_a_recording_leaves_none_of_the_run_before(tmp_path):
+    profiler, model = profiler_in(tmp_path, calls=2, skip=6), make()
+    fit(model, profiler, epochs=2)
+    assert profiler.path is not None
+    fit(model, profiler)
+    assert (profiler.path, profiler.profile) == (None, None)
+    assert len(list((tmp_path / "profile").iterdir())) == 1
 
 
 def test_a_run_without_calls_says_so(tmp_path, capsys):
@@ -125,71 +121,23 @@ def test_a_run_without_calls_says_so(tmp_path, capsys):
     )
 
 
-def test_each_fit_has_files_of_its_own(tmp_path):
-    profiler, model = profiler_in(tmp_path, calls=2, skip=0), make()
-    written = []
-    for _ in range(2):
-        fit(model, profiler)
-        written.append(profiler.paths)
-    assert [[path.name for path in paths] for paths in written] == [
-        ["fit-001.trace.json", "fit-001.html"],
-        ["fit-002.trace.json", "fit-002.html"],
-    ]
-    assert calls_in(profiler) == [0, 1]
-
-
-class Failing(Callback):
-    def on_train_batch_end(self, batch, logs):
-        if batch == 3:
-            raise KeyError("a callback")
-
-
-def test_a_run_that_fails_leaves_what_was_recorded(tmp_path):
-    profiler = profiler_in(tmp_path, calls=100, skip=1)
-    with pytest.raises(KeyError, match="a callback"):
-        fit(make(), [Failing(), profiler])
-    assert calls_in(profiler) == [1, 2, 3]
-    assert {path.suffix for path in (tmp_path / "profile").iterdir()} == {
-        ".json",
-        ".html",
-    }
-
-
-def test_an_evaluation_and_a_prediction_are_recorded_by_their_calls(tmp_path):
-    profiler = profiler_in(tmp_path, calls=2, skip=1)
+def test_each_run_has_a_file_of_its_own(tmp_path):
+    profiler = profiler_in(tmp_path, calls=2, skip=0)
     model = make(inference_iterations=1)
-    model.evaluate(X, Y, 4, verbose=0, callbacks=profiler)
-    names = [event["name"] for event in events(profiler)]
-    assert profiler.paths[0].name == "evaluate-001.trace.json"
-    assert names.count("evaluation call") == 2
-    model.predict(X, 4, verbose=0, callbacks=profiler)
-    names = [event["name"] for event in events(profiler)]
-    assert profiler.paths[0].name == "predict-001.trace.json"
-    assert names.count("prediction call") == 2
-
-
-def test_it_changes_neither_numbers_nor_calls(tmp_path):
-    plain, profiled = make(), make()
-    before = fit(plain, None, epochs=2)
-    after = fit(profiled, profiler_in(tmp_path), epochs=2)
-    assert before.history == after.history
-    for one, other in zip(plain.get_weights(), profiled.get_weights()):
-        assert (one == other).all()
-    num_calls = before.params["calls"]
-    assert after.params["calls"] == num_calls
-
-
-def test_a_resumed_run_may_have_it_or_do_without(tmp_path):
-    def stopped(callbacks, **arguments):
-        return fit(make(), [BackupAndRestore(tmp_path / "run"), *callbacks], epochs=2)
-
-    with pytest.raises(KeyError):
-        stopped([Stop(6 + 3), profiler_in(tmp_path)])
-    profiler = profiler_in(tmp_path, calls=2, skip=1)
-    history = stopped([profiler])
-    assert history.epoch == [0, 1]
-    assert calls_in(profiler) == [1, 2]  # of the epoch with which the run goes on
-    assert profiler.paths[0].name == "fit-002.trace.json"
+    names = []
+    for run in (
+        lambda: fit(model, profiler),
+        lambda: fit(model, profiler),
+        lambda: model.evaluate(X, Y, 4, verbose=0, callbacks=profiler),
+        lambda: model.predict(X, 4, verbose=0, callbacks=profiler),
+    ):
+        run()
+        names.append(profiler.path.name)
+        assert count(profiler, "device call") == 2
+    assert names == [
+        *("fit-001.trace.json", "fit-002.trace.json"),
+        *("evaluate-001.trace.json", "predict-001.trace.json"),
+    ]
 
 
 class Stop(Callback):
@@ -203,12 +151,48 @@ class Stop(Callback):
             raise KeyError
 
 
-def test_it_prints_the_phases_and_the_page(tmp_path, capsys):
+def test_a_run_that_fails_leaves_what_was_recorded(tmp_path):
+    profiler = profiler_in(tmp_path, calls=100, skip=1)
+    with pytest.raises(KeyError):
+        fit(make(), [profiler, Stop(4)])
+    assert count(profiler, "device call") == 3
+    fit(make(), profiler)  # torch's profiler isn't left on
+
+
+def test_it_changes_neither_numbers_nor_calls(tmp_path):
+    plain, profiled = make(), make()
+    before = fit(plain, None, epochs=2)
+    after = fit(profiled, profiler_in(tmp_path), epochs=2)
+    assert before.history == after.history
+    for one, other in zip(plain.get_weights(), profiled.get_weights()):
+        assert (one == other).all()
+    assert after.params["calls"] == before.params["calls"]
+
+
+def test_it_leaves_the_updates_of_a_call_as_they_are(tmp_path):
+    for callbacks in (None, profiler_in(tmp_path, skip=0)):
+        model = IPUModel(torch.nn.Linear(2, 1))
+        model.compile("sgd", "mse")
+        assert fit(model, callbacks).params["calls"] == 1
+
+
+def test_a_resumed_run_may_have_it_or_do_without(tmp_path):
+    def stopped(callbacks, **arguments):
+        return fit(make(), [BackupAndRestore(tmp_path / "run"), *callbacks], epochs=2)
+
+    with pytest.raises(KeyError):
+        stopped([Stop(6 + 3), profiler_in(tmp_path)])
+    profiler = profiler_in(tmp_path, calls=2, skip=1)
+    assert stopped([profiler]).epoch == [0, 1]
+    assert count(profiler, "device call") == 2
+    assert profiler.path.name == "fit-002.trace.json"
+
+
+def test_it_prints_a_table_and_the_path(tmp_path, capsys):
     fit(make(), Profiler(tmp_path, calls=2, skip=0))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("fit-001: ")
-    assert lines[-1] == f"  {tmp_path / 'fit-001.html'}"
-    assert any("device" in line for line in lines)
+    assert any("device call" in line for line in lines)
+    assert lines[-1] == f"  {tmp_path / 'fit-001.trace.json'}"
 
 
 @pytest.mark.parametrize("arguments", [{"calls": 0}, {"skip": -1}, {"calls": 1.5}])
@@ -221,13 +205,18 @@ def test_a_directory_that_cannot_be_made_is_refused_before_the_first_call(tmp_pa
     (tmp_path / "profile").touch()
     profiler = profiler_in(tmp_path, skip=3)
     with pytest.raises(FileError, match="can't be made"):
-        fit(make(), [profiler, Failing()])
+        fit(make(), [profiler, Stop(1)])
 
 
-def test_a_callback_may_have_a_recorder_of_its_own():
-    class Own(Callback):
-        recorder = "of something else"
-
+def fit_in_process(folder):
     model = make()
-    model.fit(X, Y, 4, verbose=0, callbacks=[Own()])
-    assert len(model.history.history["loss"]) == 1
+    fit(model, Profiler(folder, calls=2, skip=0, verbose=0))
+    model.detach()
+
+
+def test_each_process_writes_a_file(tmp_path, pool):
+    pool.run(fit_in_process, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "fit-001.process-0.trace.json",
+        "fit-001.process-1.trace.json",
+    ]

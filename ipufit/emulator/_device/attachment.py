@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ipufit.emulator._device.gradients import GradientReduction
-from ipufit.emulator._device.listening import heard_as, is_heard, parts_heard
 from ipufit.emulator._device.runner import Call, Runner, Training
 from ipufit.emulator._device.timings import CallTimes, Transfers
 from ipufit.emulator._device.watch import Watch
@@ -157,20 +156,16 @@ class Attachment:
 
     def _run(self, tensors: list[Tensor]) -> CallResults:
         started = perf_counter()
-        take_over, give_back = self._taken_over, self._given_back
-        if is_heard():
-            take_over = heard_as("upload", take_over)
-            give_back = heard_as("download", give_back)
-        inputs = take_over(tensors)
+        inputs = self._taken_over(tensors)
         outputs, watch = self._outputs(), None
         call = Call(self._program, self._weights, self._layout, inputs, outputs)
         with self._random_state():
             if self._link is None:
-                self._infer(call)
+                self._runner.infer(call)
             else:
                 watch = self._train(call, self._link)
         ran = perf_counter()
-        results = give_back(inputs, outputs, watch)
+        results = self._given_back(inputs, outputs, watch)
         times = CallTimes(started, inputs.taken, ran, perf_counter(), self._transfers)
         if self._logs_cycles:
             logger.debug("Total number of IPU cycles: %d", times.cycles())
@@ -199,23 +194,12 @@ class Attachment:
         """Make the device's random state torch's, if the program draws from it."""
         return self._drawing() if self._is_random else contextlib.nullcontext()
 
-    def _infer(self, call: Call) -> None:
-        if is_heard():
-            with parts_heard(self._runner, call):
-                self._runner.infer(call)
-        else:
-            self._runner.infer(call)
-
     def _train(self, call: Call, link: OptimizerLink) -> Watch | None:
         reduction = self._reduction_by(link.settings)
         watch = self._watch(reduction)
         training = Training(link.device_optimizer, reduction, watch)
         with watch or contextlib.nullcontext():
-            if is_heard():
-                with parts_heard(self._runner, call, training):
-                    self._runner.train(call, training)
-            else:
-                self._runner.train(call, training)
+            self._runner.train(call, training)
         return watch
 
     def _reduction_by(self, settings: OptimizerSettings) -> GradientReduction:

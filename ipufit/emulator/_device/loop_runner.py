@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from time import perf_counter
-from typing import Callable, ClassVar, Iterator, Optional
+from typing import Callable, Optional
 
 import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
 
-from ipufit.emulator._device.replacing import replaced
-from ipufit.emulator._device.runner import Call, Mark, Results, Training
+from ipufit.emulator._device.runner import Call, Results, Training
 
 Collect = Callable[[int, Results], None]
 """Takes the index of a micro-batch and its results."""
@@ -26,14 +24,6 @@ RunMicroBatches = Callable[[Call, range, Collect, Optional[Backward]], None]
 
 class LoopRunner:
     """Runs the micro-batches of a call one after the other."""
-
-    first_part: ClassVar[tuple[str, str]] = ("forward", "forward")
-
-    @contextlib.contextmanager
-    def marked(self, call: Call, mark: Mark) -> Iterator[None]:
-        """Run a marked copy of the program, while the context is open."""
-        with replaced(call.program, run=mark(call.program.run)):
-            yield
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""

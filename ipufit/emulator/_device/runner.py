@@ -6,10 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
-    Any,
-    Callable,
-    ClassVar,
-    ContextManager,
     Protocol,
     Tuple,
 )
@@ -26,9 +22,6 @@ if TYPE_CHECKING:
 
 Results = Tuple[Tensor, ...]
 """Tensors that a program returns for one micro-batch."""
-
-Mark = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes another function of the `forward` of a `GraphModule`, which does the same."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +76,7 @@ class Runner(Protocol):
 
     A runner that can't run a call hands it on to the runner that it was made with.
     All give the same numbers but for rounding.
-
-    Attributes:
-        first_part: Name and phase of what isn't a backward pass or an update by itself,
-            as listeners hear it.
     """
-
-    first_part: ClassVar[tuple[str, str]]
-
-    def marked(self, call: Call, mark: Mark) -> ContextManager[None]:
-        """Run what `mark` makes of the graphs of a call, while the context is open."""
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import torch
@@ -13,7 +12,6 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
-from ipufit.emulator._device.runner import Mark
 from ipufit.emulator._folding.split import Split, fold, is_operation
 from ipufit.emulator._folding.values import SHARED, STACKED, FoldedGraph, Value
 
@@ -84,13 +82,6 @@ class Fold:
     def has_rest(self) -> bool:
         """Whether some of the program runs for each micro-batch by itself."""
         return self._rest is not None
-
-    def marked(self, mark: Mark) -> Fold:
-        """A copy of the fold that runs what `mark` makes of its graphs."""
-        twin = copy.copy(self)
-        twin._folded = mark(self._folded)
-        twin._rest = None if self._rest is None else mark(self._rest)
-        return twin
 
     def _finish(
         self, folded: FoldedGraph, cut: list[Node], results: list[Node]

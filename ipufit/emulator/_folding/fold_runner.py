@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from time import perf_counter
-from typing import ClassVar, Iterator, Sequence
+from typing import Sequence
 
 import torch
 
@@ -15,11 +14,9 @@ from ipufit.emulator._device.loop_runner import (
     loop_over,
     make_updates,
 )
-from ipufit.emulator._device.replacing import replaced
-from ipufit.emulator._device.runner import Call, Mark, Results, Runner, Training
+from ipufit.emulator._device.runner import Call, Results, Runner, Training
 from ipufit.emulator._folding.check import difference
 from ipufit.emulator._folding.device_state import DeviceState
-from ipufit.emulator._folding.fold import Fold
 from ipufit.emulator._folding.folding import ERRORS, Folding
 
 
@@ -34,24 +31,9 @@ class FoldRunner:
         one_by_one: Runs what isn't folded.
     """
 
-    first_part: ClassVar[tuple[str, str]] = ("forward", "forward")
-
     def __init__(self, folding: Folding, one_by_one: Runner) -> None:
         self.folding = folding
         self.one_by_one = one_by_one
-
-    @contextlib.contextmanager
-    def marked(self, call: Call, mark: Mark) -> Iterator[None]:
-        """Run marked copies of folds and of the program, while the context is open."""
-        fold_of = self.folding.fold_of
-
-        def marked_fold(size: int) -> Fold:
-            return fold_of(size).marked(mark)
-
-        with self.one_by_one.marked(call, mark), replaced(
-            self.folding, fold_of=marked_fold
-        ):
-            yield
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
+from ipufit._spans import span
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
@@ -208,7 +209,8 @@ class Executors:
         with changes_accepted([program.baked_in for program in self._programs()]):
             while True:
                 try:
-                    program = build()
+                    with span("compile"):
+                        program = build()
                     break
                 except MovedOnDeviceError as error:
                     self._builder.moved.extend(error.moved)
@@ -316,7 +318,8 @@ class Executors:
 
         The host may change it there: the next call compares.
         """
-        self._on_host.bring_for_good(self._training)
+        with span("weights"):
+            self._on_host.bring_for_good(self._training)
 
     def share_buffers(self) -> None:
         """Bring what training has learnt, if it has buffers: those of process 0."""
@@ -340,7 +343,8 @@ class Executors:
             return
         now = fingerprint(program.weights)
         if program.on_device != now:
-            program.executor.copyWeightsToDevice()
+            with span("weights"):
+                program.executor.copyWeightsToDevice()
             program.on_device = now
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
+from ipufit._spans import span
 from ipufit.engine.baked_in.values import BakedInValues
 from ipufit.engine.traced.heads import Findings
 from ipufit.engine.traced.step import Step
@@ -67,7 +68,8 @@ class Program:
         """
         values = host_tensors(self.step.host_values, self.num_micro_batches)
         try:
-            return self.executor(*batch, *values)
+            with span("device call"):
+                return self.executor(*batch, *values)
         except (IndexError, RuntimeError) as error:
             refuse_index(error, self.step.module, batch)
             raise
