@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ipufit.emulator._ground.checks import require
+from ipufit.emulator.errors import require
 
 __all__ = ["allclose"]
 

@@ -8,7 +8,6 @@ from typing import Callable, Iterator, Mapping
 
 import torch
 
-from ipufit.emulator._ground.checks import require
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
@@ -23,7 +22,7 @@ from ipufit.emulator._options.strategies import (
 from ipufit.emulator._program.checks import check_stages
 from ipufit.emulator._program.program import Program
 from ipufit.emulator.enums import CommGroupType, OutputMode
-from ipufit.emulator.errors import createPoptorchError
+from ipufit.emulator.errors import createPoptorchError, require
 
 
 def check_inference_options(options: Options) -> None:

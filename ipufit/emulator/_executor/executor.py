@@ -40,7 +40,6 @@ from ipufit.emulator._executor.wrapping import (
     unwrap_model,
     wrap_module,
 )
-from ipufit.emulator._ground.checks import require
 from ipufit.emulator._layout.device_rng import DeviceRng, check_rng_state
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Lease
@@ -62,7 +61,7 @@ from ipufit.emulator.enums import (
     OutputMode,
     VariableRetrievalMode,
 )
-from ipufit.emulator.errors import createPoptorchError
+from ipufit.emulator.errors import createPoptorchError, require
 
 logger = logging.getLogger("poptorch::python")
 

@@ -17,11 +17,10 @@ from typing import Iterable, Iterator, Mapping, NamedTuple
 import torch
 from torch import Tensor
 
-from ipufit.emulator._ground.checks import require
 from ipufit.emulator._optimizers.base import StateTensors
 from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator.enums import CommGroupType, VariableRetrievalMode
-from ipufit.emulator.errors import Error, createPoptorchError
+from ipufit.emulator.errors import Error, createPoptorchError, require
 
 _SLOT = re.compile("[A-Za-z0-9]+___(specific___)?")
 

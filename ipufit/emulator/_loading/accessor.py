@@ -28,14 +28,13 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
-from ipufit.emulator._ground.checks import require
 from ipufit.emulator._ground.custom_args import (
     custom_arg_parser,
     pickled_parsers,
     register_pickled_parsers,
 )
 from ipufit.emulator.enums import SharingStrategy
-from ipufit.emulator.errors import createPoptorchError
+from ipufit.emulator.errors import createPoptorchError, require
 
 _START_METHODS = {
     SharingStrategy.Fork: "fork",

@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-from ipufit.emulator._ground.checks import require
 from ipufit.emulator._ground.custom_args import (
     flattenTensorStructure,
     reconstructTensorStructure,
@@ -21,7 +20,7 @@ from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
 from ipufit.emulator._options.options import Options
 from ipufit.emulator.enums import DataLoaderMode
-from ipufit.emulator.errors import createPoptorchError
+from ipufit.emulator.errors import createPoptorchError, require
 
 
 class DataLoader(TorchDataLoader[Any]):

@@ -11,7 +11,6 @@ from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ipufit.emulator._ground.checks import require
 from ipufit.emulator._options.strategies import is_pipelined
 from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.operation import map_tensors
@@ -22,7 +21,7 @@ from ipufit.emulator.enums import (
     OutputMode,
     OverlapMode,
 )
-from ipufit.emulator.errors import createPoptorchError
+from ipufit.emulator.errors import createPoptorchError, require
 
 if TYPE_CHECKING:
     from ipufit.emulator._options.options import Options

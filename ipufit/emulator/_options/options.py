@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ipufit.emulator import enums
-from ipufit.emulator._ground.checks import require, require_type
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._options.sections import (
     OptionsDict,
@@ -26,6 +25,7 @@ from ipufit.emulator._options.sections import (
 )
 from ipufit.emulator._options.strategies import ExecutionStrategy, PipelinedExecution
 from ipufit.emulator.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from ipufit.emulator.errors import require, require_type
 
 
 class ConfigFileError(Exception):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ipufit.emulator._ground.checks import require, require_type
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
+from ipufit.emulator.errors import require, require_type
 
 _FreezableT = TypeVar("_FreezableT", bound="Freezable")
 _OptionsT = TypeVar("_OptionsT", bound="OptionsDict")

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Iterable, TypeVar
 
-from ipufit.emulator._ground.checks import require, require_type
 from ipufit.emulator.enums import AutoStage, Liveness
+from ipufit.emulator.errors import require, require_type
 
 BlockId = str
 """The name of a block."""

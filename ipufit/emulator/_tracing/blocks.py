@@ -12,9 +12,8 @@ from typing import Any, Callable, ClassVar, Iterator, NamedTuple, TypeVar, overl
 
 import torch
 
-from ipufit.emulator._ground.checks import require
 from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
-from ipufit.emulator.errors import createPoptorchError
+from ipufit.emulator.errors import createPoptorchError, require
 
 _ResultT = TypeVar("_ResultT")
 _ModuleT = TypeVar("_ModuleT", bound=torch.nn.Module)
