@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     )
     from .metrics import Metric, StreamedMetric
     from .mixing import Mixing
-    from .model import BenchmarkResult, IPUModel, LearningRateCurve, compare
+    from .model import BenchmarkResult, IPUModel, compare
     from .optimizers import (
         SWA,
         Frozen,
@@ -118,7 +118,6 @@ __all__ = [
     "IpufitError",
     "IpufitWarning",
     "LambdaCallback",
-    "LearningRateCurve",
     "LearningRateScheduler",
     "LossScaleRamp",
     "MLflowLogger",
@@ -174,7 +173,7 @@ _HOMES = {
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "mixing": ["Mixing"],
-    "model": ["BenchmarkResult", "IPUModel", "LearningRateCurve", "compare"],
+    "model": ["BenchmarkResult", "IPUModel", "compare"],
     "optimizers": [
         "Frozen",
         "LossScaleRamp",

@@ -380,7 +380,6 @@ def test_one_update_is_one_call_where_it_is_asked_for():
     model = open_model()
     model.train_on_batch(X[:4], Y[:4])
     assert updates_of(model) == 1
-    model.lr_find(X, Y, 4, num_rates=3, verbose=0)
     assert len(model.fit(X, Y, 4, verbose=0).history["loss"]) == 1
     assert updates_of(model) == 12
 

@@ -7,13 +7,11 @@ from .benchmark_result import BenchmarkResult
 from .comparing import compare
 from .comparison import Comparison, Difference
 from .model import IPUModel
-from .rate_curve import LearningRateCurve
 
 __all__ = [
     "BenchmarkResult",
     "Comparison",
     "Difference",
     "IPUModel",
-    "LearningRateCurve",
     "compare",
 ]

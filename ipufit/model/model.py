@@ -31,7 +31,6 @@ from . import (
     inference,
     inspecting,
     planning,
-    rate_finding,
     saving,
     splitting,
     statistics,
@@ -123,7 +122,6 @@ class IPUModel:
     build = building.build
     check = checking.check
     benchmark = benchmarking.benchmark
-    lr_find = rate_finding.lr_find
     summary = inspecting.summary
     reset_metrics = compiling.reset_metrics
 
