@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from .mixing import Mixing
     from .model import BenchmarkResult, IPUModel, compare
     from .optimizers import (
-        SWA,
         Frozen,
         LossScaleRamp,
         Optimizer,
@@ -85,7 +84,6 @@ if TYPE_CHECKING:
     from .scalars import log
 
 __all__ = [
-    "SWA",
     "BackupAndRestore",
     "BakedInWarning",
     "BatchPlan",
@@ -179,7 +177,6 @@ _HOMES = {
         "LossScaleRamp",
         "Optimizer",
         "PerEpoch",
-        "SWA",
         "Schedule",
         "freeze",
     ],

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 import ipufit
 from ipufit import (
-    SWA,
     BackupAndRestore,
     EarlyStopping,
     IPUConfig,
@@ -261,12 +260,6 @@ class Wider(torch.nn.Sequential):
         (
             Scenario(optimizer=lambda module: Optimizer("adam", ema_momentum=0.9)),
             "ema_momentum was None and is 0.9",
-        ),
-        (
-            Scenario(
-                optimizer=lambda module: Optimizer("adam", swa=SWA(start_epoch=1))
-            ),
-            r"swa was None and is SWA\(.*start_epoch=1",
         ),
         (Scenario(module=Wider), r"0\.weight"),
         (

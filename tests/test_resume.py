@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import ipufit
 from ipufit import (
-    SWA,
     EarlyStopping,
     GradientMonitor,
     IPUConfig,
@@ -394,17 +393,6 @@ SCENARIOS = {
     "ChainedScheduler": scheduled(chained),
     "average": Scenario(
         optimizer=lambda module: Optimizer("sgd", 0.1, ema_momentum=0.8)
-    ),
-    "equal average of epochs": Scenario(
-        module=lambda: network(norm=True),
-        optimizer=lambda module: Optimizer("sgd", 0.1, swa=SWA(start_epoch=1)),
-        data=lambda: {**dict(zip("xy", samples(COUNT))), **validated()},
-        callbacks=lambda: [SwapEMAWeights()],
-    ),
-    "equal average of updates": Scenario(
-        optimizer=lambda module: Optimizer(
-            "sgd", 0.1, swa=SWA(start_update=4, every_updates=3)
-        )
     ),
     "loss scale": Scenario(
         optimizer=lambda module: Optimizer(

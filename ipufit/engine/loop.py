@@ -82,7 +82,6 @@ def train(
                 logs = agreement.running(training.figures)
                 hooks.on_train_batch_end(first + updates - 1, logs)
             _check_length(calls, training, run)
-            training.end_calls()
             validated = validations.at_end(calls, is_validated=is_validated)
             training.figures.gather()  # an eviction before saves each process's own
             figures = training.figures.logs()

@@ -118,11 +118,6 @@ class Training:
         is_each = self.options.output_mode == poptorch.OutputMode.All.value
         return self.figures.losses(self.plan.device_iterations if is_each else 1)
 
-    def end_calls(self) -> None:
-        """Take in the weights at the end of an epoch, before it is validated."""
-        if self.average is not None:
-            self.average.end_epoch(self.executors.weights_shown)
-
     def finish(self) -> None:
         """Put the average of the weights in their place, as Keras does after `fit`."""
         if self.average is not None:

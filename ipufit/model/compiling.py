@@ -125,13 +125,13 @@ def compile(
         own=own,
         is_half=config.types.is_half,
     )
-    averaging = optimization.averaging
+    momentum = optimization.ema_momentum
     self._settings = CompileSettings(
         objective=objective,
         optimization=optimization,
         training_figures=Figures(trained.fresh(), self.processes),
         test_figures=Figures(objective.fresh(), self.processes),
-        average=None if averaging is None else WeightAverage(self.module, averaging),
+        average=None if momentum is None else WeightAverage(self.module, momentum),
         in_words={
             **compiled_settings(objective, optimization),
             "augment": described(augment),
@@ -219,14 +219,13 @@ def swap_weights(self: Model, *, is_average: bool, is_joint: bool = False) -> No
             evaluation.
 
     Raises:
-        ConfigError: There is no average: `compile` got no `ema_momentum` or `swa`.
+        ConfigError: There is no average: `compile` got no `ema_momentum`.
     """
     average = None if self._settings is None else self._settings.average
     if average is None:
         raise ConfigError(
             "There is no running average of the weights: compile with an optimizer "
-            "that keeps one, Optimizer('adamw', ema_momentum=0.999) or "
-            "Optimizer('sgd', swa=SWA(start_epoch=75))."
+            "that keeps one, Optimizer('adamw', ema_momentum=0.999)."
         )
     if is_average == average.is_swapped:
         return

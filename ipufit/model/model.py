@@ -33,7 +33,6 @@ from . import (
     planning,
     saving,
     splitting,
-    statistics,
     weights,
 )
 from .parts import CompileSettings, PastData, Runs
@@ -132,7 +131,6 @@ class IPUModel:
     save_weights = weights.save_weights
     load_weights = weights.load_weights
     swap_weights = compiling.swap_weights
-    update_bn = statistics.update_bn
 
     # Checkpoints: weights and the optimiser's state, and in a callback the whole run.
     checkpoint = saving.checkpoint
@@ -169,7 +167,7 @@ class IPUModel:
 
     @property
     def weight_average(self) -> WeightAverage | None:
-        """The average of the weights (`ema_momentum` or `swa`); None for none."""
+        """The average of the weights (`ema_momentum`); None for none."""
         return None if self._settings is None else self._settings.average
 
     @property

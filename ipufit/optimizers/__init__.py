@@ -17,11 +17,9 @@ from .resolve import (
 from .resolve_rates import ScheduleLike, SchedulesLike
 from .schedules import Schedule
 from .spec import Optimizer
-from .swa import SWA
 from .torch_rates import PerEpoch
 
 __all__ = [
-    "SWA",
     "Frozen",
     "LossScaleRamp",
     "Optimization",

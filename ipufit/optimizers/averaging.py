@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages of the weights that are made while a model trains, on the host."""
+"""The moving average of the weights that is made while a model trains, on the host."""
 
 from __future__ import annotations
 
@@ -13,23 +13,16 @@ from ipufit._kinds import Kind, count, fields
 from ipufit.errors import ConfigError
 
 from .checks import check_number
-from .swa import SWA
-
-_COUNTS = "num_epochs", "epoch_ended_at", "num_averaged"
-"""Counts in states of `SWA`, besides the updates; moving averages have none of them."""
 
 Shown = Callable[[], ContextManager[None]]
 """Makes a context in which a module has its newest weights."""
 
 
 class WeightAverage:
-    """An average of a module's weights.
+    """An exponential moving average of a module's weights, as Keras keeps it.
 
-    With a momentum it is an exponential moving average, as Keras keeps it: after the
-    first update it is the weights; after each further one it becomes
-    `momentum * average + (1 - momentum) * weights`. With `SWA` it is the equal average
-    of the weights that are taken in, as `torch.optim.swa_utils.AveragedModel` with
-    `use_buffers=True` has it.
+    After the first update it is the weights; after each further one it becomes
+    `momentum * average + (1 - momentum) * weights`.
 
     Parameters are averaged, and buffers of floats with them: the statistics of batch
     norm belong to the weights that made them. Buffers of other dtypes are not, nor are
@@ -40,11 +33,10 @@ class WeightAverage:
 
     Args:
         module: All its parameters are averaged, trainable or not.
-        momentum: From 0 to below 1; or the epochs or updates to average after.
+        momentum: From 0 to below 1.
 
     Attributes:
         num_updates: Number of updates so far.
-        num_averaged: Number of times that weights were taken in.
 
     Raises:
         ConfigError: The momentum is out of range.
@@ -62,16 +54,13 @@ class WeightAverage:
         5.0
     """
 
-    def __init__(self, module: torch.nn.Module, momentum: float | SWA) -> None:
-        self._swa = momentum if isinstance(momentum, SWA) else None
-        if not isinstance(momentum, SWA):
-            check_number("WeightAverage", "momentum", momentum, least=0, below=1)
-            self._momentum = momentum
+    def __init__(self, module: torch.nn.Module, momentum: float) -> None:
+        check_number("WeightAverage", "momentum", momentum, least=0, below=1)
+        self._momentum = momentum
         self._module = module
         self._averages: dict[str, Tensor] = {}
         self._kept: dict[str, Tensor] | None = None
-        self.num_updates = self.num_averaged = 0
-        self._num_epochs = self._epoch_ended_at = 0
+        self.num_updates = 0
 
     def update(self, num_updates: int, shown: Shown = contextlib.nullcontext) -> None:
         """Take in the weights that a call has left in the module.
@@ -84,31 +73,9 @@ class WeightAverage:
             num_updates: Number of updates that the call has made.
             shown: Has the newest weights in the module while they are taken in.
         """
-        before = self.num_updates
+        with shown():
+            self._take_in(1.0 - self._momentum**num_updates)
         self.num_updates += num_updates
-        if self._swa is None:
-            with shown():
-                self._take_in(1.0 - self._momentum**num_updates)
-        elif self._swa.is_due("updates", before, self.num_updates):
-            with shown():
-                self._take_in(1.0 / (self.num_averaged + 1))
-
-    def end_epoch(self, shown: Shown = contextlib.nullcontext) -> None:
-        """Take in the weights at the end of an epoch, if that is asked for.
-
-        A second time after the same update counts nothing: a run that was interrupted
-        in a validation comes to the end of the epoch again.
-
-        Args:
-            shown: As for `update`.
-        """
-        if self._swa is None or self._epoch_ended_at == self.num_updates:
-            return
-        self._epoch_ended_at = self.num_updates
-        self._num_epochs += 1
-        if self._swa.is_due("epochs", self._num_epochs - 1, self._num_epochs):
-            with shown():
-                self._take_in(1.0 / (self.num_averaged + 1))
 
     @torch.no_grad()
     def _take_in(self, share: float) -> None:
@@ -116,13 +83,12 @@ class WeightAverage:
         buffers = self._buffers()
         for name, tensor in self._averaged().items():
             weights = _widened(tensor)
-            if not self.num_averaged:
+            if not self.num_updates:
                 self._averages[name] = weights.clone()
                 continue
             moved = self._averages[name].lerp_(weights, share)
             if name in buffers:
                 torch.where(moved.isfinite(), moved, weights, out=moved)
-        self.num_averaged += 1
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
@@ -164,13 +130,9 @@ class WeightAverage:
         _copy(self._averages, self._averaged())
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the counts, and copies of the `averages` by name."""
+        """Give `num_updates`, and copies of the `averages` by name."""
         averages = {name: value.clone() for name, value in self._averages.items()}
-        state = {"num_updates": self.num_updates, "averages": averages}
-        if self._swa is None:
-            return state
-        counts = self._num_epochs, self._epoch_ended_at, self.num_averaged
-        return {**state, **dict(zip(_COUNTS, counts))}
+        return {"num_updates": self.num_updates, "averages": averages}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state of `state_dict` that is of another module.
@@ -179,7 +141,7 @@ class WeightAverage:
             ConfigError: The state has other averages, or none after updates.
         """
         averages: Mapping[str, Tensor] = state["averages"]
-        tensors = self._averaged() if self._num_averaged_in(state) else {}
+        tensors = self._averaged() if state["num_updates"] else {}
         own = {n: (p.shape, _widest(p.dtype)) for n, p in tensors.items()}
         given = {n: (value.shape, value.dtype) for n, value in averages.items()}
         if not any(name in given for name in self._buffers()):  # from before they were
@@ -203,17 +165,9 @@ class WeightAverage:
         self.check_state(state)
         averages: Mapping[str, Tensor] = state["averages"]
         self.num_updates = state["num_updates"]
-        self.num_averaged = self._num_averaged_in(state)
-        self._num_epochs = state.get("num_epochs", 0)
-        self._epoch_ended_at = state.get("epoch_ended_at", 0)
         begun = {n: averages.get(n, t) for n, t in self._averaged().items()}
-        given = begun if self.num_averaged else {}
+        given = begun if self.num_updates else {}
         self._averages = {n: _widened(v).clone() for n, v in given.items()}
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether all weights that are taken in count the same."""
-        return self._swa is not None
 
     @property
     def averages(self) -> dict[str, Tensor]:
@@ -224,19 +178,8 @@ class WeightAverage:
 
     @property
     def state_kind(self) -> Kind:
-        """The kind of value that the counts in states of the same average are."""
-        names = ("num_updates",) if self._swa is None else ("num_updates", *_COUNTS)
-        return fields(dict.fromkeys(names, count))
-
-    @staticmethod
-    def is_of_swa(state: Mapping[str, Any]) -> bool:
-        """Whether a state is of an equal average, not of a moving one."""
-        return "num_averaged" in state
-
-    @staticmethod
-    def _num_averaged_in(state: Mapping[str, Any]) -> int:
-        """How often a state has taken in weights; of a moving average, whether."""
-        return int(state.get("num_averaged", state["num_updates"] > 0))
+        """The kind of value that the count in a state is."""
+        return fields({"num_updates": count})
 
     def _averaged(self) -> dict[str, Tensor]:
         """The tensors of the module that are averaged, as they are now."""

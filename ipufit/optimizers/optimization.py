@@ -23,7 +23,6 @@ from .resolve_rates import (
 )
 from .settable import make_settable
 from .spec import Optimizer
-from .swa import SWA
 from .torch_rates import TorchRates
 
 
@@ -41,8 +40,7 @@ class Optimization:
     Attributes:
         optimizer: One of `poptorch.optim`.
         num_updates: Number of updates made since `compile`.
-        averaging: Momentum of the weights' running average, or the epochs or updates
-            to average the weights after; None for no average.
+        ema_momentum: Momentum of the weights' running average; None for no average.
         automatic_loss_scaling: Whether the options must turn it on.
         needs_running_mean: Whether the options must ask for
             `MeanReductionStrategy.Running`: the optimiser clips what has not been
@@ -58,7 +56,7 @@ class Optimization:
     ) -> None:
         self.optimizer = optimizer
         self.num_updates = 0
-        self.averaging = spec.averaging if spec else None
+        self.ema_momentum = spec.ema_momentum if spec else None
         self.automatic_loss_scaling = bool(spec and spec.is_scaled_automatically)
         self.needs_running_mean = bool(
             spec and spec.name == "sgd" and spec.global_clipnorm is not None
@@ -128,9 +126,7 @@ class Optimization:
             return f"a schedule sets the {' and the '.join(scheduled)} of each update"
         if self._ramp is not None or self.automatic_loss_scaling:
             return "the loss scaling may change with each update"
-        if isinstance(self.averaging, SWA) and self.averaging.unit == "epochs":
-            return ""
-        if self.averaging is not None:
+        if self.ema_momentum is not None:
             return "weights are averaged after each update"
         return ""
 

@@ -19,7 +19,6 @@ from .checks import check_number, check_whole
 from .decay import parameter_groups, words
 from .kinds import ELSEWHERE, KINDS, OTHER_WORDS, Kind
 from .loss_scaling import FLOAT16_LOSS_SCALING, LossScaleRamp
-from .swa import SWA
 
 
 @dataclass(frozen=True, init=False)
@@ -49,8 +48,6 @@ class Optimizer:
             weights, else 1.
         ema_momentum: Train with a running average of the weights, as Keras's
             `use_ema`: from 0 to below 1; None for no average.
-        swa: Train with an equal average of late weights, stochastic weight averaging:
-            `ipufit.SWA(start_epoch=75)`; None for no average.
         **settings: Settings of the PopTorch optimizer by name, such as `betas`, `eps`,
             `momentum`, `nesterov`, `alpha`, `centered`, `accum_type` or
             `max_weight_norm`. Those that aren't given are constants of the program.
@@ -74,7 +71,6 @@ class Optimizer:
     global_clipnorm: float | None = None
     loss_scaling: float | str | LossScaleRamp | None = None
     ema_momentum: float | None = None
-    swa: SWA | None = None
     per_batch_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -92,7 +88,6 @@ class Optimizer:
         clipvalue: float | None = None,
         loss_scaling: float | str | LossScaleRamp | None = None,
         ema_momentum: float | None = None,
-        swa: SWA | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(name, str) or name.lower() not in KINDS:
@@ -115,7 +110,6 @@ class Optimizer:
             "global_clipnorm": global_clipnorm,
             "loss_scaling": loss_scaling,
             "ema_momentum": ema_momentum,
-            "swa": swa,
             "per_batch_size": per_batch_size,
             "settings": {n: _plain(v) for n, v in settings.items() if v is not None},
         }
@@ -139,11 +133,6 @@ class Optimizer:
     def is_scaled_automatically(self) -> bool:
         """Whether PopTorch adapts the loss scaling by itself."""
         return self.loss_scaling == "auto"
-
-    @property
-    def averaging(self) -> float | SWA | None:
-        """The kind of average of the weights, for `WeightAverage`; None for none."""
-        return self.ema_momentum if self.swa is None else self.swa
 
     @property
     def initial_loss_scaling(self) -> float | None:
@@ -267,7 +256,8 @@ class Optimizer:
             check_number(self._who, "weight_decay", self.weight_decay, least=0)
         if self.global_clipnorm is not None:
             check_number(self._who, "global_clipnorm", self.global_clipnorm, above=0)
-        self._check_averages()
+        if self.ema_momentum is not None:
+            check_number(self._who, "ema_momentum", self.ema_momentum, least=0, below=1)
         self._check_spared()
         scaling = self.loss_scaling
         if scaling is not None and not isinstance(scaling, LossScaleRamp):
@@ -278,22 +268,6 @@ class Optimizer:
                 )
             if not isinstance(scaling, str):
                 check_number(self._who, "loss_scaling", scaling, above=0)
-
-    def _check_averages(self) -> None:
-        if self.ema_momentum is not None:
-            check_number(self._who, "ema_momentum", self.ema_momentum, least=0, below=1)
-        if self.swa is None:
-            return
-        if not isinstance(self.swa, SWA):
-            raise ConfigError(
-                f"{self._who} has swa={self.swa!r}: use an ipufit.SWA, such as "
-                "SWA(start_epoch=75)."
-            )
-        if self.ema_momentum is not None:
-            raise ConfigError(
-                f"{self._who} has ema_momentum={self.ema_momentum} and swa={self.swa}. "
-                "A model keeps one average of its weights: give one of them."
-            )
 
     def _check_spared(self) -> None:
         for argument in ("no_decay", "no_trust_ratio"):

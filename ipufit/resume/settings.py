@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ipufit.config import IPUConfig
 from ipufit.engine import Objective
-from ipufit.optimizers import SWA, Optimization
+from ipufit.optimizers import Optimization
 
 _DEPTH = 4
 NOT_SETTINGS = (
@@ -44,7 +44,6 @@ def compiled_settings(
     Returns:
         Text by name. The code of functions isn't in it, only their names.
     """
-    averaging = optimization.averaging
     return {
         "loss": described(
             [(key, loss.name, loss.function) for key, loss in objective.losses]
@@ -52,8 +51,7 @@ def compiled_settings(
         "loss_weights": described(objective.loss_weights),
         "metrics": described([(m.full_name, m.metric) for m in objective.measures]),
         **_optimizer_in_words(optimization.optimizer),
-        "ema_momentum": described(None if isinstance(averaging, SWA) else averaging),
-        "swa": described(averaging if isinstance(averaging, SWA) else None),
+        "ema_momentum": described(optimization.ema_momentum),
         "lr_schedule": optimization.schedule,
         "per_batch_size": described(optimization.per_batch_size),
         "schedules": described(optimization.schedules),

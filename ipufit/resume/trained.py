@@ -134,16 +134,13 @@ class TrainedState:
         if (saved is None) != (self.average is None):
             raise ConfigError(
                 "Of checkpoint and optimizer, one keeps an average of the weights "
-                "(ema_momentum or swa) and the other doesn't. Compile with the same "
-                "optimizer."
+                "(ema_momentum) and the other doesn't. Compile with the same optimizer."
             )
-        if saved is None or self.average is None:
-            return
-        if WeightAverage.is_of_swa(saved) != self.average.is_equal:
+        if saved is not None and "num_averaged" in saved:
             raise ConfigError(
-                "Of checkpoint and optimizer, one keeps a moving average of the "
-                "weights (ema_momentum), and the other an equal one (swa). Compile "
-                "with the same optimizer."
+                "The checkpoint has an equal average of the weights (SWA of version "
+                "0.1), which can't go on. Load the weights alone: "
+                "model.load_weights(path / 'model.safetensors')."
             )
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import ConfigError
+from ipufit import ConfigError, IPUModel, Optimizer
+from ipufit.checkpoint import write_checkpoint
 from ipufit.optimizers import WeightAverage
 
 
@@ -241,3 +242,27 @@ def test_averages_that_were_applied_stay():
     average.swap_out()
     assert not average.is_swapped
     assert module.weight.item() == 2.0
+
+
+def test_a_checkpoint_of_another_average_is_refused(tmp_path):
+    x, y = torch.rand(8, 3), torch.rand(8, 1)
+
+    def saved(path, **average):
+        model = IPUModel(torch.nn.Linear(3, 1))
+        model.compile(Optimizer("sgd", 0.1, **average), "mse")
+        model.fit(x, y, batch_size=4, verbose=0)
+        checkpoint = model.checkpoint()
+        if path == "equal":  # as version 0.1 had them
+            checkpoint.state["average"]["num_averaged"] = 1
+        write_checkpoint(tmp_path / path, checkpoint)
+        return model
+
+    moving = saved("moving", ema_momentum=0.9)
+    saved("equal", ema_momentum=0.9)
+    plain = saved("none")
+    moving.load(tmp_path / "moving")
+    plain.load(tmp_path / "none")
+    for model, path in ((moving, "none"), (plain, "moving"), (moving, "equal")):
+        with pytest.raises(ConfigError, match="average of the weights"):
+            model.load(tmp_path / path)
+    moving.load_weights(tmp_path / "equal" / "model.safetensors")

@@ -34,7 +34,7 @@ def test_without_a_schedule_rates_set_by_hand_stay(module):
 def test_nothing_special_is_asked_of_the_engine_by_default(module):
     for optimizer in ("sgd", torch.optim.SGD(module.parameters(), lr=0.1)):
         optimization = resolve_optimization(optimizer, None, module)
-        assert optimization.averaging is None
+        assert optimization.ema_momentum is None
         assert optimization.automatic_loss_scaling is False
         assert optimization.needs_running_mean is False
 
@@ -43,8 +43,8 @@ def test_what_the_optimizer_asks_for_is_told_to_the_engine(module):
     def resolved(*args, **settings):
         return resolve_optimization(Optimizer(*args, **settings), None, module)
 
-    assert resolved("adam", ema_momentum=0.9).averaging == 0.9
-    assert resolved("adam", ema_momentum=0).averaging == 0
+    assert resolved("adam", ema_momentum=0.9).ema_momentum == 0.9
+    assert resolved("adam", ema_momentum=0).ema_momentum == 0
     assert resolved("adam", loss_scaling="auto").automatic_loss_scaling
     assert not resolved("adam", loss_scaling=2.0).automatic_loss_scaling
     assert resolved("sgd", global_clipnorm=1.0).needs_running_mean
