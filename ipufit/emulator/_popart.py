@@ -95,6 +95,6 @@ WHAT_IT_IS = (
 )
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Raise an error that says what the module has, for any other name."""
     raise AttributeError(f"module 'popart' has no attribute {name!r}: {WHAT_IT_IS}")

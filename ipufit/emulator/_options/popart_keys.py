@@ -78,31 +78,28 @@ KNOWN_POPART_OPTIONS: Mapping[str, frozenset[str]] = {
 }
 """Names that the backend accepts, by the kind of their Python value."""
 
-_ENUMERATIONS = {
-    "accumulateOuterFragmentSettings.schedule": "AccumulateOuterFragmentSchedule",
-    "accumulationAndReplicationReductionType": "ReductionType",
-    "accumulation_and_replication_reduction_type": "ReductionType",
-    "autoRecomputation": "RecomputationType",
-    "autodiffSettings.stitchStrategy": "AutodiffStitchStrategy",
-    "automaticLossScalingSettings.gradientTensorTrackingMethod": (
-        "GradientTensorTrackingMethod"
-    ),
-    "batchSerializationSettings.batchSchedule": "BatchSerializationBatchSchedule",
-    "batchSerializationSettings.method": "BatchSerializationMethod",
-    "batchSerializationSettings.transformContext": (
-        "BatchSerializationTransformContext"
-    ),
-    "connection_type": "DeviceConnectionType",
-    "hardwareInstrumentations": "Instrumentation",
-    "meanAccumulationAndReplicationReductionStrategy": "MeanReductionStrategy",
-    "mergeVarUpdate": "MergeVarUpdateType",
-    "subgraphCopyingStrategy": "SubgraphCopyingStrategy",
-    "sync_pattern": "SyncPattern",
-    "syntheticDataMode": "SyntheticDataMode",
-    "virtualGraphMode": "VirtualGraphMode",
-}
 ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
-    key: getattr(_popart, name) for key, name in _ENUMERATIONS.items()
+    "accumulateOuterFragmentSettings.schedule": _popart.AccumulateOuterFragmentSchedule,
+    "accumulationAndReplicationReductionType": _popart.ReductionType,
+    "accumulation_and_replication_reduction_type": _popart.ReductionType,
+    "autoRecomputation": _popart.RecomputationType,
+    "autodiffSettings.stitchStrategy": _popart.AutodiffStitchStrategy,
+    "automaticLossScalingSettings.gradientTensorTrackingMethod": (
+        _popart.GradientTensorTrackingMethod
+    ),
+    "batchSerializationSettings.batchSchedule": _popart.BatchSerializationBatchSchedule,
+    "batchSerializationSettings.method": _popart.BatchSerializationMethod,
+    "batchSerializationSettings.transformContext": (
+        _popart.BatchSerializationTransformContext
+    ),
+    "connection_type": _popart.DeviceConnectionType,
+    "hardwareInstrumentations": _popart.Instrumentation,
+    "meanAccumulationAndReplicationReductionStrategy": _popart.MeanReductionStrategy,
+    "mergeVarUpdate": _popart.MergeVarUpdateType,
+    "subgraphCopyingStrategy": _popart.SubgraphCopyingStrategy,
+    "sync_pattern": _popart.SyncPattern,
+    "syntheticDataMode": _popart.SyntheticDataMode,
+    "virtualGraphMode": _popart.VirtualGraphMode,
 }
 """Enumerations of PopART that the numbers of some settings belong to."""
 
