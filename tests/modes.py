@@ -14,7 +14,7 @@ VARIABLES = {
     "looped": ("IPUFIT_EMULATOR_FOLD", "0"),
     "contiguous": ("IPUFIT_EMULATOR_CHANNELS_LAST", "0"),
 }
-"""What each mode sets. Without a mode, programs fold and change layout if it pays."""
+"""What each mode sets. Without a mode, programs fold, and change layout if it pays."""
 
 
 def enter(modes):
@@ -24,9 +24,3 @@ def enter(modes):
     for mode in modes:
         name, value = VARIABLES[mode]
         os.environ[name] = value
-
-
-def folding_of(executor):
-    """What decides which micro-batches an executor folds; None if it can't fold any."""
-    runner = executor._executable.runner
-    return getattr(runner, "folding", None)

@@ -25,10 +25,10 @@ READ = {
 @pytest.mark.parametrize("mode", modes.VARIABLES)
 def test_the_emulator_reads_what_a_mode_sets(mode, monkeypatch):
     read, expected = READ[mode]
-    for name, _ in modes.VARIABLES.values():
-        monkeypatch.delenv(name, raising=False)
+    name, value = modes.VARIABLES[mode]
+    monkeypatch.setenv(name, str(1 - int(value)))
     assert read() is not expected
-    monkeypatch.setenv(*modes.VARIABLES[mode])
+    monkeypatch.setenv(name, value)
     assert read() is expected
 
 

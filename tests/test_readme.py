@@ -119,7 +119,7 @@ CLAIMS = {
         "test_left_open.py::*",
         "emulator/update/test_fused_kernels.py::*",
         "emulator/program/test_memory_format.py::*",
-        "emulator/folding/test_folding.py::*",
+        "emulator/test_folding.py::*",
     ],
     "Known before it is compiled.": [
         "test_check.py::*",

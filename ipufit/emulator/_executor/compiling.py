@@ -17,8 +17,8 @@ from ipufit.emulator._executor.constraints import (
     check_program,
     check_updatable_buffers,
 )
-from ipufit.emulator._executor.runner_choice import choose_runner
 from ipufit.emulator._executor.wrapping import unwrapped
+from ipufit.emulator._folding.fold_runner import choose_runner
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import (

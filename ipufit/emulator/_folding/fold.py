@@ -1,193 +1,369 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the folded part of a program once, and the rest for each micro-batch."""
+"""Make one program of several micro-batches with `torch.func.vmap`.
+
+`vmap` runs the graph of a program once, on the rows of several micro-batches. What it
+calls is recorded, and later calls replay that. So the work of `vmap`, which takes
+longer than a small kernel, is done once.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
-from torch._C import _set_grad_enabled
+from torch._C import _functorch as _vmap_of_torch
+from torch._C import _nn, _set_grad_enabled, _VariableFunctions
+from torch.autograd.function import Function
+from torch.func import vmap  # type: ignore[attr-defined,unused-ignore]
 from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
+from torch.fx.interpreter import Interpreter
 from torch.fx.node import Node
+from torch.nn.functional import cross_entropy, nll_loss
 
-from ipufit.emulator._folding.split import Split, fold, is_operation
-from ipufit.emulator._folding.values import SHARED, STACKED, FoldedGraph, Value
+from ipufit.emulator._ground.torch_extras import DispatchMode
+from ipufit.emulator._tracing.nodes import function_name
+from ipufit.emulator._tracing.operation import has_tensors, map_tensors, tensors_in
 
-Rows = Tuple[Tensor, ...]
-Results = Tuple[Tensor, ...]
+Forward = Callable[..., Tuple[Tensor, ...]]
 
-
-class FoldResults(NamedTuple):
-    """The results of a fold.
-
-    Attributes:
-        results: One tuple for each micro-batch.
-        loss: The losses of all micro-batches in one tensor; None for inference.
-    """
-
-    results: list[Results]
-    loss: Tensor | None
+_functorch: Any = _vmap_of_torch
+_BINDINGS = (_VariableFunctions, _nn, Tensor.__base__)
+"""Where torch has functions of Python for its operators."""
 
 
-class Fold:
-    """A program that computes several micro-batches at once.
+def fold(
+    program: GraphModule,
+    arguments: Sequence[Tensor],
+    num_weights: int,
+    count: int,
+) -> Forward:
+    """Make a function that computes what a program does for several micro-batches.
 
     Args:
-        count: Number of micro-batches.
+        program: It writes to no argument and draws no random numbers.
+        arguments: The weights, then for each input the rows of all micro-batches.
+        num_weights: The number of weights.
+        count: The number of micro-batches.
 
-    Attributes:
-        is_uncut: Whether all results are rows that needn't be cut: in inference, with
-            nothing that runs apart.
+    Returns:
+        A function of the same arguments. Its results have a first dimension more than
+        those of the program, for the micro-batches.
+
+    Example:
+        >>> program = torch.fx.symbolic_trace(lambda weight, x: ((weight * x).sum(),))
+        >>> given = torch.tensor(2.0), torch.arange(6.0)
+        >>> fold(program, given, 1, 3)(*given)
+        (tensor([ 2., 10., 18.]),)
     """
+    recorder = _Recorder()
+    given = [recorder.placeholder(tensor) for tensor in arguments]
+    run = vmap(_Interpreter(program, recorder).run, _dims(arguments, num_weights))
+    is_fallback_enabled = _functorch._is_vmap_fallback_enabled()
+    with recorder:
+        rows = [_cut(tensor, count, 0) for tensor in given[num_weights:]]
+        _functorch._set_vmap_fallback_enabled(False)  # it would loop inside
+        try:
+            results = run(*given[:num_weights], *rows)
+        finally:
+            _functorch._set_vmap_fallback_enabled(is_fallback_enabled)
+    return recorder.finish(program, results)
 
-    def __init__(self, split: Split, count: int) -> None:
-        program = split.program
-        self.count = count
-        self._has_loss = program.has_loss
-        folded = fold(split, count)
-        rest = [
-            node
-            for node in split.records
-            if is_operation(node) and node not in folded.values
-        ]
-        *_, output = program.graph.graph.nodes
-        results = list(output.args[0])
-        self._is_folded = [node in folded.values for node in results]
-        needed = [n for node in rest for n in node.all_input_nodes]
-        apart = [node for node in results if node not in folded.values]
-        cut = [
-            node
-            for node in dict.fromkeys([*needed, *apart])
-            if node in folded.values and node.op not in ("placeholder", "get_attr")
-        ]
-        self._num_cut = len(cut)
-        self.is_uncut = not (rest or self._has_loss) and all(
-            isinstance(value := folded.values.get(node), Value)
-            and value.packing not in (SHARED, STACKED)
-            and value.packing.dim == 0
-            for node in results
+
+def _dims(arguments: Sequence[Tensor], num_weights: int) -> tuple[int | None, ...]:
+    return (*[None] * num_weights, *[0] * (len(arguments) - num_weights))
+
+
+class _Recorder(DispatchMode):
+    """Records the operations that run on plain tensors, each with its node."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._graph = Graph()
+        self._is_paused = False
+
+    def placeholder(self, tensor: Tensor) -> Tensor:
+        """Add an argument."""
+        return _noted(
+            tensor, self._graph.placeholder(f"argument_{len(self._graph.nodes)}")
         )
-        self._finish(folded, cut, results)
-        whole = program.laid_out(GraphModule(program.graph, folded.graph))
-        self._folded: Callable[..., Results] = whole.forward
-        self._rest: Callable[..., Results] | None = None
-        if rest or not all(self._is_folded):
-            graph = _rest_graph(split, rest, cut, apart)
-            module = GraphModule(program.graph, graph)
-            self._rest = program.laid_out(module).forward
 
-    @property
-    def has_rest(self) -> bool:
-        """Whether some of the program runs for each micro-batch by itself."""
-        return self._rest is not None
+    def constant(self, name: str, tensor: Tensor) -> Tensor:
+        """Add a tensor that the program has as an attribute."""
+        return _noted(tensor, self._graph.get_attr(name))
 
-    def _finish(
-        self, folded: FoldedGraph, cut: list[Node], results: list[Node]
-    ) -> None:
-        """Let the folded graph return what the rest takes, the results, the loss."""
-        folded.grad_mode(self._has_loss)
-        outputs: list[Node] = [self._parts(folded, node) for node in cut]
-        plain = results[:-1] if self._has_loss else results
-        for node in plain:
-            if self.is_uncut:
-                outputs.append(folded.values[node].node)
-            elif node in folded.values:
-                outputs.append(self._parts(folded, node, is_result=True))
-        if self._has_loss and results[-1] in folded.values:
-            loss: Value = folded.values[results[-1]]
-            is_shared = loss.packing == SHARED
-            outputs.append(folded.stacked(loss) if is_shared else loss.node)
-        folded.graph.output(tuple(outputs))
+    def set_grad_enabled(self, is_enabled: bool) -> None:
+        """Record gradients from here on, or stop it."""
+        self._graph.call_function(_set_grad_enabled, (is_enabled,))
+        _set_grad_enabled(is_enabled)
 
-    def _parts(
-        self, folded: FoldedGraph, node: Node, *, is_result: bool = False
-    ) -> Node:
-        """Cut a value into micro-batches."""
-        value: Value = folded.values[node]
-        source = value.node
-        if is_result and self._has_loss:
-            source = folded.method("detach", source)
-        if value.packing == SHARED:
-            return folded.function(_same, source, self.count)
-        if value.packing == STACKED:
-            return folded.method("unbind", source, 0)
-        dim = value.packing.dim
-        return folded.method("split", source, value.shape[dim], dim)
+    def call(self, op: str, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function or a method, and record it as one operation."""
+        method = op == "call_method"
+        function = getattr(type(args[0]), target) if method else target
+        self._is_paused = True
+        try:
+            results = function(*args, **kwargs)
+        finally:
+            self._is_paused = False
+        self._add(op, target, args, kwargs, results)
+        return results
 
-    def run_whole(self, arguments: list[Tensor], joined: Rows) -> Results:
-        """Run a fold whose results are uncut, and leave the rows together."""
-        return self._folded(*arguments, *joined)
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if not self._is_paused:
+            node = self._add("call_function", func, args, kwargs or {}, results)
+            node.meta["writes"] = func._schema.is_mutable
+            name = func._schema.name.split("::")[1]
+            for home in _BINDINGS:  # called in half the time
+                if hasattr(home, name):
+                    node.target = getattr(home, name)
+                    break
+        return results
 
-    def run(
+    def _add(self, op: str, target: Any, args: Any, kwargs: Any, results: Any) -> Node:
+        args, kwargs = map_tensors(args, _node), map_tensors(kwargs, _node)
+        node: Node = self._graph.create_node(op, target, args, kwargs)
+        if isinstance(results, Tensor):
+            results._node = node  # type: ignore[attr-defined,unused-ignore]
+            return node
+        for index, result in enumerate(results):
+            if isinstance(result, Tensor):
+                item = self._graph.call_function(operator.getitem, (node, index))
+                result._node = item  # type: ignore[attr-defined,unused-ignore]
+        return node
+
+    def finish(self, program: GraphModule, results: Sequence[Tensor]) -> Forward:
+        """Make a function of the graph, without operations that nobody needs."""
+        self._graph.output(tuple(_node(result) for result in results))
+        for node in reversed(list(self._graph.nodes)):
+            has_effects = node.target is _set_grad_enabled or node.meta.get("writes")
+            if node.op.startswith("call") and not (node.users or has_effects):
+                self._graph.erase_node(node)
+        forward: Forward = GraphModule(program, self._graph).forward
+        return forward
+
+
+def _noted(tensor: Tensor, node: Node) -> Tensor:
+    alias: Tensor = tensor.detach().requires_grad_(tensor.requires_grad)
+    alias._node = node  # type: ignore[attr-defined,unused-ignore]
+    return alias
+
+
+def _node(tensor: Tensor) -> Node:
+    node = getattr(tensor, "_node", None)
+    if not isinstance(node, Node):  # its value would be compiled in
+        raise RuntimeError("a tensor comes from outside of the program")
+    found: Node = node
+    return found
+
+
+class _Interpreter(Interpreter):
+    """Runs the graph of a program under `vmap`."""
+
+    def __init__(self, program: GraphModule, recorder: _Recorder) -> None:
+        super().__init__(program)  # type: ignore[no-untyped-call,unused-ignore]
+        self._recorder = recorder
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node."""
+        if n.target is _set_grad_enabled:
+            return self._recorder.set_grad_enabled(bool(n.args[0]))
+        if n.op == "get_attr":
+            value = super().run_node(n)
+            is_tensor = isinstance(value, Tensor)
+            return self._recorder.constant(str(n.target), value) if is_tensor else value
+        if n.op not in ("call_function", "call_method"):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if not has_tensors((args, kwargs)):
+            return self._recorder.call(n.op, n.target, args, kwargs)
+        reduced = _reduction_of_rows(n, kwargs)
+        if reduced is not None:
+            kwargs = {**kwargs, "reduction": "none"}
+        rows = _find_rows(function_name(n), args, kwargs)
+        if rows is None:
+            return super().run_node(n)
+        run = functools.partial(self._run_whole, n, args, kwargs, rows)
+        result = _Whole.apply(run, *rows.tensors)  # type: ignore[no-untyped-call]
+        return result if reduced is None else reduced(result, args[1])
+
+    def _run_whole(
         self,
-        arguments: list[Tensor],
-        joined: Rows,
-        apart: Sequence[Sequence[Tensor]],
-    ) -> FoldResults:
-        """Run it, in the grad mode that the program starts in.
+        node: Node,
+        args: Any,
+        kwargs: Any,
+        rows: _Rows,
+        count: int,
+        batch_dims: Sequence[int | None],
+        tensors: Sequence[Tensor],
+    ) -> tuple[Any, Any]:
+        """Run an operation on the rows of all micro-batches, side by side.
 
         Args:
-            arguments: The program's weights.
-            joined: The rows of all micro-batches.
-            apart: The weights and rows of each micro-batch, if the fold has a rest.
+            count: The number of micro-batches.
+            batch_dims: The dimension of the micro-batches of each of `tensors`.
+            tensors: The tensors of `rows`.
         """
-        parts: list[Sequence[Tensor]] = list(self._folded(*arguments, *joined))
-        if self.is_uncut:
-            whole: list[Any] = parts
-            parts = [result.split(len(result) // self.count) for result in whole]
-        cut, parts = parts[: self._num_cut], parts[self._num_cut :]
-        of_rest: list[Sequence[Tensor]] = []
-        if self._rest is not None:
-            ran = [
-                self._rest(*own, *(values[index] for values in cut))
-                for index, own in enumerate(apart)
-            ]
-            of_rest = list(zip(*ran))
-        columns_folded, columns_rest = iter(parts), iter(of_rest)
-        columns = [
-            next(columns_folded if is_folded else columns_rest)
-            for is_folded in self._is_folded
+        together: dict[int, Tensor] = {}
+        for old, dim, at, tensor in zip(rows.tensors, rows.dims, batch_dims, tensors):
+            if at is None:
+                at, tensor = 0, tensor.expand(count, *tensor.shape)
+            if dim is None:
+                together[id(old)] = tensor.movedim(at, 0) if at else tensor
+            else:
+                together[id(old)] = _joined(tensor, at, dim)
+        given = map_tensors((args, kwargs), lambda t: together.get(id(t), t))
+        results = self._recorder.call(node.op, node.target, *given)
+        if isinstance(results, Tensor):
+            dim = rows.results[0]
+            return (results, 0) if dim is None else (_cut(results, count, dim), dim)
+        cut = [
+            result if dim is None else _cut(result, count, dim)
+            for result, dim in zip(results, rows.results)
         ]
-        loss: Tensor | None = None
-        if self._has_loss:
-            losses = columns.pop()
-            is_one = isinstance(losses, Tensor)
-            loss = losses if is_one else torch.stack(list(losses))  # type: ignore[assignment]
-        results = list(zip(*columns)) if columns else [()] * self.count
-        return FoldResults(results, loss)
+        return tuple(cut), rows.results
 
 
-def _same(tensor: Tensor, count: int) -> list[Tensor]:
-    return [tensor] * count
+def _cut(tensor: Tensor, count: int, dim: int) -> Tensor:
+    """Cut a dimension of rows into one of micro-batches, and one of their rows."""
+    cut: Tensor = tensor.unflatten(dim, (count, -1))  # type: ignore[no-untyped-call,unused-ignore]
+    cut._joined = dim, tensor  # type: ignore[attr-defined,unused-ignore]
+    return cut
 
 
-def _rest_graph(
-    split: Split, nodes: list[Node], cut: list[Node], results: list[Node]
-) -> Graph:
-    """Make a graph of what runs for each micro-batch.
+def _joined(tensor: Tensor, at: int, dim: int) -> Tensor:
+    """Join the dimension `at` of micro-batches with their rows, in dimension `dim`."""
+    known = getattr(tensor, "_joined", None)
+    if known is not None and known[0] == at == dim:
+        joined: Tensor = known[1]
+        return joined
+    moved = tensor if at == dim else tensor.movedim(at, dim)
+    flat: Tensor = moved.flatten(dim, dim + 1)
+    return flat
 
-    It takes what the program takes, then the folded nodes `cut`, of which it gets one
-    micro-batch's part; it runs `nodes` and returns `results`.
+
+class _Whole(Function):
+    """Runs an operation that `vmap` shall not take apart."""
+
+    @staticmethod
+    def forward(run: Any, *tensors: Tensor) -> Any:  # type: ignore[override,unused-ignore]
+        raise AssertionError("no argument depends on the micro-batch")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, run: Any, *tensors: Tensor) -> Any:  # type: ignore[override,unused-ignore]
+        return run(info.batch_size, in_dims[1:], tensors)
+
+
+class _Rows(NamedTuple):
+    """The arguments of an operation that have rows, each of which counts by itself.
+
+    Attributes:
+        tensors: These arguments. No other one depends on the micro-batch.
+        dims: The dimension of the rows of each; None if more dimensions don't matter.
+        results: The dimension of the rows of each result.
     """
-    graph: Graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in split.records:
-        if node.op == "placeholder":
-            copies[node] = graph.placeholder(str(node.target))
-    for index, node in enumerate(cut):
-        copies[node] = graph.placeholder(f"folded_{index}")
-    mode = split.program.has_loss
-    for node in split.records:
-        if node.op == "get_attr":
-            copies[node] = graph.get_attr(str(node.target))
-    for node in nodes:
-        if split.records[node].is_grad_enabled != mode:
-            mode = not mode
-            graph.call_function(_set_grad_enabled, (mode,))
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    if mode != split.program.has_loss:
-        graph.call_function(_set_grad_enabled, (not mode,))
-    graph.output(tuple(copies[node] for node in results))
-    return graph
+
+    tensors: tuple[Tensor, ...]
+    dims: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+
+
+def _reduction_of_rows(node: Node, kwargs: Any) -> Callable[..., Tensor] | None:
+    """A loss that is reduced over the rows of a micro-batch: how; None for others.
+
+    `vmap` has rules for the losses of rows by `cross_entropy` and `nll_loss`, but for
+    their mean it imports a compiler.
+    """
+    if node.target not in (cross_entropy, nll_loss):
+        return None
+    if any(kwargs.get(n) is not None for n in ("weight", "size_average", "reduce")):
+        return None
+    reduction = kwargs.get("reduction")
+    if reduction not in ("sum", "mean"):
+        return None
+
+    def reduced(losses: Tensor, target: Tensor) -> Tensor:
+        total: Tensor = losses.sum()
+        if reduction == "sum":
+            return total
+        is_of_classes = not target.is_floating_point()
+        known: Tensor = target.ne(kwargs["ignore_index"]).sum()
+        return torch.div(total, known if is_of_classes else losses.numel())
+
+    return reduced
+
+
+_OF_IMAGES = {
+    name.format(rank): rank + 2
+    for rank in (1, 2, 3)
+    for name in (
+        *("conv{}d", "conv_transpose{}d", "max_pool{}d", "avg_pool{}d"),
+        *("adaptive_max_pool{}d", "adaptive_avg_pool{}d"),
+    )
+}
+"""The number of dimensions of what these operations take."""
+
+
+def _find_rows(name: str, args: Any, kwargs: Any) -> _Rows | None:
+    """Find the rows of an operation that runs as a whole; None if `vmap` runs it.
+
+    `vmap` would take recurrent layers and attention apart, and make more operations of
+    convolutions and products than need be.
+    """
+    x: Any = args[0] if args else None
+    if not isinstance(x, Tensor):
+        return None
+    rank = x.dim()
+    found: list[tuple[Any, int | None]] = []
+    results: tuple[int | None, ...] = (0,)
+    if name == "linear" and rank > 1:
+        found, results = [(x, None)], (None,)
+    elif (
+        _OF_IMAGES.get(name) == rank
+        or (name == "to" and kwargs.get("memory_format") is torch.channels_last)
+        or (name == "batch_norm" and rank > 1 and not _learns(args, kwargs))
+    ):
+        found = [(x, 0)]
+    elif name in ("cross_entropy", "nll_loss") and rank > 1 and len(args) == 2:
+        if kwargs.get("reduction") == "none":
+            found = [(x, 0), (args[1], 0)]
+    elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and rank == 3:
+        dim = 0 if args[8] else 1  # batch_first
+        states = list(tensors_in(args[1]))
+        found = [(x, dim), *((state, 1) for state in states)]
+        results = (dim, *[1] * len(states))
+    elif name == "scaled_dot_product_attention" and rank > 2:
+        found = [(tensor, 0) for tensor in args[:3]]
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        if mask is not None and mask.dim() == rank and len(mask) > 1:
+            found += [(mask, 0)]
+    elif name == "multi_head_attention_forward" and rank == 3 and len(args) < 15:
+        mask = kwargs.get("attn_mask")
+        if mask is None or mask.dim() == 2:
+            found = [(tensor, 1) for tensor in args[:3]]
+            padding = kwargs.get("key_padding_mask")
+            found += [] if padding is None else [(padding, 0)]
+            results = (1, 0 if kwargs.get("need_weights", True) else None)
+    own = {id(tensor) for tensor, _ in found}
+    batched = [
+        id(t) for t in tensors_in((args, kwargs)) if _functorch.is_batchedtensor(t)
+    ]
+    if not batched or not own.issuperset(batched):
+        return None
+    tensors, dims = zip(*found)
+    return _Rows(tensors, dims, results)
+
+
+def _learns(args: Any, kwargs: Any) -> bool:
+    """Whether batch norm takes statistics of the batch."""
+    return bool(args[5] if len(args) > 5 else kwargs.get("training"))

@@ -1,60 +1,171 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run several micro-batches at once."""
+"""Run several micro-batches at once, where that gives what the loop gives.
+
+Which ones depends on the program, its options and two environment variables alone,
+never on time: two runs of a script give the same numbers bit by bit.
+"""
 
 from __future__ import annotations
 
+import logging
 from time import perf_counter
-from typing import Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ipufit.emulator._device.loop_runner import (
     Backward,
     Collect,
+    LoopRunner,
     loop_over,
     make_updates,
 )
 from ipufit.emulator._device.runner import Call, Results, Runner, Training
-from ipufit.emulator._folding.check import difference
-from ipufit.emulator._folding.device_state import DeviceState
-from ipufit.emulator._folding.folding import ERRORS, Folding
+from ipufit.emulator._folding.fold import Forward, fold
+from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._ground.switches import fold_bytes, folds
+from ipufit.emulator._ground.torch_extras import DispatchMode
+from ipufit.emulator._layout.layout import Layout
+from ipufit.emulator._layout.replica_groups import ReplicaGroups
+from ipufit.emulator._ops.control_flow import run_branch, run_loop
+from ipufit.emulator._ops.custom_ops import run_custom_op
+from ipufit.emulator._ops.host_calls import call_on_host
+from ipufit.emulator._ops.printing import print_tensor
+from ipufit.emulator._options.options import Options
+from ipufit.emulator._program.floating_point import stops_at_exceptions
+from ipufit.emulator._program.program import Program
+from ipufit.emulator._tracing.half import original
+from ipufit.emulator._tracing.operation import tensors_in
+
+_RELATIVE = 1e-4
+"""How far folds and loop may differ, as a share of a tensor's largest element."""
+
+_RELATIVE_OF_HALF = 0.05
+"""The same where values are rounded to float16 on the way.
+
+A sum that is made in another order may be rounded to the next number: a step of 0.001,
+which all that follows carries on.
+"""
+
+_SHARE_OF_LARGEST = 1e-6
+"""The difference allowed besides, as a share of the largest element of all tensors.
+
+Gradients that are 0 but for rounding, such as those of the keys' biases in attention,
+have no size of their own.
+"""
+
+_LARGEST_BLOCK = 31 * 2**20
+
+_LOOPED_OPERATIONS = {
+    run_custom_op: "it runs what stands in for a custom operation",
+    call_on_host: "it calls the host (poptorch.CPU)",
+    print_tensor: "it prints a tensor (poptorch.ipu_print_tensor)",
+    run_branch: "it branches (poptorch.cond)",
+    run_loop: "it loops (poptorch.for_loop)",
+}
+"""Operations that must run as often as a device runs them, in the same order."""
 
 
-class FoldRunner:
-    """Runs several micro-batches at once, where that gives what the loop gives.
+def choose_runner(
+    program: Program,
+    layout: Layout,
+    options: Options,
+    groups: Mapping[str, ReplicaGroups],
+) -> Runner:
+    """Choose what runs a program: folds where they are allowed, else a loop.
+
+    `groups` are the weights that differ between groups of replicas.
+    """
+    reason = _reason_to_loop(program, layout, options, groups)
+    if reason is None:
+        return FoldRunner(program)
+    logger.debug("Micro-batches run one after the other: %s", reason)
+    return LoopRunner()
+
+
+def _reason_to_loop(
+    program: Program,
+    layout: Layout,
+    options: Options,
+    groups: Mapping[str, ReplicaGroups],
+) -> str | None:
+    if not folds():
+        return "folds are turned off"
+    if layout.steps * layout.replicas == 1:
+        return "there is one only"
+    if groups:
+        return "replicas have weights of their own"
+    if layout.input_groups != layout.replicas:
+        return "replicas share inputs"
+    if options._Popart.options.get("enableStochasticRounding"):
+        return "rounding is stochastic"
+    if stops_at_exceptions(options):
+        return "it is to stop at floating-point exceptions"
+    if program.is_random:
+        return "the program draws random numbers"
+    if program.updated_weights or program.volatile_weights or program.written_inputs:
+        return "the program writes to its buffers or inputs"
+    if program.num_inputs == 0:
+        return "there are no inputs"
+    operations = (original(node.target) for node in program.graph.graph.nodes)
+    return next(filter(None, map(_LOOPED_OPERATIONS.get, operations)), None)
+
+
+class FoldRunner(LoopRunner):
+    """Runs several micro-batches at once, if that is possible.
 
     Folds of new sizes run beside the loop the first time. If they fail, or give
     something else, micro-batches run in the loop for good.
-
-    Args:
-        folding: Decides how many micro-batches run at once.
-        one_by_one: Runs what isn't folded.
     """
 
-    def __init__(self, folding: Folding, one_by_one: Runner) -> None:
-        self.folding = folding
-        self.one_by_one = one_by_one
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._max_bytes = fold_bytes(is_training=program.has_loss)
+        self._is_looped = False
+        self._sizes_of: dict[int, tuple[int, ...]] = {}
+        self._folds: dict[int, Forward] = {}
+        self._verified: set[int] = set()
 
     def infer(self, call: Call) -> None:
         """Run each micro-batch of an inference call once."""
-        sizes = self.folding.sizes(call, len(call.micro_batches))
-        if not sizes:
-            self.one_by_one.infer(call)
-        elif call.outputs.takes_whole and self.folding.returns_whole(sizes):
-            self._infer_whole(call, sizes)
-        else:
-            self.run(call, call.micro_batches, call.collect)
+        self._run(call, call.micro_batches, call.collect)
 
     def train(self, call: Call, training: Training) -> None:
         """Run the updates of a training call."""
-        if training.watch is None and self.folding.sizes(
-            call, call.micro_batches_per_update
-        ):
-            make_updates(call, training, self.run)
-        else:  # Only the loop has the gradients of each micro-batch.
-            self.one_by_one.train(call, training)
+        # Only the loop has the gradients of each micro-batch.
+        if training.watch is None and self._sizes(call, call.micro_batches_per_update):
+            make_updates(call, training, self._run)
+        else:
+            super().train(call, training)
 
-    def run(
+    def _sizes(self, call: Call, count: int) -> tuple[int, ...]:
+        """The numbers of micro-batches to run at once; nothing for the loop."""
+        if self._is_looped or count < 2:
+            return ()
+        if count not in self._sizes_of:
+            self._sizes_of[count] = self._choose_sizes(call, count)
+        return self._sizes_of[count]
+
+    def _choose_sizes(self, call: Call, count: int) -> tuple[int, ...]:
+        if any(t.dtype == torch.float16 for t in call.weights.trained.values()):
+            self._loop_from_now_on("one backward pass would add up in float16")
+            return ()
+        memory = _Memory()
+        with torch.no_grad(), memory:
+            call.program.run(*call.arguments(0), *call.inputs.rows(0))
+        # The backward pass needs all values.
+        of_one = max(1, memory.total if self._program.has_loss else memory.most)
+        most = self._max_bytes // of_one
+        if most < 2:
+            return ()
+        num_folds = -(-count // min(count, most))
+        size, longer = divmod(count, num_folds)
+        _keep_freed_memory(of_one * (size + bool(longer)))
+        return (size + 1,) * longer + (size,) * (num_folds - longer)
+
+    def _run(
         self,
         call: Call,
         indices: range,
@@ -70,53 +181,43 @@ class FoldRunner:
             backward: Called with the losses of each fold in a tensor; None for
                 inference.
         """
-        sizes = self.folding.sizes(call, len(indices))
+        sizes = self._sizes(call, len(indices))
         if not sizes:
             loop_over(call, indices, collect, backward)
-        elif self.folding.is_verified(sizes):
-            self._run_folds(call, sizes, indices.start, collect, backward)
+        elif self._verified.issuperset(sizes):
+            for first, results in self._run_folds(call, sizes, indices, backward):
+                _give(call, first, results, collect)
         else:
             self._verify(call, sizes, indices, collect, backward)
-
-    def _infer_whole(self, call: Call, sizes: Sequence[int]) -> None:
-        first = 0
-        for size in sizes:
-            started = perf_counter()
-            fold = self.folding.fold_of(size)
-            with torch.set_grad_enabled(False):
-                rows = call.inputs.joined(first, size)
-                call.outputs.add_whole(fold.run_whole(call.arguments(first), rows))
-            call.inputs.note_fold(started, size)
-            first += size
 
     def _run_folds(
         self,
         call: Call,
         sizes: Sequence[int],
-        first: int,
-        collect: Collect,
+        indices: range,
         backward: Backward | None,
-    ) -> None:
-        inputs = call.inputs
+    ) -> Iterator[tuple[int, Results]]:
+        """Yield the first index of each fold, and its results, stacked."""
+        first = indices.start
         for size in sizes:
             started = perf_counter()
-            members = range(first, first + size)
-            fold = self.folding.fold_of(size)
-            apart = (
-                [[*call.arguments(index), *inputs.rows(index)] for index in members]
-                if fold.has_rest
-                else []
-            )
+            rows = [row.contiguous() for row in call.inputs.joined(first, size)]
+            arguments = [*call.arguments(first), *rows]
             with torch.set_grad_enabled(backward is not None):
-                results, loss = fold.run(
-                    call.arguments(first), inputs.joined(first, size), apart
-                )
-            if backward is not None and loss is not None:
+                results = self._fold(size, arguments)(*arguments)
+            if backward is not None:
+                *results, loss = results  # type: ignore[assignment]
                 backward(loss)
-            for index, of_one in zip(members, results):
-                collect(index, of_one)
-            inputs.note_fold(started, size)
+            call.inputs.note_fold(started, size)
+            yield first, tuple(result.detach() for result in results)
             first += size
+
+    def _fold(self, size: int, arguments: list[Tensor]) -> Forward:
+        if size not in self._folds:
+            program: Any = self._program.run
+            num_weights = len(self._program.weight_names)
+            self._folds[size] = fold(program.__self__, arguments, num_weights, size)
+        return self._folds[size]
 
     def _verify(
         self,
@@ -127,48 +228,139 @@ class FoldRunner:
         backward: Backward | None,
     ) -> None:
         """Run micro-batches both ways; go on with folds if both do the same."""
-        before = DeviceState.of(call)
+        trained, taken = call.weights.trained.values(), call.inputs.taken
+        num_taken = len(taken)
         looped: list[Results] = []
-        folded: list[Results] = []
         loop_over(call, indices, lambda _, r: looped.append(_detached(r)), backward)
-        after = DeviceState.of(call)
-        before.restore(call)
+        loop_taken, gradients = taken[num_taken:], [t.grad for t in trained]
+        del taken[num_taken:]
+        for tensor in trained:
+            tensor.grad = None
+        folded: list[tuple[int, Results]] = []
+        level = logging.WARNING
         try:
-            self._run_folds(
-                call,
-                sizes,
-                indices.start,
-                lambda _, results: folded.append(_detached(results)),
-                backward,
-            )
-            relative = self.folding.tolerance
-            reason = _difference(looped, folded, relative) or after.difference(
-                DeviceState.of(call), relative
-            )
-        except ERRORS as error:
-            reason = f"{type(error).__name__}: {error}"
+            folded.extend(self._run_folds(call, sizes, indices, backward))
+            columns = zip(*(results for _, results in folded))
+            reason = self._difference(
+                "results",
+                [torch.stack(column) for column in zip(*looped)],
+                [torch.cat(column) for column in columns],
+            ) or self._difference("gradients", gradients, [t.grad for t in trained])
+        except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
+            level, reason = logging.DEBUG, f"{type(error).__name__}: {error}"
         if reason is None:
-            self.folding.accept(sizes)
-        else:
-            self.folding.give_up(reason)
-            after.restore(call)
-        for index, results in zip(indices, looped if reason else folded):
-            collect(index, results)
+            logger.debug("Up to %d micro-batches run in one pass", max(sizes))
+            self._verified.update(sizes)
+            for first, results in folded:
+                _give(call, first, results, collect)
+            return
+        self._loop_from_now_on(reason, level)
+        taken[num_taken:] = loop_taken
+        for tensor, gradient in zip(trained, gradients):
+            tensor.grad = gradient
+        for index, of_one in zip(indices, looped):
+            collect(index, of_one)
+
+    def _loop_from_now_on(self, reason: str, level: int = logging.DEBUG) -> None:
+        self._is_looped = True
+        self._folds.clear()
+        logger.log(
+            level,
+            "Micro-batches run one after the other, not folded into one pass: %s",
+            reason,
+        )
+
+    def _difference(
+        self,
+        what: str,
+        looped: Sequence[Tensor | None],
+        folded: Sequence[Tensor | None],
+    ) -> str | None:
+        """Describe how tensors differ beyond rounding; None if they don't."""
+        nodes = self._program.graph.graph.nodes
+        is_half = any(original(node.target) is not node.target for node in nodes)
+        relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
+        floor = _SHARE_OF_LARGEST * max(map(_largest, looped), default=0.0)
+        for index, (one, other) in enumerate(zip(looped, folded)):
+            if one is None or other is None:
+                if one is not other:
+                    return f"{what}: tensor {index} is missing in one way"
+                continue
+            if one.dtype != other.dtype or one.shape != other.shape:
+                return f"{what}: tensor {index} has another shape or type"
+            allowed = relative * _largest(one) + floor
+            is_close = (
+                torch.allclose(other, one, 0.0, allowed, equal_nan=True)
+                if one.is_floating_point()
+                else torch.equal(other, one)
+            )
+            if not is_close:
+                gap = (one.double() - other.double()).abs().max()
+                return (
+                    f"{what}: tensor {index} differs by {gap:.3g}, and its largest "
+                    f"element is {_largest(one):.3g}"
+                )
+        return None
+
+
+def _give(call: Call, first: int, results: Results, collect: Collect) -> None:
+    """Give the stacked results of a fold to the outputs, uncut if all come back."""
+    if call.outputs.takes_whole:
+        call.outputs.add_whole([r.flatten(0, 1) if r.dim() > 1 else r for r in results])
+        return
+    for index, of_one in enumerate(zip(*(r.unbind() for r in results)), first):
+        collect(index, of_one)
 
 
 def _detached(results: Results) -> Results:
     return tuple(tensor.detach() for tensor in results)
 
 
-def _difference(
-    looped: list[Results], folded: list[Results], relative: float
-) -> str | None:
-    """Describe how results differ, each output compared over all micro-batches."""
-    if len(looped) != len(folded):
-        return f"{len(folded)} results of {len(looped)} micro-batches"
-    reason = difference(
-        [torch.stack(column) for column in zip(*looped)],
-        [torch.stack(column) for column in zip(*folded)],
-        relative,
-    )
-    return f"results: {reason}" if reason is not None else None
+def _largest(tensor: Tensor | None) -> float:
+    if tensor is None or tensor.numel() == 0 or not tensor.is_floating_point():
+        return 0.0
+    return float(tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+class _Memory(DispatchMode):
+    """Measures the tensors that are made while it is active.
+
+    Attributes:
+        total: The size of all of them, in bytes.
+        most: The largest size of what there was at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self.total = self.most = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        old = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in old:
+                self.total += storage.nbytes()
+                alive = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+                self._alive[storage.data_ptr()] = alive
+        self._alive = {p: a for p, a in self._alive.items() if not _is_gone(a[0])}
+        self.most = max(self.most, sum(size for _, size in self._alive.values()))
+        return result
+
+
+def _is_gone(storage: StorageWeakRef) -> bool:
+    return bool(storage.expired())  # type: ignore[no-untyped-call]
+
+
+def _keep_freed_memory(num_bytes: int) -> None:
+    """Have the C library keep the memory that one fold frees for the next.
+
+    glibc gives what is free at the end of the heap back to the system, and clears it
+    again for each fold: a quarter of its time, measured. Whenever a block is freed that
+    is larger than all before, up to 32 MiB, it keeps twice as much from then on
+    (mallopt(3), `M_MMAP_THRESHOLD`). So one is, without being written to.
+    """
+    torch.empty(min(num_bytes, _LARGEST_BLOCK), dtype=torch.uint8)

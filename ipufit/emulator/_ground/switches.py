@@ -53,21 +53,19 @@ def is_on(variable: str, *, default: bool = False) -> bool:
         ) from None
 
 
-def folds() -> bool | None:
-    """Whether `IPUFIT_EMULATOR_FOLD` asks for folds, several micro-batches run at once.
+def folds() -> bool:
+    """Whether several micro-batches may run at once.
 
-    Returns:
-        True for folds wherever they are the same maths, False for none, and None, if
-        the variable isn't set, for folds where they pay.
+    They may unless `IPUFIT_EMULATOR_FOLD` is 0.
 
     Raises:
         Error: If the variable holds no integer.
 
     Example:
-        >>> folds() is None
+        >>> folds()
         True
     """
-    return is_on(FOLD_VARIABLE) if _read(FOLD_VARIABLE) else None
+    return is_on(FOLD_VARIABLE, default=True)
 
 
 def fold_bytes(*, is_training: bool) -> int:

@@ -47,10 +47,8 @@ def test_what_is_no_integer_is_named(monkeypatch, text):
         is_on(NAME)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", None), (" ", None), ("0", False), ("1", True)]
-)
-def test_folding_is_on_off_or_where_it_pays(monkeypatch, text, expected):
+@pytest.mark.parametrize(("text", "expected"), [("", True), ("0", False), ("1", True)])
+def test_folding_is_on_unless_it_is_turned_off(monkeypatch, text, expected):
     monkeypatch.setenv("IPUFIT_EMULATOR_FOLD", text)
     assert folds() is expected
 

@@ -1,0 +1,1214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several micro-batches that run at once give what they give one by one.
+
+`tests/differential` holds programs in both modes against plain torch.
+"""
+
+# ruff: noqa: N803 - D, G, R and B are the letters of the user guide
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ipufit.emulator as poptorch
+from ipufit.emulator import OutputMode, optim
+from tests.emulator._models import Function
+from tests.strategies import examples
+
+F = nn.functional
+B, T, C, K = 3, 4, 6, 3  # rows, steps, channels, micro-batches
+CALLS = 3
+
+
+@contextlib.contextmanager
+def switched(fold, mib=None):
+    """Set the switches, and list what the emulator says of folds."""
+    before, said = dict(os.environ), []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record)
+    log = logging.getLogger("poptorch::python")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    os.environ["IPUFIT_EMULATOR_FOLD"] = fold
+    if mib is not None:
+        os.environ["IPUFIT_EMULATOR_FOLD_MIB"] = str(mib)
+    try:
+        yield said
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+        for name in ("IPUFIT_EMULATOR_FOLD", "IPUFIT_EMULATOR_FOLD_MIB"):
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+def folded_in(said):
+    """The most micro-batches in one pass; None if all ran one after the other."""
+    found = [r.args[0] for r in said if "run in one pass" in r.msg]
+    return max(found) if found else None
+
+
+def why_looped(said):
+    """Why micro-batches ran one after the other; None if they didn't."""
+    found = [r for r in said if "one after the other" in r.msg]
+    return str(found[-1].args[-1]) if found else None
+
+
+def found_wrong(said):
+    """Whether a fold gave something else than the loop."""
+    found = [r for r in said if "one after the other" in r.msg]
+    return any(r.levelno >= logging.WARNING for r in found)
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    torch.testing.assert_close(
+        actual, expected, rtol=tolerance, atol=tolerance / 10, equal_nan=True
+    )
+
+
+def floats(*sizes, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(sizes))
+    return torch.rand(K * B, *sizes, generator=generator) * 0.8 + 0.1
+
+
+def numbers(*sizes, high=C, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(sizes))
+    return torch.randint(0, high, (K * B, *sizes), generator=generator)
+
+
+def weight(*sizes):
+    return nn.Parameter(torch.linspace(-1, 1, torch.Size(sizes).numel()).reshape(sizes))
+
+
+# Functions --------------------------------------------------------------------------
+
+X, Y, Z = floats(T, C), floats(T, C, seed=1), floats(T, C, seed=2)
+INDICES, OTHERS = numbers(T, C, high=3), numbers(T, C, high=3, seed=1) + 1
+MASK, OTHER = X > 0.5, Y > 0.5
+
+IMAGES = floats(4, 8, 8)
+ROWS = floats(C)
+WORDS = numbers(T)
+LABELS = numbers()
+VOLUMES = floats(2, 4, 4, 4)
+
+
+def in_place(m, x, y):
+    z = x * 2
+    z[:, 0].mul_(3)
+    z += y
+    z.clamp_(max=1.5).relu_()
+    return z, F.relu(z - 1, inplace=True), x.mean().mul_(2).reshape(1)
+
+
+def without_gradients(m, x):
+    with torch.enable_grad():
+        y = x * m.W[0, 0]
+    return y + x
+
+
+CASES = {
+    "fills": (
+        lambda m, x: (
+            torch.fill(x, 2.0)
+            + (x * 1).fill_(m.V[0])
+            + x.masked_fill(x > 0.5, m.V[1])
+            + (x * 1).masked_fill_(x > 0.3, 0.5)
+        ),
+        X,
+    ),
+    "broadcast with weights": (lambda m, x: (x * m.W[:T] + m.V - m.W[0]) / 2, X),
+    "weights of as many rows": (
+        lambda m, x: x * torch.arange(B * 1.0).reshape(B, 1, 1) + torch.ones(B, 1, C),
+        X,
+    ),
+    "rows in another dimension": (
+        lambda m, x, y: x.transpose(0, 1) + y.transpose(0, 1) + m.V,
+        X,
+        Y,
+    ),
+    "rows from the right": (lambda m, x: x[:, 0, 0] * torch.ones(T, B), X),
+    "per micro-batch and per row": (lambda m, x: x - x.mean(), X),
+    "statistics of a micro-batch": (
+        lambda m, x: (x - x.mean(0)) / (x.std(0) + 1) + x.var(),
+        X,
+    ),
+    "sums": (
+        lambda m, x: (
+            x.sum((1, 2)),
+            x.sum().reshape(1),
+            x.sum(-1, keepdim=True),
+            x.mean(0, keepdim=True),
+            x.mean((0, 1)),
+            x.prod(1),
+            x.amax((0, 2)).reshape(1, -1),
+            x.amin(2),
+            x.nansum(1),
+        ),
+        X,
+    ),
+    "of all elements": (
+        lambda m, x: (
+            [
+                v.reshape(1)
+                for v in (x.max(), x.min(), x.argmax(), x.argmin(), x.norm(), x.prod())
+            ]
+            + [
+                v.reshape(1)
+                for v in ((x > 0.2).all(), (x > 0.8).any(), x.std(), x.var())
+            ]
+        ),
+        X,
+    ),
+    "along a dimension": (
+        lambda m, x: (
+            *x.max(1),
+            *x.min(2),
+            x.argmax(-1),
+            x.argmin(1),
+            x.logsumexp(2),
+            torch.norm(x, dim=1),
+            torch.linalg.vector_norm(x, 2, 2),
+            x.std(1),
+            x.var(-1, keepdim=True),
+            (x > 0.5).any(1),
+            (x > 0.5).all(2),
+            torch.count_nonzero(x > 0.5, dim=1),
+        ),
+        X,
+    ),
+    "along the rows": (
+        lambda m, x: (
+            x.softmax(0),
+            x.cumsum(0),
+            x.flip(0),
+            x.argmax(0).reshape(1, T, C),
+            x.sort(0)[0],
+            x.select(0, 1),
+            x.logsumexp(0),
+            x.roll(1, 0),
+            *x.unbind(0),
+            *x.split(1, 0),
+            *x.max(0),
+        ),
+        X,
+    ),
+    "softmax and scans": (
+        lambda m, x: (
+            x.softmax(-1),
+            F.log_softmax(x, 1),
+            F.softmin(x, dim=2),
+            x.cumsum(1),
+            x.cumprod(2),
+            x.logcumsumexp(1),
+            *x.cummax(1),
+            *x.cummin(1),
+            *x.topk(2),
+            *x.sort(1),
+            x.argsort(-1),
+            F.glu(x),
+            F.normalize(x, dim=2),
+            x.flip((1, 2)),
+            x.roll(1, 1),
+            x.narrow(1, 1, 2),
+            x.select(1, 2),
+            *x.unbind(1),
+            *x.split(2, 1),
+            *x.chunk(2, 2),
+            x.repeat_interleave(2, 1),
+        ),
+        X,
+    ),
+    "other sizes": (
+        lambda m, x: (
+            x.reshape(B, -1),
+            x.view(B * T, C),
+            x.flatten(1).view(B, T, C),
+            x.flatten(),
+            x.view(1, B, T, C)[0],
+            x.reshape(B, T, 2, C // 2).permute(0, 2, 1, 3),
+            x.transpose(0, 1).reshape(T, B * C).transpose(0, 1),
+            x.ravel(),
+            x.view_as(x),
+            x.reshape_as(x),
+            x[:, 0].T.T,
+            x.mT.contiguous(),
+            x.swapaxes(1, 2),
+            x.swapdims(0, 1).movedim(1, 0),
+            x.moveaxis(2, 1),
+            x[:, 0].t().t(),
+            x.unsqueeze(1).squeeze(1),
+            x[:, :1].squeeze(),
+            x.sum((0, 2), keepdim=True).squeeze(),
+        ),
+        X,
+    ),
+    "sizes of a micro-batch": (
+        lambda m, x: (x.sum(0).reshape(2, -1), x.sum(0).t(), x.sum(0).unsqueeze(0)),
+        X,
+    ),
+    "copies": (
+        lambda m, x: (
+            x[:, :1].expand(B, T, C),
+            x[:, :1].expand_as(x),
+            x[:, :1].broadcast_to(B, T, C),
+            x.sum(0, keepdim=True).expand(2, T, C),
+            x.repeat(1, 2, 1),
+            x.repeat(2, 1, 1),
+            x.tile((2,)),
+            m.V.expand(B, C) + x[:, 0],
+        ),
+        X,
+    ),
+    "joined": (
+        lambda m, x, y: (
+            torch.cat([x, y], 1),
+            torch.cat([x, torch.ones(B, 1, C)], 1),
+            torch.cat([x, y], 0),
+            torch.concat([x, y], -1),
+            torch.stack([x, y], 1),
+            torch.stack([x, y]).transpose(0, 1),
+            torch.stack([x.mean(), y.mean()]),
+            torch.cat([x.sum(0), y.sum(0)]),
+            torch.concatenate([x, y], 2),
+        ),
+        X,
+        Y,
+    ),
+    "pieces": (
+        lambda m, x: (
+            x[:, 1:3],
+            x[..., 0],
+            x[:, None, :, ::2],
+            x[:, -1],
+            x[:B],
+            x[0],
+            x[1:, 0],
+            x[..., None].squeeze(-1),
+            x.sum(0)[1:],
+            F.pad(x, (1, 2)),
+            F.pad(x, (1, 1), mode="circular"),
+            F.pad(x, (0, 0, 0, 0, 1, 0)),
+        ),
+        X,
+    ),
+    "chosen pieces": (
+        lambda m, x, i: (
+            x.index_select(1, torch.tensor([2, 0])),
+            x.index_select(0, torch.tensor([1, 0])),
+            x.gather(1, i),
+            x.gather(0, i.clamp(max=B - 1)),
+            torch.gather(x.sum(0), 0, i[0]),
+        ),
+        X,
+        INDICES,
+    ),
+    "types and likes": (
+        lambda m, x, i: (
+            x.to(torch.int32),
+            i.to(x),
+            i.type_as(x),
+            torch.zeros_like(x),
+            torch.ones_like(x) + x.new_zeros(B, T, C) + x.new_ones(C),
+            torch.full_like(x, 2.0) + x.new_full((1,), 3.0),
+            x + torch.zeros(C) + torch.ones(1) + torch.full((C,), 2.0),
+            x + torch.arange(C) + torch.linspace(0, 1, C) + torch.tensor(1.0),
+            x + torch.logspace(0, 1, C),
+        ),
+        X,
+        INDICES,
+    ),
+    "triangles": (
+        lambda m, x: x.matmul(torch.ones(C, C).tril() + torch.ones(C, C).triu()),
+        X,
+    ),
+    "products": (
+        lambda m, x, y: (
+            F.linear(x, m.W, m.V),
+            F.linear(x.sum(0), m.W),
+            x @ m.W,
+            m.W @ x.transpose(1, 2),
+            x[:, 0] @ m.W,
+            (m.W @ x[:, 0].t()).t(),
+            x @ y.transpose(1, 2),
+            torch.bmm(x, y.transpose(1, 2)),
+            torch.mm(x[:, 0], m.W),
+            torch.mm(x[:, 0].t(), y[:, 0]),
+            torch.addmm(m.V, x[:, 0], m.W),
+            x @ torch.ones(B, C, 2),
+            torch.einsum("btc,cd->btd", x, m.W),
+            torch.einsum("btc,bsc->bts", [x, y]),
+            torch.einsum("btc,bsc->ts", x, y),
+            x[:, None] @ y[:, None].transpose(2, 3),
+            x.__matmul__(m.W),
+        ),
+        X,
+        Y,
+    ),
+    "convolutions": (
+        lambda m, x: (
+            F.conv2d(x, m.kernel, m.bias, padding=1),
+            F.conv2d(x, m.kernel, padding="same"),
+            F.conv_transpose2d(x, m.kernel, stride=2),
+            F.conv1d(x[:, :, 0], m.kernel[:, :, 0]),
+            F.conv_transpose1d(x[:, :, 0], m.kernel[:, :, 0]),
+        ),
+        IMAGES,
+    ),
+    "convolutions of volumes": (
+        lambda m, x: (F.conv3d(x, m.cube), F.conv_transpose3d(x, m.cube)),
+        VOLUMES,
+    ),
+    "pooling": (
+        lambda m, x: (
+            F.max_pool2d(x, 2),
+            F.avg_pool2d(x, 2),
+            F.adaptive_avg_pool2d(x, 1),
+            F.adaptive_max_pool2d(x, 2),
+            F.lp_pool2d(x, 2.0, 2),
+            F.max_pool1d(x[:, 0], 2),
+            F.avg_pool1d(x[:, 0], 2),
+            F.adaptive_avg_pool1d(x[:, 0], 1),
+            F.adaptive_max_pool1d(x[:, 0], 2),
+            F.lp_pool1d(x[:, 0], 2.0, 2),
+            F.max_pool2d(x.sum(0), 2),
+        ),
+        IMAGES,
+    ),
+    "pooling of volumes": (
+        lambda m, x: (
+            F.max_pool3d(x, 2),
+            F.avg_pool3d(x, 2),
+            F.adaptive_avg_pool3d(x, 1),
+            F.adaptive_max_pool3d(x, 2),
+        ),
+        VOLUMES,
+    ),
+    "norms": (
+        lambda m, x: (
+            F.layer_norm(x, (8,), m.scale, m.scale),
+            F.layer_norm(x.sum(0), (8, 8)),
+            F.group_norm(x, 2, m.bias, m.bias),
+            F.instance_norm(x),
+            F.batch_norm(x, m.bias * 0, m.bias.abs() + 1, m.bias, m.bias),
+            F.local_response_norm(x, 2),
+            F.prelu(x - 0.5, m.bias),
+            F.prelu(x[:, 0, 0] - 0.5, m.bias[:1]),
+            F.dropout(x, 0.5, training=False),
+        ),
+        IMAGES,
+    ),
+    "images of other sizes": (
+        lambda m, x: (
+            F.interpolate(x, scale_factor=2),
+            F.interpolate(x, size=(4, 4)),
+            F.pixel_shuffle(x, 2),
+            F.pixel_unshuffle(x, 2),
+        ),
+        IMAGES,
+    ),
+    "words": (
+        lambda m, i: (
+            F.embedding(i, m.W),
+            F.embedding(i, m.W, padding_idx=0).sum(1),
+            F.one_hot(i, C).sum(1),
+        ),
+        WORDS,
+    ),
+    "attention": (
+        lambda m, x, y: (
+            F.scaled_dot_product_attention(x[:, None], y[:, None], y[:, None]),
+            F.scaled_dot_product_attention(x, y, y, is_causal=True),
+            F.scaled_dot_product_attention(x, y, y, torch.ones(T, T).tril().bool()),
+            F.scaled_dot_product_attention(
+                x[:, None], y[:, None], y[:, None], attn_mask=(x @ x.mT)[:, None]
+            ),
+            F.scaled_dot_product_attention(x, y, y, torch.ones(B, T, T)),
+        ),
+        X,
+        Y,
+    ),
+    "marks": (
+        lambda m, x: (
+            poptorch.identity_loss(x, reduction="none"),
+            poptorch.identity_loss(x, reduction="sum").reshape(1),
+            poptorch.identity_loss(x, reduction="mean").reshape(1),
+        ),
+        X,
+    ),
+    "losses of classes": (
+        lambda m, x, y: [
+            loss.reshape(-1)
+            for reduction in ("none", "sum", "mean")
+            for loss in (
+                F.cross_entropy(x, y, reduction=reduction),
+                F.cross_entropy(x, y, ignore_index=1, reduction=reduction),
+                F.cross_entropy(
+                    x,
+                    y,
+                    label_smoothing=0.0 if reduction == "mean" else 0.1,
+                    reduction=reduction,
+                ),
+                F.cross_entropy(x, x.softmax(1), reduction=reduction),
+                F.nll_loss(x, y, reduction=reduction),
+            )
+        ],
+        ROWS,
+        LABELS,
+    ),
+    "losses of many classes": (
+        lambda m, x, y: [
+            F.cross_entropy(x.transpose(1, 2), y % C, ignore_index=2).reshape(1),
+            F.cross_entropy(x.flatten(0, 1), y.flatten(), reduction="sum").reshape(1),
+        ],
+        X,
+        WORDS,
+    ),
+    "losses of elements": (
+        lambda m, x, y: (
+            [
+                loss.reshape(-1)
+                for reduction in ("none", "sum", "mean")
+                for loss in (
+                    F.mse_loss(x, y, reduction=reduction),
+                    F.l1_loss(x, y, reduction=reduction),
+                    F.smooth_l1_loss(x, y, reduction=reduction),
+                    F.huber_loss(x, y, reduction=reduction),
+                    F.binary_cross_entropy(x, y, reduction=reduction),
+                    F.binary_cross_entropy_with_logits(x, y, reduction=reduction),
+                    F.poisson_nll_loss(x, y, reduction=reduction),
+                )
+            ]
+            + [
+                F.kl_div(x.log(), y, reduction=reduction).reshape(-1)
+                for reduction in ("none", "sum", "batchmean")
+            ]
+        ),
+        X,
+        Y,
+    ),
+    "losses of signs": (
+        lambda m, x, y: [
+            loss.reshape(-1)
+            for reduction in ("none", "sum", "mean")
+            for loss in (
+                F.hinge_embedding_loss(x, (y > 0.5) * 2.0 - 1.0, reduction=reduction),
+                F.soft_margin_loss(x, (y > 0.5) * 2.0 - 1.0, reduction=reduction),
+            )
+        ],
+        X,
+        Y,
+    ),
+    "in place": (in_place, X, Y),
+    "without gradients": (without_gradients, X),
+    "without tensors": (lambda m, x: x + torch.zeros(1).add_(2), X),
+}
+ATTRIBUTES = {
+    "W": weight(C, C),
+    "V": weight(C),
+    "kernel": weight(4, 4, 3, 3),
+    "bias": weight(4),
+    "cube": weight(2, 2, 2, 2, 2),
+    "scale": weight(8),
+}
+
+
+def infer(fold, function, inputs, **attributes):
+    """Outputs of two calls, and what was said."""
+    options = poptorch.Options().deviceIterations(K)
+    with switched(fold) as said:
+        executor = poptorch.inferenceModel(Function(function, **attributes), options)
+        try:
+            turned = [tensor.flip(0).clone() for tensor in inputs]
+            return [executor(*inputs), executor(*turned)], said
+        finally:
+            executor.destroy()
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_functions_give_what_they_give_in_a_loop(what):
+    function, *inputs = CASES[what]
+    folded, said = infer("1", function, inputs, **ATTRIBUTES)
+    looped, _ = infer("0", function, inputs, **ATTRIBUTES)
+    assert_close(folded, looped)
+    assert not found_wrong(said)
+    assert what in MAY_LOOP or folded_in(said) == K
+
+
+MAY_LOOP = {
+    *("along a dimension", "fills", "in place", "losses of elements"),
+    *("losses of signs", "other sizes"),
+}
+"""Some of what they call can't run for several micro-batches in every torch."""
+
+
+def halved(value):
+    if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+        return value
+    return nn.Parameter(value.detach().half()) if value.requires_grad else value.half()
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_float16_gives_what_it_gives_in_a_loop(what):
+    function, *inputs = CASES[what]
+    attributes = {name: halved(value) for name, value in ATTRIBUTES.items()}
+    inputs = [halved(x) for x in inputs]
+    try:
+        looped, _ = infer("0", function, inputs, **attributes)
+    except (poptorch.Error, RuntimeError) as error:
+        pytest.skip(f"no half precision: {str(error)[:60]}")
+    folded, said = infer("1", function, inputs, **attributes)
+    assert_close(folded, looped, 4e-3)
+    assert not found_wrong(said)
+
+
+LATER = {
+    "reversed, dimensions one by one": lambda m, x: x.flip(1, 0),
+    "counted": lambda m, x: x.count_nonzero(1).repeat(B, 1),
+    "a sum over no dimensions": lambda m, x: x.sum([]).repeat(B),
+    "a fill with a value of each": lambda m, x: x.masked_fill(x > 1, x.mean()),
+    "statistics of the batch": lambda m, x: F.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_rows_that_are_alike_at_first_hide_nothing(what):
+    """The first call of a fold is compared with the loop; later ones aren't."""
+
+    def results(fold):
+        options = poptorch.Options().deviceIterations(K)
+        with switched(fold) as said:
+            module = Function(lambda m, x: LATER[what](m, x * 1))
+            executor = poptorch.inferenceModel(module, options)
+            found = [executor(x) for x in (torch.ones_like(X), X, X * 4)]
+            executor.destroy()
+        return found, said
+
+    folded, said = results("1")
+    assert_close(folded, results("0")[0])
+    assert not found_wrong(said)
+
+
+# Layers, in training ----------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Layers, then a loss."""
+
+    def __init__(self, *layers, loss=F.mse_loss):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.loss = loss
+
+    def forward(self, x, y):
+        out = self.layers(x)
+        return out, self.loss(out, y)
+
+
+class First(nn.Module):
+    """The first result of a layer that gives several."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *x):
+        return self.layer(*x)[0]
+
+
+class SelfAttention(nn.MultiheadAttention):
+    def forward(self, x):
+        mask = (torch.arange(T)[None] > torch.arange(T)[:, None]).to(x.device)
+        padding = torch.zeros(B, T, dtype=torch.bool) | (x.sum(-1) > 4)
+        plain, weights = super().forward(x, x, x)
+        masked, _ = super().forward(
+            x, x, x, padding, need_weights=False, attn_mask=mask
+        )
+        return torch.cat([plain + masked, weights], 2)
+
+
+LAYERS = {
+    "linear": lambda: nn.Sequential(nn.Linear(C, 8), nn.GELU(), nn.Linear(8, C)),
+    "lstm": lambda: First(nn.LSTM(C, C, batch_first=True)),
+    "lstm, rows in dim 1": lambda: First(nn.LSTM(C, C)),
+    "gru": lambda: First(nn.GRU(C, C, batch_first=True)),
+    "rnn": lambda: First(nn.RNN(C, C, batch_first=True)),
+    "relu rnn": lambda: First(nn.RNN(C, C, nonlinearity="relu", batch_first=True)),
+    "attention": lambda: nn.Sequential(SelfAttention(C, 2, batch_first=True)),
+    "encoder": lambda: nn.TransformerEncoderLayer(C, 2, 8, 0.0, batch_first=True),
+    "decoder": lambda: nn.TransformerEncoderLayer(C, 2, 8, 0.0, norm_first=True),
+    "norms": lambda: nn.Sequential(nn.LayerNorm(C), nn.GroupNorm(2, T)),
+    "convolution": lambda: nn.Sequential(nn.Conv1d(T, T, 3, padding=1), nn.PReLU()),
+    "learnt batch norm": lambda: nn.BatchNorm1d(T).eval(),
+}
+STEPS_FIRST = {"lstm, rows in dim 1", "decoder"}
+
+
+@pytest.mark.parametrize("what", sorted(LAYERS))
+@pytest.mark.parametrize("kind", ["Mean", "Sum"])
+def test_layers_train_alike(what, kind):
+    x, y = floats(T, C), floats(T, C, seed=1)
+    if what in STEPS_FIRST:
+        x, y = x.reshape(-1, C), y.reshape(-1, C)
+
+    def train(fold):
+        torch.manual_seed(1)
+        layer = LAYERS[what]()
+        layer = Rearranged(layer) if what in STEPS_FIRST else layer
+        net = Net(layer, loss=lambda out, y: F.mse_loss(out[..., :C], y))
+        options = poptorch.Options().outputMode(OutputMode.All)
+        options.Training.gradientAccumulation(K)
+        options.Training.accumulationAndReplicationReductionType(
+            getattr(poptorch.ReductionType, kind)
+        )
+        sgd = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        with switched(fold) as said:
+            executor = poptorch.trainingModel(net, options, sgd)
+            outputs = [executor(x, y) for _ in range(3)]
+            executor.copyWeightsToHost()
+            executor.destroy()
+        return outputs, net.state_dict(), said
+
+    folded, weights, said = train("1")
+    assert folded_in(said) == K
+    looped, expected, _ = train("0")
+    assert_close(folded, looped, 1e-4)
+    assert_close(weights, expected, 1e-3)
+
+
+class Rearranged(nn.Module):
+    """Takes rows of samples one below the other, and puts steps first."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        steps_first = x.reshape(B, T, C).transpose(0, 1)
+        return self.layer(steps_first).transpose(0, 1).reshape(B * T, C)
+
+
+# Random programs --------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    """What the steps below use."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.linear = nn.Linear(C, C)
+        self.other = nn.Linear(C, C)
+        self.conv = nn.Conv1d(T, T, 3, padding=1)
+        self.norm = nn.LayerNorm(C)
+        self.batch_norm = nn.BatchNorm1d(T)
+        self.learnt = nn.BatchNorm1d(T).eval()
+        self.lstm = nn.LSTM(C, C, batch_first=True)
+        self.attention = nn.MultiheadAttention(C, 2, batch_first=True)
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(C))
+
+
+def counted(m, x):
+    m.calls.add_(1)
+    return x + 0.01 * m.calls
+
+
+def moving_mean(m, x):
+    m.mean.mul_(0.9).add_(0.1 * x.detach().mean((0, 1)))
+    return x - m.mean
+
+
+def written(m, x):
+    y = x * 1.0
+    y[:, 0].mul_(2.0)
+    y += 0.1
+    return y
+
+
+def written_after(m, x):
+    y = (x * 1.0).contiguous()
+    z = y.view(-1, C)
+    y.mul_(0.5)
+    z.reshape(x.shape)[:, 0].clamp_(max=0.2)
+    return z.view(x.shape) + y
+
+
+def written_through_a_transposed_view(m, x):
+    y = x * 1.0
+    y.transpose(0, 1)[1].add_(x[:, 0])
+    y.transpose(0, 1).contiguous().mul_(3.0)  # a copy, but not of one sample
+    return y
+
+
+def written_first_sample(m, x):
+    y = x * 1.0
+    y[0].mul_(2.0)
+    return y
+
+
+def mixed_write(m, x):
+    y = x * 1.0
+    y += torch.randn(C) * 0.1
+    return y
+
+
+def without_gradients(m, x):
+    with torch.no_grad():
+        scale = x.abs().amax((1, 2), keepdim=True) + 1
+    return x / scale
+
+
+ROW_WISE = {
+    "linear": lambda m, x: torch.tanh(m.linear(x)),
+    "the same layer": lambda m, x: m.other(x),
+    "conv": lambda m, x: m.conv(x).relu(),
+    "layer norm": lambda m, x: m.norm(x),
+    "learnt": lambda m, x: m.learnt(x),
+    "lstm": lambda m, x: m.lstm(x)[0],
+    "attention": lambda m, x: m.attention(x, x, x, need_weights=False)[0],
+    "by hand": lambda m, x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
+    "flat": lambda m, x: m.other(x.reshape(-1, C)).view(x.shape[0], T, C),
+    "steps first": lambda m, x: m.linear(x.transpose(0, 1)).transpose(0, 1),
+    "pieces": lambda m, x: torch.cat([x[:, 1:], x[:, :1]], 1),
+    "chunks": lambda m, x: sum(x.chunk(2, 2)).repeat(1, 1, 2),
+    "copies": lambda m, x: x.mean(1, keepdim=True).expand(x.shape[0], T, C) + x,
+    "softmax": lambda m, x: x.softmax(-1) + x.log_softmax(1),
+    "written": written,
+    "written through a view": written_through_a_transposed_view,
+    "first sample written": written_first_sample,
+    "centred": lambda m, x: x - x.mean(),
+    "over the batch": lambda m, x: x - x.mean(0) + x.amax(0, keepdim=True),
+    "reversed batch": lambda m, x: x.flip(0),
+    "first sample": lambda m, x: x + x[0],
+    "along the batch": lambda m, x: x.softmax(0),
+    "of the batch": lambda m, x: (
+        x * torch.arange(float(x.shape[0]))[:, None, None].to("ipu")
+    ),
+    "without gradients": without_gradients,
+}
+OTHER = {
+    "dropout": lambda m, x: F.dropout(x, 0.3),
+    "noise": lambda m, x: x + 0.1 * torch.randn_like(x),
+    "same noise": lambda m, x: x + 0.1 * torch.randn(C),
+    "noise written": mixed_write,
+    "batch norm": lambda m, x: m.batch_norm(x),
+    "counted": counted,
+    "moving mean": moving_mean,
+    "no rule": lambda m, x: x + torch.cdist(x, x).mean(),
+    "written after a view": written_after,
+    "masked": lambda m, x: x[:, torch.tensor([2, 0, 1, 3])],
+}
+STEPS = {**ROW_WISE, **OTHER}
+
+
+class Steps(Layers):
+    """Some steps; the last gives the loss."""
+
+    def __init__(self, names, *, reduction="mean"):
+        super().__init__()
+        self.names = names
+        self.reduction = reduction
+
+    def forward(self, x, y=None):
+        for name in self.names:
+            x = STEPS[name](self, x)
+        if y is None:
+            return x, x.sum((1, 2)), x.mean().reshape(1)
+        loss = F.cross_entropy(x.flatten(0, 1), y.flatten(), reduction=self.reduction)
+        if self.reduction == "none":
+            loss = poptorch.identity_loss(loss, reduction="sum")
+        hits = (x.argmax(-1) == y).to(torch.float32).sum()
+        return torch.stack([loss.detach(), hits]), x.mean(0), loss
+
+
+def make_options(D, G, R, mode, period=1):
+    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    options.autoRoundNumIPUs(True).randomSeed(3)
+    options.outputMode(mode, period)
+    options.Training.gradientAccumulation(G)
+    options.broadcastBuffers(False)
+    return options
+
+
+def make_inputs(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, T, C, generator=generator)
+    return x, torch.randint(0, C, (rows, T), generator=generator)
+
+
+def train(fold, names, D, G, R, B, mode, *, mib=None, reduction="mean"):
+    """Outputs, weights and random state after some calls; and what was said."""
+    module = Steps(names, reduction=reduction)
+    sgd = optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    with switched(fold, mib) as said:
+        executor = poptorch.trainingModel(module, make_options(D, G, R, mode), sgd)
+        try:
+            outputs = [executor(*make_inputs(D * G * R * B, i)) for i in range(CALLS)]
+            executor.copyWeightsToHost()
+            return outputs, module.state_dict(), executor.rng_state, said
+        finally:
+            executor.destroy()
+
+
+programs = st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5)
+modes = st.sampled_from([OutputMode.All, OutputMode.Final, OutputMode.Sum])
+small = st.integers(1, 3)
+mebibytes = st.sampled_from([32, 0.01, 0.002])
+"""All micro-batches in one pass, or a few in each, or two."""
+
+
+@settings(max_examples=examples(60))
+@given(programs, small, small, st.sampled_from([1, 2]), small, modes, mebibytes)
+def test_any_program_trains_alike(names, D, G, R, B, mode, mib):
+    if "batch norm" in names and B * T < 2:
+        return
+    outputs, weights, rng_state, _ = train("0", names, D, G, R, B, mode)
+    folded, trained, drawn, said = train("1", names, D, G, R, B, mode, mib=mib)
+    assert not found_wrong(said)
+    assert_close(folded, outputs, 1e-3)
+    assert_close(trained, weights, 1e-3)
+    assert drawn == rng_state
+
+
+@settings(max_examples=examples(60))
+@given(programs, st.integers(1, 5), st.sampled_from([1, 2]), small, modes, mebibytes)
+def test_any_program_infers_alike(names, D, R, B, mode, mib):
+    def results(fold):
+        with switched(fold, mib) as said:
+            options = make_options(D, 1, R, mode)
+            executor = poptorch.inferenceModel(Steps(names), options)
+            try:
+                inputs = [make_inputs(D * R * B, i)[0] for i in range(CALLS)]
+                return [executor(x) for x in inputs], executor.rng_state, said
+            finally:
+                executor.destroy()
+
+    outputs, rng_state, _ = results("0")
+    folded, drawn, said = results("1")
+    assert not found_wrong(said)
+    assert_close(folded, outputs, 1e-3)
+    assert drawn == rng_state
+
+
+@settings(max_examples=examples(20))
+@given(
+    st.lists(st.sampled_from(sorted(ROW_WISE)), min_size=1, max_size=6),
+    st.integers(2, 3),
+)
+def test_programs_of_layers_are_folded(names, B):
+    *_, said = train("1", names, 1, 3, 1, B, OutputMode.All)
+    assert folded_in(said) == 3
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_of_all_reductions_train_alike(reduction):
+    given = ["linear"], 2, 3, 1, 2, OutputMode.All
+    *folded, said = train("1", *given, reduction=reduction)
+    *looped, _ = train("0", *given, reduction=reduction)
+    assert folded_in(said) == 3
+    assert_close(folded[:2], looped[:2], 1e-3)
+
+
+@pytest.mark.parametrize("name", ["linear", *OTHER])
+def test_every_n_th_result_comes_back(name):
+    def results(fold):
+        with switched(fold):
+            options = make_options(4, 1, 1, OutputMode.EveryN, 2)
+            module = Steps(["linear", name, "conv"])
+            executor = poptorch.inferenceModel(module, options)
+            outputs = executor(make_inputs(8, 0)[0])
+            executor.destroy()
+            return outputs
+
+    assert_close(results("1"), results("0"), 1e-3)
+
+
+@settings(max_examples=examples(25))
+@given(
+    st.sampled_from([optim.SGD, optim.AdamW, optim.Adam, optim.RMSprop, optim.LAMB]),
+    st.sampled_from(["Mean", "Sum"]),
+    st.sampled_from(["Post", "Running"]),
+    st.sampled_from([None, 128.0]),
+    st.sampled_from([1, 2]),
+)
+def test_gradients_are_reduced_alike(optimizer, kind, strategy, scaling, R):
+    def run(fold):
+        with switched(fold) as said:
+            module = Steps(["linear", "conv"])
+            options = make_options(2, 3, R, OutputMode.All)
+            options.Training.accumulationAndReplicationReductionType(
+                getattr(poptorch.ReductionType, kind)
+            )
+            options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+                getattr(poptorch.MeanReductionStrategy, strategy)
+            )
+            made = optimizer(module.parameters(), lr=0.01, loss_scaling=scaling)
+            executor = poptorch.trainingModel(module, options, made)
+            outputs = [executor(*make_inputs(12 * R, i)) for i in range(CALLS)]
+            executor.copyWeightsToHost()
+            executor.destroy()
+            assert folded_in(said) == (3 * R if fold == "1" else None)
+            return outputs, module.state_dict()
+
+    assert_close(run("1"), run("0"), 1e-3)
+
+
+def test_nothing_to_train_is_fine():
+    module = Steps(["linear"])
+    module.requires_grad_(False)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with switched("1") as said:
+        executor = poptorch.trainingModel(module, make_options(1, 3, 1, OutputMode.All))
+        executor(*make_inputs(6, 0))
+        executor.destroy()
+    assert folded_in(said) == 3
+    torch.testing.assert_close(module.state_dict(), before)
+
+
+# What the loop is for -------------------------------------------------------------
+
+REASONS = {
+    "dropout": "random",
+    "noise": "random",
+    "batch norm": "buffers",
+    "counted": "buffers",
+    "moving mean": "buffers",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_log_says_why_micro_batches_run_one_by_one(name):
+    *_, said = train("", ["linear", name, "conv"], 1, 3, 1, 2, OutputMode.All)
+    assert folded_in(said) is None
+    assert REASONS[name] in why_looped(said)
+
+
+def test_what_torch_can_not_fold_runs_in_a_loop():
+    def program(m, x):
+        row = torch.zeros(C)
+        row[0] = x.mean()
+        return x + row
+
+    folded, said = infer("1", program, [X])
+    assert folded_in(said) is None
+    assert "inplace" in why_looped(said)
+    assert not found_wrong(said)
+    assert_close(folded, infer("0", program, [X])[0])
+
+
+class HalfModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(C, C)
+        self.layer = nn.Linear(C, C).half()
+
+    def forward(self, x):
+        out = self.layer(torch.tanh(self.first(x)).half())
+        return out, poptorch.identity_loss((out.float() ** 2).mean(), reduction="none")
+
+
+def test_float16_weights_get_the_gradient_of_each_micro_batch_once():
+    def weights(fold):
+        with switched(fold) as said:
+            module = HalfModel()
+            sgd = optim.SGD(module.parameters(), lr=0.5)
+            options = make_options(1, 3, 1, OutputMode.All)
+            executor = poptorch.trainingModel(module, options, sgd)
+            executor(torch.linspace(-1, 1, 6 * C).reshape(6, C))
+            executor.destroy()
+            assert folded_in(said) is None
+            return module.state_dict()
+
+    torch.testing.assert_close(weights("1"), weights("0"), rtol=0, atol=0)
+
+
+def test_rounding_at_random_runs_in_a_loop():
+    options = poptorch.Options().deviceIterations(K)
+    options.Precision.enableStochasticRounding(True)
+    with switched("1") as said:
+        module = Function(lambda m, x: x * 1.001)
+        executor = poptorch.inferenceModel(module, options)
+        executor(X.half())
+        executor.destroy()
+    assert why_looped(said) == "rounding is stochastic"
+
+
+def test_programs_that_print_run_as_often_as_on_a_device(capfd):
+    shown = Function(lambda m, x: poptorch.ipu_print_tensor(x * 2, "shown"))
+    with switched("1"):
+        executor = poptorch.inferenceModel(shown, make_options(3, 1, 1, OutputMode.All))
+        executor(torch.randn(6, C))
+        executor.destroy()
+    said = capfd.readouterr().err.splitlines()
+    assert len([line for line in said if line.startswith("shown")]) == 3
+
+
+def test_the_host_is_called_for_each_micro_batch():
+    calls = []
+
+    def host(x):
+        calls.append(len(x))
+        return x
+
+    asking = Function(lambda m, x: poptorch.CPU(host, "host")(x * 2))
+    with switched("1"):
+        executor = poptorch.inferenceModel(
+            asking, make_options(3, 1, 1, OutputMode.All)
+        )
+        executor(torch.randn(6, C))
+        executor.destroy()
+    assert calls == [2, 2, 2, 2]  # once while tracing
+
+
+def test_anchored_gradients_are_those_of_micro_batches():
+    def gradients(fold):
+        with switched(fold):
+            module = Steps(["linear"])
+            options = make_options(1, 3, 1, OutputMode.All)
+            options.anchorTensor("seen", "Gradient___linear.weight")
+            executor = poptorch.trainingModel(module, options)
+            executor(*make_inputs(6, 0))
+            seen = executor.getAnchoredTensor("seen")
+            executor.destroy()
+            return seen
+
+    assert_close(gradients("1"), gradients("0"))
+
+
+def test_micro_batches_that_share_rows_run_in_a_loop():
+    with switched("1") as said:
+        options = make_options(1, 2, 2, OutputMode.All)
+        options.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
+        executor = poptorch.trainingModel(Steps(["linear"]), options)
+        executor(*make_inputs(4, 0))
+        executor.destroy()
+    assert why_looped(said) == "replicas share inputs"
+
+
+def test_inputs_that_are_written_to_come_back():
+    doubled = Function(lambda m, x: x.mul_(2) + 1)
+    x = torch.ones(6, C)
+    with switched("1"):
+        executor = poptorch.inferenceModel(
+            doubled, make_options(3, 1, 1, OutputMode.All)
+        )
+        executor(x)
+        executor.destroy()
+    assert torch.equal(x, torch.full((6, C), 2.0))
+
+
+# Memory -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mib", "most"), [(1, 4), (2, 5), (4, 10), (64, 10)])
+def test_a_pass_keeps_to_its_memory(mib, most):
+    """Two values of a micro-batch are there at a time, of 128 KiB each."""
+    rows, width = 64, 512
+    module = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8))
+    x = torch.randn(10 * rows, 8)
+    with switched("", mib) as said:
+        options = make_options(10, 1, 1, OutputMode.All)
+        executor = poptorch.inferenceModel(module, options)
+        actual = executor(x)
+        executor.destroy()
+    assert folded_in(said) == most
+    assert_close(actual, module(x).detach())
+
+
+def test_training_counts_what_the_backward_pass_needs():
+    names, value = ["linear"] * 8, 2 * T * C * 4
+    mib = 40 * value / 2**20
+    *_, trained = train("", names, 1, 4, 1, 2, OutputMode.All, mib=mib)
+    with switched("", mib) as inferred:
+        options = make_options(4, 1, 1, OutputMode.All)
+        executor = poptorch.inferenceModel(Steps(names), options)
+        executor(make_inputs(8, 0)[0])
+        executor.destroy()
+    assert folded_in(trained) == 2  # a product and a tanh each, and more for the loss
+    assert folded_in(inferred) == 4
+
+
+def test_nothing_is_folded_if_two_micro_batches_are_too_large():
+    *_, said = train("", ["linear"], 1, 3, 1, 2, OutputMode.All, mib=0)
+    assert folded_in(said) is None
+
+
+# The first call -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["results", "gradients"])
+def test_a_fold_that_differs_from_the_loop_is_never_used(wrong, monkeypatch):
+    home = "ipufit.emulator._folding.fold_runner.fold"
+    fold = pytest.importorskip("ipufit.emulator._folding.fold").fold
+
+    def wrongly_folded(*given):
+        forward = fold(*given)
+
+        def run(*arguments):
+            *results, loss = forward(*arguments)
+            if wrong == "results":
+                return (*(result + 0.01 for result in results), loss)
+            return (*results, loss * 1.01)
+
+        return run
+
+    *expected, _ = train("0", ["linear", "conv"], 2, 3, 1, 2, OutputMode.All)
+    monkeypatch.setattr(home, wrongly_folded)
+    *actual, said = train("1", ["linear", "conv"], 2, 3, 1, 2, OutputMode.All)
+    assert len([r for r in said if "one after the other" in r.msg]) == 1
+    assert found_wrong(said)
+    assert why_looped(said).startswith(wrong)
+    for got, wanted in zip(actual[:2], expected[:2]):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+def test_a_second_executor_goes_on_bit_by_bit():
+    """The first call of an executor runs both ways and leaves no trace."""
+    names = ["linear", "attention", "conv"]
+
+    def run(interrupted_after):
+        with switched("1") as said:
+            module = Steps(names)
+            options = make_options(2, 2, 1, OutputMode.All)
+            sgd = optim.SGD(module.parameters(), lr=0.05)
+            executor = poptorch.trainingModel(module, options, sgd)
+            outputs = []
+            for i in range(4):
+                if i == interrupted_after:
+                    executor.destroy()
+                    executor = poptorch.trainingModel(module, options, sgd)
+                outputs.append(executor(*make_inputs(8, i)))
+            executor.copyWeightsToHost()
+            executor.destroy()
+        assert folded_in(said) == 2
+        return outputs, module.state_dict()
+
+    whole = run(None)
+    for stop in (1, 2, 3):
+        torch.testing.assert_close(run(stop), whole, rtol=0, atol=0)
+
+
+def test_times_are_those_of_micro_batches():
+    with switched("1") as said:
+        options = make_options(4, 1, 2, OutputMode.All)
+        executor = poptorch.inferenceModel(Steps(["linear"]), options)
+        for _ in range(2):
+            executor(make_inputs(16, 0)[0])
+            counters = executor.getPerfCounters()
+            taken = counters["input_complete"][0]
+            assert len(taken) == 8
+            assert taken == sorted(taken)
+            assert all(o >= t for t, o in zip(taken, counters["output"][0]))
+            assert executor.getComputeLatency()[0] > 0
+        executor.destroy()
+    assert folded_in(said) == 8
