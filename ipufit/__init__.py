@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         load_checkpoint,
     )
     from .config import IPUConfig
-    from .data import CachedDataset, TransformedDataset, generated
+    from .data import CachedDataset, generated
     from .errors import (
         BakedInWarning,
         CheckpointError,
@@ -140,7 +140,6 @@ __all__ = [
     "TensorBoard",
     "TerminateOnNaN",
     "Throughput",
-    "TransformedDataset",
     "UnknownNameError",
     "UnsupportedError",
     "WandbLogger",
@@ -167,7 +166,7 @@ _HOMES = {
         "load_checkpoint",
     ],
     "config": ["IPUConfig"],
-    "data": ["CachedDataset", "TransformedDataset", "generated"],
+    "data": ["CachedDataset", "generated"],
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "mixing": ["Mixing"],

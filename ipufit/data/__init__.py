@@ -27,7 +27,6 @@ from .seeds import mixed, seed_all
 from .source import IndexedSource, Source, StreamSource
 from .structure import NOTHING, Labels, SampleStructure
 from .training import TrainingBatches
-from .transformed import TransformedDataset
 from .validation import fit_sources, num_trained_on, validation_source
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "Source",
     "StreamSource",
     "TrainingBatches",
-    "TransformedDataset",
     "as_batch",
     "as_source",
     "check_random_state",
