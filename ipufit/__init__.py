@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         load_checkpoint,
     )
     from .config import IPUConfig
-    from .data import CachedDataset, generated
+    from .data import CachedDataset
     from .errors import (
         BakedInWarning,
         CheckpointError,
@@ -148,7 +148,6 @@ __all__ = [
     "average_checkpoints",
     "compare",
     "freeze",
-    "generated",
     "load_checkpoint",
     "log",
     "poptorch",
@@ -166,7 +165,7 @@ _HOMES = {
         "load_checkpoint",
     ],
     "config": ["IPUConfig"],
-    "data": ["CachedDataset", "generated"],
+    "data": ["CachedDataset"],
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "mixing": ["Mixing"],

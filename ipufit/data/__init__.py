@@ -9,7 +9,7 @@ from .calls import Call, Loading
 from .columns import column_names
 from .epochs import Epochs
 from .example import example_of
-from .generation import GeneratedDataset, generated, generated_like
+from .generation import generated_like
 from .host_random import (
     HostRandomState,
     RandomState,
@@ -34,7 +34,6 @@ __all__ = [
     "CachedDataset",
     "Call",
     "Epochs",
-    "GeneratedDataset",
     "HostRandomState",
     "IndexedSource",
     "InferenceBatches",
@@ -53,7 +52,6 @@ __all__ = [
     "column_names",
     "example_of",
     "fit_sources",
-    "generated",
     "generated_like",
     "generators_of",
     "is_stream",

@@ -69,7 +69,7 @@ def benchmark(
     again for its next call. The learning rate stays as it is now.
 
     Args:
-        x: Data, as for `fit`; or `ipufit.generated(...)` if there is none.
+        x: Data, as for `fit`.
         y: As for `fit`.
         batch_size: As for `fit`, or in inference as for `predict`.
         mode: `"training"`, or `"inference"` for the calls of `predict`.
@@ -102,10 +102,10 @@ def benchmark(
         >>> import ipufit
         >>> model = ipufit.IPUModel(torch.nn.Linear(4, 3))
         >>> model.compile("sgd", "cross_entropy")
-        >>> data = ipufit.generated((torch.zeros(4), ((), "int64", 3)), 64)
-        >>> result = model.benchmark(data, batch_size=16, calls=3, verbose=0)
+        >>> x, y = torch.randn(64, 4), torch.randint(3, (64,))
+        >>> result = model.benchmark(x, y, batch_size=16, calls=3, verbose=0)
         >>> result.samples_per_call, result.samples_per_second > 0
-        (16, True)
+        (64, True)
         >>> model.num_updates
         0
     """
