@@ -24,7 +24,6 @@
     ├── NonFiniteLossWarning  the loss became NaN or infinite
     ├── NonFiniteGradientWarning  a gradient did
     ├── SharedRateWarning     updates of one call share one learning rate
-    ├── SyntheticDataWarning  figures of synthetic data, which mean nothing
     ├── EmptyUpdatesWarning   padding left updates without samples
     ├── DataRanOutWarning     an epoch had fewer steps than were asked for
     └── WholeStreamWarning    each of several processes reads all of a stream
@@ -141,10 +140,6 @@ class NonFiniteGradientWarning(IpufitWarning):
 
 class SharedRateWarning(IpufitWarning):
     """A schedule changes the learning rate more often than it reaches the device."""
-
-
-class SyntheticDataWarning(IpufitWarning):
-    """Figures of synthetic data mean nothing."""
 
 
 class EmptyUpdatesWarning(IpufitWarning):

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from .automatic import with_stages
-from .instruments import NO_INSTRUMENTS, Instruments
 from .ipu_config import IPUConfig
 from .precision import precision_of
 
-__all__ = ["NO_INSTRUMENTS", "IPUConfig", "Instruments", "precision_of", "with_stages"]
+__all__ = ["IPUConfig", "precision_of", "with_stages"]

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._spans import awaited
-from ipufit._tree import tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import Call, InferenceBatches, Labels
@@ -55,7 +53,6 @@ class Evaluation:
         options: Options of the inference program.
         figures: Loss and metrics to report.
         choice: The passes of a call, if they were left open and chosen.
-        is_synthetic: Whether nothing comes back, so that no sample is counted.
     """
 
     def __init__(
@@ -66,10 +63,7 @@ class Evaluation:
         options: poptorch.Options,
         figures: Figures,
         choice: Choice | None = None,
-        *,
-        is_synthetic: bool = False,
     ) -> None:
-        self._is_synthetic = is_synthetic
         self._executors = executors
         self.batches = batches
         self.plan = plan
@@ -202,9 +196,6 @@ class Evaluation:
         rows = self._rows
         num_rows = self.plan.samples_per_call if rows is None else rows.numel()
         check_rows(outputs, num_rows)
-        if self._is_synthetic:
-            self.figures.add_means(dict.fromkeys(scalars, math.nan), rows=1)
-            outputs, scalars, num_real = _blank(outputs), {}, 0
         if scalars:
             self._add_scalars(scalars, num_real)
         whole = outputs, labels
@@ -250,13 +241,6 @@ class Evaluation:
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
         for index in range(call.num_singles):
             self.figures.add_means(_at(values, index), 1)
-
-
-def _blank(outputs: Any) -> Any:
-    """Outputs that nothing was written to, with zeros in them."""
-    return tree_map(
-        lambda x: torch.zeros_like(x) if isinstance(x, Tensor) else x, outputs
-    )
 
 
 def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:

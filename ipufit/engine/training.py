@@ -12,7 +12,6 @@ from ipufit._poptorch import poptorch
 from ipufit._spans import span
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
-from ipufit.config import NO_INSTRUMENTS, Instruments
 from ipufit.data import Call, Labels, SampleStructure, TrainingBatches
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning import Choice
@@ -39,7 +38,6 @@ class Training:
         figures: Loss and metrics to report.
         average: The running average of the weights; None for none.
         watched: The gradients that come back.
-        instruments: Settings of the program that only this run has.
         choice: The updates of a call, if they were left open and chosen.
     """
 
@@ -51,7 +49,6 @@ class Training:
     figures: Figures
     average: WeightAverage | None = None
     watched: WatchedGradients = field(default_factory=WatchedGradients)
-    instruments: Instruments = NO_INSTRUMENTS
     choice: Choice | None = None
 
     def prepare(self, batches: TrainingBatches, display: ProgressDisplay) -> None:
@@ -67,7 +64,7 @@ class Training:
             self.options,
             self.optimization,
             self.figures.objective,
-            (sorted(self.watched.anchors), self.instruments),
+            sorted(self.watched.anchors),
             display if self.choice is None else Remarking(display, self.remark),
         )
         self.figures.adopt(entries)
@@ -100,8 +97,6 @@ class Training:
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.after_call(updates)
-        if self.instruments.is_synthetic:  # nothing was written to what came back
-            sums, outputs = torch.zeros_like(sums), None
         with span("figures"):
             self.figures.add(sums)
             if outputs is not None:

@@ -9,7 +9,6 @@ from typing import Any, Mapping
 
 from ipufit.batching import BatchPlan
 from ipufit.callbacks.base import CallbackLike
-from ipufit.config import NO_INSTRUMENTS
 from ipufit.config.plans import forward_stages
 from ipufit.data import Source, example_of, num_trained_on
 from ipufit.placement import own_stages
@@ -96,9 +95,7 @@ def epoch_plan(model: Model, source: Source, arguments: Mapping[str, Any]) -> Ep
     """
     plan = update_plan(model, source, arguments.get("batch_size"))
     callbacks = arguments.get("callbacks")
-    choice = updates_per_call(
-        *(model, source, callbacks, NO_INSTRUMENTS, None), arguments, plan
-    )
+    choice = updates_per_call(model, source, callbacks, None, arguments, plan)
     reason = ""
     of_config = plan
     if choice is not None:

@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 from ipufit.batching import BatchPlan, check_count, check_positive
 from ipufit.callbacks import make_progress
 from ipufit.callbacks.messages import say
-from ipufit.config import Instruments
 from ipufit.data import (
     Call,
     HostRandomState,
@@ -148,10 +147,7 @@ def _training(
     model: Model, source: Source, batch_size: int | None, data: str
 ) -> _Subject:
     """Have a model train."""
-    instruments = Instruments(is_synthetic=data == SYNTHETIC)
-    choose: Choose = partial(
-        updates_per_call, model, source, None, instruments, None, {}
-    )
+    choose: Choose = partial(updates_per_call, model, source, None, None, {})
     if data != REAL:  # as many samples as a call of the real ones takes
         settle(model, source)
         if batch_size is None and model.config.micro_batch_size is None:
@@ -169,13 +165,17 @@ def _training(
         shuffle=True,
         drop_last=True,
         class_weight=None,
-        instruments=instruments,
         choose=choose,
     )
     training.figures.reset()
+    if data == SYNTHETIC:
+        training.options.enableSyntheticData(True)
 
     def run(call: Call) -> None:
-        training.run(call, is_scheduled=False)
+        if data == SYNTHETIC:  # nothing is written to what comes back
+            model._executors.train(call.batch)
+        else:
+            training.run(call, is_scheduled=False)
 
     return _Subject(
         training.plan,
@@ -198,7 +198,8 @@ def _inference(
     settle(model, source)
     size, _ = rows_to_evaluate(model.config, source, batch_size, None)
     plan, options = inference_plan(model.module, model.config, size)
-    Instruments(is_synthetic=data == SYNTHETIC).set_inference(options)
+    if data == SYNTHETIC:
+        options.enableSyntheticData(True)
     if data != REAL:
         source = generated_like(source, plan.samples_per_call * plan.processes)
     batches = inference_batches(model, source, plan, options, None)

@@ -12,7 +12,6 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike
-from ipufit.config import NO_INSTRUMENTS
 from ipufit.data import (
     HostRandomState,
     Source,
@@ -198,7 +197,7 @@ def build(
                 class_weight=class_weight,
                 watched=CallbackList(callbacks).watched_gradients(self.module),
                 choose=lambda plan: updates_per_call(
-                    self, source, callbacks, NO_INSTRUMENTS, None, arguments, plan
+                    self, source, callbacks, None, arguments, plan
                 ),
             )
         size = batch_size if trained is None else validation_batch_size

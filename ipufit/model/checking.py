@@ -19,7 +19,6 @@ from ipufit.check_report import (
     parted,
     report_of,
 )
-from ipufit.config import NO_INSTRUMENTS
 from ipufit.data import (
     HostRandomState,
     Source,
@@ -184,9 +183,7 @@ def _planned(
 def _training(model: Model, source: Source, given: Mapping[str, Any]) -> _Planned:
     callbacks = given.get("callbacks")
     of_choice = {name: given[name] for name in _OF_CHOICE if name in given}
-    choose = partial(
-        updates_per_call, model, source, callbacks, NO_INSTRUMENTS, None, of_choice
-    )
+    choose = partial(updates_per_call, model, source, callbacks, None, of_choice)
     planned = training_of(
         model,
         source,

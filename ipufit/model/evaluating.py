@@ -13,7 +13,7 @@ from ipufit import _env
 from ipufit._poptorch import poptorch
 from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan, check_positive
 from ipufit.callbacks.base import CallbackLike
-from ipufit.config import NO_INSTRUMENTS, Instruments, IPUConfig
+from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, Loading, Source
 from ipufit.engine import (
     Evaluation,
@@ -40,7 +40,6 @@ def evaluation_of(
     name: str = "x",
     purpose: str = "evaluate",
     rows_in_one_call: int | None = None,
-    instruments: Instruments = NO_INSTRUMENTS,
     callbacks: CallbackLike = None,
 ) -> Evaluation:
     """An evaluation of a compiled model on data.
@@ -53,7 +52,6 @@ def evaluation_of(
         name: The argument that gave the data, for messages.
         purpose: The use of the targets, for messages.
         rows_in_one_call: As for `inference_plan`.
-        instruments: Settings that this run adds to those of the config.
         callbacks: Callbacks of the run.
 
     Raises:
@@ -81,7 +79,6 @@ def evaluation_of(
             "of different samples: nothing can be evaluated from that. Use "
             "OutputMode.All, or leave the mode at its default."
         )
-    instruments.set_inference(options)
     batches = inference_batches(model, source, plan, options, max_rows)
     return Evaluation(
         model._executors,
@@ -90,7 +87,6 @@ def evaluation_of(
         options,
         settings.test_figures,
         choice,
-        is_synthetic=instruments.is_synthetic,
     )
 
 

@@ -81,8 +81,6 @@ class FitPlan:
     @property
     def coverage(self) -> str:
         """Which samples the figures are about; empty if about all."""
-        if self.training.instruments.is_synthetic:
-            return "synthetic data: these figures mean nothing"
         parts = {"": describe_coverage(self.training.options, self.training.plan)}
         if self.validation is not None:
             test = self.validation
@@ -107,7 +105,6 @@ def run(model: Model, plan: FitPlan) -> History:
         return compile_only.fitted(model, *parts, plan.epochs)
     training, checkpoint, history = plan.training, plan.checkpoint, History()
     state = RunState(coverage=plan.coverage, params=plan.all_params)
-    state.is_finite = not training.instruments.is_synthetic  # nobody is to be warned
     given = plan.callbacks, plan.params["verbose"], history
     frame = under_way(model, state, *given)
     model._runs.batch_loop = None
@@ -141,8 +138,6 @@ def run(model: Model, plan: FitPlan) -> History:
                 display,
                 plan.validation_calls,
             )
-    if training.instruments.is_synthetic:
-        model._executors.detach()  # the model is a copy, which nobody can ask to
     return history
 
 

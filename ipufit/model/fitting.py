@@ -11,7 +11,6 @@ from ipufit import first_fit
 from ipufit.batching import BatchPlan, check_count, check_positive
 from ipufit.callbacks import CallbackList, History
 from ipufit.callbacks.base import CallbackLike
-from ipufit.config import Instruments
 from ipufit.data import (
     Epochs,
     Source,
@@ -33,7 +32,6 @@ from ipufit.types import PathLike, Verbose
 from .evaluating import evaluation_of, rows_to_evaluate, warn_of_coverage
 from .fit_plan import FitPlan, run
 from .parts import Model, settings_of
-from .synthetic import instrumented
 from .training import training_of
 from .updates_per_call import updates_per_call
 
@@ -60,8 +58,6 @@ def fit(
     validation_updates: int | None = None,
     drop_last: bool | str = True,
     resume: PathLike | None = None,
-    synthetic: bool = False,
-    profile_steps: int | None = None,
 ) -> History:
     """Train on data, epoch after epoch.
 
@@ -112,15 +108,6 @@ def fit(
             one of the checkpoint callbacks, if there is any.
             `BackupAndRestore` does so by itself. (Streams are gone through again
             from the beginning of their pass, and must give the same batches.)
-        synthetic: Have the devices make random inputs of the data's shapes, and send
-            nothing back, to see how fast they are without any I/O. The figures mean
-            nothing then (they are NaN, or 0 where they count), and nothing is learnt: a
-            copy of the model is trained, and this one stays as it is. Callbacks get the
-            copy.
-        profile_steps: Have PopVision's report show so many calls of the training, from
-            the first one on, in `IPUConfig.profile_dir` or else in `profile`. The
-            program keeps the instructions that measure it to the end of this `fit`, and
-            is slower for them; numbers don't change. Process 0 writes the report.
 
     Returns:
         The history; its `history` has the exact figures of each epoch, over every
@@ -139,8 +126,6 @@ def fit(
         Error: PopTorch refuses something (`ipufit.poptorch.Error`).
     """
     first_fit.arrived(self, locals())
-    asked = Instruments(is_synthetic=synthetic, profiled_calls=profile_steps)
-    self = instrumented(self, asked, resume, callbacks)
     settings = settings_of(self)
     epochs_to_come = _epochs(initial_epoch, epochs, validation_freq)
     given = x, y, sample_weight, validation_split, validation_data
@@ -166,9 +151,8 @@ def fit(
         class_weight=class_weight,
         checkpoint=checkpoint,
         watched=CallbackList(callbacks).watched_gradients(self.module),
-        instruments=asked,
         choose=partial(
-            updates_per_call, self, source, callbacks, asked, checkpoint, arguments
+            updates_per_call, self, source, callbacks, checkpoint, arguments
         ),
     )
     lengths = steps_per_epoch, len(epochs_to_come), calls_done(checkpoint)
@@ -252,7 +236,6 @@ def _validation_of(
         max_rows,
         "validation_data",
         "validate",
-        instruments=training.instruments,
         callbacks=callbacks,
     )
 

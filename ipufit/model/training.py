@@ -8,7 +8,6 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 from ipufit import checkpoint as files
 from ipufit.batching import BatchPlan
-from ipufit.config import NO_INSTRUMENTS, Instruments
 from ipufit.data import Position, Source, TrainingBatches
 from ipufit.engine import Objective, Training, WatchedGradients
 from ipufit.errors import ConfigError, UnsupportedError
@@ -39,7 +38,6 @@ def training_of(
     class_weight: Mapping[int, float] | None,
     checkpoint: files.Checkpoint | None = None,
     watched: Sequence[str] = (),
-    instruments: Instruments = NO_INSTRUMENTS,
     num_passes: int | None = None,
     choose: Choose = _one_update,
 ) -> tuple[Training, TrainingBatches]:
@@ -56,7 +54,6 @@ def training_of(
         checkpoint: Checkpoint of the run to go on with, in its order of samples; None
             for a new run.
         watched: Names of parameters whose gradients come back.
-        instruments: Settings that this run adds to those of the config.
         num_passes: Number of the next pass over the data; None for that of the model.
         choose: Chooses the updates of a call, where the config leaves them open; by
             default it is one.
@@ -93,7 +90,6 @@ def training_of(
     if choice is not None:
         plan = replace(plan, device_iterations=choice.value)
     options = training_options(model, plan, gradients)
-    instruments.set_training(options, config)
     batches = TrainingBatches(
         source,
         plan,
@@ -116,7 +112,6 @@ def training_of(
         settings.training_figures,
         settings.average,
         gradients,
-        instruments,
         choice,
     )
     return training, batches

@@ -10,7 +10,6 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
-from ipufit.config import Instruments
 from ipufit.data import Source, num_trained_on
 from ipufit.engine import WatchedGradients, bytes_of, figure_bytes, num_weights
 from ipufit.placement import own_stages
@@ -79,7 +78,6 @@ def updates_per_call(
     model: Model,
     source: Source,
     callbacks: CallbackLike,
-    instruments: Instruments,
     checkpoint: files.Checkpoint | None,
     arguments: Mapping[str, Any],
     plan: BatchPlan,
@@ -92,7 +90,6 @@ def updates_per_call(
         model: The model.
         source: The data.
         callbacks: As for `fit`.
-        instruments: Settings that the run adds to those of the config.
         checkpoint: Checkpoint of the run to go on with, which keeps its number; None
             for a new run.
         arguments: Further arguments of `fit` by name; `drop_last`, `validation_split`,
@@ -109,7 +106,7 @@ def updates_per_call(
         begun = int(checkpoint.state["plan"]["device_iterations"])
         return Choice(begun, "the run was begun with so many")
     multiples, most = _of_callbacks(model, callbacks)
-    most += _of_settings(model, instruments)
+    most += _of_settings(model)
     most += _of_output_mode(model, plan)
     count, size = source.num_certain, plan.batch_size
     if count is not None and arguments.get("validation_split"):
@@ -157,7 +154,7 @@ def _of_callbacks(
     return multiples, most
 
 
-def _of_settings(model: Model, instruments: Instruments) -> list[Limit]:
+def _of_settings(model: Model) -> list[Limit]:
     """Limits of one update for settings with which something happens after each."""
     settings = settings_of(model)
     reasons = []
@@ -166,8 +163,6 @@ def _of_settings(model: Model, instruments: Instruments) -> list[Limit]:
         reasons.append(moves)
     if settings.objective.is_streamed:
         reasons.append("outputs come back for a streamed metric, and may be large")
-    if instruments.profiled_calls:
-        reasons.append("profile_steps counts calls")
     return [Limit(1, reason) for reason in reasons]
 
 

@@ -87,14 +87,14 @@ class Executors:
         options: poptorch.Options,
         optimization: Optimization,
         objective: Objective,
-        variant: object,
+        watched: list[str],
         display: ProgressDisplay,
     ) -> tuple[Entry, ...]:
         """Have the training program attached; its next call has the host's weights.
 
         It is built if none of those kept is for such data, this plan, loss, optimizer
-        and variant, these trainable weights and modes, and the values that the code
-        reads now.
+        and watched gradients, these trainable weights and modes, and the values that
+        the code reads now.
 
         Args:
             batches: Batches that it will train on; their first call is an example.
@@ -102,7 +102,7 @@ class Executors:
             options: Options of PopTorch.
             optimization: The optimiser and its schedule.
             objective: Losses and metrics.
-            variant: Settings among the options that another run may not have.
+            watched: Names of the gradients that come back.
             display: Shows that PopTorch compiles.
 
         Returns:
@@ -117,7 +117,7 @@ class Executors:
             TrainedParts(self.module),
             objective.program_key,
             optimization.program_key,
-            variant,
+            watched,
         )
         self._take_over()
         self.common.begin_alike(self.fetch_weights, objective.modules)
