@@ -15,7 +15,6 @@ from ipufit.emulator._program.floating_point import (
     refuse_bad_gradients,
     stops_at_exceptions,
 )
-from ipufit.emulator._tracing.half import small_gradients_last
 from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
 
 if TYPE_CHECKING:
@@ -117,16 +116,9 @@ class GradientReduction:
             loss: The loss of a micro-batch, or the losses of several.
             factor: Scales it besides the loss scaling.
         """
-        if not self._halves:
-            self._backward(loss, factor)
-            return
-        with small_gradients_last():
-            self._backward(loss, factor)
-        self._accumulate_halves()
-
-    def _backward(self, loss: Tensor, factor: float) -> None:
         if loss.requires_grad:
             run_backward(loss, self._seed(loss, self.scale * factor))
+        self._accumulate_halves()
 
     def _seed(self, loss: Tensor, value: float) -> Tensor:
         """A tensor like the loss, filled with a value; the last one if it suits."""

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import mse_loss
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing.half import in_float32, original, rounding, to_half
-from ipufit.emulator._tracing.operation import Operation
+from tests.strategies import examples
 
 HALF, SINGLE = torch.float16, torch.float32
 
@@ -102,27 +103,7 @@ def test_products_are_added_up_in_float32():
     assert run(torch.matmul, ones, ones.T + 0.5).item() == 6144
 
 
-def test_calls_without_half_are_recorded_as_they_are():
-    x = torch.ones(2)
-    for unchanged in (
-        Operation(torch.sin, "sin", (x,), {}),
-        Operation(torch.Tensor.view, "view", (x.half(), 2), {}),
-    ):
-        assert in_float32(unchanged).function is unchanged.function
-    wrapped = in_float32(Operation(torch.sin, "sin", (x.half(),), {})).function
-    assert wrapped is not torch.sin
-    assert original(wrapped) is torch.sin
-
-
 # In place ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kwargs", [{"p": 0.0}, {"p": 0.5, "training": False}])
-def test_dropout_that_drops_nothing_is_recorded_as_it_is(kwargs):
-    x = torch.randn(3).half()
-    operation = Operation(nn.functional.dropout, "dropout", (x,), kwargs)
-    assert in_float32(operation) is operation
-    assert torch.equal(operation.run(), x)
 
 
 def test_changes_in_place_reach_views_and_buffers():
@@ -198,37 +179,147 @@ def test_training_in_half_follows_training_in_single(of_weights):
 # Stochastic rounding ----------------------------------------------------------
 
 
-@given(
-    st.floats(-60000, 60000, width=32),
+MANY = 150_000  # more than one chunk
+
+
+def rounding_model(seed=0):
+    options = poptorch.Options().randomSeed(seed)
+    options.Precision.enableStochasticRounding(True)
+    return poptorch.inferenceModel(Apply(lambda self, x: x.half()), options)
+
+
+def rounded(x, seed=0):
+    return rounding_model(seed)(x)
+
+
+def all_halves():
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    return bits.view(HALF)
+
+
+def neighbours(value):
+    """The float16 numbers around a float32 one; equal if it is one itself."""
+    number = torch.tensor(value).item()  # as float32
+    halves = all_halves().double()
+    halves = halves[halves.isfinite()]
+    return (
+        halves[halves <= number].max().item(),
+        halves[halves >= number].min().item(),
+    )
+
+
+def test_what_float16_holds_stays_as_it_is():
+    halves = all_halves()
+    is_number = ~halves.isnan()
+    model = rounding_model()
+    for _ in range(20):
+        result = model(halves.float())
+        assert torch.equal(result[is_number].float(), halves[is_number].float())
+        assert result[~is_number].isnan().all()
+
+
+def test_zeros_get_no_sign():
+    assert not torch.signbit(rounded(torch.zeros(1000)).float()).any()
+
+
+SPREAD = [1.0001, -3.00037, 2047.3, -60001.0, 0.33333]
+SMALL = [2.0**-14 * 1.3001, 5e-5, -(2.0**-15) * 1.0003, -3e-7, 1e-8, 2.0**-25, 1e-10]
+
+
+@pytest.mark.parametrize("value", SPREAD + SMALL)
+def test_the_upper_neighbour_comes_as_often_as_it_is_near(value):
+    low, high = neighbours(value)
+    results = rounded(torch.full((MANY,), value)).double()
+    assert bool(((results == low) | (results == high)).all())
+    share = (torch.tensor(value).item() - low) / (high - low)
+    ups = (results == high).sum().item()
+    assert abs(ups - share * MANY) <= 5 * math.sqrt(MANY * share * (1 - share)) + 40
+
+
+@given(st.floats(-65504, 65504, width=32), st.integers(0, 2**32))
+@settings(max_examples=examples(60), deadline=None)
+def test_a_neighbour_comes_out(value, seed):
+    low, high = neighbours(value)
+    results = rounded(torch.full((40,), value), seed).double()
+    assert bool(((results == low) | (results == high)).all())
+
+
+@pytest.mark.parametrize("count", [5000, 20_000, MANY])
+@pytest.mark.parametrize("value", [1.0 + 0.3 * 2.0**-10, 5.3 * 2.0**-24])
+def test_means_spread_as_those_of_independent_roundings(count, value):
+    low, high = neighbours(value)
+    share = (torch.tensor(value).item() - low) / (high - low)
+    x, model = torch.full((count,), value), rounding_model(1)
+    times = 150
+    shares = torch.tensor(
+        [(model(x).double().mean().item() - low) / (high - low) for _ in range(times)]
+    )
+    expected = math.sqrt(share * (1 - share) / count)
+    assert abs(shares.mean().item() - share) < 5 * expected / math.sqrt(times) + 2e-4
+    assert shares.std().item() == pytest.approx(expected, rel=0.3)
+
+
+def test_values_near_the_largest_may_become_infinite():
+    results = rounded(torch.full((4000,), -65520.0)).float()
+    assert set(results.tolist()) == {-65504.0, -math.inf}
+    assert 1700 < results.isinf().sum() < 2300
+    assert rounded(torch.tensor([65536.0, 1e30])).isinf().all()
+
+
+@pytest.mark.parametrize("count", [1, 7, 8192, 8193, 65537, 131_072, 131_073])
+def test_every_element_is_rounded(count):
+    x = torch.linspace(-3, 3, count)
+    result = rounded(x)
+    assert result.shape == x.shape
+    assert bool(((result.float() - x).abs() < 2.0**-9).all())
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.transpose(1, 2),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x[:, :, ::2],
+        lambda x: x[:, 1:2].expand(2, 3, 4, 5),
+        lambda x: x.sum(),
+    ],
 )
-def test_stochastic_rounding_gives_a_neighbour(value):
-    x = torch.full((50,), value)
-    with rounding(is_stochastic=True):
-        rounded = to_half(x).float()
-    step = max(2.0**-24, 2.0 ** (torch.tensor(value).abs().log2().floor().item() - 10))
-    assert (rounded - x).abs().max() <= step
-    assert rounded.unique().numel() <= 2
-    if float(torch.tensor(value).half()) == torch.tensor(value):
-        assert torch.equal(rounded, x)
+def test_tensors_of_any_layout_are_rounded(view):
+    options = poptorch.Options().randomSeed(0)
+    options.Precision.enableStochasticRounding(True)
+    model = poptorch.inferenceModel(Apply(lambda self, x: view(x).half() * 1), options)
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(x).float(), view(x), rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("value", [1.0001, -3.00037, 2.0**-15 * 1.0003, 0.9999999])
-def test_stochastic_rounding_is_unbiased(value):
-    torch.manual_seed(0)
-    x = torch.full((20000,), value)
-    with rounding(is_stochastic=True):
-        rounded = to_half(x).float()
-    spread = rounded.std() / 20000**0.5
-    assert abs(rounded.double().mean() - x[0].double()) < 5 * spread + 1e-9
+def test_random_numbers_repeat_with_the_seed():
+    x, model = torch.rand(MANY), rounding_model(5)
+    first, other = model(x), model(x)
+    assert torch.equal(rounded(x, 5), first)
+    assert not torch.equal(first, other)
 
 
-def test_stochastic_rounding_keeps_what_is_not_finite():
-    x = torch.tensor([float("inf"), -float("inf"), float("nan"), 65504.0])
-    with rounding(is_stochastic=True):
-        rounded = to_half(x)
-    assert rounded[:2].tolist() == [float("inf"), -float("inf")]
-    assert rounded[2].isnan()
-    assert rounded[3] == 65504
+class Line(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, dtype=HALF))
+
+    def forward(self, factor):
+        return poptorch.identity_loss(self.weight * factor, reduction="sum")
+
+
+@pytest.mark.parametrize("size", [400, 40_000])
+def test_gradients_are_rounded_at_random(size):
+    options = poptorch.Options().randomSeed(2)
+    options.Precision.enableStochasticRounding(True)
+    options.anchorTensor("gradient", "Gradient___weight")
+    line = Line(size)
+    sgd = poptorch.optim.SGD(line.parameters(), lr=0.0)
+    training = poptorch.trainingModel(line, options, sgd)
+    training(torch.full((size,), 1.0001))
+    gradient = training.getAnchoredTensor("gradient").float()
+    assert set(gradient.tolist()) == {1.0, 1.0009765625}
+    assert gradient.mean().item() == pytest.approx(1.0001, abs=1e-4)
 
 
 def small_steps(*, is_stochastic):
@@ -270,6 +361,37 @@ def test_stochastic_rounding_repeats_with_the_seed_and_leaves_the_host_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(torch.rand(2), expected)
     assert torch.equal(small_steps(is_stochastic=True), first)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 3).half()
+
+    def forward(self, x):
+        loss = (self.layer(x).float() ** 2).mean()
+        return loss, poptorch.identity_loss(loss, reduction="none")
+
+
+def trained(iterations):
+    options = poptorch.Options().deviceIterations(iterations).randomSeed(7)
+    options.Precision.enableStochasticRounding(True)
+    model = Layer()
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    for rows in (
+        torch.linspace(-1, 1, 24 * 8).reshape(24, 8).half().split(4 * iterations)
+    ):
+        executor(rows)
+    executor.destroy()
+    return model.layer.weight.detach().clone()
+
+
+def test_runs_repeat_however_many_updates_a_call_makes():
+    first = trained(1)
+    assert torch.equal(trained(1), first)
+    assert torch.equal(trained(6), first)
 
 
 # What calls say of themselves -------------------------------------------------
