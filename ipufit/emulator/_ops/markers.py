@@ -52,12 +52,12 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
         # Let a trace see the mark itself, not only the sum or mean below.
         result: Any = handle_torch_function(identity_loss, (x,), x, reduction=reduction)
         return result  # type: ignore[no-any-return]
+    if reduction == "none" or (reduction in ("sum", "mean") and x.dim() == 0):
+        return torch.clone(x)
     if reduction == "sum":
         return torch.sum(x)
     if reduction == "mean":
         return torch.mean(x)
-    if reduction == "none":
-        return torch.clone(x)
     raise AssertionError(
         f"Unsupported reduction type! Got {reduction!r}, expected 'sum', 'mean' or "
         "'none'."
