@@ -109,7 +109,6 @@ def predict(
     *,
     y: str | Sequence[str] | None = None,
     stream: bool = False,
-    gather: bool = True,
 ) -> Any:
     """The module's outputs, one row per sample, in order.
 
@@ -123,8 +122,6 @@ def predict(
         y: The names of other columns to leave alone, if `x` has columns.
         stream: Give an iterator over the outputs of each call, in constant
             memory, instead of all at once.
-        gather: With several processes, give each of them all outputs; False for the
-            rows that it has computed itself: of each call its share, in order.
 
     Returns:
         Tensors, nested as the module returns them.
@@ -150,14 +147,14 @@ def predict(
     outputs = outputs_of_calls(
         self, source, size, max_rows, callbacks, verbose, may_choose=not stream
     )
-    if stream and gather and self.processes.are_several:
+    if stream and self.processes.are_several:
         return (
             outputs.in_order(self.processes.gathered(_plain(part)))
             for part in outputs.parts
         )
     if stream:
         return outputs.parts
-    return whole_outputs(self, outputs) if gather else joined(outputs.parts)
+    return whole_outputs(self, outputs)
 
 
 class OutputsOfCalls(NamedTuple):

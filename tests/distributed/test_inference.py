@@ -61,16 +61,6 @@ def test_predictions_are_whole_and_in_order(pool, count, arguments):
         np.testing.assert_allclose(outputs, expected, atol=1e-6)
 
 
-def test_each_process_can_keep_its_part(pool):
-    (expected, _), *_ = pool.run(predicted, 40, count=1)
-    parts = [outputs for outputs, _ in pool.run(predicted, 40, gather=False)]
-    # Of each call of 16 samples the first half, and the second half.
-    first = [*range(8), *range(16, 24), *range(32, 40)]
-    np.testing.assert_allclose(parts[0], expected[first], atol=1e-6)
-    rest = [*range(8, 16), *range(24, 32)]
-    np.testing.assert_allclose(parts[1], expected[rest], atol=1e-6)
-
-
 def test_figures_of_own_losses_cover_all_processes(pool):
     (figures, _, _), *_ = pool.run(own_loss, 13, count=1)
     runs = pool.run(own_loss, 13)
