@@ -67,7 +67,6 @@ EXTRAS = (
     "lightning",
     "metrics",
     "mlflow",
-    "onnx",
     "plot",
     "tensorboard",
     "torchdata",

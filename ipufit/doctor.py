@@ -36,7 +36,6 @@ EXTRAS = {
     "wandb": "wandb",
     "lightning": "lightning",
     "transformers": "transformers",
-    "onnx": "onnx",
     "torchdata": "torchdata",
 }
 """Extras of ipufit, and the package that each is for."""

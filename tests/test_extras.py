@@ -109,16 +109,6 @@ SCRIPTS = {
         own.finish()
         """,
     ),
-    "onnx": (
-        "onnx",
-        """
-        import onnx
-        model, _ = fit()
-        module = model.module.eval()
-        torch.onnx.export(module, (x,), "linear.onnx")
-        onnx.checker.check_model(onnx.load("linear.onnx"))
-        """,
-    ),
     "torchdata": (
         "torchdata",
         """

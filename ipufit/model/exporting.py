@@ -28,17 +28,19 @@ from ipufit.engine import (
     failures_explained,
     named_outputs,
 )
-from ipufit.errors import DataError, IpufitError, UnknownNameError, UnsupportedError
+from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
 
 from .evaluating import inference_plan, rows_to_evaluate
-from .exporting_module import ExportedModule
 from .parts import Model
 from .splitting import settle
 
 _FORMAT_VERSION = 1
-_FORMATS_BY_SUFFIX = {".pt2": "torch", ".onnx": "onnx"}
+_ELSEWHERE = {
+    ".pt2": "torch.export.export(model.module.eval(), args)",
+    ".onnx": "torch.onnx.export(model.module.eval(), args, path)",
+}
 _NAME_IN_FOLDER = "executable.popef"
 """The name that Triton's back end looks for in the folder of a version of a model."""
 
@@ -49,16 +51,9 @@ def export(
     x: Any = None,
     batch_size: int | None = None,
     *,
-    format: str | None = None,
     with_module: bool = True,
 ) -> dict[str, Any]:
-    """Write the model, in eval mode and with its present weights, to a file.
-
-    `"popef"`, for IPUs: the compiled inference program. `"torch"`, for any machine: a
-    `torch.export.ExportedProgram`, which `torch.export.load` reads. `"onnx"`: an ONNX
-    model, for which torch needs the package `onnx`, and from 2.5 on `onnxscript`.
-    Programs of these two take any number of rows, and compute in float32 what `predict`
-    computes. The rest is about `"popef"`.
+    """Write the compiled inference program, with the present weights, to a file.
 
     `poptorch.load(path)` gives an executor that runs it without ipufit: it takes what
     `forward` takes, with the rows of a call, and returns what `forward` returns in eval
@@ -76,10 +71,7 @@ def export(
         path: The file; of a directory that exists, the file `executable.popef` in it.
         x: Inputs to compile for, as for `build`: a batch, data, or tensors of shapes
             and types only. None takes those of the last run.
-        batch_size: As for `predict`. For torch and ONNX the only number of rows that
-            the program takes; None for any.
-        format: `"popef"`, `"torch"` or `"onnx"`. None for what the end of `path` says:
-            `.pt2` and `.onnx`, and all others are for IPUs.
+        batch_size: As for `predict`.
         with_module: Pickle the module into the file, which `poptorch.load` needs. A
             Triton server doesn't. Load only such files as you trust.
 
@@ -89,8 +81,8 @@ def export(
 
     Raises:
         DataError: The data can't be used; or `x` is None, and the model hasn't run yet.
-        ConfigError: There is no such format, or a package for it isn't installed.
-        UnsupportedError: The module can't be pickled, or torch can't export it.
+        ConfigError: The path ends in `.pt2` or `.onnx`, which torch writes.
+        UnsupportedError: The module can't be pickled.
         FileError: The file can't be written.
         Error: PopTorch refuses something (`ipufit.poptorch.Error`).
 
@@ -107,16 +99,18 @@ def export(
         >>> about["inputs"]
         [{'name': 'input', 'shape': [8, 4], 'dtype': 'float32'}]
     """
-    chosen = _format_of(path, format)
+    suffix = Path(path).suffix.lower()
+    if suffix in _ELSEWHERE:
+        raise ConfigError(
+            f"export() writes programs for IPUs, not {suffix}. torch does: "
+            f"{_ELSEWHERE[suffix]}; the weights are in the module."
+        )
     source = _example(self, x)
     settle(self, source)
     self._executors.fetch_weights()
     self._executors.share_buffers()
     target = Path(path)
     num_updates = self._settings.optimization.num_updates if self._settings else 0
-    if chosen != "popef":
-        exported = ExportedModule(self.module, source, batch_size)
-        return written_by_one(lambda: exported.write(target, chosen, num_updates))
     self._executors.detach()
     if target.is_dir():
         target /= _NAME_IN_FOLDER
@@ -130,20 +124,6 @@ def export(
             before.put_back()
 
     return written_by_one(write)
-
-
-def _format_of(path: PathLike, format_: str | None) -> str:
-    """The format that is asked for, or that the end of a path says.
-
-    Raises:
-        UnknownNameError: There is no such format.
-    """
-    if format_ is None:
-        return _FORMATS_BY_SUFFIX.get(Path(path).suffix.lower(), "popef")
-    known = "popef", *_FORMATS_BY_SUFFIX.values()
-    if format_ not in known:
-        raise UnknownNameError("format", str(format_), known)
-    return format_
 
 
 def _example(model: Model, x: Any) -> Source:
