@@ -26,14 +26,14 @@ from ipufit.emulator._layout.layout import (
 )
 from ipufit.emulator._layout.pod import Lease
 from ipufit.emulator._layout.replica_groups import ReplicaGroups
-from ipufit.emulator._optimizers.values import OptimizerSettings
+from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
+from ipufit.emulator._optimizers.settings import OptimizerSettings
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._processes import CommonRandom, GradientSums, Processes
 from ipufit.emulator._program.anchors import Anchors
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._tracing.half import rounding
-from ipufit.emulator._update.optimizer_link import OptimizerLink
 from ipufit.emulator.enums import OutputMode
 
 
@@ -75,7 +75,7 @@ class Attachment:
         groups: dict[str, ReplicaGroups],
         runner: Runner,
         rng: DeviceRng,
-        link: OptimizerLink | None,
+        link: OptimizerSync | None,
         processes: Processes | None = None,
     ) -> None:
         self._program = program
@@ -115,7 +115,7 @@ class Attachment:
                 if link is not None:
                     link.attach(self._weights.trained, groups)
                     if processes is not None and self._rounds_at_random:
-                        link.device_optimizer.draw_from(CommonRandom(processes))
+                        link.device_optimizer.random = CommonRandom(processes)
         except Exception:
             self._lease.end()
             raise
@@ -194,7 +194,7 @@ class Attachment:
         """Make the device's random state torch's, if the program draws from it."""
         return self._drawing() if self._is_random else contextlib.nullcontext()
 
-    def _train(self, call: Call, link: OptimizerLink) -> Watch | None:
+    def _train(self, call: Call, link: OptimizerSync) -> Watch | None:
         reduction = self._reduction_by(link.settings)
         watch = self._watch(reduction)
         training = Training(link.device_optimizer, reduction, watch)

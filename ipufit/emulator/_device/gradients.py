@@ -19,7 +19,7 @@ from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
 
 if TYPE_CHECKING:
     from ipufit.emulator._device.weights import DeviceWeights
-    from ipufit.emulator._optimizers.values import OptimizerSettings
+    from ipufit.emulator._optimizers.settings import OptimizerSettings
     from ipufit.emulator._options.options import Options
 
 

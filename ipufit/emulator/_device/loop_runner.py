@@ -114,5 +114,5 @@ def update_after_each(
             training.backward(loss)
             add(step, 0, tuple(results))
             _set_grad_enabled(False)
-            optimizer.step_in_no_grad(reduction.take_gradients())
+            optimizer.step(reduction.take_gradients())
             _set_grad_enabled(True)

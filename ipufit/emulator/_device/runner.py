@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ipufit.emulator._device.watch import Watch
     from ipufit.emulator._device.weights import DeviceWeights
     from ipufit.emulator._layout.layout import Inputs, Layout, Outputs
+    from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer
     from ipufit.emulator._program.program import Program
-    from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 
 Results = Tuple[Tensor, ...]
 """Tensors that a program returns for one micro-batch."""

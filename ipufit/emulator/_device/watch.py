@@ -11,8 +11,8 @@ from torch import Tensor
 from ipufit.emulator._device.weights import DeviceWeights
 from ipufit.emulator._layout.layout import Outputs
 from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
+from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer
 from ipufit.emulator._program.anchors import UPDATED, Anchors, snapshot
-from ipufit.emulator._update.device_optimizer import DeviceOptimizer
 
 
 class Watch:

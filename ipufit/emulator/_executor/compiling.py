@@ -26,6 +26,7 @@ from ipufit.emulator._layout.replica_groups import (
     ReplicaGroups,
     one_element_each,
 )
+from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._options.popart_keys import validate_popart_options
 from ipufit.emulator._program.anchors import (
@@ -38,7 +39,6 @@ from ipufit.emulator._program.args import CallArguments, check_inputs, micro_bat
 from ipufit.emulator._program.floating_point import checked, stops_at_exceptions
 from ipufit.emulator._program.program import Program, trace
 from ipufit.emulator._tracing.recording import named_weights
-from ipufit.emulator._update.optimizer_link import OptimizerLink
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,19 @@ def compile_model(
     options: Options,
     arguments: CallArguments,
     groupings: GroupedParameters,
-    link: OptimizerLink | None,
+    optimizer: OptimizerSync | None,
 ) -> Executable:
     """Trace a module for arguments like these, and check what the trace shows.
 
     Args:
         groupings: Parameters that differ between groups of replicas.
-        link: The optimiser; None for inference.
+        optimizer: None for inference.
 
     Raises:
         AssertionError: A batch dimension is not a multiple of `D * G * R`.
         Error: The module or its options ask for something that no device does.
     """
-    is_training = link is not None
+    is_training = optimizer is not None
     check_executable_cache(options)
     check_inputs(arguments.tensors())
     layout = Layout.from_options(options)
@@ -136,9 +136,14 @@ def compile_model(
             name: weight if weight.is_floating_point() else weight.detach().clone()
             for name, weight in named_weights(model).items()
         }
-        if link is not None:
-            link.check_groups(weights)
-        names = _tensor_names(program, weights, link)
+        trained = [
+            name
+            for name, weight in weights.items()
+            if program.has_loss and weight.requires_grad and weight.is_floating_point()
+        ]
+        names = [*named_nodes(program), *weight_tensor_names(trained)]
+        if optimizer is not None:
+            names += optimizer.compile(weights, trained)
         anchors = add_anchors(program, options, names)
         if stops_at_exceptions(options):
             program = dataclasses.replace(program, graph=checked(program.graph))
@@ -147,18 +152,3 @@ def compile_model(
     return Executable(
         program, target, like, kept, weights, groups, names, anchors, runner
     )
-
-
-def _tensor_names(
-    program: Program, host_weights: dict[str, Tensor], link: OptimizerLink | None
-) -> list[str]:
-    """List the names of all tensors of a program and of its optimiser."""
-    trained = [
-        name
-        for name, weight in host_weights.items()
-        if program.has_loss and weight.requires_grad and weight.is_floating_point()
-    ]
-    names = [*named_nodes(program), *weight_tensor_names(trained)]
-    if link is not None:
-        names += link.tensor_names(trained, host_weights)
-    return names

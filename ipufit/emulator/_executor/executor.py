@@ -20,11 +20,6 @@ from ipufit.emulator._executor.constraints import (
     check_inference_options,
     updatable_buffers,
 )
-from ipufit.emulator._executor.optimizer_sync import (
-    NOT_COMPILED,
-    OptimizerSync,
-    follow_device,
-)
 from ipufit.emulator._executor.printing import module_repr
 from ipufit.emulator._executor.saving import (
     ARGUMENTS,
@@ -44,7 +39,7 @@ from ipufit.emulator._layout.device_rng import DeviceRng, check_rng_state
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Lease
 from ipufit.emulator._layout.replica_groups import GroupedParameters, Grouping
-from ipufit.emulator._optimizers.optimizers import SGD
+from ipufit.emulator._optimizers.optimizer_sync import NOT_COMPILED, OptimizerSync
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._processes import (
     Processes,
@@ -62,6 +57,7 @@ from ipufit.emulator.enums import (
     VariableRetrievalMode,
 )
 from ipufit.emulator.errors import createPoptorchError, require
+from ipufit.emulator.optim import SGD
 
 logger = logging.getLogger("poptorch::python")
 
@@ -118,9 +114,9 @@ class PoplarExecutor:
         self._is_rng_state_old = False  # the device has run since it was read
         if training and optimizer is None:
             optimizer = SGD(user_model.parameters(), lr=0.01)
-        self._optimizer = OptimizerSync(self, optimizer if training else None)
+        self._optimizer: OptimizerSync | None = None
         if training and optimizer is not None:
-            follow_device(optimizer, self._optimizer.state_dict)
+            self._optimizer = OptimizerSync(self, optimizer)
             wrap_module(user_model, self)
 
     def __getattr__(self, name: str) -> Any:
@@ -210,10 +206,10 @@ class PoplarExecutor:
         if arguments is not None:
             self._parser.validate(executable.arguments, arguments)
             tensors = arguments.tensors(like=executable.arguments)
-        self._optimizer.write_state()
         # Before the run: a call that fails midway has made updates too.
         self._is_rng_state_old = True
-        if self._training:
+        if self._optimizer is not None:
+            self._optimizer.write_state()
             self._dirty_host_weights = True
             self._optimizer.note_update()
         self._last_call = device.run(tensors or [])
@@ -280,7 +276,7 @@ class PoplarExecutor:
     def _compile(self, arguments: CallArguments) -> Executable:
         start = perf_counter()
         executable = self._executable = compile_model(
-            self._model, self._options, arguments, self._groupings, self._optimizer.link
+            self._model, self._options, arguments, self._groupings, self._optimizer
         )
         self._last_call = None
         try:
@@ -341,11 +337,12 @@ class PoplarExecutor:
                 executable.replica_groups,
                 executable.runner,
                 self._rng,
-                self._optimizer.link,
+                self._optimizer,
                 processes,
             )
         try:
-            self._optimizer.start()
+            if self._optimizer is not None:
+                self._optimizer.start()
         except Exception:
             self._release_device()
             raise
@@ -388,7 +385,8 @@ class PoplarExecutor:
             raise createPoptorchError("Device is not attached")
         self._read_rng_state()
         self.copyWeightsToHostIfNeeded()
-        self._optimizer.read_state()
+        if self._optimizer is not None:
+            self._optimizer.read_state()
         self._release_device()
 
     def destroy(self) -> None:
@@ -409,7 +407,8 @@ class PoplarExecutor:
         if not self.isCompiled():
             return
         self.copyWeightsToHostIfNeeded()
-        self._optimizer.read()
+        if self._optimizer is not None:
+            self._optimizer.read()
         self._release_device()
         self._forget_program()
         if not self._training:
@@ -427,8 +426,8 @@ class PoplarExecutor:
 
     def _forget_program(self) -> None:
         self._executable = None
-        if self._optimizer.link is not None:
-            self._optimizer.link.forget()
+        if self._optimizer is not None:
+            self._optimizer.forget()
 
     # Weights ------------------------------------------------------------------
 
@@ -499,7 +498,8 @@ class PoplarExecutor:
         """
         self._require_compiled()
         self._dirty_host_weights = False
-        self._optimizer.read()  # its state is uploaded with the weights
+        if self._optimizer is not None:
+            self._optimizer.read()  # its state is uploaded with the weights
         with self._host_weights():
             self._require_device("copyWeightsToDevice").upload()
 
@@ -538,7 +538,8 @@ class PoplarExecutor:
                 '`Options().updatableNamedBuffers(["offset"])`.'
             )
         self._dirty_host_weights = False
-        self._optimizer.read()
+        if self._optimizer is not None:
+            self._optimizer.read()
         with self._host_weights():
             self._require_device("copyNamedBuffersToDevice").upload_named(names)
 
@@ -638,6 +639,8 @@ class PoplarExecutor:
             >>> sgd.param_groups[0]["lr"] = 0.01
             >>> training.setOptimizer(sgd)
         """
+        if self._optimizer is None:
+            raise AttributeError("An inference model has no optimizer to set.")
         self._optimizer.set(optimizer)
 
     @property
@@ -947,12 +950,12 @@ class PoplarExecutor:
         members: dict[str, Any] = {ARGUMENTS: executable.given_arguments()}
         if export_model:
             self.copyWeightsToHostIfNeeded()
-            self._optimizer.read()
-            link = self._optimizer.link
+            if self._optimizer is not None:
+                self._optimizer.read()
             members[MODEL] = {
                 "options": self._options,
                 "model": self._user_model,
-                "optimizer": None if link is None else link.optimizer,
+                "optimizer": self._optimizer and self._optimizer.optimizer,
                 "groupings": self._groupings.by_name(self._user_model),
             }
         write_executable(filename, metadata, members)

@@ -12,15 +12,17 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Mapping, NamedTuple
+from typing import Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ipufit.emulator._optimizers.base import StateTensors
 from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator.enums import CommGroupType, VariableRetrievalMode
 from ipufit.emulator.errors import Error, createPoptorchError, require
+
+Tensors = Dict[str, Tensor]
+"""Tensors by name."""
 
 _SLOT = re.compile("[A-Za-z0-9]+___(specific___)?")
 
@@ -254,7 +256,7 @@ class GroupedState:
                 translated[element_name(name, group)] = index[name]
         return translated
 
-    def joined(self, state: Mapping[str, StateTensors]) -> dict[str, StateTensors]:
+    def joined(self, state: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Translate a state of the device to the host's.
 
         Hyper-parameters get no leading dimension: groups have them in common.
@@ -271,7 +273,7 @@ class GroupedState:
                 values[slot + name], *_ = [values.pop(slot + key) for key in keys]
         return {"ipu_state": tensors, "ipu_param": values}
 
-    def split(self, state: Mapping[str, StateTensors]) -> dict[str, StateTensors]:
+    def split(self, state: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Translate a state of the host to the device's.
 
         Raises:
@@ -299,7 +301,7 @@ class GroupedState:
         return {"ipu_state": tensors, "ipu_param": values}
 
 
-def _slots(tensors: StateTensors, name: str) -> list[str]:
+def _slots(tensors: Tensors, name: str) -> list[str]:
     """List the prefixes of the keys that end with `name`, such as `Accl1___`."""
     slots = [key[: -len(name)] for key in tensors if key.endswith(name)]
     return [slot for slot in slots if _SLOT.fullmatch(slot)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's optimisers on the host, and the values of them that a device gets."""
+"""The optimizer on the device, and what it reads of the host's."""

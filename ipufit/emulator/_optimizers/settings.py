@@ -1,33 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading an optimiser object into the device's settings."""
+"""Read an optimizer into the settings of the device, and check later changes.
+
+The device runs no Python optimizer: it has kinds of its own, configured with values.
+Accepted are PopTorch's optimizers, torch's SGD, Adam, AdamW and RMSprop, and classes
+derived from them, which count as what they derive from.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import numbers
-from typing import Any, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
 
-from ipufit.emulator._optimizers.base import ATTRIBUTES, Optimizer, logger
-from ipufit.emulator._optimizers.kinds import OptimizerKind, optimizer_kind
-from ipufit.emulator._optimizers.values import (
-    GroupVariables,
-    OptimizerSettings,
-    Variable,
-)
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator.errors import Error
+from ipufit.emulator.optim import ATTRIBUTES, LAMB, AdamW, Optimizer
 
 _TYPE_NAMES = [name for name in ATTRIBUTES if name.endswith("accum_type")]
-
-# Optimisers of torch itself: the device knows what they do.
 _TORCH_CLASSES = (
     torch.optim.SGD,
     torch.optim.Adam,
     torch.optim.AdamW,
     torch.optim.RMSprop,
 )
+
+# Torch's optimizers don't tell what they were given: these values count as constants.
+_ORDINARY = {
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "velocity_scaling": 1.0,
+    "eps": 1e-8,
+}
 
 # Never unexpected: what torch, some versions later than others, puts there itself.
 _TORCH_GROUP_NAMES = frozenset(
@@ -59,24 +67,132 @@ _OPTIMIZER_NAMES = frozenset(
 )
 
 
+class Kind(NamedTuple):
+    """One of the optimizers that the device has.
+
+    Attributes:
+        family: Name of its family in PopTorch.
+        mode: Its name within the family; both decide the program.
+        variables: Names of the values that are read of each parameter group.
+    """
+
+    name: str
+    family: str
+    mode: str
+    variables: tuple[str, ...]
+
+
+_SGD = ("lr", "weight_decay", "momentum", "dampening", "nesterov")
+_ADAM = ("lr", "weight_decay", "betas", "eps")
+_LAMB = (*_ADAM, "max_weight_norm")
+_RMSPROP = ("lr", "weight_decay", "momentum", "eps", "alpha")
+
+
+def _kind(optimizer: Any) -> Kind:
+    """Find the kind of an optimizer, as PopTorch 3.4 does: by `isinstance`.
+
+    AdamW is tried before Adam, because newer torch derives it from Adam.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        if getattr(optimizer, "use_combined_accum", False):
+            return Kind("SGD1", "SGD", "combined", (*_SGD, "velocity_scaling"))
+        return Kind("SGD2", "SGD", "separate", _SGD)
+    if isinstance(optimizer, torch.optim.AdamW):
+        # The device corrects the bias in any case: the mode is AdamW's.
+        corrects = not isinstance(optimizer, AdamW) or optimizer.bias_correction
+        name = "ADAMW" if corrects else "ADAMW_NO_BIAS"
+        return Kind(name, "Adam", "AdamW", _ADAM)
+    if isinstance(optimizer, torch.optim.Adam):
+        return Kind("ADAM", "Adam", "Adam", _ADAM)
+    if isinstance(optimizer, torch.optim.RMSprop):
+        centered = {bool(group.get("centered")) for group in optimizer.param_groups}
+        if len(centered) > 1:
+            raise AssertionError(
+                "All parameter groups must have the same value for the 'centered' "
+                "attribute: the device has one RMSprop for all of them."
+            )
+        if centered == {True}:
+            return Kind("RMSPROP_CENTERED", "Adaptive", "CenteredRMSProp", _RMSPROP)
+        return Kind("RMSPROP", "Adaptive", "RMSProp", _RMSPROP)
+    if isinstance(optimizer, LAMB):
+        if optimizer.bias_correction:
+            return Kind("LAMB", "Adam", "Lamb", _LAMB)
+        return Kind("LAMB_NO_BIAS", "Adam", "LambNoBias", _LAMB)
+    raise AssertionError(
+        "Unsupported optimizer type. Types supported are poptorch.optim's SGD, Adam, "
+        "AdamW, RMSprop and LAMB, and torch.optim's SGD, Adam, AdamW and RMSprop; got "
+        f"{type(optimizer).__name__}."
+    )
+
+
+class Variable(NamedTuple):
+    """A hyper-parameter and whether it is compiled into the program."""
+
+    value: float
+    is_const: bool
+
+
+Variables = Dict[str, Variable]
+"""The hyper-parameters of a parameter group; `beta1` and `beta2` for `betas`."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """One reading of an optimizer. Two are equal if there is nothing to send.
+
+    Attributes:
+        scaling: The loss scaling and whether it is compiled in.
+        defaults: Values for the parameters that are in no group.
+        groups: Values for the parameters of each group.
+        max_grad_norm: Largest global norm, infinite if there is no clipping.
+        use_tf_variant: Whether RMSprop is TensorFlow's.
+        accum_type: Type of accumulated gradients.
+        velocity_accum_type: Type of SGD's velocity.
+        first_order_momentum_accum_type: Type of Adam's, LAMB's and RMSprop's means.
+        second_order_momentum_accum_type: Type of their second means.
+    """
+
+    kind: Kind
+    scaling: Variable
+    defaults: Variables
+    groups: tuple[Variables, ...]
+    max_grad_norm: float
+    use_tf_variant: bool
+    accum_type: torch.dtype
+    velocity_accum_type: torch.dtype
+    first_order_momentum_accum_type: torch.dtype
+    second_order_momentum_accum_type: torch.dtype
+
+    @property
+    def loss_scaling(self) -> float:
+        """The factor of the loss before the backward pass."""
+        return self.scaling.value
+
+    @property
+    def uses_running_mean(self) -> bool:
+        """Whether gradients are accumulated as a running mean, whatever is asked.
+
+        A 16-bit accumulator would overflow on a sum; only combined SGD, whose
+        accumulator isn't typed by `accum_type`, is left alone.
+        """
+        return self.accum_type == torch.float16 and self.kind.mode != "combined"
+
+    def variables(self, group_index: int | None) -> Variables:
+        """Give the hyper-parameters of a group, or the defaults for None."""
+        return self.defaults if group_index is None else self.groups[group_index]
+
+
 class OptimizerReader:
-    """Reads the optimisers one executor is given, and remembers the first.
+    """Reads the optimizers one executor is given, and remembers the first.
 
     The first reading records the names of all attributes. Later ones warn, once for
     each message, about names that weren't there: a program that sets them probably
     expects an effect, and they have none.
 
     Args:
-        relax_attribute_checks: Log those warnings as debug messages instead.
+        relax_attribute_checks: Log these warnings as debug messages instead.
         automatic_loss_scaling: Whether the device adapts the loss scaling, which makes
             it variable.
-
-    Example:
-        >>> from ipufit.emulator import optim
-        >>> sgd = optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.5)
-        >>> settings = OptimizerReader(relax_attribute_checks=False).read(sgd)
-        >>> settings.kind.name, settings.groups[0].lr
-        ('SGD2', Variable(value=0.5, is_const=False))
     """
 
     def __init__(
@@ -88,40 +204,35 @@ class OptimizerReader:
         self._logged: set[str] = set()
 
     def read(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
-        """Convert an optimiser to settings.
-
-        Args:
-            optimizer: One of PopTorch's or an accepted one of torch's.
-
-        Returns:
-            The values that it has now.
+        """Convert an optimizer to settings.
 
         Raises:
-            AssertionError: If the device has no such optimiser, or an attribute is
+            AssertionError: If the device has no such optimizer, or an attribute is
                 missing or of the wrong type.
             ValueError: If it uses a variant the device doesn't have.
             Error: If a value makes no sense to the device.
-
-        Example:
-            >>> reader = OptimizerReader(relax_attribute_checks=False)
-            >>> weights = [torch.nn.Parameter(torch.zeros(2))]
-            >>> reader.read(torch.optim.Adagrad(weights))
-            Traceback (most recent call last):
-            ...
-            AssertionError: Unsupported optimizer type. Types supported ...
         """
-        kind = optimizer_kind(optimizer)
-        self._warn_if_custom(optimizer)
+        kind = _kind(optimizer)
+        cls = type(optimizer)
+        bases = {torch.optim.Optimizer, Optimizer}
+        if cls not in _TORCH_CLASSES and not bases.intersection(cls.__bases__):
+            self._log(
+                logging.WARNING,
+                f"{cls.__name__} is a custom optimizer: Poptorch does not run Python "
+                "optimizer code directly, so it is treated as the optimizer it "
+                "derives from",
+            )
         self._check_names(kind, optimizer)
         groups = [optimizer.defaults, *optimizer.param_groups]
         for values in groups:
-            _check_variants(kind, values)
-        defaults, *others = [_group(kind, optimizer, values) for values in groups]
+            _refuse_variants(kind, values)
+        defaults, *others = [_variables(kind, optimizer, values) for values in groups]
+        scaling = self._loss_scaling(optimizer)
         return OptimizerSettings(
-            kind=kind,
-            scaling=self._loss_scaling(optimizer),
-            defaults=defaults,
-            groups=tuple(others),
+            kind,
+            scaling,
+            defaults,
+            tuple(others),
             max_grad_norm=_max_grad_norm(kind, optimizer),
             use_tf_variant=bool(getattr(optimizer, "use_tf_variant", False)),
             **_accumulation_types(optimizer),
@@ -141,20 +252,7 @@ class OptimizerReader:
             is_const = attributes.isConstant("loss_scaling")
         return Variable(value, is_const and not self._automatic_loss_scaling)
 
-    def _warn_if_custom(self, optimizer: torch.optim.Optimizer) -> None:
-        cls = type(optimizer)
-        bases = (torch.optim.Optimizer, Optimizer)
-        if cls not in _TORCH_CLASSES and not set(bases).intersection(cls.__bases__):
-            self._log(
-                logging.WARNING,
-                f"{cls.__name__} is a custom optimizer: Poptorch does not run Python "
-                "optimizer code directly, so it is treated as the optimizer it "
-                "derives from",
-            )
-
-    def _check_names(
-        self, kind: OptimizerKind, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def _check_names(self, kind: Kind, optimizer: torch.optim.Optimizer) -> None:
         is_first = not self._known
         group_names = _TORCH_GROUP_NAMES.union(kind.variables)
         found: list[tuple[str, Iterable[str], frozenset[str]]] = [
@@ -182,46 +280,47 @@ class OptimizerReader:
             logger.log(level, message)
 
 
-def _check_variants(kind: OptimizerKind, values: Mapping[str, Any]) -> None:
+def _refuse_variants(kind: Kind, values: Mapping[str, Any]) -> None:
     if kind.family != "Adam":
         return
     if values.get("amsgrad", False):
         raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
     # Newer torch has it and PopTorch's hasn't: to ignore it would train otherwise.
-    if kind is OptimizerKind.ADAM and values.get("decoupled_weight_decay", False):
+    if kind.mode == "Adam" and values.get("decoupled_weight_decay", False):
         raise ValueError(
             "Adam's decoupled_weight_decay is not supported: use AdamW, which is that."
         )
 
 
-def _group(
-    kind: OptimizerKind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
-) -> GroupVariables:
-    variables: dict[str, Variable] = {}
+def _variables(
+    kind: Kind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
+) -> Variables:
+    ordinary = {**_ORDINARY, "weight_decay": 0.01 if kind.mode == "AdamW" else 0.0}
+    attributes = getattr(optimizer, "variable_attrs", None)
+    variables: Variables = {}
     for name in kind.variables:
         if name not in values:
             raise AssertionError(
                 f"Mandatory attribute {name} not found in optimizer group"
             )
+        found = {name: values[name]}
         if name == "betas":
-            pair = _betas(values[name])
-        else:
-            pair = {name: _number(name, values[name])}
-        for key, value in pair.items():
-            is_const = _is_constant(kind, optimizer, name, value)
+            pair = values[name]
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise AssertionError(
+                    f"Expected a pair for betas, a tuple, but got {pair!r}"
+                )
+            found = {"beta1": pair[0], "beta2": pair[1]}
+        for key, one in found.items():
+            value = _number(key, one)
+            if attributes is not None:
+                is_const = bool(attributes.isConstant(name))
+            elif name == "lr":
+                is_const = False
+            else:
+                is_const = name not in ordinary or value == ordinary[name]
             variables[key] = Variable(value, is_const)
-    return GroupVariables(**variables)
-
-
-def _is_constant(
-    kind: OptimizerKind, optimizer: torch.optim.Optimizer, name: str, value: float
-) -> bool:
-    attributes = getattr(optimizer, "variable_attrs", None)
-    if attributes is not None:
-        return bool(attributes.isConstant(name))
-    if name == "lr":
-        return False
-    return name not in kind.ordinary or value == kind.ordinary[name]
+    return variables
 
 
 def _number(name: str, value: object) -> float:
@@ -233,16 +332,9 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _betas(value: object) -> dict[str, float]:
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise AssertionError(f"Expected a pair for betas, a tuple, but got {value!r}")
-    beta1, beta2 = value
-    return {"beta1": _number("beta1", beta1), "beta2": _number("beta2", beta2)}
-
-
-def _max_grad_norm(kind: OptimizerKind, optimizer: torch.optim.Optimizer) -> float:
-    if not kind.clips:
-        return math.inf
+def _max_grad_norm(kind: Kind, optimizer: torch.optim.Optimizer) -> float:
+    if kind.family == "Adaptive" or kind.variables is _LAMB:
+        return math.inf  # RMSprop and LAMB don't clip
     value = _number("max_grad_norm", getattr(optimizer, "max_grad_norm", math.inf))
     if math.isnan(value):
         raise Error(
@@ -252,12 +344,139 @@ def _max_grad_norm(kind: OptimizerKind, optimizer: torch.optim.Optimizer) -> flo
 
 
 def _accumulation_types(optimizer: torch.optim.Optimizer) -> dict[str, torch.dtype]:
-    types = {}
-    for name in _TYPE_NAMES:
-        dtype = getattr(optimizer, name, torch.float32)
+    types = {name: getattr(optimizer, name, torch.float32) for name in _TYPE_NAMES}
+    for name, dtype in types.items():
         if dtype not in (torch.float32, torch.float16):
             raise ValueError(
                 f"{name} must be torch.float32 or torch.float16, got {dtype!r}."
             )
-        types[name] = dtype
     return types
+
+
+def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
+    """Check that the compiled program can go on with other values.
+
+    Groups beyond those compiled are ignored: no parameter belongs to them. Dampening
+    may change even as a constant, since PopART doesn't compare it (`sgd.cpp`), nor do
+    the types of Adam's accumulators count, which stay as they were compiled.
+
+    Args:
+        old: The settings the model was compiled with, or has been given since.
+        new: The settings to take over.
+
+    Raises:
+        Error: If the kind, a constant, a constant's being one, the largest gradient
+            norm or SGD's accumulators differ.
+        ValueError: If `accum_type` becomes float16: that needs another program.
+    """
+    if new.uses_running_mean and not old.uses_running_mean:
+        raise ValueError(
+            "accum_type can not become torch.float16, because the executable is "
+            "already compiled."
+        )
+    if old.kind.family != new.kind.family:
+        raise _refusal(
+            f"Can not replace optimizer of type {old.kind.name} "
+            f"with one of type {new.kind.name}"
+        )
+    fixed = [
+        ("mode", old.kind.mode, new.kind.mode),
+        ("use_tf_variant", old.use_tf_variant, new.use_tf_variant),
+    ]
+    if old.kind.family == "SGD":
+        for name in ("accum_type", "velocity_accum_type"):
+            fixed.append((name, getattr(old, name), getattr(new, name)))
+    changed = [f"{what} was {was}, now {now}" for what, was, now in fixed if was != now]
+    if changed:
+        raise _refusal(
+            f"Can not replace this {old.kind.family} optimizer by one that needs "
+            f"another program: {'; '.join(changed)}"
+        )
+    if new.max_grad_norm != old.max_grad_norm:
+        raise _refusal(
+            "Clip norm settings differ: max_grad_norm was "
+            f"{old.max_grad_norm} when the model was compiled, now {new.max_grad_norm}"
+        )
+    if len(new.groups) < len(old.groups):
+        raise _refusal(
+            f"The model was compiled with {len(old.groups)} parameter groups, the "
+            f"new optimizer has {len(new.groups)}"
+        )
+    _check_variable("loss_scaling", old.scaling, new.scaling)
+    groups = [("the defaults", old.defaults, new.defaults)]
+    for index, pair in enumerate(zip(old.groups, new.groups)):
+        groups.append((f"group {index}", *pair))
+    for where, old_group, new_group in groups:
+        for name, variable in old_group.items():
+            if name != "dampening":
+                _check_variable(f"{name} of {where}", variable, new_group[name])
+
+
+def _check_variable(what: str, old: Variable, new: Variable) -> None:
+    if old.is_const != new.is_const:
+        was, now = (
+            f"{'constant' if variable.is_const else 'variable'} ({variable.value})"
+            for variable in (old, new)
+        )
+        raise _refusal(
+            f"Can not replace a constant value with a non constant value. {what} was "
+            f"{was} when the model was compiled, now {now}. "
+            "Pass it to the optimizer's constructor, or mark it with "
+            "variable_attrs.markAsVariable, before the model is compiled"
+        )
+    if old.is_const and old.value != new.value:
+        raise _refusal(
+            f"Values are constant but do not match. {what} was compiled as "
+            f"{old.value}, now {new.value}. Pass it to the constructor of a "
+            "poptorch.optim optimizer, or mark it with variable_attrs.markAsVariable, "
+            "before the model is compiled"
+        )
+
+
+def _refusal(message: str) -> Error:
+    return Error(f"{message}.", type="popart_exception")
+
+
+def optimizer_log(settings: OptimizerSettings) -> Iterator[str]:
+    """Describe an optimizer as PopTorch's log does: the graph first, then each group.
+
+    A value that is compiled into the program, and so may not change, is followed by
+    `(const)`.
+    """
+    family = settings.kind.family
+    first_type = settings.first_order_momentum_accum_type
+    types = {
+        "accum_type": settings.accum_type,
+        "first_order_momentum_accum_type": (
+            settings.velocity_accum_type if family == "SGD" else first_type
+        ),
+        "second_order_momentum_accum_type": settings.second_order_momentum_accum_type,
+    }
+    yield ", ".join(
+        [
+            f"Updating graph optimizer with {family}",
+            *_logged_variables(settings, settings.defaults, prefix="default_"),
+            *(f"{_camel_case(n)}={str(t).split('.')[1]}" for n, t in types.items()),
+        ]
+    )
+    for index, group in enumerate(settings.groups):
+        start = f"Updating group {index} optimizer with {family}"
+        yield ", ".join([start, *_logged_variables(settings, group, prefix="")])
+
+
+def _logged_variables(
+    settings: OptimizerSettings, group: Variables, prefix: str
+) -> Iterator[str]:
+    names = {"lr": "learning_rate"}
+    logged = {prefix + names.get(name, name): group[name] for name in group}
+    if settings.kind.mode == "separate":  # its velocity is scaled as the loss is
+        logged[f"{prefix}velocity_scaling"] = settings.scaling
+    logged["loss_scaling"] = settings.scaling
+    for name, variable in logged.items():
+        suffix = " (const)" if variable.is_const else ""
+        yield f"{_camel_case(name)}={variable.value:g}{suffix}"
+
+
+def _camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)

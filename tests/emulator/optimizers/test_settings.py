@@ -1,278 +1,380 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading optimisers into settings, and what may replace what after compiling."""
+"""What the device reads of an optimizer, as the log says, and what may replace what."""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ipufit.emulator import optim
-from ipufit.emulator._optimizers.settings import OptimizerReader
-from ipufit.emulator._optimizers.values import check_replaceable
+from ipufit.emulator import MeanReductionStrategy, Options, optim
 from ipufit.emulator.errors import Error
+from tests.emulator.optimizers._training import Training, make_gradients
 
 F16 = torch.float16
 CONSTANT = "Values are constant but do not match"
 CONSTNESS = "Can not replace a constant value with a non constant value"
 
 
-def weights():
-    return [torch.nn.Parameter(torch.ones(2))]
+def train(make_optimizer, **options):
+    """A training of weights of which `make_optimizer` takes a list."""
+    return Training(lambda weights: make_optimizer(list(weights.values())), **options)
 
 
-def read(optimizer, **options):
-    return OptimizerReader(relax_attribute_checks=False, **options).read(optimizer)
+def compiled(make_optimizer, **options):
+    training = train(make_optimizer, **options)
+    training.step(make_gradients(0))
+    return training
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, "poptorch::python")
+
+    def messages(start, level=None):
+        return [
+            record.getMessage()
+            for record in caplog.records
+            if record.getMessage().startswith(start)
+            and level in (None, record.levelname)
+        ]
+
+    return messages
+
+
+@pytest.fixture
+def read(caplog):
+    """Read from the log the values of the graph, then each group's."""
+
+    def read(make_optimizer, **options):
+        caplog.set_level(logging.DEBUG, "poptorch::python")
+        caplog.clear()
+        compiled(make_optimizer, **options)
+        lines = [r.getMessage() for r in caplog.records]
+        lines = [line for line in lines if line.startswith("Updating g")]
+        return [parsed(line) for line in lines]
+
+    return read
+
+
+def parsed(line):
+    found = re.findall(r"(\w+)=([\w.+-]+)( \(const\))?", line)
+    return {name: (value, bool(const)) for name, value, const in found}
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "kind"),
+    ("make", "kind"),
     [
-        (optim.SGD(weights(), 0.1, use_combined_accum=True), "SGD1"),
-        (optim.SGD(weights(), 0.1), "SGD2"),
-        (torch.optim.SGD(weights(), 0.1), "SGD2"),
-        (optim.Adam(weights()), "ADAM"),
-        (torch.optim.Adam(weights()), "ADAM"),
-        (optim.AdamW(weights()), "ADAMW"),
-        (torch.optim.AdamW(weights()), "ADAMW"),
-        (optim.AdamW(weights(), bias_correction=False), "ADAMW_NO_BIAS"),
-        (optim.RMSprop(weights()), "RMSPROP"),
-        (torch.optim.RMSprop(weights(), centered=True), "RMSPROP_CENTERED"),
-        (optim.LAMB(weights()), "LAMB"),
-        (optim.LAMB(weights(), bias_correction=False), "LAMB_NO_BIAS"),
+        (lambda w: optim.SGD(w, 0.1, use_combined_accum=True), "SGD1"),
+        (lambda w: optim.SGD(w, 0.1), "SGD2"),
+        (lambda w: torch.optim.SGD(w, 0.1), "SGD2"),
+        (optim.Adam, "ADAM"),
+        (torch.optim.Adam, "ADAM"),
+        (optim.AdamW, "ADAMW"),
+        (torch.optim.AdamW, "ADAMW"),
+        (lambda w: optim.AdamW(w, bias_correction=False), "ADAMW_NO_BIAS"),
+        (optim.RMSprop, "RMSPROP"),
+        (lambda w: torch.optim.RMSprop(w, centered=True), "RMSPROP_CENTERED"),
+        (optim.LAMB, "LAMB"),
+        (lambda w: optim.LAMB(w, bias_correction=False), "LAMB_NO_BIAS"),
     ],
 )
-def test_the_kind_follows_class_and_attributes(optimizer, kind):
-    assert read(optimizer).kind.name == kind
+def test_the_kind_follows_class_and_attributes(make, kind, log):
+    training = train(make)
+    training.optimizer.colour = "red"
+    training.send()
+    [message] = log("Ignoring")
+    assert f"in {kind} optimizer: ['colour']" in message
 
 
 @pytest.mark.parametrize("cls", [torch.optim.Adagrad, torch.optim.Adamax])
 def test_other_optimizers_are_refused(cls):
     with pytest.raises(AssertionError, match="Unsupported optimizer type"):
-        read(cls(weights()))
+        train(cls)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     momentum=st.sampled_from([0.0, 0.5]),
     dampening=st.sampled_from([0.0, 0.5]),
     weight_decay=st.sampled_from([0.0, 0.01, 0.5]),
 )
 def test_torchs_sgd_has_constants_where_values_are_ordinary(
-    momentum, dampening, weight_decay
+    read, momentum, dampening, weight_decay
 ):
-    group = read(
-        torch.optim.SGD(weights(), 0.1, momentum, dampening, weight_decay)
-    ).groups[0]
-    assert group.lr == (0.1, False)
-    assert group.momentum == (momentum, momentum == 0.0)
-    assert group.dampening == (dampening, dampening == 0.0)
-    assert group.weight_decay == (weight_decay, weight_decay == 0.0)
+    values = momentum, dampening, weight_decay
+    _, group = read(lambda w: torch.optim.SGD(w, 0.1, *values))
+    assert group["learningRate"] == ("0.1", False)
+    assert group["momentum"] == (f"{momentum:g}", momentum == 0.0)
+    assert group["dampening"] == (f"{dampening:g}", dampening == 0.0)
+    assert group["weightDecay"] == (f"{weight_decay:g}", weight_decay == 0.0)
 
 
-@pytest.mark.parametrize(("nesterov", "is_one"), [(True, 1.0), (False, 0.0)])
-def test_nesterov_of_torchs_sgd_is_constant(nesterov, is_one):
-    sgd = torch.optim.SGD(weights(), 0.1, 0.9, nesterov=nesterov)
-    assert read(sgd).groups[0].nesterov == (is_one, True)
+@pytest.mark.parametrize(("nesterov", "is_one"), [(True, "1"), (False, "0")])
+def test_nesterov_of_torchs_sgd_is_constant(read, nesterov, is_one):
+    _, group = read(lambda w: torch.optim.SGD(w, 0.1, 0.9, nesterov=nesterov))
+    assert group["nesterov"] == (is_one, True)
 
 
 @pytest.mark.parametrize(
     ("cls", "arguments", "name", "is_const"),
     [
-        (torch.optim.Adam, {}, "lr", False),
+        (torch.optim.Adam, {}, "learningRate", False),
         (torch.optim.Adam, {"eps": 1e-8}, "eps", True),
         (torch.optim.Adam, {"eps": 1e-6}, "eps", False),
         (torch.optim.Adam, {"betas": (0.5, 0.6)}, "beta1", True),
-        (torch.optim.Adam, {"weight_decay": 0.01}, "weight_decay", False),
-        (torch.optim.AdamW, {}, "weight_decay", True),
-        (torch.optim.AdamW, {"weight_decay": 0.0}, "weight_decay", False),
+        (torch.optim.Adam, {"weight_decay": 0.01}, "weightDecay", False),
+        (torch.optim.AdamW, {}, "weightDecay", True),
+        (torch.optim.AdamW, {"weight_decay": 0.0}, "weightDecay", False),
         (torch.optim.RMSprop, {"alpha": 0.5}, "alpha", True),
         (torch.optim.RMSprop, {"momentum": 0.5}, "momentum", False),
-        (optim.Adam, {}, "lr", True),
+        (optim.Adam, {}, "learningRate", True),
         (optim.Adam, {"eps": 1e-8}, "eps", False),
         (optim.Adam, {"betas": (0.5, 0.6)}, "beta1", False),
         (optim.Adam, {"betas": (0.5, 0.6)}, "beta2", False),
         (optim.Adam, {}, "beta2", True),
-        (optim.AdamW, {"weight_decay": 0.01}, "weight_decay", False),
+        (optim.AdamW, {"weight_decay": 0.01}, "weightDecay", False),
         (optim.RMSprop, {"alpha": 0.5}, "alpha", False),
         (optim.RMSprop, {}, "momentum", True),
-        (optim.LAMB, {}, "max_weight_norm", True),
-        (optim.LAMB, {"max_weight_norm": 3.0}, "max_weight_norm", False),
+        (optim.LAMB, {}, "maxWeightNorm", True),
+        (optim.LAMB, {"max_weight_norm": 3.0}, "maxWeightNorm", False),
     ],
 )
-def test_what_is_constant(cls, arguments, name, is_const):
-    settings = read(cls(weights(), **arguments))
-    assert getattr(settings.groups[0], name).is_const is is_const
-    assert getattr(settings.defaults, name).is_const is is_const
+def test_what_is_constant(read, cls, arguments, name, is_const):
+    graph, group = read(lambda w: cls(w, **arguments))
+    assert group[name][1] is is_const
+    assert graph[f"default{name[0].upper()}{name[1:]}"][1] is is_const
 
 
-def test_loss_scaling_is_variable_if_given_or_automatic():
-    assert read(optim.SGD(weights(), 0.1)).scaling == (1.0, True)
-    assert read(optim.SGD(weights(), 0.1, loss_scaling=1.0)).scaling == (1.0, False)
-    automatic = read(optim.SGD(weights(), 0.1), automatic_loss_scaling=True)
-    assert automatic.scaling == (1.0, False)
-    assert automatic.loss_scaling == 1.0
-    native = torch.optim.SGD(weights(), 0.1)
-    assert read(native).scaling == (1.0, True)
-    native.loss_scaling = 2.0
-    assert read(native).scaling == (2.0, False)
+def test_loss_scaling_is_variable_if_given_or_automatic(read):
+    def scaling(make, **options):
+        _, group = read(make, **options)
+        return group["lossScaling"]
+
+    def native(w):
+        sgd = torch.optim.SGD(w, 0.1)
+        sgd.loss_scaling = 2.0
+        return sgd
+
+    assert scaling(lambda w: optim.SGD(w, 0.1)) == ("1", True)
+    assert scaling(lambda w: optim.SGD(w, 0.1, loss_scaling=1.0)) == ("1", False)
+    assert scaling(lambda w: torch.optim.SGD(w, 0.1)) == ("1", True)
+    assert scaling(native) == ("2", False)
+    options = Options()
+    options.Training.setAutomaticLossScaling(True)
+    automatic = scaling(lambda w: optim.SGD(w, 0.1), options=options)
+    assert automatic == ("1", False)
 
 
-def test_a_groups_own_loss_scaling_is_not_read():
-    groups = [{"params": weights(), "loss_scaling": 5.0}]
-    assert read(optim.SGD(groups, 0.1)).loss_scaling == 1.0
+def test_a_groups_own_loss_scaling_is_not_read(read):
+    groups = [{"params": [], "loss_scaling": 5.0}]
+    graph, _ = read(lambda w: optim.SGD([{**groups[0], "params": w}], 0.1))
+    assert graph["lossScaling"][0] == "1"
 
 
-def test_groups_and_defaults_are_read_apart():
-    groups = [{"params": weights(), "lr": 0.5}, {"params": weights()}]
-    settings = read(optim.SGD(groups, 0.1))
-    assert settings.defaults.lr.value == 0.1
-    assert [group.lr.value for group in settings.groups] == [0.5, 0.1]
-    assert settings.variables(None) is settings.defaults
-    assert settings.variables(0).lr.value == 0.5
+def test_groups_and_defaults_are_read_apart(read):
+    def make(w):
+        return optim.SGD([{"params": w[:1], "lr": 0.5}, {"params": w[1:]}], 0.1)
+
+    graph, *groups = read(make)
+    assert graph["defaultLearningRate"][0] == "0.1"
+    assert [group["learningRate"][0] for group in groups] == ["0.5", "0.1"]
 
 
-def test_readings_compare_equal_until_a_value_changes():
-    sgd = optim.SGD(weights(), 0.1, accum_type=F16, max_grad_norm=2.0)
-    before = read(sgd)
-    assert read(sgd) == before
-    assert (before.accum_type, before.max_grad_norm) == (F16, 2.0)
-    sgd.param_groups[0]["lr"] = 0.2
-    assert read(sgd) != before
+def test_separate_sgd_scales_its_velocity_as_its_loss(read):
+    graph, group = read(lambda w: optim.SGD(w, lr=0.1, loss_scaling=8.0))
+    assert graph["defaultVelocityScaling"] == graph["lossScaling"] == ("8", False)
+    assert group["velocityScaling"] == group["lossScaling"] == ("8", False)
 
 
-def test_torch_and_poptorch_optimizers_of_equal_values_read_equal():
-    native = torch.optim.SGD(weights(), 0.1)
-    assert read(native) == read(optim.SGD(weights(), 0.1))
+def test_combined_sgd_scales_its_velocity_by_itself(read):
+    arguments = {"loss_scaling": 8.0, "velocity_scaling": 2.0}
+    graph, _ = read(lambda w: optim.SGD(w, 0.1, use_combined_accum=True, **arguments))
+    assert graph["defaultVelocityScaling"] == ("2", False)
+    assert graph["lossScaling"] == ("8", False)
+
+
+def test_types_of_accumulators_are_told(read):
+    graph, _ = read(lambda w: optim.Adam(w, accum_type=F16))
+    assert graph["accumType"][0] == "float16"
+    assert graph["firstOrderMomentumAccumType"][0] == "float32"
+    graph, _ = read(lambda w: optim.SGD(w, 0.1, velocity_accum_type=F16))
+    assert graph["accumType"][0] == "float32"
+    assert graph["firstOrderMomentumAccumType"][0] == "float16"
+
+
+def test_the_log_names_the_family_and_only_values_that_it_has(log):
+    compiled(optim.LAMB)
+    graph, group = log("Updating g")
+    assert graph.startswith("Updating graph optimizer with Adam, defaultLearningRate=")
+    assert group.startswith("Updating group 0 optimizer with Adam, learningRate=0.001 ")
+    assert "MaxWeightNorm=65500" in graph
+    assert "omentum=" not in graph
+
+
+def test_a_change_is_logged_and_its_repetition_is_not(log, caplog):
+    training = compiled(lambda w: optim.SGD(w, lr=0.5))
+    assert len(log("Updating g")) == 2
+    caplog.clear()
+    training.send()
+    assert log("Updating g") == []
+    training.optimizer.param_groups[0]["lr"] = 0.25
+    training.send()
+    _, group = log("Updating g")
+    assert group.startswith("Updating group 0 optimizer with SGD, learningRate=0.25,")
+
+
+def test_torch_and_poptorch_optimizers_of_equal_values_read_equal(log, caplog):
+    training = compiled(lambda w: torch.optim.SGD(w, 0.1))
+    caplog.clear()
+    training.optimizer = optim.SGD(training.model.parameters(), 0.1)
+    training.send()
+    assert log("Updating g") == log("Ignoring") == []
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "expected"),
+    ("make", "expected"),
     [
-        (optim.SGD(weights(), 0.1, accum_type=F16), True),
-        (optim.SGD(weights(), 0.1), False),
-        (optim.SGD(weights(), 0.1, use_combined_accum=True, accum_type=F16), False),
-        (optim.Adam(weights(), accum_type=F16), True),
-        (optim.Adam(weights(), first_order_momentum_accum_type=F16), False),
-        (torch.optim.Adam(weights()), False),
+        (lambda w: optim.SGD(w, 0.1, accum_type=F16), True),
+        (lambda w: optim.SGD(w, 0.1), False),
+        (lambda w: optim.SGD(w, 0.1, use_combined_accum=True, accum_type=F16), False),
+        (lambda w: optim.Adam(w, accum_type=F16), True),
+        (lambda w: optim.Adam(w, first_order_momentum_accum_type=F16), False),
+        (torch.optim.Adam, False),
     ],
 )
-def test_16_bit_accumulation_runs_as_a_mean(optimizer, expected):
-    assert read(optimizer).uses_running_mean is expected
+def test_16_bit_accumulation_runs_as_a_mean(make, expected):
+    training = train(make).executor.options.Training
+    strategy = training.meanAccumulationAndReplicationReductionStrategy
+    assert (strategy == MeanReductionStrategy.Running) is expected
+
+
+# Refusals -------------------------------------------------------------------------
+
+
+def refused(make, change, error, match):
+    """A change is refused when it is sent, and before that when a model is wrapped."""
+
+    def changed(weights):
+        optimizer = make(weights)
+        change(optimizer)
+        return optimizer
+
+    with pytest.raises(error, match=match):
+        train(changed)
+    training = train(make)
+    change(training.optimizer)
+    with pytest.raises(error, match=match):
+        training.send()
 
 
 @pytest.mark.parametrize("where", ["defaults", "group"])
 def test_amsgrad_is_refused_wherever_it_is(where):
-    adam = optim.AdamW(weights())
-    target = adam.defaults if where == "defaults" else adam.param_groups[0]
-    target["amsgrad"] = True
-    with pytest.raises(ValueError, match="Only non-amsgrad"):
-        read(adam)
+    def change(adam):
+        target = adam.defaults if where == "defaults" else adam.param_groups[0]
+        target["amsgrad"] = True
+
+    refused(optim.AdamW, change, ValueError, "Only non-amsgrad")
+
+
+def set_in_group(name, value):
+    return lambda optimizer: optimizer.param_groups[0].update({name: value})
 
 
 def test_adams_decoupled_weight_decay_is_refused():
-    adam = torch.optim.Adam(weights())
-    adam.param_groups[0]["decoupled_weight_decay"] = True
-    with pytest.raises(ValueError, match="use AdamW"):
-        read(adam)
+    change = set_in_group("decoupled_weight_decay", True)
+    refused(torch.optim.Adam, change, ValueError, "use AdamW")
 
 
 @pytest.mark.parametrize("value", [torch.tensor(0.1), "0.1", None])
 def test_values_must_be_numbers(value):
-    sgd = torch.optim.SGD(weights(), 0.1)
-    sgd.param_groups[0]["lr"] = value
-    with pytest.raises(AssertionError, match="Expected a number for lr"):
-        read(sgd)
+    change = set_in_group("lr", value)
+    match = "Expected a number for lr"
+    refused(lambda w: torch.optim.SGD(w, 0.1), change, AssertionError, match)
 
 
 @pytest.mark.parametrize("value", [[0.9, 0.99], (0.9,), 0.9])
 def test_betas_must_be_a_pair(value):
-    adam = torch.optim.Adam(weights())
-    adam.param_groups[0]["betas"] = value
-    with pytest.raises(AssertionError, match="Expected a pair for betas"):
-        read(adam)
+    change = set_in_group("betas", value)
+    refused(torch.optim.Adam, change, AssertionError, "Expected a pair for betas")
 
 
 def test_missing_attributes_are_named():
-    sgd = optim.SGD(weights(), 0.1)
-    del sgd.param_groups[0]["dampening"]
-    with pytest.raises(AssertionError, match="Mandatory attribute dampening not found"):
-        read(sgd)
+    def change(sgd):
+        del sgd.param_groups[0]["dampening"]
+
+    match = "Mandatory attribute dampening not found"
+    refused(lambda w: optim.SGD(w, 0.1), change, AssertionError, match)
 
 
 def test_types_are_checked_again_when_read():
-    adam = optim.Adam(weights())
-    adam.accum_type = torch.float64
-    with pytest.raises(ValueError, match="accum_type must be"):
-        read(adam)
+    def change(adam):
+        adam.accum_type = torch.float64
+
+    refused(optim.Adam, change, ValueError, "accum_type must be")
 
 
 def test_rmsprop_groups_must_agree_on_centered():
-    groups = [{"params": weights(), "centered": True}, {"params": weights()}]
+    def make(w):
+        groups = [{"params": w[:1], "centered": True}, {"params": w[1:]}]
+        return optim.RMSprop(groups)
+
     with pytest.raises(AssertionError, match="same value for the 'centered'"):
-        read(optim.RMSprop(groups))
+        train(make)
 
 
 def test_senseless_values_are_errors_of_the_device():
     with pytest.raises(Error, match="Maximum norm of gradients cannot be NaN"):
-        read(optim.SGD(weights(), 0.1, max_grad_norm=math.nan))
+        train(lambda w: optim.SGD(w, 0.1, max_grad_norm=math.nan))
     with pytest.raises(Error, match="Loss scaling cannot be 0"):
-        read(optim.SGD(weights(), 0.1, loss_scaling=0.0))
+        train(lambda w: optim.SGD(w, 0.1, loss_scaling=0.0))
 
 
-@pytest.fixture
-def log(caplog):
-    caplog.set_level(logging.DEBUG, "poptorch::python")
-    return lambda: [(r.levelname, r.getMessage()) for r in caplog.records]
+# Unexpected attributes ------------------------------------------------------------
 
 
 def test_attributes_added_later_are_warned_of_once(log):
-    reader = OptimizerReader(relax_attribute_checks=False)
-    sgd = optim.SGD(weights(), 0.1)
-    sgd.param_groups[0]["present"] = 1
-    reader.read(sgd)
-    assert log() == []
+    def make(w):
+        sgd = optim.SGD(w, 0.1)
+        sgd.param_groups[0]["present"] = 1
+        return sgd
+
+    training = train(make)
+    assert log("Ignoring") == []
+    sgd = training.optimizer
     sgd.param_groups[0]["initial_lr"] = 0.1
     sgd.defaults["colour"] = "red"
     sgd.lr = 0.5
     for _ in range(2):
-        reader.read(sgd)
+        training.send()
     start = "Ignoring unexpected"
-    assert log() == [
-        ("WARNING", f"{start} default group variable in SGD2 optimizer: ['colour']"),
-        ("WARNING", f"{start} optimizer attribute in SGD2 optimizer: ['lr']"),
-        ("WARNING", f"{start} group 0 attribute in SGD2 optimizer: ['initial_lr']"),
+    assert log("Ignoring", "WARNING") == [
+        f"{start} default group variable in SGD2 optimizer: ['colour']",
+        f"{start} optimizer attribute in SGD2 optimizer: ['lr']",
+        f"{start} group 0 attribute in SGD2 optimizer: ['initial_lr']",
     ]
 
 
 def test_warnings_can_be_relaxed(log):
-    reader = OptimizerReader(relax_attribute_checks=True)
-    sgd = optim.SGD(weights(), 0.1)
-    reader.read(sgd)
-    sgd.lr = 0.5
-    reader.read(sgd)
-    assert [level for level, _ in log()] == ["DEBUG"]
+    options = Options().relaxOptimizerAttributesChecks(True)
+    training = train(lambda w: optim.SGD(w, 0.1), options=options)
+    training.optimizer.lr = 0.5
+    training.send()
+    assert len(log("Ignoring", "DEBUG")) == 1
+    assert log("Ignoring", "WARNING") == []
 
 
-def test_swapping_torchs_for_poptorchs_optimizer_is_no_surprise(log):
-    reader = OptimizerReader(relax_attribute_checks=False)
-    reader.read(torch.optim.SGD(weights(), 0.1))
-    reader.read(optim.SGD(weights(), 0.1))
-    assert log() == []
-
-
-def test_loading_a_state_adds_nothing_unexpected(log):
-    for cls in (optim.SGD, optim.AdamW, optim.RMSprop, optim.LAMB):
-        reader = OptimizerReader(relax_attribute_checks=False)
-        optimizer = cls(weights(), lr=0.1)
-        reader.read(optimizer)
-        optimizer.load_state_dict(optimizer.state_dict())
-        optimizer.state_dict = optimizer.get_state_dict  # as executors do
-        reader.read(optimizer)
-    assert log() == []
+@pytest.mark.parametrize("cls", [optim.SGD, optim.AdamW, optim.RMSprop, optim.LAMB])
+def test_loading_a_state_adds_nothing_unexpected(cls, log):
+    training = train(lambda w: cls(w, lr=0.1))
+    training.optimizer.load_state_dict(training.optimizer.state_dict())
+    training.send()
+    assert log("Ignoring") == []
 
 
 def test_custom_optimizers_are_what_they_derive_from_with_a_warning(log):
@@ -282,73 +384,90 @@ def test_custom_optimizers_are_what_they_derive_from_with_a_warning(log):
     class Native(torch.optim.SGD):
         pass
 
-    assert read(Sub(weights())).kind.name == "ADAMW"
-    assert read(Native(weights(), 0.1)).kind.name == "SGD2"
-    messages = [message for _, message in log()]
-    assert len(messages) == 2
-    for message in messages:
+    compiled(Sub)
+    compiled(lambda w: Native(w, 0.1))
+    graphs = [line.split(", ")[0] for line in log("Updating graph")]
+    assert [graph.split()[-1] for graph in graphs] == ["Adam", "SGD"]
+    for name in ("Sub", "Native"):
+        [message] = log(f"{name} is a custom optimizer", "WARNING")
         assert "Poptorch does not run Python optimizer code directly" in message
 
 
+# After compilation ----------------------------------------------------------------
+
+
 def changed(old, new):
-    check_replaceable(read(old), read(new))
+    training = compiled(old)
+    training.optimizer = new(list(training.model.parameters()))
+    training.send()
+    training.step(make_gradients(1))
 
 
 def test_variables_may_change():
-    groups = [{"params": weights()}, {"params": weights()}]
-    old = optim.SGD(groups, 0.1, 0.9, weight_decay=0.0, loss_scaling=1.0)
-    new = optim.SGD(groups, 0.2, 0.5, weight_decay=0.1, loss_scaling=8.0)
-    new.param_groups[1]["lr"] = 7.0
-    changed(old, new)
+    def make(*arguments, lr=0.1, **more):
+        def make(w):
+            groups = [{"params": w[:1]}, {"params": w[1:], "lr": lr}]
+            return optim.SGD(groups, *arguments, **more)
+
+        return make
+
+    changed(
+        make(0.1, 0.9, weight_decay=0.0, loss_scaling=1.0),
+        make(0.2, 0.5, lr=7.0, weight_decay=0.1, loss_scaling=8.0),
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (optim.Adam(weights()), optim.Adam(weights(), lr=1e-3), CONSTNESS),
-        (optim.Adam(weights(), lr=1e-3), optim.Adam(weights()), CONSTNESS),
+        (lambda w: optim.Adam(w), lambda w: optim.Adam(w, lr=1e-3), CONSTNESS),
+        (lambda w: optim.Adam(w, lr=1e-3), lambda w: optim.Adam(w), CONSTNESS),
         (
-            torch.optim.SGD(weights(), 0.1),
-            torch.optim.SGD(weights(), 0.1, weight_decay=0.1),
+            lambda w: torch.optim.SGD(w, 0.1),
+            lambda w: torch.optim.SGD(w, 0.1, weight_decay=0.1),
             CONSTNESS,
         ),
         (
-            torch.optim.Adam(weights(), betas=(0.9, 0.99)),
-            torch.optim.Adam(weights(), betas=(0.8, 0.99)),
+            lambda w: torch.optim.Adam(w, betas=(0.9, 0.99)),
+            lambda w: torch.optim.Adam(w, betas=(0.8, 0.99)),
             CONSTANT,
         ),
         (
-            optim.SGD(weights(), 0.1),
-            optim.SGD(weights(), 0.1, loss_scaling=2.0),
+            lambda w: optim.SGD(w, 0.1),
+            lambda w: optim.SGD(w, 0.1, loss_scaling=2.0),
             "loss_scaling",
         ),
-        (optim.SGD(weights(), 0.1), optim.Adam(weights()), "optimizer of type SGD2"),
-        (optim.Adam(weights()), optim.RMSprop(weights()), "optimizer of type ADAM"),
-        (optim.Adam(weights()), optim.AdamW(weights()), "mode was Adam, now AdamW"),
-        (optim.AdamW(weights()), optim.LAMB(weights()), "mode was AdamW, now Lamb"),
         (
-            optim.SGD(weights(), 0.1),
-            optim.SGD(weights(), 0.1, use_combined_accum=True),
+            lambda w: optim.SGD(w, 0.1),
+            lambda w: optim.Adam(w),
+            "optimizer of type SGD2",
+        ),
+        (lambda w: optim.Adam(w), lambda w: optim.RMSprop(w), "optimizer of type ADAM"),
+        (lambda w: optim.Adam(w), lambda w: optim.AdamW(w), "mode was Adam, now AdamW"),
+        (lambda w: optim.AdamW(w), lambda w: optim.LAMB(w), "mode was AdamW, now Lamb"),
+        (
+            lambda w: optim.SGD(w, 0.1),
+            lambda w: optim.SGD(w, 0.1, use_combined_accum=True),
             "mode was separate",
         ),
         (
-            optim.SGD(weights(), 0.1),
-            optim.SGD(weights(), 0.1, max_grad_norm=1.0),
+            lambda w: optim.SGD(w, 0.1),
+            lambda w: optim.SGD(w, 0.1, max_grad_norm=1.0),
             "Clip norm settings",
         ),
         (
-            optim.SGD(weights(), 0.1),
-            optim.SGD(weights(), 0.1, velocity_accum_type=F16),
+            lambda w: optim.SGD(w, 0.1),
+            lambda w: optim.SGD(w, 0.1, velocity_accum_type=F16),
             "velocity_accum_type was torch.float32",
         ),
         (
-            optim.RMSprop(weights()),
-            optim.RMSprop(weights(), use_tf_variant=True),
+            lambda w: optim.RMSprop(w),
+            lambda w: optim.RMSprop(w, use_tf_variant=True),
             "use_tf_variant",
         ),
         (
-            optim.SGD([{"params": weights()}, {"params": weights()}], 0.1),
-            optim.SGD(weights(), 0.1),
+            lambda w: optim.SGD([{"params": w[:1]}, {"params": w[1:]}], 0.1),
+            lambda w: optim.SGD(w, 0.1),
             "2 parameter groups",
         ),
     ],
@@ -361,29 +480,28 @@ def test_what_may_not_change_after_compiling(old, new, message):
 
 
 def test_a_constant_changed_in_one_group_is_refused():
-    sgd = optim.SGD(weights(), 0.1)
-    old = read(sgd)
-    sgd.param_groups[0]["momentum"] = 0.9
+    training = compiled(lambda w: optim.SGD(w, 0.1))
+    training.optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.raises(Error, match=CONSTANT + r"\. momentum of group 0"):
-        check_replaceable(old, read(sgd))
+        training.send()
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (optim.AdamW(weights()), optim.AdamW(weights(), bias_correction=False)),
+        (lambda w: optim.AdamW(w), lambda w: optim.AdamW(w, bias_correction=False)),
         (
-            optim.Adam(weights()),
-            optim.Adam(weights(), first_order_momentum_accum_type=F16),
+            lambda w: optim.Adam(w),
+            lambda w: optim.Adam(w, first_order_momentum_accum_type=F16),
         ),
         (
-            optim.SGD(weights(), 0.1),
-            optim.SGD([{"params": weights()}, {"params": weights()}], 0.1),
+            lambda w: optim.SGD(w, 0.1),
+            lambda w: optim.SGD([{"params": w[:1]}, {"params": w[1:]}], 0.1),
         ),
-        (optim.SGD(weights(), 0.1), torch.optim.SGD(weights(), 0.2)),
+        (lambda w: optim.SGD(w, 0.1), lambda w: torch.optim.SGD(w, 0.2)),
         (
-            torch.optim.SGD(weights(), 0.1, dampening=0.1),
-            torch.optim.SGD(weights(), 0.1),
+            lambda w: torch.optim.SGD(w, 0.1, dampening=0.1),
+            lambda w: torch.optim.SGD(w, 0.1),
         ),
     ],
 )
@@ -393,4 +511,4 @@ def test_what_poptorch_does_not_compare(old, new):
 
 def test_accumulating_in_16_bits_needs_another_program():
     with pytest.raises(ValueError, match="executable is already compiled"):
-        changed(optim.Adam(weights()), optim.Adam(weights(), accum_type=F16))
+        changed(lambda w: optim.Adam(w), lambda w: optim.Adam(w, accum_type=F16))
