@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 # Room -> its limits, and the packages and modules right under `ipufit` that it has.
 ROOMS = {
-    "emulator": (Size(110, 13209, 98020), "emulator"),
+    "emulator": (Size(93, 12451, 92531), "emulator"),
     "engine and model": (Size(127, 10626, 82403), "engine model"),
     "data": (Size(41, 3714, 29146), "data"),
     "metrics and losses": (Size(21, 1843, 15841), "metrics losses"),
