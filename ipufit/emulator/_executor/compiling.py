@@ -4,93 +4,43 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+import os
+from typing import Callable, Iterator, Mapping
 
 import torch
-from torch import Tensor
 
-from ipufit.emulator._device.runner import Runner
-from ipufit.emulator._executor.constraints import (
-    check_executable_cache,
-    check_groupings,
-    check_program,
-    check_updatable_buffers,
-)
+from ipufit.emulator._device.device import Executable
 from ipufit.emulator._executor.wrapping import unwrapped
 from ipufit.emulator._folding.fold_runner import choose_runner
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import (
     GroupedParameters,
-    ReplicaGroups,
+    Grouping,
     one_element_each,
 )
+from ipufit.emulator._ops.markers import check_overlap
 from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._options.popart_keys import validate_popart_options
+from ipufit.emulator._options.strategies import (
+    ExecutionStrategy,
+    ParallelPhasedExecution,
+    is_pipelined,
+)
 from ipufit.emulator._program.anchors import (
-    Anchors,
     add_anchors,
     named_nodes,
     weight_tensor_names,
 )
 from ipufit.emulator._program.args import CallArguments, check_inputs, micro_batch
+from ipufit.emulator._program.checks import check_stages
 from ipufit.emulator._program.floating_point import checked, stops_at_exceptions
 from ipufit.emulator._program.program import Program, trace
 from ipufit.emulator._tracing.recording import named_weights
-
-
-@dataclass(frozen=True)
-class Executable:
-    """A compiled model: its program, and everything it was compiled with.
-
-    Attributes:
-        target: The kind and number of IPUs that the program needs.
-        arguments: The arguments of a call, as tensors with shapes but no data.
-        first_micro_batch: The arguments of the first micro-batch it was compiled with.
-        host_weights: The module's parameters and buffers by name. Integers are
-            copies: they are constants of the program.
-        replica_groups: For each parameter that differs between replicas its groups.
-        tensor_names: Names that `Options.anchorTensor` accepts.
-        runner: Runs the program: looped or folded.
-    """
-
-    program: Program
-    target: Target
-    arguments: CallArguments
-    first_micro_batch: CallArguments
-    host_weights: dict[str, Tensor]
-    replica_groups: dict[str, ReplicaGroups]
-    tensor_names: list[str]
-    anchors: Anchors
-    runner: Runner
-
-    def given_arguments(self) -> tuple[Any, Any]:
-        """Give the first micro-batch in the types in which the caller gave it."""
-        rows = self.first_micro_batch
-        pairs = zip(rows.tensors(), self.arguments.tensors())
-        given = rows.with_tensors(row.to(like.dtype) for row, like in pairs)
-        return given.args, given.kwargs
-
-    def facts(self, options: Options) -> dict[str, object]:
-        """List what must be the same in all processes that train the model."""
-        training = options.Training
-        weights = [
-            (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-            for name, tensor in self.host_weights.items()
-        ]
-        reduction = (
-            training.accumulation_and_replication_reduction_type,
-            training.meanAccumulationAndReplicationReductionStrategy,
-        )
-        return {
-            "the number of device iterations": options.device_iterations,
-            "the gradient accumulation": training.gradient_accumulation,
-            "the number of replicas": options.replication_factor,
-            "the reduction of gradients": reduction,
-            "the weights": weights,
-        }
+from ipufit.emulator.enums import CommGroupType, OutputMode
+from ipufit.emulator.errors import createPoptorchError, require
 
 
 def compile_model(
@@ -152,3 +102,217 @@ def compile_model(
     return Executable(
         program, target, like, kept, weights, groups, names, anchors, runner
     )
+
+
+def check_inference_options(options: Options) -> None:
+    """Refuse options that make inference accumulate gradients.
+
+    Raises:
+        Error: Gradient accumulation isn't 1.
+    """
+    if options.Training.gradient_accumulation == 1:
+        return
+    hint = ""
+    if is_pipelined(options._execution_strategy):
+        hint = (
+            " Use poptorch.Options().deviceIterations to process a sufficient number "
+            "of batches each run for pipelined execution instead."
+        )
+    raise createPoptorchError(
+        "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave "
+        "it as its default value (1) when running a poptorch.inferenceModel()."
+        f"{hint} It is {options.Training.gradient_accumulation}."
+    )
+
+
+def check_program(
+    program: Program, layout: Layout, options: Options, *, is_training: bool
+) -> Target:
+    """Check a traced program against its options, and choose its target.
+
+    Raises:
+        Error: Too many IPUs or stages, blocks in the wrong place or order, an output
+            mode that the program can't have, or buffers that replicas would have to
+            broadcast.
+    """
+    for check in checks_of_program(program, layout, options, is_training=is_training):
+        check()
+    return Target.of(options, program.num_ipus * layout.replicas)
+
+
+def checks_of_program(
+    program: Program, layout: Layout, options: Options, *, is_training: bool
+) -> Iterator[Callable[[], None]]:
+    """Yield the checks of a traced program against its options, in order.
+
+    Each raises an `Error` if it refuses the program, as `check_program` says.
+    """
+    strategy, graph = options._execution_strategy, program.graph.graph
+    yield lambda: check_overlap(graph, options, has_loss=program.has_loss)
+    yield lambda: _check_placement(program, strategy)
+    if is_pipelined(strategy):
+        forward = program.num_forward_stages
+        yield lambda: _check_stages(forward, layout, is_training=is_training)
+    if options.output_mode == OutputMode.EveryN.value:
+        yield lambda: _check_period(program, layout, options)
+    yield lambda: _check_broadcast(program, layout, options)
+
+
+def _check_broadcast(program: Program, layout: Layout, options: Options) -> None:
+    needs_broadcast = program.unsynchronised_weights and layout.input_groups > 1
+    if needs_broadcast and options.broadcast_buffers:
+        raise createPoptorchError(
+            "PopTorch does not support broadcasting buffers. If your model is able to "
+            "tolerate buffers becoming out of sync between replicas, you can disable "
+            "buffer broadcasting using poptorch.Options.broadcastBuffers(False). "
+            f"Changed in place: {', '.join(sorted(program.unsynchronised_weights))}."
+        )
+
+
+def check_groupings(groupings: Mapping[str, Grouping], options: Options) -> None:
+    """Refuse groups of replicas that aren't groups of one process's replicas.
+
+    Groups are of the replicas of all processes. The emulator knows those of this one.
+
+    Raises:
+        Error: There are several processes, and the groups of a weight, or those of the
+            inputs, are neither all replicas nor certainly inside a process.
+    """
+    count = options.Distributed.numProcesses
+    if count == 1:
+        return
+    grouped = [
+        f"replicaGrouping of {name} ({kind.comm_group_type})"
+        for name, kind in groupings.items()
+        if kind.comm_group_type is not CommGroupType.All
+    ]
+    is_apart = options.input_cgt != CommGroupType.Consecutive
+    if options.input_group_size > 1 and is_apart:
+        grouped.append("Options.inputReplicaGrouping that isn't Consecutive")
+    if grouped:
+        raise createPoptorchError(
+            f"Of {count} processes the emulator can't put all replicas into groups: "
+            f"{', '.join(grouped)}. Use more replicas in one process "
+            "(Options.replicationFactor), or CommGroupType.All for weights."
+        )
+
+
+def updatable_buffers(options: Options) -> list[str]:
+    """Names that `Options.updatableNamedBuffers` was given."""
+    return list(options._Popart.options.get("updatableNamedBuffers", ()))
+
+
+def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
+    """Refuse names of buffers that can't be uploaded.
+
+    Raises:
+        Error: The model has no such buffer, or it is compiled in.
+    """
+    buffers = dict(model.named_buffers())
+    for name in updatable_buffers(options):
+        if name not in buffers:
+            raise createPoptorchError(
+                f"Options.updatableNamedBuffers names {name!r}, but the model's "
+                f"buffers are: {', '.join(buffers) or 'none'}."
+            )
+        if not buffers[name].is_floating_point():
+            raise createPoptorchError(
+                f"Options.updatableNamedBuffers names {name!r}, a buffer of "
+                f"{buffers[name].dtype}: only floating-point buffers can be "
+                "uploaded, others are constants of the compiled model."
+            )
+
+
+def _check_placement(program: Program, strategy: ExecutionStrategy) -> None:
+    for block in program.blocks:
+        if block.ipu < 0:
+            raise createPoptorchError(
+                f"No active Block: '{block.block_id}' was given no IPU. Pass "
+                "`ipu_id`, or set it on the stage or the phase."
+            )
+        is_parallel = isinstance(strategy, ParallelPhasedExecution)
+        if is_parallel and block.phase % 2 != block.ipu % 2:
+            raise createPoptorchError(
+                "When phases are executed in parallel, even phases must run on even "
+                f"IPUs and odd phases on odd IPUs: phase {block.phase}, block "
+                f"'{block.block_id}', is on IPU {block.ipu}."
+            )
+    if is_pipelined(strategy) and len(program.ipus) > 1:
+        check_stages(program.graph.graph)
+
+
+def _check_stages(forward: int, layout: Layout, *, is_training: bool) -> None:
+    stages = 2 * forward - 1
+    if is_training and layout.gradient_accumulation < stages:
+        raise createPoptorchError(
+            "poptorch.Options().Training.gradientAccumulation must be greater than or "
+            f"equal to the number of pipeline stages ({stages}) when using "
+            f"poptorch.PipelinedExecution. Please note that a model with {forward} "
+            f"pipeline stages in PopTorch will have an additional {forward - 1} stages "
+            f"when training. It is {layout.gradient_accumulation}."
+        )
+    if not is_training and layout.device_iterations < forward:
+        raise createPoptorchError(
+            "poptorch.Options().deviceIterations must be greater than or equal to the "
+            f"number of pipeline stages ({forward}). It is {layout.device_iterations}."
+        )
+
+
+def _check_period(program: Program, layout: Layout, options: Options) -> None:
+    period = options.output_return_period
+    iterations = layout.device_iterations
+    if iterations % period:
+        raise createPoptorchError(
+            f"The period of OutputMode.EveryN ({period}) must divide the number of "
+            f"device iterations ({iterations})."
+        )
+    if program.num_ipus > 1 and is_pipelined(options._execution_strategy):
+        raise createPoptorchError(
+            "OutputMode.EveryN is not supported for a model that is pipelined over "
+            f"several IPUs ({program.num_ipus})."
+        )
+
+
+def check_executable_cache(options: Options) -> None:
+    """Say if caching is on, since nothing is cached, and check a shared folder.
+
+    PopTorch saves compiled code, and of several processes lets one compile first.
+    Here compiling is tracing, which runs the module's Python in each process.
+
+    Raises:
+        AssertionError: Several processes share a folder that can't be written to.
+
+    Example:
+        >>> check_executable_cache(Options().enableExecutableCaching("cache"))
+    """
+    popart = options._Popart.options
+    folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
+    if folder is not None:
+        logger.info(
+            "Executable caching is on, but there are no executables: the emulator "
+            "traces every model anew and writes nothing into the cache."
+        )
+    if options.Distributed.numProcesses == 1:
+        return
+    if folder is None:
+        if options.Distributed.processId == 0:  # PopTorch says so in each process
+            logger.warning(
+                "Options.enableExecutableCaching isn't set: on a pod each of the %d "
+                "processes would compile the model for itself.",
+                options.Distributed.numProcesses,
+            )
+        return
+    require(
+        _is_writable(str(folder)),
+        f"The cache of executables, {folder}, can't be written to: several processes "
+        "share it, so Options.enableExecutableCaching needs a folder that they can "
+        "write to.",
+    )
+
+
+def _is_writable(folder: str) -> bool:
+    """Whether files can be made in a folder, or the folder itself."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.path.isdir(path) and os.access(path, os.W_OK)

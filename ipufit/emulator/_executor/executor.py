@@ -13,11 +13,17 @@ from typing import Any, Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.attachment import Attachment, CallResults
-from ipufit.emulator._device.timings import COUNTERS, Latency, PerfCounters
-from ipufit.emulator._executor.compiling import Executable, compile_model
-from ipufit.emulator._executor.constraints import (
+from ipufit.emulator._device.device import (
+    COUNTERS,
+    CallResults,
+    Device,
+    Executable,
+    Latency,
+    PerfCounters,
+)
+from ipufit.emulator._executor.compiling import (
     check_inference_options,
+    compile_model,
     updatable_buffers,
 )
 from ipufit.emulator._executor.printing import module_repr
@@ -103,7 +109,7 @@ class PoplarExecutor:
 
         self._parser = ArgsParser(model.forward)
         self._groupings = GroupedParameters()
-        self._device: Attachment | None = None
+        self._device: Device | None = None
         self._joined: Executable | None = None  # other processes have it, too
         self._last_call: CallResults | None = None
         self._compilation_time = datetime.timedelta()
@@ -186,7 +192,10 @@ class PoplarExecutor:
                 ...
             ipufit.emulator.errors.Error: 'poptorch_py_error': Shape mismatch for ...
         """
-        if self._options.connection_type == ConnectionType.Never:
+        if (
+            self._device is None
+            and self._options.connection_type == ConnectionType.Never
+        ):
             raise AssertionError(
                 "Trying to run a model on an offline device (ConnectionType.Never): "
                 "use model.compile(inputs) instead of model(inputs)"
@@ -194,15 +203,13 @@ class PoplarExecutor:
         executable, arguments, tensors = self._executable, None, None
         if executable is not None and not kwargs:
             tensors = self._parser.plain_tensors(args, executable.arguments)
-        if tensors is None:
+        if executable is None or tensors is None:
             is_compiling = executable is None
             arguments = self._parser.parse(args, kwargs, is_compiling=is_compiling)
-            if is_compiling:
-                self._compile(arguments)
+            executable = executable or self._compile(arguments)
         device = self._device or self._attach()
         if not self._training:
             self._follow_training()
-        executable = self._require_compiled()
         if arguments is not None:
             self._parser.validate(executable.arguments, arguments)
             tensors = arguments.tensors(like=executable.arguments)
@@ -210,8 +217,8 @@ class PoplarExecutor:
         self._is_rng_state_old = True
         if self._optimizer is not None:
             self._optimizer.write_state()
-            self._dirty_host_weights = True
             self._optimizer.note_update()
+            self._dirty_host_weights = True
         self._last_call = device.run(tensors or [])
         outputs = executable.program.device_outputs(self._last_call.outputs)
         _refuse_backward(outputs)
@@ -311,7 +318,7 @@ class PoplarExecutor:
         """
         self._attach()
 
-    def _attach(self) -> Attachment:
+    def _attach(self) -> Device:
         executable = self._require_compiled()
         target = executable.target
         if target.is_offline:
@@ -328,14 +335,10 @@ class PoplarExecutor:
             self._rng = DeviceRng(torch.initial_seed(), index)
             if self._rng_state is not None:
                 self._rng.restore(self._rng_state)
-            self._device = Attachment(
-                Lease(self, target.num_ipus, target.first_ipu),
-                executable.program,
-                executable.anchors,
+            self._device = Device(
+                executable,
                 self._options,
-                executable.host_weights,
-                executable.replica_groups,
-                executable.runner,
+                Lease(self, target.num_ipus, target.first_ipu),
                 self._rng,
                 self._optimizer,
                 processes,
@@ -419,7 +422,7 @@ class PoplarExecutor:
 
     def _release_device(self) -> None:
         if self._device is not None:
-            self._device.end()
+            self._device.release()
             self._device = None
             logger.debug("Detached from device")
         self._rng, self._is_rng_state_old = None, False
@@ -582,7 +585,7 @@ class PoplarExecutor:
             self.copyWeightsToDevice()
             self._host_weights_version = version
 
-    def _require_device(self, method: str) -> Attachment:
+    def _require_device(self, method: str) -> Device:
         """Give the device that a public method copies from or to.
 
         Raises:
@@ -804,7 +807,7 @@ class PoplarExecutor:
             raise createPoptorchError(
                 "Please run the model at least once before obtaining cycle count."
             )
-        return self._last_call.times.cycles()
+        return self._last_call.cycles()
 
     def getPerfCounters(self) -> PerfCounters:
         """The time stamps of the last call, in seconds from some moment in the past.
@@ -828,7 +831,7 @@ class PoplarExecutor:
         """
         if self._last_call is None or not self.isCompiled():
             return {name: [[]] for name in COUNTERS}
-        return self._last_call.times.counters()
+        return self._last_call.counters()
 
     def getHostIpuLatency(self) -> Latency:
         """Time that inputs took to the device in the last call.
@@ -896,7 +899,7 @@ class PoplarExecutor:
     def _latency(self, start: str, end: str) -> Latency:
         if self._last_call is None or not self.isCompiled():
             return (0.0, 0.0, 0.0)
-        return self._last_call.times.latency(start, end)
+        return self._last_call.latency(start, end)
 
     # Files --------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from ipufit.emulator._executor.constraints import (
+from ipufit.emulator._executor.compiling import (
     check_updatable_buffers,
     checks_of_program,
 )

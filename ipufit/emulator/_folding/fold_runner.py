@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ipufit.emulator._device.loop_runner import (
-    Backward,
-    Collect,
-    LoopRunner,
-    loop_over,
-    make_updates,
-)
-from ipufit.emulator._device.runner import Call, Results, Runner, Training
+from ipufit.emulator._device.loop import Call, Collect, Results, Runner
 from ipufit.emulator._folding.fold import Forward, fold
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import fold_bytes, folds
@@ -82,7 +75,7 @@ def choose_runner(
     if reason is None:
         return FoldRunner(program)
     logger.debug("Micro-batches run one after the other: %s", reason)
-    return LoopRunner()
+    return Runner()
 
 
 def _reason_to_loop(
@@ -113,7 +106,7 @@ def _reason_to_loop(
     return next(filter(None, map(_LOOPED_OPERATIONS.get, operations)), None)
 
 
-class FoldRunner(LoopRunner):
+class FoldRunner(Runner):
     """Runs several micro-batches at once, if that is possible.
 
     Folds of new sizes run beside the loop the first time. If they fail, or give
@@ -128,17 +121,17 @@ class FoldRunner(LoopRunner):
         self._folds: dict[int, Forward] = {}
         self._verified: set[int] = set()
 
-    def infer(self, call: Call) -> None:
-        """Run each micro-batch of an inference call once."""
-        self._run(call, call.micro_batches, call.collect)
-
-    def train(self, call: Call, training: Training) -> None:
-        """Run the updates of a training call."""
+    def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
+        """Run the micro-batches of an update, or of an inference call."""
         # Only the loop has the gradients of each micro-batch.
-        if training.watch is None and self._sizes(call, call.micro_batches_per_update):
-            make_updates(call, training, self._run)
+        sizes = () if call.watch is not None else self._sizes(call, len(indices))
+        if not sizes:
+            super().run_micro_batches(call, indices, collect)
+        elif self._verified.issuperset(sizes):
+            for first, results in self._run_folds(call, sizes, indices):
+                _give(call, first, results, collect)
         else:
-            super().train(call, training)
+            self._verify(call, sizes, indices, collect)
 
     def _sizes(self, call: Call, count: int) -> tuple[int, ...]:
         """The numbers of micro-batches to run at once; nothing for the loop."""
@@ -152,9 +145,10 @@ class FoldRunner(LoopRunner):
         if any(t.dtype == torch.float16 for t in call.weights.trained.values()):
             self._loop_from_now_on("one backward pass would add up in float16")
             return ()
+        rows = call.inputs.joined(0, 1)
         memory = _Memory()
         with torch.no_grad(), memory:
-            call.program.run(*call.arguments(0), *call.inputs.rows(0))
+            call.program.run(*call.weights.arguments(0), *rows)
         # The backward pass needs all values.
         of_one = max(1, memory.total if self._program.has_loss else memory.most)
         most = self._max_bytes // of_one
@@ -165,49 +159,22 @@ class FoldRunner(LoopRunner):
         _keep_freed_memory(of_one * (size + bool(longer)))
         return (size + 1,) * longer + (size,) * (num_folds - longer)
 
-    def _run(
-        self,
-        call: Call,
-        indices: range,
-        collect: Collect,
-        backward: Backward | None = None,
-    ) -> None:
-        """Run the micro-batches of an update, or of an inference call.
-
-        Args:
-            call: Has the program, the weights and the rows.
-            indices: All replicas of some steps.
-            collect: Gets the results of each, in their order.
-            backward: Called with the losses of each fold in a tensor; None for
-                inference.
-        """
-        sizes = self._sizes(call, len(indices))
-        if not sizes:
-            loop_over(call, indices, collect, backward)
-        elif self._verified.issuperset(sizes):
-            for first, results in self._run_folds(call, sizes, indices, backward):
-                _give(call, first, results, collect)
-        else:
-            self._verify(call, sizes, indices, collect, backward)
-
     def _run_folds(
         self,
         call: Call,
         sizes: Sequence[int],
         indices: range,
-        backward: Backward | None,
     ) -> Iterator[tuple[int, Results]]:
         """Yield the first index of each fold, and its results, stacked."""
         first = indices.start
         for size in sizes:
             started = perf_counter()
             rows = [row.contiguous() for row in call.inputs.joined(first, size)]
-            arguments = [*call.arguments(first), *rows]
-            with torch.set_grad_enabled(backward is not None):
+            replica = first % call.layout.replicas
+            arguments = [*call.weights.arguments(replica), *rows]
+            with torch.set_grad_enabled(call.optimizer is not None):
                 results = self._fold(size, arguments)(*arguments)
-            if backward is not None:
-                *results, loss = results  # type: ignore[assignment]
-                backward(loss)
+            results = call.add_gradients(results)
             call.inputs.note_fold(started, size)
             yield first, tuple(result.detach() for result in results)
             first += size
@@ -225,13 +192,14 @@ class FoldRunner(LoopRunner):
         sizes: Sequence[int],
         indices: range,
         collect: Collect,
-        backward: Backward | None,
     ) -> None:
         """Run micro-batches both ways; go on with folds if both do the same."""
         trained, taken = call.weights.trained.values(), call.inputs.taken
         num_taken = len(taken)
         looped: list[Results] = []
-        loop_over(call, indices, lambda _, r: looped.append(_detached(r)), backward)
+        super().run_micro_batches(
+            call, indices, lambda _, results: looped.append(_detached(results))
+        )
         loop_taken, gradients = taken[num_taken:], [t.grad for t in trained]
         del taken[num_taken:]
         for tensor in trained:
@@ -239,7 +207,7 @@ class FoldRunner(LoopRunner):
         folded: list[tuple[int, Results]] = []
         level = logging.WARNING
         try:
-            folded.extend(self._run_folds(call, sizes, indices, backward))
+            folded.extend(self._run_folds(call, sizes, indices))
             columns = zip(*(results for _, results in folded))
             reason = self._difference(
                 "results",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 import torch
 from torch import Tensor
@@ -59,15 +59,25 @@ class Layout:
             is_orthogonal=options.input_cgt == CommGroupType.Orthogonal,
         )
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Number of micro-batches that one replica runs in a call."""
         return self.device_iterations * self.gradient_accumulation
 
-    @property
+    @cached_property
     def input_blocks(self) -> int:
         """Number of micro-batches that the rows of a call are cut into."""
         return self.steps * self.input_groups
+
+    @cached_property
+    def micro_batches(self) -> range:
+        """The indices of all micro-batches of a call, `step * R + replica`."""
+        return range(self.steps * self.replicas)
+
+    @cached_property
+    def micro_batches_per_update(self) -> int:
+        """Number of micro-batches of one update, `G * R`."""
+        return self.gradient_accumulation * self.replicas
 
     def returned_steps(self, mode: OutputMode, period: int) -> range:
         """The steps of a replica whose results are sent to the host.
@@ -131,7 +141,6 @@ class Inputs:
             device_tensor(tensor.detach(), copy=tensor.is_inference())
             for tensor in tensors
         ]
-        self._groups = layout.groups
         # Members of a group must not see each other's changes.
         self._is_shared = bool(written) and layout.input_groups < layout.replicas
 
@@ -146,24 +155,12 @@ class Inputs:
         cut = [torch.split(t, t.shape[0] // count) for t in self._on_device]
         return list(zip(*cut))
 
-    def micro_batches(self, step: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Yield each replica's number and its micro-batch of `step` (`d * G + g`)."""
-        first = step * self._layout.input_groups
-        for replica, group in enumerate(self._groups):
-            self.taken.append(perf_counter())
-            rows = self._blocks[first + group]
-            yield (
-                replica,
-                tuple(row.clone() for row in rows) if self._is_shared else rows,
-            )
-
-    def rows(self, index: int) -> tuple[Tensor, ...]:
-        """Rows of one micro-batch, if replicas don't share rows.
-
-        Args:
-            index: `step * R + replica`.
-        """
-        return self._blocks[index]
+    def rows(self, step: int, replica: int) -> tuple[Tensor, ...]:
+        """Rows of the micro-batch of one replica at a step (`d * G + g`)."""
+        self.taken.append(perf_counter())
+        group = self._layout.groups[replica]
+        rows = self._blocks[step * self._layout.input_groups + group]
+        return tuple(row.clone() for row in rows) if self._is_shared else rows
 
     def joined(self, first: int, count: int) -> tuple[Tensor, ...]:
         """Rows of `count` micro-batches from `first` on, in one tensor per input."""
@@ -199,17 +196,17 @@ class Outputs:
 
     Args:
         mode: Final, EveryN, All or Sum.
-        period: N of EveryN.
+        returned: Steps whose results come back, from `Layout.returned_steps`.
 
     Attributes:
         are_sums: Whether results are added up.
         takes_whole: Whether all rows come back, so that those of a fold needn't be cut.
     """
 
-    def __init__(self, layout: Layout, mode: OutputMode, period: int) -> None:
+    def __init__(self, mode: OutputMode, returned: range) -> None:
         self.are_sums = mode is OutputMode.Sum
         self.takes_whole = mode is OutputMode.All
-        self._returned = layout.returned_steps(mode, period)
+        self._returned = returned
         self._kept: list[list[Tensor]] = []
 
     def add(self, step: int, replica: int, tensors: tuple[Tensor, ...]) -> None:

@@ -239,8 +239,10 @@ class OptimizerSync:
 
         Hyper-parameters stay as they are.
         """
-        optimizer = self._poptorch_optimizer
-        if optimizer is None or not optimizer.ipu_state_is_dirty:
+        optimizer = self.optimizer
+        if not isinstance(optimizer, PoptorchOptimizer):
+            return
+        if not optimizer.ipu_state_is_dirty:
             return
         if optimizer.host_state_is_dirty:
             raise AssertionError(

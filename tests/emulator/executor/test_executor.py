@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._device.attachment import Attachment
+from ipufit.emulator._device.device import Device
 
 ONE = torch.ones(1)
 
@@ -50,9 +50,9 @@ def infer(model):
 @pytest.fixture
 def uploads(monkeypatch):
     seen = []
-    original = Attachment.upload
+    original = Device.upload
     monkeypatch.setattr(
-        Attachment, "upload", lambda self: (seen.append(self), original(self))
+        Device, "upload", lambda self: (seen.append(self), original(self))
     )
     return seen
 

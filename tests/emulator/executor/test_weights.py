@@ -17,17 +17,17 @@ from tests.emulator._models import ONE, on_device, wrap
 @pytest.fixture
 def transfers(monkeypatch):
     """Every copy of weights between host and device, in order."""
-    from ipufit.emulator._device.attachment import Attachment
+    from ipufit.emulator._device.device import Device
 
     seen = []
     for name in ("download", "upload"):
-        original = getattr(Attachment, name)
+        original = getattr(Device, name)
 
         def spy(self, name=name, original=original):
             seen.append(name)
             original(self)
 
-        monkeypatch.setattr(Attachment, name, spy)
+        monkeypatch.setattr(Device, name, spy)
     return seen
 
 
