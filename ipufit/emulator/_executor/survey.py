@@ -597,7 +597,7 @@ class SurveyTracer(StrictTracer):
 
 
 class SurveyGuard(EscapeGuard):
-    """Notes operators that the tracer doesn't see, and runs them."""
+    """Notes operators that the tracer doesn't see, and has them run."""
 
     def __init__(
         self, recording: Recording, tracer: SurveyTracer, notes: Notes
@@ -606,18 +606,7 @@ class SurveyGuard(EscapeGuard):
         self._tracer = tracer
         self._notes = notes
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operator, and note it if the tracer hasn't seen it."""
-        recording, given = self._recording, (args, kwargs or {})
-        is_seen = recording.is_running_operation
-        if not is_seen and any(map(recording.is_on_device, tensors_in(given))):
-            self._tracer.has_escapes = True
-            self._notes.add("tracing", untraceable(func))
-            given = map_tensors(given, recording.weights.on_device)
-        return func(*given[0], **given[1])
+    def escaped(self, func: Any) -> None:
+        """Note an operator that the tracer hasn't seen."""
+        self._tracer.has_escapes = True
+        self._notes.add("tracing", untraceable(func))

@@ -377,13 +377,21 @@ class EscapeGuard(DispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func`, or refuse it."""
-        kwargs = kwargs or {}
-        if not self._recording.is_running_operation and any(
-            map(self._recording.is_on_device, tensors_in((args, kwargs)))
-        ):
-            self._refusal = untraceable(func)
-            raise self._refusal
-        return func(*args, **kwargs)
+        recording, given = self._recording, (args, kwargs or {})
+        is_seen = recording.is_running_operation
+        if not is_seen and any(map(recording.is_on_device, tensors_in(given))):
+            self.escaped(func)
+            given = map_tensors(given, recording.weights.on_device)
+        return func(*given[0], **given[1])
+
+    def escaped(self, func: Callable[..., Any]) -> None:
+        """Refuse an operator that the tracer hasn't seen.
+
+        Raises:
+            Error: Always.
+        """
+        self._refusal = untraceable(func)
+        raise self._refusal
 
     def __exit__(self, *exception: Any) -> None:
         """Leave the mode, and raise what was refused."""
