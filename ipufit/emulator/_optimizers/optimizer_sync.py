@@ -64,7 +64,6 @@ class OptimizerSync:
             relax_attribute_checks=executor.options._relax_optimizer_checks,
             automatic_loss_scaling=self._options.scales_loss,
         )
-        self.optimizer = optimizer
         self.settings = self._reader.read(optimizer)
         self._device: DeviceOptimizer | None = None
         self._indices: dict[str, int | None] = {}
@@ -73,12 +72,15 @@ class OptimizerSync:
         self._sent_state: dict[str, State] | None = None  # all there is if synthetic
         self._written_values: State = {}
         self._use_running_mean_if_needed()
-        self._follow_device()
+        self._take(optimizer)
 
-    def _follow_device(self) -> None:
+    def _take(self, optimizer: torch.optim.Optimizer) -> None:
         """Have `optimizer.state_dict()` read the device, and keep the executor."""
-        if isinstance(self.optimizer, PoptorchOptimizer):
-            self.optimizer.state_dict = self.state_dict  # type: ignore[method-assign]
+        self.optimizer = optimizer
+        self._poptorch: PoptorchOptimizer | None = None  # the same, if it has a state
+        if isinstance(optimizer, PoptorchOptimizer):
+            self._poptorch = optimizer
+            optimizer.state_dict = self.state_dict  # type: ignore[method-assign]
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
         """Send the values of an optimizer, and have it read this device from now on.
@@ -86,15 +88,14 @@ class OptimizerSync:
         Raises:
             Error: A constant, the type or the clip norm changed after compilation.
         """
-        is_compiled, before = self._executor.isCompiled(), self.optimizer
-        if is_compiled and optimizer is not before:
-            if isinstance(before, PoptorchOptimizer):
+        is_compiled, before = self._executor.isCompiled(), self._poptorch
+        if is_compiled and optimizer is not self.optimizer:
+            if before is not None:
                 self.read_state()
                 before.state_dict = before.get_state_dict  # type: ignore[method-assign]
             if isinstance(optimizer, PoptorchOptimizer):
                 optimizer.ipu_state_is_dirty = True
-        self.optimizer = optimizer
-        self._follow_device()
+        self._take(optimizer)
         settings = self._reader.read(optimizer)
         is_changed = settings != self.settings
         if is_compiled:
@@ -167,7 +168,7 @@ class OptimizerSync:
 
     def detach(self) -> None:
         """Drop the device's optimizer, and keep its state if PopTorch can."""
-        if isinstance(self.optimizer, PoptorchOptimizer):
+        if self._poptorch is not None:
             self._kept_state = self._joined_state()
         self._device = None
 
@@ -184,19 +185,14 @@ class OptimizerSync:
 
     def weights_were_uploaded(self) -> None:
         """Reset the state as PopTorch does, which uploads stale states with weights."""
-        if not isinstance(self.optimizer, PoptorchOptimizer):
+        if self._poptorch is None:
             self.device_optimizer.reset_state()
 
     # State of PopTorch's optimizers ---------------------------------------------
 
-    @property
-    def _poptorch_optimizer(self) -> PoptorchOptimizer | None:
-        optimizer = self.optimizer
-        return optimizer if isinstance(optimizer, PoptorchOptimizer) else None
-
     def state_dict(self) -> dict[str, Any]:
         """Give the state of the optimizer that the executor has now."""
-        optimizer = self._poptorch_optimizer
+        optimizer = self._poptorch
         if optimizer is None:
             raise AssertionError(
                 "The executor that this optimizer was made for has one of torch's now."
@@ -209,8 +205,8 @@ class OptimizerSync:
 
         It may be the device of another executor, which was given the optimizer later.
         """
-        if self._poptorch_optimizer is not None:
-            self._poptorch_optimizer.state_dict()
+        if self._poptorch is not None:
+            self._poptorch.state_dict()
 
     def read_state(self) -> None:
         """Copy this device's state to the optimizer if it is newer.
@@ -218,7 +214,7 @@ class OptimizerSync:
         Hyper-parameters that were written are read back, though the device has others:
         both stay in the host's memory (PopTorch, `poptorch.cpp`).
         """
-        optimizer = self._poptorch_optimizer
+        optimizer = self._poptorch
         if optimizer is None:
             return
         if not optimizer.host_state_is_dirty:
@@ -239,10 +235,8 @@ class OptimizerSync:
 
         Hyper-parameters stay as they are.
         """
-        optimizer = self.optimizer
-        if not isinstance(optimizer, PoptorchOptimizer):
-            return
-        if not optimizer.ipu_state_is_dirty:
+        optimizer = self._poptorch
+        if optimizer is None or not optimizer.ipu_state_is_dirty:
             return
         if optimizer.host_state_is_dirty:
             raise AssertionError(
@@ -261,7 +255,7 @@ class OptimizerSync:
     def start(self) -> None:
         """Send the optimizer's state to a device that was just attached."""
         self.read()
-        optimizer = self._poptorch_optimizer
+        optimizer = self._poptorch
         if optimizer is None:
             return
         if optimizer.has_state():
@@ -273,8 +267,8 @@ class OptimizerSync:
 
     def note_update(self) -> None:
         """Note that the device's state is newer than the host's."""
-        if isinstance(self.optimizer, PoptorchOptimizer):
-            self.optimizer.host_state_is_dirty = True
+        if self._poptorch is not None:
+            self._poptorch.host_state_is_dirty = True
 
     def _load(self, state: Mapping[str, State]) -> None:
         state = self._grouped.split(state)

@@ -21,12 +21,6 @@ from ipufit.emulator.errors import Error
 from ipufit.emulator.optim import ATTRIBUTES, LAMB, AdamW, Optimizer
 
 _TYPE_NAMES = [name for name in ATTRIBUTES if name.endswith("accum_type")]
-_TORCH_CLASSES = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.RMSprop,
-)
 
 # Torch's optimizers don't tell what they were given: these values count as constants.
 _ORDINARY = {
@@ -38,33 +32,14 @@ _ORDINARY = {
 }
 
 # Never unexpected: what torch, some versions later than others, puts there itself.
-_TORCH_GROUP_NAMES = frozenset(
-    [
-        "params",
-        "param_names",
-        "amsgrad",
-        "centered",
-        "foreach",
-        "maximize",
-        "capturable",
-        "differentiable",
-        "fused",
-        "decoupled_weight_decay",
-    ]
-)
-_OPTIMIZER_NAMES = frozenset(
-    [
-        "defaults",
-        "state",
-        "param_groups",
-        "variable_attrs",
-        "state_dict",
-        "ipu_state_is_dirty",
-        "host_state_is_dirty",
-        "loss_scaling",
-        *ATTRIBUTES,
-    ]
-)
+_TORCH_GROUP_NAMES = """
+    amsgrad capturable centered decoupled_weight_decay differentiable foreach fused
+    maximize param_names params
+"""
+_OPTIMIZER_NAMES = """
+    defaults host_state_is_dirty ipu_state_is_dirty loss_scaling param_groups state
+    state_dict variable_attrs
+"""
 
 
 class Kind(NamedTuple):
@@ -214,8 +189,9 @@ class OptimizerReader:
         """
         kind = _kind(optimizer)
         cls = type(optimizer)
+        is_torchs = cls.__module__.startswith("torch.optim.")
         bases = {torch.optim.Optimizer, Optimizer}
-        if cls not in _TORCH_CLASSES and not bases.intersection(cls.__bases__):
+        if not is_torchs and not bases.intersection(cls.__bases__):
             self._log(
                 logging.WARNING,
                 f"{cls.__name__} is a custom optimizer: Poptorch does not run Python "
@@ -227,15 +203,20 @@ class OptimizerReader:
         for values in groups:
             _refuse_variants(kind, values)
         defaults, *others = [_variables(kind, optimizer, values) for values in groups]
-        scaling = self._loss_scaling(optimizer)
+        types = {name: getattr(optimizer, name, torch.float32) for name in _TYPE_NAMES}
+        for name, dtype in types.items():
+            if dtype not in (torch.float32, torch.float16):
+                raise ValueError(
+                    f"{name} must be torch.float32 or torch.float16, got {dtype!r}."
+                )
         return OptimizerSettings(
             kind,
-            scaling,
-            defaults,
-            tuple(others),
+            scaling=self._loss_scaling(optimizer),
+            defaults=defaults,
+            groups=tuple(others),
             max_grad_norm=_max_grad_norm(kind, optimizer),
             use_tf_variant=bool(getattr(optimizer, "use_tf_variant", False)),
-            **_accumulation_types(optimizer),
+            **types,
         )
 
     def _loss_scaling(self, optimizer: torch.optim.Optimizer) -> Variable:
@@ -254,14 +235,17 @@ class OptimizerReader:
 
     def _check_names(self, kind: Kind, optimizer: torch.optim.Optimizer) -> None:
         is_first = not self._known
-        group_names = _TORCH_GROUP_NAMES.union(kind.variables)
-        found: list[tuple[str, Iterable[str], frozenset[str]]] = [
-            ("default group variable", optimizer.defaults, group_names),
-            ("optimizer attribute", vars(optimizer), _OPTIMIZER_NAMES),
-        ]
+        group_names = {*_TORCH_GROUP_NAMES.split(), *kind.variables}
+        optimizer_names = {*_OPTIMIZER_NAMES.split(), *ATTRIBUTES}
+        found: dict[str, Iterable[str]] = {
+            "default group variable": optimizer.defaults,
+            "optimizer attribute": vars(optimizer),
+        }
         for index, values in enumerate(optimizer.param_groups):
-            found.append((f"group {index} attribute", values, group_names))
-        for what, names, readable in found:
+            found[f"group {index} attribute"] = values
+        for what, names in found.items():
+            is_object = what == "optimizer attribute"
+            readable = optimizer_names if is_object else group_names
             public = {name for name in names if not name.startswith("_")}
             if is_first:
                 self._known[what] = public
@@ -341,16 +325,6 @@ def _max_grad_norm(kind: Kind, optimizer: torch.optim.Optimizer) -> float:
             "Maximum norm of gradients cannot be NaN.", type="poptorch_cpp_error"
         )
     return value
-
-
-def _accumulation_types(optimizer: torch.optim.Optimizer) -> dict[str, torch.dtype]:
-    types = {name: getattr(optimizer, name, torch.float32) for name in _TYPE_NAMES}
-    for name, dtype in types.items():
-        if dtype not in (torch.float32, torch.float16):
-            raise ValueError(
-                f"{name} must be torch.float32 or torch.float16, got {dtype!r}."
-            )
-    return types
 
 
 def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
