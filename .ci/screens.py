@@ -155,7 +155,8 @@ def main() -> None:
         if without_times(found.text) != without_times(before):
             page.write_text(found.text, encoding="utf-8")
         for name, content in found.pictures.items():
-            (page.parent / name).write_text(content, encoding="utf-8")
+            lines = [f"{line.rstrip()}\n" for line in content.splitlines()]
+            (page.parent / name).write_text("".join(lines), encoding="utf-8")
         print(page.relative_to(ROOT), *found.pictures)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ipufit import IPUConfig, IPUModel
-from ipufit.planning.model_plan import ModelPlan
+from ipufit.planning.plan import ModelPlan
 
 REPEATS = [1, 1, 2, 2, 4, 4, 3, 1]
 

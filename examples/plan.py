@@ -22,7 +22,7 @@ from torch import nn
 
 import ipufit
 from ipufit import IPUConfig, IPUModel
-from ipufit.planning.model_plan import ModelPlan
+from ipufit.planning.plan import ModelPlan
 
 WIDTH, LENGTH, WORDS = 1024, 384, 30522
 LAYERS_PER_IPU = [3, 7, 7, 7]

@@ -50,7 +50,6 @@ FLOORS = {
         "scalars": 2,
         "state": 2,
         "_poptorch": 1,
-        "pictures": 1,
         "batching": 1,
         "_env": 0,
         "_failures": 0,

@@ -76,8 +76,7 @@ def services(monkeypatch):
         doubles["torchdata.stateful_dataloader"] = loaders
     if find_spec("matplotlib") is None:
         doubles["matplotlib.pyplot"] = PyplotDouble()
-        empty = "<svg xmlns='http://www.w3.org/2000/svg'></svg>"
-        monkeypatch.setattr("ipufit.pictures.vector._written", lambda *_: empty)
+        monkeypatch.setattr("ipufit.planning.pictures._draw", lambda *_: None)
     for name, double in doubles.items():
         monkeypatch.setitem(sys.modules, name, double)
 

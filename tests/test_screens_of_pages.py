@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pictures.reading import texts_of_svg
+from tests.planning.test_pictures import texts_of_svg
 
 ROOT = Path(__file__).parent.parent
 WRITER = runpy.run_path(str(ROOT / ".ci" / "screens.py"))

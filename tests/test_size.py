@@ -40,8 +40,8 @@ ROOMS = {
         "batching config mixing placement",
     ),
     "planning": (
-        Size(34, 2293, 17081),
-        "check_report commands pictures planning",
+        Size(20, 1700, 12497),
+        "check_report commands planning",
     ),
     "command lines, distributed, Lightning, ground": (
         Size(43, 3170, 22204),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 from ipufit.errors import IpufitError
 
 if TYPE_CHECKING:
-    from ipufit.planning.model_plan import ModelPlan
+    from ipufit.planning.plan import ModelPlan
 
     from .subject import Subject
 
@@ -107,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
         "--device", default="mk2", help="kind of IPU: mk1, mk2 (the default) or bow"
     )
     parser.add_argument(
-        "--save", help="also write pictures to this file: .html or .svg (by matplotlib)"
+        "--save",
+        help="also write it to this file: .html, or a picture as .svg, .png, .pdf",
     )
     prints = parser.add_mutually_exclusive_group()
     prints.add_argument("--json", action="store_true", help="print data for programs")

@@ -20,7 +20,7 @@ from ipufit.optimizers.state_types import weight_states
 from ipufit.planning import EpochPlan
 from ipufit.planning.devices import Device
 from ipufit.planning.memory import MemorySettings
-from ipufit.planning.model_plan import HostTraffic, ModelPlan
+from ipufit.planning.plan import HostTraffic, ModelPlan
 
 from .evaluating import require_targets
 from .measured_call import measured_call

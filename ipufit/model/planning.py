@@ -14,7 +14,7 @@ from .splitting import settle
 
 if TYPE_CHECKING:
     from ipufit.planning.devices import Device
-    from ipufit.planning.model_plan import ModelPlan
+    from ipufit.planning.plan import ModelPlan
 
 
 def plan(

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Iterator, NamedTuple
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ipufit.pictures import Report, Row, Timeline
     from ipufit.types import PathLike
+
+    from .pictures import Timeline
 
 _MOST_FULL_CYCLES = 8
 """Cycles in which all slots work that a picture has; of more it has as many."""
@@ -95,7 +96,7 @@ class PipelineSchedule(NamedTuple):
     # Pictures -------------------------------------------------------------------------
 
     def show(self, console: Console | None = None) -> None:
-        """Print the schedule as a picture of characters, from 40 columns on.
+        """Print the schedule with characters, from 40 columns on.
 
         Args:
             console: Console of rich; standard output by default.
@@ -103,31 +104,32 @@ class PipelineSchedule(NamedTuple):
         Example:
             >>> PipelineSchedule(2, 5, trains=True).show()
             Pipeline of 2 stages, 5 micro-batches in training
-            7 cycles: 2 to fill the pipeline, 3 in which all slots work, 2 to empty it.
-            71.4% of the slots are in use, 28.6% are idle. All cycles are drawn equally
-            long.
-            F is forward, B is backward.
-            <BLANKLINE>
             cycle   0 1 2 3 4 5 6
-            0 F     0 1 2 3 4 · ·
-            0 B     · · 0 1 2 3 4
-            1 FB    · 0 1 2 3 4 ·
+            0 F     0 1 2 3 4 . .
+            0 B     . . 0 1 2 3 4
+            1 FB    . 0 1 2 3 4 .
             at work 1 2 3 3 3 2 1
+            F is forward, B is backward. 7 cycles: 2 to fill the pipeline, 3 in which...
         """
-        self._report().show(console)
+        from .pictures import show
+
+        show([self.timeline()], console)
 
     def save(self, path: PathLike) -> None:
-        """Write the schedule to a file as a picture, by matplotlib.
+        """Write the schedule to a file.
 
         Args:
-            path: The file: `.svg` for a picture, `.html` for a page that has the
-                numbers as a table, too.
+            path: The file: `.svg`, `.png` or `.pdf` for a picture by matplotlib,
+                `.html` for a page of what `show` prints.
 
         Raises:
             ConfigError: Another ending, or matplotlib isn't installed.
             FileError: The file can't be written.
         """
-        self._report().save(path)
+        from .pictures import save
+
+        timeline = self.timeline()
+        save([timeline], timeline.title, path)
 
     def timeline(self) -> Timeline:
         """The slots over the cycles, as data of a picture.
@@ -139,63 +141,42 @@ class PipelineSchedule(NamedTuple):
             >>> timeline = PipelineSchedule(2, 100, trains=False).timeline()
             >>> timeline.columns
             (0, 1, 2, 3, 4, None, 96, 97, 98, 99, 100)
-            >>> timeline.rows[1].label, timeline.rows[1].cells
-            ('stage 1, forward', (None, 0, 1, 2, 3, None, 95, 96, 97, 98, 99))
+            >>> timeline.rows["1 F"]
+            (None, 0, 1, 2, 3, None, 95, 96, 97, 98, 99)
         """
-        from ipufit.pictures import Timeline
+        from .pictures import Timeline
 
-        columns = self._drawn_cycles()
+        columns: tuple[int | None, ...] = tuple(range(self.num_cycles))
+        if self.num_full_cycles > _MOST_FULL_CYCLES:
+            kept = self.num_slots - 1 + _MOST_FULL_CYCLES // 2
+            columns = (*columns[:kept], None, *columns[-kept:])
+        rows: dict[str, tuple[int | None, ...]] = {}
+        for slot in sorted(range(self.num_slots), key=self.stage_of):
+            stage = self.stage_of(slot)
+            letters = "F" if slot < self.stages else ""
+            if self.trains and slot >= self.stages - 1:
+                letters += "B"
+            rows[f"{stage} {letters}"] = tuple(
+                None if cycle is None else self.micro_batch_in(slot, cycle)
+                for cycle in columns
+            )
+        rows["at work"] = tuple(
+            None if cycle is None else sum(number is not None for number in numbers)
+            for cycle, *numbers in zip(columns, *rows.values())
+        )
         stages = _counted(self.stages, "stage")
         passed = _counted(self.micro_batches, "micro-batch")
         where = "training" if self.trains else "inference"
         return Timeline(
-            title=f"Pipeline of {stages}, {passed} in {where}",
-            caption=" ".join(self._sentences()),
-            column_name="cycle",
-            columns=columns,
-            rows=tuple(
-                self._row(slot, columns)
-                for stage in range(self.stages)
-                for slot in range(self.num_slots)
-                if self.stage_of(slot) == stage
-            ),
-            key="F is forward, B is backward." if self.trains else "F is forward.",
-        )
-
-    def _report(self) -> Report:
-        from ipufit.pictures import Report
-
-        timeline = self.timeline()
-        return Report(timeline.title, (), (timeline,))
-
-    def _drawn_cycles(self) -> tuple[int | None, ...]:
-        """The cycles of a picture, None where some are left out."""
-        every = tuple(range(self.num_cycles))
-        if self.num_full_cycles <= _MOST_FULL_CYCLES:
-            return every
-        kept = self.num_slots - 1 + _MOST_FULL_CYCLES // 2
-        return (*every[:kept], None, *every[-kept:])
-
-    def _row(self, slot: int, columns: tuple[int | None, ...]) -> Row:
-        from ipufit.pictures import Row
-
-        stage = self.stage_of(slot)
-        kinds = [("forward", "F")] if slot < self.stages else []
-        if self.trains and slot >= self.stages - 1:
-            kinds.append(("backward", "B"))
-        kind = " and ".join(name for name, _ in kinds)
-        return Row(
-            label=f"stage {stage}, {kind}",
-            mark=f"{stage} {''.join(letter for _, letter in kinds)}",
-            kind=kind,
-            cells=tuple(
-                None if cycle is None else self.micro_batch_in(slot, cycle)
-                for cycle in columns
-            ),
+            f"Pipeline of {stages}, {passed} in {where}",
+            columns,
+            rows,
+            " ".join(self._sentences()),
         )
 
     def _sentences(self) -> Iterator[str]:
-        """The figures of the schedule, and how the picture is to be read."""
+        """Say how the picture is to be read, and the figures of the schedule."""
+        yield "F is forward, B is backward." if self.trains else "F is forward."
         fill, full = self.num_slots - 1, self.num_full_cycles
         cycles = _counted(self.num_cycles, "cycle")
         if full:

@@ -167,22 +167,21 @@ def test_pictures_are_printed_with_the_tables(tmp_path, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Plan of Sequential with AdamW, on 2 IPUs: Mk2 (GC200)"
     assert "Pipeline of 2 stages, 5 micro-batches in training" in lines
-    assert "1 FB    · 0 1 2 3 4 ·" in lines
+    assert "1 FB    . 0 1 2 3 4 ." in lines
     assert max(map(len, lines)) <= 60
 
 
-def test_pictures_are_saved_beside_what_is_printed(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
+def test_a_page_is_saved_beside_what_is_printed(tmp_path, capsys):
     name = written(tmp_path, FIT)
     assert run("--save", "plan.html", "--json", f"{name}.py") == 0
     assert json.loads(capsys.readouterr().out)["num_ipus"] == 2
-    assert (tmp_path / "plan.html").read_text("utf-8").count("<svg") == 3
+    assert "Plan of Sequential" in (tmp_path / "plan.html").read_text("utf-8")
 
 
 def test_a_file_of_another_kind_is_an_error(tmp_path, capsys):
     name = written(tmp_path, FIT)
-    assert run("--save", "plan.png", f"{name}.py") == 1
+    assert run("--save", "plan.gif", f"{name}.py") == 1
     said = capsys.readouterr()
     assert "ipufit plan: " in said.err
-    assert ".svg or .html" in said.err
+    assert "or .html" in said.err
     assert said.out == ""

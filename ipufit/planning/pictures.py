@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows plans: by rich in a terminal, by matplotlib in a file."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from pathlib import Path
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Union
+
+from rich import table as rich_table
+from rich.console import Console
+from rich.text import Text
+
+from ipufit._files import file_errors
+from ipufit._optional import need
+from ipufit.errors import ConfigError
+from ipufit.types import PathLike
+
+_COLOURS = ("#8ec1e8", "#f6b26b", "#c9b3e6", "#9fd3b6", "#e8d174")
+_FILLS, _ASCII_FILLS = "█▓▒░▚", "#=+-o"
+_MOST_CHARACTERS = 80  # of a bar
+_FAR = 10  # a limit this many times the longest bar isn't drawn: no bar would be seen
+_FORMATS = (".svg", ".png", ".pdf")
+_WIDE = 10_000  # columns of a text whose lines aren't broken
+
+
+class Table(NamedTuple):
+    """A table of texts.
+
+    Attributes:
+        title: A few words.
+        header: Names of the columns.
+        rows: Texts, as many in each row as in the header.
+        caption: Sentences below it.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+class Bars(NamedTuple):
+    """Stacked bars.
+
+    Attributes:
+        title: A few words.
+        labels: Name of each bar.
+        parts: Kind of a part -> its amount in each bar, 0 or more.
+        unit: Unit of the amounts, such as "B".
+        ends: Text at the end of each bar.
+        caption: Sentences below them.
+        limit: Name of a limit, and its amount; None for none.
+    """
+
+    title: str
+    labels: Sequence[str]
+    parts: Mapping[str, Sequence[float]]
+    unit: str
+    ends: Sequence[str]
+    caption: str = ""
+    limit: tuple[str, float] | None = None
+
+    @property
+    def totals(self) -> list[float]:
+        """Sum of each bar's parts."""
+        return [sum(amounts) for amounts in zip(*self.parts.values())]
+
+
+class Timeline(NamedTuple):
+    """Rows of numbered work over cycles.
+
+    Attributes:
+        title: A few words.
+        columns: The cycles; None where some are left out.
+        rows: Name of a row -> the piece that it works on in each cycle; None while it
+            is idle.
+        caption: Sentences below it.
+    """
+
+    title: str
+    columns: Sequence[int | None]
+    rows: Mapping[str, Sequence[int | None]]
+    caption: str
+
+
+Content = Union[str, Table, Bars, Timeline]
+
+
+def amount_in_words(amount: float, unit: str, is_estimate: bool = False) -> str:
+    """Write an amount with about three digits; a prefix is a power of 1000.
+
+    Example:
+        >>> amount_in_words(940_572_672, "B"), amount_in_words(260, "B")
+        ('941 MB', '260 B')
+        >>> amount_in_words(1536, "B", is_estimate=True)
+        '~1.54 KB'
+    """
+    prefixes, power = ("", "K", "M", "G", "T", "P"), 0
+    while power + 1 < len(prefixes) and amount >= 999.5 * 1000**power:
+        power += 1
+    value = amount / 1000**power
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    if not power and float(amount).is_integer():
+        digits = 0
+    about = "~" if is_estimate and amount else ""
+    return f"{about}{value:.{digits}f} {prefixes[power]}{unit}"
+
+
+def share_in_words(share: float) -> str:
+    """Write a share as a percentage.
+
+    Example:
+        >>> share_in_words(0.4567), share_in_words(0.0001)
+        ('45.7%', '<0.1%')
+    """
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+
+
+def show(contents: Sequence[Content], console: Console | None = None) -> None:
+    """Print texts, tables and pictures, a blank line between each two.
+
+    Args:
+        contents: Texts, tables and pictures from top to bottom.
+        console: Console of rich; standard output by default.
+    """
+    console = console or Console()
+    tell = partial(console.print, highlight=False, markup=False)
+    for number, one in enumerate(contents):
+        if number:
+            tell()
+        if isinstance(one, str):
+            tell(one)
+            continue
+        tell(f"{one.title}:" if isinstance(one, Table) else one.title)
+        for line in _printed(one, console):
+            tell(line)
+        if one.caption:
+            tell(one.caption)
+
+
+def as_text(contents: Sequence[Content]) -> str:
+    """Write texts and tables as `show` prints them where lines have no end."""
+    file = io.StringIO()
+    texts = [one for one in contents if isinstance(one, (str, Table))]
+    show(texts, Console(file=file, width=_WIDE))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def save(contents: Sequence[Content], title: str, path: PathLike) -> None:
+    """Write what `show` prints as a page, or the bars and timelines as a picture.
+
+    Raises:
+        ConfigError: Another ending, or matplotlib, which draws pictures, is missing.
+        FileError: The file can't be written.
+    """
+    target = Path(path)
+    ending = target.suffix.lower()
+    if ending not in (*_FORMATS, ".html"):
+        raise ConfigError(
+            f"save({str(path)!r}) knows no format by this ending. Give a path that "
+            f"ends with {', '.join(_FORMATS)} or .html."
+        )
+    with file_errors("can't be written", target):
+        if ending == ".html":
+            console = Console(file=io.StringIO(), width=150, record=True)
+            show(contents, console)
+            console.save_html(str(target))
+        else:
+            pictures = [one for one in contents if isinstance(one, (Bars, Timeline))]
+            _draw(pictures, title, target)
+
+
+# In a terminal ------------------------------------------------------------------------
+
+
+def _printed(one: Table | Bars | Timeline, console: Console) -> Iterator[Any]:
+    if isinstance(one, Table):
+        yield from _table(one, console.width)
+    elif isinstance(one, Bars):
+        yield from _bars(one, console)
+    else:
+        yield from _rows(one, console.width)
+
+
+def _table(given: Table, width: int) -> Iterator[Any]:
+    """Print columns, or a line for each row where they are too wide."""
+    widths = [max(map(len, cells)) for cells in zip(given.header, *given.rows)]
+    if sum(widths) + 2 * (len(widths) - 1) > width:
+        for name, *cells in given.rows:
+            pairs = zip(given.header[1:], cells)
+            told = [f"{head} {cell}" for head, cell in pairs if cell]
+            yield f"{name}: {', '.join(told)}"
+        return
+    grid = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for place, (name, *cells) in enumerate(zip(given.header, *given.rows)):
+        has_numbers = any(cell.lstrip("~<")[:1].isdigit() for cell in cells)
+        side = "right" if place and has_numbers else "left"
+        grid.add_column(name, justify=side)  # type: ignore[arg-type]
+    for row in given.rows:
+        grid.add_row(*row)
+    yield grid
+
+
+def _bars(bars: Bars, console: Console) -> Iterator[Any]:
+    fills = _ASCII_FILLS if console.options.ascii_only else _FILLS
+    styles = dict(zip(bars.parts, zip(fills, _COLOURS)))
+    beside = max(map(len, bars.labels)) + max(map(len, bars.ends)) + 4
+    room = min(max(console.width - beside, 1), _MOST_CHARACTERS)
+    longest = max(bars.totals) or 1
+    grid = rich_table.Table.grid(padding=(0, 2, 0, 0))
+    for label, end, amounts in zip(bars.labels, bars.ends, zip(*bars.parts.values())):
+        line, amount = Text(), 0.0
+        for (fill, colour), part in zip(styles.values(), amounts):
+            amount += part
+            line.append(fill * (round(amount / longest * room) - len(line)), colour)
+        grid.add_row(label, line, end)
+    yield grid
+    if len(styles) > 1:
+        kinds = [(f"{fill} {kind}   ", style) for kind, (fill, style) in styles.items()]
+        yield Text.assemble(*kinds)
+
+
+def _rows(timeline: Timeline, width: int) -> Iterator[str]:
+    """Rows over cycles, in blocks below each other where they are too wide."""
+    rows = {"cycle": timeline.columns, **timeline.rows}
+    left = max(map(len, rows))
+    pitch = 1 + max(
+        len(str(n)) for cells in rows.values() for n in cells if n is not None
+    )
+    at_once = max((width - left) // pitch, 1)
+    for start in range(0, len(timeline.columns), at_once):
+        if start:
+            yield ""
+        block = slice(start, start + at_once)
+        for name, cells in rows.items():
+            line = name.ljust(left)
+            for column, cell in zip(timeline.columns[block], cells[block]):
+                sign = "~" if column is None else "."
+                line += (sign if cell is None else str(cell)).rjust(pitch)
+            yield line
+
+
+# In a file ----------------------------------------------------------------------------
+
+
+def _draw(pictures: Sequence[Bars | Timeline], title: str, target: Path) -> None:
+    """Draw pictures below each other, with letters that stay letters in an SVG."""
+    matplotlib = need("matplotlib", "Saving pictures", "ipufit[plot]")
+    make = need("matplotlib.figure", "Saving pictures", "ipufit[plot]").Figure
+    heights = [
+        1.3 + 0.25 * len(one.labels if isinstance(one, Bars) else one.rows)
+        for one in pictures
+    ]
+    width = max(
+        [8.0, *(len(p.columns) / 4 for p in pictures if isinstance(p, Timeline))]
+    )
+    style = {
+        "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
+        "svg.fonttype": "none",
+        "svg.hashsalt": "ipufit",
+    }
+    with matplotlib.rc_context(style):
+        figure = make(figsize=(width, sum(heights)), layout="constrained")
+        grid = figure.subplots(
+            len(pictures), squeeze=False, gridspec_kw={"height_ratios": heights}
+        )
+        for axes, one in zip(grid.flat, pictures):
+            axes.set_title(one.title, loc="left")
+            axes.invert_yaxis()
+            if isinstance(one, Bars):
+                _draw_bars(axes, one)
+            else:
+                _draw_timeline(axes, one)
+        metadata: dict[str, str | None] = {"Title": title}
+        if target.suffix.lower() == ".svg":
+            metadata["Date"] = None  # the same plan gives the same file
+        figure.savefig(target, metadata=metadata)
+
+
+def _draw_bars(axes: Any, bars: Bars) -> None:
+    ends = [0.0] * len(bars.labels)
+    for (kind, amounts), colour in zip(bars.parts.items(), _COLOURS):
+        axes.barh(bars.labels, amounts, left=ends, label=kind, color=colour)
+        ends = [end + amount for end, amount in zip(ends, amounts)]
+    for y, (x, text) in enumerate(zip(ends, bars.ends)):
+        axes.text(x, y, f" {text}", va="center")
+    if bars.limit is not None and bars.limit[1] < _FAR * max(ends):
+        axes.axvline(bars.limit[1], label=bars.limit[0], color="black")
+    axes.set_xlim(right=1.25 * axes.get_xlim()[1])  # for the texts at the ends
+    axes.xaxis.set_major_formatter(lambda amount, _: amount_in_words(amount, bars.unit))
+    if len(bars.parts) > 1:
+        axes.legend(
+            fontsize="small", ncol=3, loc="upper left", bbox_to_anchor=(0, -0.2)
+        )
+
+
+def _draw_timeline(axes: Any, timeline: Timeline) -> None:
+    colour_of = dict(zip(("F", "B", "FB"), _COLOURS))
+    for y, (name, cells) in enumerate(timeline.rows.items()):
+        busy = [x for x, number in enumerate(cells) if number is not None]
+        colour = colour_of.get(name.rpartition(" ")[2], "none")
+        axes.broken_barh([(x - 0.5, 1) for x in busy], (y - 0.4, 0.8), color=colour)
+        for x in busy:
+            axes.text(x, y, cells[x], ha="center", va="center", fontsize="small")
+    axes.set_yticks(range(len(timeline.rows)), list(timeline.rows))
+    names = ["..." if column is None else column for column in timeline.columns]
+    axes.set_xticks(range(len(names)), names, fontsize="small")
+    axes.set_xlabel("cycle")

@@ -1,0 +1,526 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ModelPlan`: what training a model takes and gives, known before it is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Iterator, NamedTuple, Sequence
+
+from .devices import Device
+from .epoch_plan import EpochPlan
+from .memory import Estimate, IPUMemory, MemorySettings, memory_by_ipu
+from .pictures import (
+    Bars,
+    Content,
+    Table,
+    amount_in_words,
+    as_text,
+    save,
+    share_in_words,
+    show,
+)
+from .pipeline_schedule import PipelineSchedule
+from .stage_cost import StageCost, imbalance
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ipufit.types import PathLike
+
+_STATIC_SHARES = (
+    (0.5, "in the range of public configurations"),
+    (0.8, "uncertain: compile to know"),
+    (1.0, "where public configurations offload or shard the optimiser's state"),
+)
+"""Shares of an IPU's memory that exact figures take, and what is known of them. Public
+configurations for Mk2 have up to 0.42 for parameters, accumulators and state."""
+
+
+class HostTraffic(NamedTuple):
+    """Bytes that one call moves between the host and the IPUs of a process.
+
+    Attributes:
+        program: "training" or "inference".
+        output_mode: Mode of the outputs: PopTorch's name, or "EveryN(n)".
+        input_bytes: Bytes of the data that are given, inputs and targets, to the IPUs.
+            Exact.
+        output_bytes: Bytes of the module's outputs to the host. Exact for a program
+            that returns them all; figures of ipufit come on top, some bytes each.
+    """
+
+    program: str
+    output_mode: str
+    input_bytes: int
+    output_bytes: int
+
+
+class PlanChoice(NamedTuple):
+    """A change of settings, and what it leads to.
+
+    Attributes:
+        change: Fields of `IPUConfig` that change, as code; empty for none.
+        memory: Bytes on the fullest IPU.
+        share: Its expected share of an IPU's memory; code comes on top.
+        least_share: The least share that it can be.
+        bubble: Idle share of the pipeline in an update.
+        batch_size: Samples of an update.
+        cost: The price of the change in words; empty if none is known.
+    """
+
+    change: str
+    memory: Estimate
+    share: float
+    least_share: float
+    bubble: float
+    batch_size: int
+    cost: str = ""
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The memory and the work that training a model takes, and its pipeline.
+
+    Printed, it is a short text. All numbers are data: bytes, FLOPs of one forward pass
+    of a micro-batch, cycles of the pipeline.
+
+    Attributes:
+        title: Class of the module.
+        optimizer: Class of the optimiser.
+        device: The kind of IPU.
+        epoch: Factors of a call, calls and updates of an epoch, samples left out.
+        stages: Costs of each stage, in order; one without a pipeline.
+        settings: The settings that memory depends on.
+        inference_iterations: Micro-batches of a call of `evaluate` or `predict` that
+            the pipeline needs at least.
+        traffic: Bytes between host and IPUs per call, for each output mode.
+        unused: Names of parameters that `forward` doesn't use; they aren't counted.
+        shared: Names of parameters that several stages use. Each is counted once, with
+            the first of them; the others get copies.
+        refusal: Why `fit` would refuse such samples, as those without targets that a
+            loss or a metric needs; empty if it wouldn't.
+    """
+
+    title: str
+    optimizer: str
+    device: Device
+    epoch: EpochPlan
+    stages: tuple[StageCost, ...]
+    settings: MemorySettings
+    inference_iterations: int = 1
+    traffic: tuple[HostTraffic, ...] = ()
+    unused: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    refusal: str = ""
+
+    # Memory ----------------------------------------------------------------------
+
+    @property
+    def memory(self) -> tuple[IPUMemory, ...]:
+        """Bytes that training takes on each IPU of a replica."""
+        return memory_by_ipu(self.stages, self.settings, self.device.num_bytes)
+
+    @property
+    def fullest(self) -> IPUMemory:
+        """The IPU that is expected to be the fullest."""
+        return max(self.memory, key=lambda memory: memory.total.value)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters that are used."""
+        return sum(stage.num_parameters for stage in self.stages)
+
+    @property
+    def ipus_per_replica(self) -> int:
+        """IPUs of a replica: all up to the highest that has a stage."""
+        return max(stage.ipu for stage in self.stages) + 1
+
+    @property
+    def num_ipus(self) -> int:
+        """IPUs of all replicas of all processes."""
+        batch = self.epoch.batch
+        return self.ipus_per_replica * batch.replicas * batch.processes
+
+    # Work ------------------------------------------------------------------------
+
+    @property
+    def flops(self) -> tuple[int, ...]:
+        """FLOPs of each stage's forward pass of a micro-batch."""
+        return tuple(stage.flops for stage in self.stages)
+
+    @property
+    def flop_shares(self) -> tuple[float, ...]:
+        """Share of each stage in the FLOPs of all."""
+        total = sum(self.flops)
+        return tuple(flops / total if total else 0.0 for flops in self.flops)
+
+    @property
+    def slowest_stage(self) -> int:
+        """Number of the stage that has most FLOPs."""
+        return max(self.stages, key=lambda stage: stage.flops).stage
+
+    @property
+    def imbalance(self) -> float:
+        """FLOPs of the slowest stage over their mean: 1 where all have the same."""
+        return imbalance(self.flops)
+
+    @property
+    def ideal_speedup(self) -> float:
+        """Speed of the stages together over one IPU's, by FLOPs and bubble alone.
+
+        It is stages / imbalance * (1 - bubble). Small layers take longer than their
+        FLOPs say, so this is a first guess.
+        """
+        if not self.settings.is_pipelined:
+            return 1.0
+        return len(self.stages) / self.imbalance * (1.0 - self.bubble)
+
+    # Schedule --------------------------------------------------------------------
+
+    @property
+    def schedule(self) -> PipelineSchedule:
+        """Cycles of the pipeline for one update; of one stage without a pipeline."""
+        accumulation = self.epoch.batch.gradient_accumulation
+        return PipelineSchedule(self.num_stages, accumulation, trains=True)
+
+    @property
+    def inference_schedule(self) -> PipelineSchedule:
+        """Cycles of the pipeline for one call of `evaluate` or `predict`."""
+        iterations = self.inference_iterations
+        return PipelineSchedule(self.num_stages, iterations, trains=False)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages that are busy at once."""
+        return len(self.stages) if self.settings.is_pipelined else 1
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of the pipeline in an update, from 0 to 1."""
+        return self.schedule.idle_share
+
+    def bubble_at(self, gradient_accumulation: int) -> float:
+        """Idle share of the pipeline with another gradient accumulation.
+
+        Args:
+            gradient_accumulation: Micro-batches of an update: `2 * stages - 1` or more.
+        """
+        schedule = self.schedule._replace(micro_batches=gradient_accumulation)
+        return schedule.idle_share
+
+    # Choices ---------------------------------------------------------------------
+
+    @property
+    def choices(self) -> tuple[PlanChoice, ...]:
+        """The effects of other settings; the first is the plan as it is."""
+        return tuple(_choices(self))
+
+    def on(self, device: Device) -> ModelPlan:
+        """The same plan for another kind of IPU."""
+        return replace(self, device=device)
+
+    # Showing it ------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        """The plan as text."""
+        return as_text(list(_contents(self)))
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the plan with bars and the schedule, from 40 columns on.
+
+        Args:
+            console: Console of rich; standard output by default.
+        """
+        show(list(_contents(self)), console)
+
+    def save(self, path: PathLike) -> None:
+        """Write the plan to a file.
+
+        Args:
+            path: The file: `.svg`, `.png` or `.pdf` for memory, FLOPs and schedule,
+                drawn by matplotlib; `.html` for a page of what `show` prints.
+
+        Raises:
+            ConfigError: Another ending, or matplotlib isn't installed.
+            FileError: The file can't be written.
+        """
+        save(list(_contents(self)), _title(self), path)
+
+
+# Choices ------------------------------------------------------------------------------
+
+
+def _choices(plan: ModelPlan) -> Iterator[PlanChoice]:
+    """Work out what other settings would change, one at a time."""
+    for change, stages, settings, batch_size, cost in _changes(plan):
+        memories = memory_by_ipu(stages, settings, plan.device.num_bytes)
+        fullest = max(memories, key=lambda memory: memory.total.value)
+        yield PlanChoice(
+            change,
+            fullest.total,
+            fullest.share,
+            fullest.total.least / plan.device.num_bytes,
+            plan.bubble_at(settings.gradient_accumulation),
+            batch_size,
+            cost,
+        )
+
+
+def _changes(
+    plan: ModelPlan,
+) -> Iterator[tuple[str, Sequence[StageCost], MemorySettings, int, str]]:
+    """Yield a change as code; stages, settings and batch size after it; its price."""
+    stages, settings, batch = plan.stages, plan.settings, plan.epoch.batch
+    size = batch.batch_size
+    yield "", stages, settings, size, ""
+    if settings.recomputes:
+        other = settings._replace(recomputes=False)
+        yield "recompute='off'", stages, other, size, "saves the second forward pass"
+    elif settings.is_pipelined:
+        other = settings._replace(recomputes=True)
+        yield "recompute='auto'", stages, other, size, "a second forward pass"
+    has_state = any(weight.state for stage in stages for weight in stage.weights)
+    if has_state and not settings.is_off_chip:
+        other = settings._replace(is_off_chip=True)
+        price = "state moves with each update"
+        yield "offload_optimizer=True", stages, other, size, price
+    if has_state and not settings.is_off_chip and settings.num_shards == 1:
+        copies = batch.replicas * batch.processes
+        shards = copies if copies > 1 else 2
+        change = "shard_optimizer=True"
+        if copies == 1:
+            change = f"replicas={shards}, {change}"
+        other = settings._replace(num_shards=shards)
+        yield change, stages, other, size * shards // copies, "weights are gathered"
+    now = settings.gradient_accumulation
+    for accumulation in (now // 2, now * 2, now * 4):
+        if accumulation >= 2 * plan.num_stages - 1:
+            other = settings._replace(gradient_accumulation=accumulation)
+            change = f"gradient_accumulation={accumulation}"
+            yield change, stages, other, size // now * accumulation, ""
+    micro, odd = divmod(batch.micro_batch_size, 2)
+    if micro and not odd:
+        other = settings._replace(gradient_accumulation=2 * now)
+        change = f"micro_batch_size={micro}, gradient_accumulation={2 * now}"
+        halves = [_halved(stage) for stage in stages]
+        yield change, halves, other, size, "more and smaller passes"
+
+
+def _halved(stage: StageCost) -> StageCost:
+    """A stage with half of the samples, whose activations take half of the bytes."""
+    return stage._replace(
+        flops=stage.flops // 2,
+        input_bytes=stage.input_bytes // 2,
+        saved_bytes=stage.saved_bytes // 2,
+        kept_bytes=stage.kept_bytes // 2,
+        made_bytes=stage.made_bytes // 2,
+    )
+
+
+# Text ---------------------------------------------------------------------------------
+
+
+def _contents(plan: ModelPlan) -> Iterator[Content]:
+    """Yield the plan's texts, tables and pictures from top to bottom."""
+    yield _title(plan)
+    yield str(plan.epoch)
+    yield from _work(plan)
+    yield from _memory(plan)
+    traffic = [
+        (one.program, one.output_mode, _size(one.input_bytes), _size(one.output_bytes))
+        for one in plan.traffic
+    ]
+    header = ["program", "output mode", "to IPUs", "to host"]
+    yield Table("Host traffic per call", header, traffic)
+    header = ["change", "batch size", "idle", "fullest IPU", "share", "at least"]
+    choices = [
+        (
+            choice.change or "as it is",
+            str(choice.batch_size),
+            share_in_words(choice.bubble),
+            _about(choice.memory),
+            share_in_words(choice.share),
+            share_in_words(choice.least_share),
+            choice.cost,
+        )
+        for choice in plan.choices
+    ]
+    yield Table("Choices", [*header, "price"], choices)
+    yield "\n".join(_notes(plan))
+
+
+def _work(plan: ModelPlan) -> Iterator[Content]:
+    """Yield the stages with their FLOPs, and the cycles of the pipeline."""
+    flops = [amount_in_words(stage.flops, "FLOP") for stage in plan.stages]
+    shares = [share_in_words(share) for share in plan.flop_shares]
+    stages = [
+        (
+            str(stage.stage),
+            str(stage.ipu),
+            _first_names(stage.names),
+            f"{stage.num_parameters:,}",
+            amount,
+            share,
+        )
+        for stage, amount, share in zip(plan.stages, flops, shares)
+    ]
+    caption = ""
+    if len(stages) > 1:
+        caption = (
+            f"Stage {plan.slowest_stage} is the slowest: it has {plan.imbalance:.2f} "
+            "times the mean."
+        )
+    if plan.num_stages > 1:
+        caption += (
+            f" {plan.num_stages} stages are ideally {plan.ideal_speedup:.2f} times as "
+            "fast as one IPU."
+        )
+    header = ["stage", "IPU", "begins with", "parameters", "forward", "of all"]
+    yield Table("Stages", header, stages, caption)
+    yield Bars(
+        "FLOPs of a micro-batch",
+        [f"stage {stage.stage}" for stage in plan.stages],
+        {"forward": plan.flops},
+        "FLOP",
+        [f"{amount}, {share}" for amount, share in zip(flops, shares)],
+        f"A micro-batch has {plan.epoch.batch.micro_batch_size} samples.",
+    )
+    if plan.num_stages == 1:
+        return
+    cycles = []
+    pairs = ("update", plan.schedule), ("inference call", plan.inference_schedule)
+    for name, schedule in pairs:
+        full = schedule.num_full_cycles
+        filling = schedule.num_slots - 1 if full else "-"  # it is never full
+        row = [schedule.micro_batches, schedule.num_cycles, filling, full, filling]
+        cycles.append([name, *map(str, row), share_in_words(schedule.idle_share)])
+    least = 2 * plan.num_stages - 1
+    tried = [least * factor for factor in (1, 2, 4, 8, 16)]
+    idle = ", ".join(f"{share_in_words(plan.bubble_at(g))} at {g}" for g in tried)
+    header = ["", "micro-batches", "cycles", "fill", "full", "drain", "idle"]
+    caption = f"Idle by gradient accumulation: {idle}."
+    yield Table("Pipeline", header, cycles, caption)
+    yield plan.schedule.timeline()
+
+
+def _memory(plan: ModelPlan) -> Iterator[Content]:
+    """Yield the bytes on each IPU."""
+    rows = [
+        (
+            str(memory.ipu),
+            _size(memory.parameters),
+            _size(memory.buffers),
+            _size(memory.optimizer_state),
+            _size(memory.accumulators),
+            _size(memory.exact),
+            _about(memory.gradients),
+            _about(memory.activations),
+            _about(memory.total),
+            share_in_words(memory.share),
+            f"{_size(memory.total.least)} to {_size(memory.total.most)}",
+        )
+        for memory in plan.memory
+    ]
+    capacity = _size(plan.device.num_bytes)
+    header = ["IPU", "parameters", "buffers", "state", "accumulators", "exact"]
+    header += ["gradients", "activations", "total", f"of {capacity}"]
+    caption = (
+        "Figures with ~ are estimates, and the bounds are how far they may be off. "
+        f"Code isn't counted.\n{_judgement(plan)}"
+    )
+    yield Table("Memory", [*header, "bounds of the total"], rows, caption)
+    yield Bars(
+        "Memory in training",
+        [f"IPU {memory.ipu}" for memory in plan.memory],
+        {
+            "parameters": [m.parameters + m.buffers for m in plan.memory],
+            "optimiser state": [m.optimizer_state for m in plan.memory],
+            "accumulators": [m.accumulators for m in plan.memory],
+            "gradients (estimate)": [m.gradients.value for m in plan.memory],
+            "activations (estimate)": [m.activations.value for m in plan.memory],
+        },
+        "B",
+        [f"{_about(m.total)}, {share_in_words(m.share)}" for m in plan.memory],
+        f"An IPU has {capacity}. Code and temporary data aren't counted.",
+        ("memory of one IPU", plan.device.num_bytes),
+    )
+
+
+def _title(plan: ModelPlan) -> str:
+    """The model, its optimiser and its IPUs in a line."""
+    ipus = "1 IPU" if plan.num_ipus == 1 else f"{plan.num_ipus} IPUs"
+    return f"Plan of {plan.title} with {plan.optimizer}, on {ipus}: {plan.device.name}"
+
+
+def _judgement(plan: ModelPlan) -> str:
+    """Say what is known about the fullest IPU, from exact figures and bounds.
+
+    No judgement says that a model fits: only a compilation shows that.
+    """
+    fullest = max(plan.memory, key=lambda memory: memory.exact)
+    share = fullest.exact / fullest.capacity
+    largest = max(plan.memory, key=lambda memory: memory.total.least)
+    if largest.total.least > largest.capacity:
+        return (
+            f"A compilation will run out of memory: IPU {largest.ipu} has "
+            f"{_size(largest.capacity)}, and what is counted takes "
+            f"{_size(largest.total.least)} at least."
+        )
+    words = next(words for most, words in _STATIC_SHARES if share <= most)
+    return (
+        f"Parameters, state and accumulators take {share_in_words(share)} of IPU "
+        f"{fullest.ipu}, {words}. Only a compilation shows what code and temporary "
+        "data take."
+    )
+
+
+def _notes(plan: ModelPlan) -> Iterator[str]:
+    """Say what isn't counted, and where the memory of the IPU was published."""
+    least, given = plan.schedule.num_slots, plan.epoch.batch.gradient_accumulation
+    if given < least:
+        yield (
+            f"PopTorch will refuse this pipeline: {plan.num_stages} stages need "
+            f"gradient_accumulation={least} or more, and it is {given}."
+        )
+    if plan.epoch.calls == 0:
+        yield (
+            f"fit will refuse this data: a call takes {plan.epoch.samples_per_call} "
+            f"samples, and there are {plan.epoch.num_samples}. Use a smaller "
+            "batch_size or device_iterations, or drop_last=False."
+        )
+    if plan.refusal:
+        yield f"fit will refuse this data: {plan.refusal}"
+    taken = plan.ipus_per_replica * plan.epoch.batch.replicas
+    reserved = 1 << (taken - 1).bit_length()
+    if reserved > taken:
+        whose = " in each process" if plan.epoch.batch.processes > 1 else ""
+        yield (
+            f"PopTorch reserves IPUs in powers of two: {reserved} for these {taken}"
+            f"{whose}."
+        )
+    uncounted = sorted({name for stage in plan.stages for name in stage.uncounted})
+    if uncounted:
+        yield f"FLOPs leave out {', '.join(uncounted)}."
+    if plan.unused:
+        yield f"Not used, and not counted: {_first_names(plan.unused)}."
+    if plan.shared:
+        yield (
+            f"Used by several stages, and counted with the first: "
+            f"{_first_names(plan.shared)}."
+        )
+    yield f"Memory of {plan.device.name}: {plan.device.source}."
+
+
+def _first_names(names: Sequence[str]) -> str:
+    """Write the first two names, and how many more there are."""
+    more = len(names) - 2
+    shown = ", ".join(names[:2])
+    return f"{shown} and {more} more" if more > 0 else shown or "-"
+
+
+def _size(num_bytes: int) -> str:
+    return amount_in_words(num_bytes, "B")
+
+
+def _about(estimate: Estimate) -> str:
+    is_estimate = estimate.least != estimate.most
+    return amount_in_words(estimate.value, "B", is_estimate)
