@@ -215,7 +215,7 @@ class FoldRunner(Runner):
                 [torch.cat(column) for column in columns],
             ) or self._difference("gradients", gradients, [t.grad for t in trained])
         except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
-            level, reason = logging.DEBUG, f"{type(error).__name__}: {error}"
+            level, reason = logging.DEBUG, str(error).partition("\n")[0]
         if reason is None:
             logger.debug("Up to %d micro-batches run in one pass", max(sizes))
             self._verified.update(sizes)
