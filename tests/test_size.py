@@ -30,7 +30,7 @@ class Size(NamedTuple):
 ROOMS = {
     "emulator": (Size(93, 12451, 92531), "emulator"),
     "engine and model": (Size(127, 10626, 82403), "engine model"),
-    "data": (Size(41, 3714, 29146), "data"),
+    "data": (Size(11, 3341, 26143), "data"),
     "metrics and losses": (Size(21, 1843, 15841), "metrics losses"),
     "optimizers": (Size(19, 1924, 14773), "optimizers"),
     "callbacks": (Size(32, 2221, 18133), "callbacks"),

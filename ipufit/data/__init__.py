@@ -3,31 +3,38 @@
 
 from __future__ import annotations
 
-from .adapters import as_batch, as_source
 from .cached import CachedDataset
-from .calls import Call, Loading
-from .columns import column_names
-from .epochs import Epochs
-from .example import example_of
-from .generation import generated_like
-from .host_random import (
+from .calls import Call, Epochs, InferenceBatches, Loading, TrainingBatches, pad
+from .datasets import is_stream
+from .order import Position
+from .random_state import (
     HostRandomState,
     RandomState,
     check_random_state,
+    mixed,
     random_state,
+    seed_all,
     set_random_state,
 )
-from .inference import InferenceBatches
-from .kinds import is_stream
-from .loader_states import packed, unpacked
-from .orders import Position
-from .passes import Replay, generators_of
-from .rebatching import pad
-from .seeds import mixed, seed_all
-from .source import IndexedSource, Source, StreamSource
-from .structure import NOTHING, Labels, SampleStructure
-from .training import TrainingBatches
-from .validation import fit_sources, num_trained_on, validation_source
+from .sources import (
+    as_batch,
+    as_source,
+    example_of,
+    fit_sources,
+    generated_like,
+    num_trained_on,
+    validation_source,
+)
+from .streams import (
+    IndexedSource,
+    Replay,
+    Source,
+    StreamSource,
+    generators_of,
+    packed,
+    unpacked,
+)
+from .structure import NOTHING, Labels, SampleStructure, column_names
 
 __all__ = [
     "NOTHING",

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tensors of a sample nest: inputs, then targets, weights and shares."""
+"""How samples nest, and the tensors that stand for what users pass."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
-from ipufit._tree import ConstantChangedError, Structure
+from ipufit._tree import CONSTANT, ConstantChangedError, Structure
 from ipufit.errors import DataError
 
 NOTHING = Structure(tuple)
@@ -165,3 +170,535 @@ class SampleStructure:
             raise DataError(
                 f"{where} nests differently from {first}: {error}."
             ) from None
+
+
+_UNSIGNED = [
+    getattr(torch, name)
+    for name in ("uint16", "uint32", "uint64")
+    if hasattr(torch, name)
+]
+"""Types of newer versions of torch, which PopTorch doesn't have."""
+
+
+def as_tensor(value: Any, where: str) -> Tensor:
+    """Makes a tensor of a tensor, an array or a number, in a type that IPUs have.
+
+    Args:
+        value: A tensor, an array or a number.
+        where: Name of the value in error messages.
+
+    Raises:
+        DataError: The value is something else, or has a number that is too large.
+
+    Example:
+        >>> as_tensor(0.5, "`x`")
+        tensor(0.5000)
+    """
+    tensor = dense_tensor(value, where)
+    # PopTorch would convert 64-bit floats at every call.
+    return narrowed(tensor, where) if tensor.dtype == torch.float64 else tensor
+
+
+def dense_tensor(value: Any, where: str) -> Tensor:
+    """Makes a tensor of a tensor, an array or a number, in its own type.
+
+    Args:
+        value: A tensor, an array or a number.
+        where: Name of the value in error messages.
+
+    Raises:
+        DataError: The value is something else.
+
+    Example:
+        >>> dense_tensor(np.float64(0.5), "`x`")
+        tensor(0.5000, dtype=torch.float64)
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = _from_numpy(np.asarray(_unmasked(value, where), order="C"), where)
+    elif not isinstance(value, Tensor):
+        if value is not None and _ismissing_value(value):
+            raise missing_value(f"{where} has {value!r}")
+        if not isinstance(value, (bool, int, float)):
+            raise DataError(
+                f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
+                "arrays or numbers."
+            )
+        value = as_number(value, where)
+    tensor: Tensor = value
+    if tensor.dtype in _UNSIGNED:
+        raise DataError(
+            f"{where} has a tensor of {tensor.dtype}, a type that PopTorch doesn't "
+            "have. Convert it to int64."
+        )
+    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta:
+        raise DataError(
+            f"{where} has a tensor of {tensor.dtype}, {tensor.layout} on "
+            f"{tensor.device}, which an IPU can't take: pass a dense tensor of real "
+            "numbers."
+        )
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _from_numpy(array: Any, where: str) -> Tensor:
+    """A tensor in the array's memory, which may be read-only: we only read it."""
+    if array.dtype.kind == "O":
+        for at, value in np.ndenumerate(array):
+            if _ismissing_value(value):
+                raise missing_value(f"{where} has {value!r} at {list(at)}")
+    try:
+        if array.dtype.kind not in "biuf":
+            raise TypeError("it holds no numbers")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writ")
+            return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
+            "Convert it to float32 or int64."
+        ) from None
+
+
+def _unmasked(array: Any, where: str) -> Any:
+    """The array, unless NumPy has masked some of it: torch sees no masks."""
+    masked: Any = np.ma  # whose functions have no types in old NumPy
+    if masked.is_masked(array):
+        at = np.argwhere(masked.getmaskarray(array))[0].tolist()
+        raise DataError(
+            f"{where} has a masked array ({masked.count_masked(array)} of {array.size} "
+            f"values, the first at {at}), and a tensor has no mask: what is under it "
+            "would be trained on. Fill it with .filled(value), or leave those rows "
+            "out; to have them count nothing in the loss give sample_weight 0."
+        )
+    return array
+
+
+def _ismissing_value(value: Any) -> bool:
+    """Whether a value is None, or pandas' NA or NaT."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def missing_value(what: str) -> DataError:
+    """The error that tells of a missing value.
+
+    Args:
+        what: The holder of the value, and where it is, to begin a sentence.
+    """
+    return DataError(
+        f"{what}, a missing value, which no tensor can hold. Fill it, as with pandas' "
+        "fillna(value), or leave the row out, as with dropna()."
+    )
+
+
+def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
+    """Tensors that all have one number of rows; a single number stands for every row.
+
+    Args:
+        leaves: Tensors, arrays or numbers.
+        where: Name of the data in error messages.
+
+    Raises:
+        DataError: There are no arrays, none has rows, or their numbers of rows differ.
+
+    Example:
+        >>> same_rows([torch.zeros(2, 3), 0.5], "`x`")[1]
+        tensor([0.5000, 0.5000])
+    """
+    tensors = [as_tensor(leaf, where) for leaf in leaves]
+    if not tensors:
+        raise DataError(f"{where} holds no arrays.")
+    for tensor, leaf in zip(tensors, leaves):
+        if not tensor.dim() and not isinstance(leaf, (bool, int, float)):
+            raise DataError(
+                f"{where} holds an array without axes, {leaf!r}: dim 0 counts samples. "
+                "To give samples one by one use an IterableDataset."
+            )
+    lengths = [len(tensor) for tensor in tensors if tensor.dim()]
+    if not lengths:
+        raise DataError(f"{where} holds a single number: dim 0 counts samples.")
+    if len(set(lengths)) > 1:
+        raise DataError(
+            f"{where} has arrays of different numbers of samples: "
+            f"{short_list(lengths)}. Dim 0 must be the same for all."
+        )
+    return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
+
+
+def short_list(numbers: Sequence[int]) -> str:
+    """A list for error messages, cut after its first numbers.
+
+    Example:
+        >>> short_list([4, 5]), short_list([3] * 32)
+        ('[4, 5]', '[3, 3, 3, ... 32 in all]')
+    """
+    if len(numbers) <= 6:
+        return str(list(numbers))
+    return f"[{', '.join(map(str, numbers[:3]))}, ... {len(numbers)} in all]"
+
+
+_LEAST, _MOST = -(2**31), 2**31 - 1
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def check_integers(
+    batch: Sequence[Tensor],
+    structure: SampleStructure,
+    name: str,
+    sample_of: Callable[[int], int] = int,
+) -> None:
+    """Refuse rows that have an integer which 32 bits can't hold.
+
+    Args:
+        batch: The leaves of the structure; tensors that follow them have no integers.
+        structure: How samples nest.
+        name: Name of the data in error messages.
+        sample_of: Gives the index of the sample in a row of the batch.
+
+    Raises:
+        DataError: An integer is too large or too small.
+
+    Example:
+        >>> check_integers([torch.tensor([3, 2**32])], SampleStructure.of([0]), "x")
+        Traceback (most recent call last):
+        ipufit.errors.DataError: Sample 1 of `x` has 4294967296 in its inputs: an IPU...
+    """
+    for number, tensor in enumerate(batch):
+        if tensor.dtype != torch.int64 or not tensor.numel():
+            continue
+        least, most = torch.aminmax(tensor)
+        if least.item() >= _LEAST and most.item() <= _MOST:
+            continue
+        is_wrong = tensor.lt(_LEAST).logical_or(tensor.gt(_MOST))
+        at = tuple(is_wrong.nonzero()[0].tolist())
+        as_cut = int(tensor[at].to(torch.int32))
+        raise DataError(
+            f"Sample {sample_of(at[0])} of `{name}` has {int(tensor[at])} in its "
+            f"{leaf_names(structure)[number]}: an IPU has integers of 32 bits, from "
+            f"{_LEAST} to {_MOST}, and would take {as_cut} for it. Subtract an offset, "
+            "number the values from 0, or pass them as float32 if they are quantities."
+        )
+
+
+def leaf_names(structure: SampleStructure) -> list[str]:
+    """The name of each leaf of a sample in error messages.
+
+    Example:
+        >>> leaf_names(SampleStructure.of([{"ids": 0}, 0]))
+        ["inputs['ids']", 'targets']
+    """
+    names = ("inputs", "targets", "sample weights")
+    return [
+        leaf for part, name in zip(structure.parts, names) for leaf in part.paths(name)
+    ]
+
+
+def narrowed(value: Tensor, where: str) -> Tensor:
+    """A float64 tensor in float32, as an IPU has no 64-bit floats.
+
+    Args:
+        value: Tensor of float64.
+        where: Name of the tensor in error messages.
+
+    Raises:
+        DataError: A number is too large for float32.
+
+    Example:
+        >>> narrowed(torch.tensor([0.5], dtype=torch.float64), "`x`")
+        tensor([0.5000])
+    """
+    narrow = torch.as_tensor(value, dtype=torch.float32)
+    is_infinite = torch.isinf(narrow)
+    if is_infinite.any():
+        at = is_infinite.logical_and(torch.isfinite(value)).nonzero()
+        if len(at):
+            index = at[0].tolist()
+            raise _too_large(float(value[tuple(index)]), where, f" at {index}")
+    return narrow
+
+
+def as_number(value: float, where: str) -> Tensor:
+    """A bool, an int or a float as a tensor without axes.
+
+    Args:
+        value: The number.
+        where: Name of the number in error messages.
+
+    Raises:
+        DataError: The number is too large for any type that an IPU has.
+
+    Example:
+        >>> as_number(3, "`x`"), as_number(0.5, "`x`")
+        (tensor(3), tensor(0.5000))
+    """
+    if isinstance(value, float) and _LARGEST < abs(value) < math.inf:
+        raise _too_large(value, where)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise DataError(
+            f"{where} has {value}: an IPU has integers of 32 bits, from {_LEAST} to "
+            f"{_MOST}."
+        )
+    return torch.as_tensor(value)
+
+
+def _too_large(value: float, where: str, at: str = "") -> DataError:
+    return DataError(
+        f"{where} has {value}{at}: an IPU has floats of 32 bits, up to {_LARGEST:.6g}, "
+        "and that is infinite in them. Scale the values."
+    )
+
+
+Columns = Sequence[str]
+
+
+def is_frame(value: Any) -> bool:
+    """Whether a value is a frame or series of pandas, or something like them.
+
+    Example:
+        >>> is_frame(np.zeros(3))
+        False
+    """
+    return hasattr(value, "to_numpy") and hasattr(value, "iloc")
+
+
+def frame_values(frame: Any, where: str) -> Any:
+    """The numbers of a frame, `[rows, columns]`, or of a series, `[rows]`.
+
+    Raises:
+        DataError: A column holds no numbers, or has missing values.
+    """
+    names = getattr(frame, "columns", None)
+    columns = {None: frame} if names is None else {name: frame[name] for name in names}
+    for name, column in columns.items():
+        _refuse_missing(
+            column, where, "" if name is None else f" in its column {name!r}"
+        )
+    array = frame.to_numpy()
+    if array.dtype.kind in "biuf":
+        return array
+    if names is None:
+        raise DataError(
+            f"{where} is a series of {array.dtype}, which holds no numbers. Encode it "
+            "as numbers."
+        )
+    kinds = {
+        str(name): column.to_numpy().dtype.kind for name, column in columns.items()
+    }
+    bad = [name for name, kind in kinds.items() if kind not in "biuf"]
+    if bad:
+        raise DataError(
+            f"{where} has columns that hold no numbers: {', '.join(bad)}. Encode them "
+            "as numbers, or leave them out."
+        )
+    return array.astype(np.float64)  # numbers and booleans together
+
+
+def _refuse_missing(column: Any, where: str, of: str) -> None:
+    """Refuse pandas' NA: an array has NaN for it, or becomes one of objects."""
+    # NumPy's other types have no NA: a missing number is NaN, which is a number.
+    may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
+    if not may_lack or not column.isna().any():
+        return
+    if np.asarray(column.dropna().tolist()).dtype.kind in "biuf":
+        row = int(column.isna().to_numpy().argmax())
+        raise missing_value(f"{where} has NA{of} in row {row}")
+
+
+def column_names(y: Any) -> Columns | None:
+    """The columns that `y` names as targets; None if it is data.
+
+    Example:
+        >>> column_names("price"), column_names(["a", "b"]), column_names([1.0])
+        (['price'], ['a', 'b'], None)
+    """
+    if isinstance(y, str):
+        return [y]
+    if isinstance(y, (list, tuple)) and y and all(isinstance(n, str) for n in y):
+        return list(y)
+    return None
+
+
+def split_columns(
+    row: Any, names: Columns, is_single: bool, where: str
+) -> tuple[Any, Any]:
+    """Inputs and targets of something with named columns, such as a dict.
+
+    Args:
+        row: A mapping.
+        names: Names of the target columns.
+        is_single: Whether the target is the one column itself, not a dict of it.
+        where: Name of the row in error messages.
+
+    Raises:
+        DataError: A column is missing, or none is left for the inputs.
+
+    Example:
+        >>> split_columns({"a": 1, "b": 2}, ["b"], True, "`x`")
+        ({'a': 1}, 2)
+    """
+    if not hasattr(row, "keys") or not hasattr(row, "__getitem__"):
+        raise DataError(
+            f"y={list(names)} names columns, and {where} has none: it is a "
+            f"{type(row).__name__}. Pass rows as dicts, or the targets themselves."
+        )
+    missing = [name for name in names if name not in row]
+    if missing:
+        known = ", ".join(map(str, row.keys()))
+        raise DataError(f"{where} has no column {missing[0]!r}. It has: {known}.")
+    inputs = {key: row[key] for key in row if key not in names}
+    if not inputs:
+        raise DataError(
+            f"y={list(names)} names all columns of {where}: none is left for inputs."
+        )
+    return inputs, row[names[0]] if is_single else {name: row[name] for name in names}
+
+
+def without_columns(value: Any, names: Columns) -> Any:
+    """A dict or a frame without some of its columns; anything else unchanged.
+
+    Args:
+        value: A sample, or something that holds many samples.
+        names: Columns to leave out, if they exist.
+
+    Example:
+        >>> without_columns({"a": 1, "label": 2}, ["label", "weight"])
+        {'a': 1}
+    """
+    if not names:
+        return value
+    if isinstance(value, Mapping):
+        return {key: value[key] for key in value if key not in names}
+    if is_frame(value) and hasattr(value, "columns"):
+        return value[[name for name in value.columns if name not in names]]
+    return value
+
+
+def stacked_leaves(
+    samples: Sequence[Sequence[Any]],
+    structure: SampleStructure,
+    likes: Sequence[tuple[torch.Size, torch.dtype]],
+) -> list[Tensor] | None:
+    """The leaves of samples, stacked as `default_collate` does it.
+
+    Args:
+        samples: Parts of each sample: inputs, targets, weights.
+        structure: How a sample must nest.
+        likes: Shape and type that each leaf must have.
+
+    Returns:
+        `[samples, ...]` for each leaf; or None if a sample is unlike the others, or
+        has leaves that need a closer look. No error is raised for them: the caller
+        looks at each sample by itself then.
+
+    Example:
+        >>> structure = SampleStructure.of((torch.ones(2), 1))
+        >>> likes = [(torch.Size([2]), torch.float32), (torch.Size(), torch.int64)]
+        >>> stacked_leaves([(torch.ones(2), 3), (torch.zeros(2), 4)], structure, likes)
+        [tensor([[1., 1.], [0., 0.]]), tensor([3, 4])]
+    """
+    columns = _columns_of_parts(samples, structure)
+    if columns is None or len(columns) != len(likes):
+        return None
+    leaves = []
+    for column, (shape, dtype) in zip(columns, likes):
+        leaf = _stacked(column, shape, dtype)
+        if leaf is None:
+            return None
+        leaves.append(leaf)
+    return leaves
+
+
+def _columns_of_parts(
+    samples: Sequence[Sequence[Any]], structure: SampleStructure
+) -> list[Sequence[Any]] | None:
+    count = len(samples[0]) if samples else 0
+    if not count or any(len(parts) != count for parts in samples):
+        return None
+    if any(part != NOTHING for part in structure.parts[count:]):
+        return None
+    columns: list[Sequence[Any]] = []
+    for part, values in zip(structure.parts, zip(*samples)):
+        if part == NOTHING:
+            if any(value is not None for value in values):
+                return None
+            continue
+        own = _columns(part, values)
+        if own is None:
+            return None
+        columns += own
+    return columns
+
+
+def _columns(structure: Structure, values: Sequence[Any]) -> list[Any] | None:
+    """The values of each leaf; None if values don't nest exactly as the structure."""
+    if structure.kind is None:
+        return [values]
+    if structure.kind == CONSTANT:
+        (expected,) = structure.keys
+        are_same = all(type(v) is type(expected) and v == expected for v in values)
+        return [] if are_same else None
+    if structure.kind not in (dict, list, tuple):
+        return None
+    if any(type(value) is not structure.kind for value in values):
+        return None
+    count = len(structure.children)
+    if any(len(value) != count for value in values):
+        return None
+    keys = structure.keys if structure.kind is dict else range(count)
+    columns: list[Any] = []
+    for key, child in zip(keys, structure.children):
+        if structure.kind is dict and not all(key in value for value in values):
+            return None
+        own = _columns(child, [value[key] for value in values])
+        if own is None:
+            return None
+        columns += own
+    return columns
+
+
+def _stacked(
+    values: Sequence[Any], shape: torch.Size, dtype: torch.dtype
+) -> Tensor | None:
+    """The stacked values of a leaf; None if they are no plain tensors or numbers."""
+    kind = type(values[0])
+    if any(type(value) is not kind for value in values):
+        return None
+    if kind in (bool, int, float):
+        return _stacked_numbers(values, dtype) if not shape else None
+    if kind is np.ndarray:
+        values = [_of_array(value) for value in values]
+    elif kind is not Tensor:
+        return None
+    for value in values:
+        if (
+            value is None
+            or value.shape != shape
+            or value.dtype is not dtype
+            or value.requires_grad
+            or value.layout is not torch.strided
+            or value.device.type != "cpu"
+        ):
+            return None
+    stacked = torch.stack(list(values))
+    # Processes that load stack into shared memory, which has torch's own strides.
+    return stacked if get_worker_info() is None else stacked.contiguous()
+
+
+def _stacked_numbers(values: Sequence[float], dtype: torch.dtype) -> Tensor | None:
+    try:
+        stacked = torch.tensor(values)
+    except (OverflowError, RuntimeError, ValueError):  # an int of more than 64 bits
+        return None
+    is_float = dtype.is_floating_point
+    if stacked.dtype is not dtype or (is_float and torch.isinf(stacked).any()):
+        return None
+    return stacked
+
+
+def _of_array(array: Any) -> Tensor | None:
+    """The tensor of an array; None if that needs care."""
+    flags = array.flags
+    if array.dtype.kind not in "biuf" or not (flags.c_contiguous and flags.writeable):
+        return None
+    try:
+        return torch.from_numpy(array)
+    except TypeError:  # a type that torch doesn't have
+        return None

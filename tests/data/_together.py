@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import torch
 
-from ipufit.data.host_random import HostRandomState
+from ipufit.data.random_state import HostRandomState
 from ipufit.distributed import Processes, ProcessInfo
 from ipufit.errors import ProcessError
 

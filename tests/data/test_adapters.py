@@ -25,7 +25,7 @@ from ipufit.data import (
     as_source,
     fit_sources,
 )
-from ipufit.data.validation import split_validation
+from ipufit.data.sources import split_validation
 from tests import reference
 from tests.strategies import Pair
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ipufit import poptorch
-from ipufit.data import carrying
-from ipufit.data.carrying import Carrier, carried, slots_of
+from ipufit.data import workers as carrying
+from ipufit.data.workers import Carrier, carried, slots_of
 from tests.strategies import spread
 
 Pair = namedtuple("Pair", ["left", "right"])

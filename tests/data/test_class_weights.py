@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipufit import DataError
 from ipufit.data import SampleStructure
-from ipufit.data.class_weights import ClassWeights
+from ipufit.data.mixing import ClassWeights
 
 PAIR = SampleStructure.of((0, 0))
 X = torch.zeros(4, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ipufit import DataError
-from ipufit.data.columns import column_names, frame_values, is_frame, split_columns
+from ipufit.data.structure import column_names, frame_values, is_frame, split_columns
 
 
 def test_columns_are_named_by_words_alone():

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ipufit import CachedDataset, DataError
 from ipufit.data import random_state
-from ipufit.data.filling import filled
+from ipufit.data.cached import filled
 from tests.checkpoint.samples import same_tensors
 from tests.emulator._datasets import preload_fork_server
 

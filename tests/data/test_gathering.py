@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from ipufit.data.calls import GatheredCalls
 from ipufit.data.datasets import ArrayDataset
-from ipufit.data.gathering import GatheredCalls
-from ipufit.data.orders import InOrder, Order, Position
+from ipufit.data.order import InOrder, Order, Position
 
 
 @given(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.data import random_state, set_random_state
-from ipufit.data.host_random import HostRandomState
+from ipufit.data.random_state import HostRandomState
 from ipufit.errors import DataError
 
 

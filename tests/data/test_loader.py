@@ -16,8 +16,7 @@ from ipufit.data import (
     as_source,
 )
 from ipufit.data import calls as calls_module
-from ipufit.data.gathering import GatheredCalls
-from ipufit.data.rebatching import collate, rebatched, shares
+from ipufit.data.calls import GatheredCalls, collate, rebatched, shares
 from tests import reference
 from tests.strategies import plans, sample_counts
 

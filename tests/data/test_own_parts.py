@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
 
 from ipufit import BatchPlan, WholeStreamWarning, poptorch
 from ipufit.data import InferenceBatches, as_source
-from ipufit.data.rebatching import first_rows
+from ipufit.data.calls import first_rows
 from ipufit.distributed import configure, get_process_info
 from tests.data._together import together
 from tests.data.test_division import joined, options_for

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from ipufit.data.passes import Pass, generators_of
+from ipufit.data.streams import Pass, generators_of
 
 
 def block_of(batch):

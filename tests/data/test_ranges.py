@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ipufit import CachedDataset, DataError, IPUConfig, IPUModel
-from ipufit.data.ranges import check_integers, narrowed
-from ipufit.data.structure import SampleStructure
+from ipufit.data.structure import SampleStructure, check_integers, narrowed
 
 LARGE = 1_700_000_000_123
 AT = 11

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from ipufit import IPUConfig, IPUModel
-from ipufit.data.seeded import SeededRows
-from ipufit.data.seeds import mixed
+from ipufit.data.datasets import SeededRows
+from ipufit.data.random_state import mixed
 
 whole = st.integers(0, 2**40)
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ipufit import DataError, poptorch
 from ipufit.data import StreamSource, as_source
-from ipufit.data.values import same_rows
+from ipufit.data.structure import same_rows
 from tests.emulator._datasets import preload_fork_server
 
 preload_fork_server()

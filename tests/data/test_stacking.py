@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from ipufit import DataError
-from ipufit.data.datasets import FlatDataset, Parts, StackedRows
-from ipufit.data.rebatching import collate
-from ipufit.data.seeded import SeededRows
+from ipufit.data.calls import collate
+from ipufit.data.datasets import FlatDataset, Parts, SeededRows, StackedRows
 from ipufit.data.structure import SampleStructure
 from tests.strategies import nestings
 

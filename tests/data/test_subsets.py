@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_
 
 from ipufit import BatchPlan, CachedDataset, DataError, IPUConfig, IPUModel
 from ipufit.data import InferenceBatches, Loading, TrainingBatches, as_source
+from ipufit.data.cached import arrays_behind
 from ipufit.data.datasets import ArrayDataset
-from ipufit.data.subsets import arrays_behind
 from tests.data.test_loader import options_for
 from tests.strategies import examples, plans
 

@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from ipufit import CachedDataset, IPUConfig, IPUModel
-from ipufit.data.datasets import FlatDataset, Parts
-from ipufit.data.rebatching import collate
-from ipufit.data.seeded import SeededRows
+from ipufit.data.calls import collate
+from ipufit.data.datasets import FlatDataset, Parts, SeededRows
 from ipufit.data.structure import SampleStructure
 
 

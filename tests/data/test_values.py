@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ipufit import DataError
-from ipufit.data.values import as_tensor
+from ipufit.data.structure import as_tensor
 
 
 @pytest.mark.parametrize(

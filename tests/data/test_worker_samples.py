@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ipufit import BatchPlan, DataError
 from ipufit.data import Position, TrainingBatches, as_source
-from ipufit.data.host_random import random_state
-from ipufit.data.worker_samples import WorkerSamples
+from ipufit.data.random_state import random_state
+from ipufit.data.workers import WorkerSamples
 from tests.data.test_division import options_for
 from tests.emulator._datasets import preload_fork_server
 

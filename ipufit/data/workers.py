@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings batches out of processes that load, in memory that is used again.
-
-torch gives the tensors of each batch new shared memory, and asks the process that made
-it for each of them over a connection of its own. For small batches that takes longer
-than loading them.
-"""
+"""Processes that load samples."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import tempfile
+import traceback
 import uuid
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    _utils,
+    get_worker_info,
+)
 
 from ipufit._poptorch import poptorch
+from ipufit.errors import DataError
 
 Slots = Dict[Tuple[int, int], List[Tensor]]
 """Shared tensors by the number of the process that loads and that of the slot."""
@@ -200,3 +208,153 @@ def _is_plain(tensor: Tensor) -> bool:
         and not tensor.is_quantized
         and tensor.is_contiguous()
     )
+
+
+class ErrorReport:
+    """Keeps the traceback of an error in another process, until somebody takes it.
+
+    It is kept in a file, which exists only in between.
+
+    Example:
+        >>> report = ErrorReport()
+        >>> rows = ReportedRows([1, 2], report)
+        >>> try:
+        ...     rows[2]
+        ... except IndexError:
+        ...     print(report.take().splitlines()[-1])
+        IndexError: list index out of range
+        >>> report.take()
+        ''
+    """
+
+    def __init__(self) -> None:
+        self._path = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
+
+    def calling(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function, and keep the traceback if it raises an error."""
+        try:
+            return function(*arguments)
+        except Exception:
+            with os.fdopen(
+                os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600),
+                "w",
+                encoding="utf-8",
+            ) as file:
+                file.write(traceback.format_exc())
+            raise
+
+    def take(self) -> str:
+        """Return the traceback and delete it; returns `""` if there is none."""
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            self._path.unlink()
+        except FileNotFoundError:
+            return ""
+        return text
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRows(Dataset):  # type: ignore[type-arg]
+    """A map-style dataset whose errors are reported.
+
+    Args:
+        report: Gets the traceback of an error.
+    """
+
+    dataset: Any
+    report: ErrorReport
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One sample."""
+        return self.report.calling(self.dataset.__getitem__, index)
+
+    def __getitems__(self, indices: Any) -> Any:
+        """A batch of samples: torch's loaders use this method if it exists."""
+        together = getattr(self.dataset, "__getitems__", None)
+        if together is None:
+            return [self[index] for index in indices]
+        return self.report.calling(together, indices)
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerSamples(IterableDataset):  # type: ignore[type-arg]
+    """The samples that one loading process gives, of all.
+
+    A dataset that asks for the number of its process before its first sample divides
+    itself. Of any other, a process keeps every n-th sample.
+
+    Args:
+        dataset: The user's iterable dataset.
+        name: Name of the data in error messages.
+    """
+
+    dataset: Any
+    name: str = "x"
+
+    def __iter__(self) -> Iterator[Any]:
+        info: Any = get_worker_info()
+        if info is None or info.num_workers == 1:
+            yield from self.dataset
+            return
+        noted = _NotedInfo(info, self.dataset)
+        worker: Any = _utils.worker
+        worker._worker_info = noted
+        try:
+            yield from self._of_one_worker(noted, info)
+        finally:
+            worker._worker_info = info
+
+    def _of_one_worker(self, noted: _NotedInfo, info: Any) -> Iterator[Any]:
+        samples = iter(self.dataset)
+        first = list(itertools.islice(samples, 1))
+        if noted.was_asked:
+            yield from first
+            yield from samples
+            return
+        for number, sample in enumerate(itertools.chain(first, samples)):
+            if noted.was_asked:
+                raise DataError(
+                    f"`{self.name}` asks get_worker_info() which process loads it "
+                    "only after its first sample, when samples are divided already. "
+                    "Ask at the beginning of __iter__."
+                )
+            if number % info.num_workers == info.id:
+                yield sample
+
+
+class _NotedInfo:
+    """A stand-in for what `get_worker_info()` gives, which notes whether it is read.
+
+    Args:
+        info: The one of torch.
+        dataset: The user's dataset, which torch has a wrapper of.
+    """
+
+    def __init__(self, info: Any, dataset: Any) -> None:
+        self._info = info
+        self.dataset = dataset
+        self.was_asked = False
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the info, for `isinstance`."""
+        return type(self._info)
+
+    @property
+    def id(self) -> int:
+        """Number of the process that loads."""
+        self.was_asked = True
+        return int(self._info.id)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that load."""
+        self.was_asked = True
+        return int(self._info.num_workers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._info, name)

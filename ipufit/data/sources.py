@@ -1,0 +1,681 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes samples in any of the forms that users have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from ipufit._poptorch import poptorch
+from ipufit.distributed import Processes
+from ipufit.errors import DataError
+
+from .cached import CachedDataset, arrays_behind
+from .datasets import (
+    ArrayDataset,
+    FlatDataset,
+    IterableRows,
+    Parts,
+    batch_size_of,
+    describe,
+    gives_what_it_says,
+    is_array_like,
+    is_hugging_face,
+    is_indexed,
+    is_stream,
+    length_of,
+    num_loaded_ahead,
+)
+from .random_state import HostRandomState
+from .streams import (
+    ALONE,
+    IndexedSource,
+    OwnLoading,
+    PartsOfNoted,
+    RowsAreNoSamplesError,
+    Source,
+    StreamSource,
+    divided_by_its_rule,
+    generators_of,
+    has_own_indices,
+    is_own_part_of,
+    noting,
+)
+from .structure import (
+    NOTHING,
+    SampleStructure,
+    as_tensor,
+    check_integers,
+    column_names,
+    frame_values,
+    is_frame,
+    same_rows,
+    short_list,
+    split_columns,
+    without_columns,
+)
+from .workers import WorkerSamples
+
+_MOST_ARRAYS = 8
+"""Lists of more arrays are probably lists of samples."""
+
+
+def from_arrays(
+    x: Any, y: Any = None, sample_weight: Any = None, *, name: str
+) -> IndexedSource:
+    """Samples of nested arrays, with dim 0 counting samples.
+
+    Args:
+        x: Inputs.
+        y: Targets; None if there are none.
+        sample_weight: Weights; None if all samples weigh the same.
+        name: Name of the inputs in error messages.
+
+    Raises:
+        DataError: The arrays are empty, hold no numbers or too large ones, or their
+            lengths differ.
+    """
+    wheres = (f"`{name}`", "`y`", "`sample_weight`")
+    values = (x, y, sample_weight)
+    given = [unframed(value, where) for value, where in zip(values, wheres)]
+    structure = SampleStructure.of(given)
+    for value, where, part in zip(given, wheres, structure.parts):
+        if part == NOTHING and value is None:
+            continue
+        if not part.num_leaves:
+            raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
+        if any(isinstance(n, (bool, int, float)) for n in part.flatten(value)):
+            raise DataError(
+                f"{where} holds a single number where an array belongs: dim 0 counts "
+                "samples. Make a list of numbers an array, as with torch.tensor."
+            )
+    leaves = [as_tensor(leaf, f"`{name}`") for leaf in structure.flatten(given)]
+    _check_lengths(structure, leaves, name)
+    tensors = same_rows(leaves, f"`{name}`")
+    if not len(tensors[0]):
+        raise DataError(f"`{name}` has no samples.")
+    return in_memory(tensors, structure, name)
+
+
+def in_memory(
+    tensors: list[Tensor],
+    structure: SampleStructure,
+    name: str,
+    rows: Tensor | None = None,
+) -> IndexedSource:
+    """Samples of the leaves of a structure, `[num_samples, ...]`.
+
+    Args:
+        tensors: The leaves.
+        structure: How samples nest.
+        name: Name of the data in error messages.
+        rows: Rows of the tensors that are samples; None if all are.
+
+    Raises:
+        DataError: An integer needs more than 32 bits.
+    """
+    checked = tensors
+    if rows is not None:  # only integers are looked at
+        checked = [t[rows if t.dtype == torch.int64 else rows[:0]] for t in tensors]
+    check_integers(checked, structure, name)
+    dataset = ArrayDataset(tensors, rows)
+    return IndexedSource(dataset, structure, len(dataset), name)
+
+
+def unframed(value: Any, where: str) -> Any:
+    """Nested arrays, with an array in the place of every frame.
+
+    Args:
+        value: Nested arrays and frames.
+        where: Name of the value in error messages.
+    """
+    if is_frame(value):
+        return frame_values(value, where)
+    if isinstance(value, Mapping):
+        return {key: unframed(element, where) for key, element in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(unframed(element, where) for element in value)
+    return value
+
+
+def _check_lengths(
+    structure: SampleStructure, leaves: Sequence[Tensor], name: str
+) -> None:
+    lengths = [len(leaf) for leaf in leaves if leaf.dim()]
+    if len(set(lengths)) <= 1:
+        return
+    num_inputs, num_targets = structure.num_inputs, structure.targets.num_leaves
+    parts = {
+        "inputs": lengths[:num_inputs],
+        "targets": lengths[num_inputs : num_inputs + num_targets],
+        "weights": lengths[num_inputs + num_targets :],
+    }
+    advice = ""
+    if any(p.kind is list and p.num_leaves > _MOST_ARRAYS for p in structure.parts):
+        advice = (
+            " A list has one array for each input or target; make rows of samples "
+            "one array, as with numpy.stack or torch.stack."
+        )
+    counts = [f"{n} {short_list(some)}" for n, some in parts.items() if some]
+    raise DataError(
+        f"The arrays of `{name}` have different numbers of samples: "
+        f"{', '.join(counts)}. Dim 0 must be the same for all.{advice}"
+    )
+
+
+_STREAM_ROWS = 64
+"""Samples that are stacked at a time when a dataset gives them one by one."""
+
+
+def as_source(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    name: str = "x",
+    num_workers: int = 0,
+    inputs_only: bool = False,
+    left_out: Sequence[str] = (),
+    processes: Processes = ALONE,
+) -> Source:
+    """Take samples in any of the forms that users have them.
+
+    Args:
+        x: Tensors, NumPy arrays or pandas frames, nested in tuples, lists or dicts,
+            with samples in dim 0; a map-style `Dataset` or a Hugging Face dataset of
+            samples; an `IterableDataset` of samples; or a `DataLoader`, a
+            `poptorch.DataLoader`, a generator or another iterable of batches. Samples
+            and batches are an input, `(input, target)` or `(input, target, weight)`.
+        y: Targets, if `x` is arrays; or the names of the target columns, if `x` has
+            named columns.
+        sample_weight: One number per sample, if `x` is arrays.
+        name: Name of the data in error messages.
+        num_workers: Number of processes that load an `IterableDataset`.
+        inputs_only: Whether the targets and weights in samples are ignored, whatever
+            they are.
+        left_out: Columns to ignore, if samples have columns.
+        processes: Processes that divide the samples. They exchange what a stream
+            begins with.
+
+    Raises:
+        DataError: The data is of a kind that can't be used, empty, or of unequal
+            lengths; or a stream that isn't the same in all processes.
+
+    Example:
+        >>> source = as_source(torch.zeros(5, 2), torch.zeros(5))
+        >>> source.num_samples, source.structure.has_targets
+        (5, True)
+    """
+    if isinstance(x, Source):
+        return x
+    columns = column_names(y)
+    is_single = isinstance(y, str)
+    if is_array_like(x):
+        x = without_columns(x, left_out)
+        if columns is not None:
+            x, y = _split_table(x, columns, is_single, f"`{name}`")
+        return from_arrays(x, None if inputs_only else y, sample_weight, name=name)
+    if not is_indexed(x) and not is_stream(x):
+        raise DataError(
+            f"`{name}` is {describe(x)}. Pass tensors, NumPy arrays, pandas frames, a "
+            "torch Dataset (with __getitem__ and __len__), an IterableDataset, a "
+            "DataLoader, or a generator of batches."
+        )
+    has_lists = is_hugging_face(x)
+    parts_of = Parts(columns, is_single, name, has_lists, inputs_only, left_out)
+    # A subclass of TensorDataset may do more than give its tensors.
+    is_tensors = type(x) is TensorDataset and len(x.tensors) <= 3
+    _refuse_beside(x, None if columns and not is_tensors else y, sample_weight)
+    if is_tensors:
+        return from_arrays(*parts_of(x.tensors), name=name)
+    if type(x) is CachedDataset:
+        return _from_cache(x, parts_of, name)
+    found = arrays_behind(x)
+    if found is not None:
+        source = _from_subset(*found, parts_of, name)
+        if source is not None:
+            return source
+    if is_indexed(x):
+        return _from_dataset(x, parts_of, name)
+    if isinstance(x, IterableDataset):
+        return _from_samples(x, parts_of, name, num_workers, processes)
+    if is_hugging_face(x):
+        return _from_samples(x, parts_of, name, 0, processes)
+    return _from_batches(x, parts_of, name, processes)
+
+
+def as_batch(
+    x: Any, y: Any = None, sample_weight: Any = None, *, left_out: Sequence[str] = ()
+) -> StreamSource:
+    """Take one batch of arrays, as a stream of one block.
+
+    Args:
+        x: Arrays of inputs, nested.
+        y: Arrays of targets.
+        sample_weight: Arrays of weights.
+        left_out: Columns to ignore, if `x` has columns.
+
+    Raises:
+        DataError: These are no arrays, or arrays that can't be used.
+
+    Example:
+        >>> as_batch(torch.zeros(5, 2)).rows_of_first
+        5
+    """
+    if not is_array_like(x):
+        raise DataError(
+            f"`x` is {describe(x)}. Pass the arrays of one batch, or use fit, "
+            "evaluate and predict."
+        )
+    x = without_columns(x, left_out)
+    from_arrays(x, y, sample_weight, name="x")  # refuses what can't be used
+    parts = [unframed(part, "`x`") for part in (x, y, sample_weight)]
+    return StreamSource([parts], _identity, name="x")
+
+
+def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> IndexedSource:
+    num_samples = len(dataset)
+    if not num_samples:
+        raise DataError(f"`{name}` has no samples.")
+    structure = SampleStructure.of(parts_of(dataset[0]))
+    flat = FlatDataset(dataset, parts_of, structure, name)
+    flat[0]  # bad samples are refused here, not in the middle of a run
+    return IndexedSource(flat, structure, num_samples, name)
+
+
+def _from_cache(dataset: CachedDataset, parts_of: Parts, name: str) -> IndexedSource:
+    parts = parts_of(dataset.stacked)  # nests as a sample does
+    structure = SampleStructure.of(parts)
+    leaves = structure.flatten(parts)
+    tensors = [as_tensor(leaf, "A cached sample") for leaf in leaves]
+    return in_memory(tensors, structure, name)
+
+
+def _from_subset(
+    base: Any, rows: Tensor, parts_of: Parts, name: str
+) -> IndexedSource | None:
+    """Samples of a subset of data in memory; None if it has to be converted."""
+    is_cache = type(base) is CachedDataset
+    parts = parts_of(base.stacked if is_cache else base.tensors)
+    structure = SampleStructure.of(parts)
+    leaves = structure.flatten(parts)
+    if any(leaf.dtype == torch.float64 for leaf in leaves):
+        return None  # as float32 only samples of the subset may be too large
+    tensors = [as_tensor(leaf, f"A sample of `{name}`") for leaf in leaves]
+    return in_memory(tensors, structure, name, rows)
+
+
+def _from_samples(
+    samples: Any, parts_of: Parts, name: str, num_workers: int, processes: Processes
+) -> StreamSource:
+    samples = divided_by_its_rule(samples, processes)
+    is_own_part = processes.are_several and is_own_part_of(samples, processes, name)
+    if not isinstance(samples, IterableDataset):
+        samples = IterableRows(samples)
+    if num_workers > 1:
+        samples = WorkerSamples(samples, name)
+    collate = _Collate(parts_of, name)
+    loader = DataLoader(
+        samples, _STREAM_ROWS, num_workers=num_workers, collate_fn=collate
+    )
+    return _stream(loader, _identity, name, None, processes, is_own_part)
+
+
+def _from_batches(
+    batches: Any, parts_of: Parts, name: str, processes: Processes
+) -> StreamSource:
+    count, size = length_of(batches), batch_size_of(batches)
+    is_own_part = processes.are_several and is_own_part_of(batches, processes, name)
+    stream = _stream(batches, parts_of, name, count, processes, is_own_part)
+    stream.batch_size = size or stream.rows_of_first
+    if stream.rows_of_first not in (size, count):
+        stream.num_samples = None  # a collate function makes rows of its own
+    elif not stream.is_own_part and gives_what_it_says(batches):
+        stream.num_certain = count
+    stream.num_ahead = num_loaded_ahead(batches)
+    if stream.is_own_part:  # its loader counts those of one process
+        stream.batch_size *= processes.count
+        if stream.num_samples is not None:
+            stream.num_samples *= processes.count
+    return stream
+
+
+def _stream(
+    blocks: Any,
+    parts_of: Callable[[Any], Sequence[Any]],
+    name: str,
+    count: int | None,
+    processes: Processes,
+    is_own_part: bool,
+) -> StreamSource:
+    """A stream of batches, taken apart where several processes share a loader's."""
+    settings: dict[str, Any] = {"name": name, "num_samples": count}
+    if not processes.are_several:
+        return StreamSource(blocks, parts_of, **settings)
+    settings.update(processes=processes, is_own_part=is_own_part or None)
+    if not is_own_part and has_own_indices(blocks):
+        before = HostRandomState(generators_of(blocks))
+        loading = OwnLoading(blocks, processes.index)
+        try:
+            return StreamSource(blocks, parts_of, own_loading=loading, **settings)
+        except RowsAreNoSamplesError:
+            before.put_back()
+    noted = None if is_own_part else noting(blocks)
+    if noted is not None:
+        return StreamSource(noted, PartsOfNoted(parts_of), **settings)
+    return StreamSource(blocks, parts_of, **settings)
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """Stacks the samples of an iterable dataset into a batch `(inputs, ...)`."""
+
+    parts_of: Parts
+    name: str
+
+    def __call__(self, samples: Sequence[Any]) -> Sequence[Any]:
+        structure = SampleStructure.of(self.parts_of(samples[0]))
+        rows = FlatDataset(samples, self.parts_of, structure, self.name)
+        flat = [rows[index] for index in range(len(rows))]
+        leaves = iter([torch.stack(leaf) for leaf in zip(*flat)])
+        return [None if s == NOTHING else s.rebuild(leaves) for s in structure.parts]
+
+
+def _identity(parts: Any) -> Any:
+    return parts
+
+
+def _split_table(
+    table: Any, columns: Sequence[str], is_single: bool, where: str
+) -> tuple[Any, Any]:
+    """Inputs and targets of a frame or a dict of arrays."""
+    if not is_frame(table):
+        return split_columns(table, columns, is_single, where)
+    series = {name: table[name] for name in getattr(table, "columns", ())}
+    inputs, targets = split_columns(series, columns, is_single, where)
+    return table[list(inputs)], targets
+
+
+def _refuse_beside(x: Any, y: Any, sample_weight: Any) -> None:
+    for name, value in (("y", y), ("sample_weight", sample_weight)):
+        if isinstance(value, DataLoader):
+            raise DataError(
+                f"`{name}` is a loader, beside {describe(x)}. Pass one loader: several "
+                "are gone through one after the other, each by its own evaluate()."
+            )
+        if value is not None:
+            raise DataError(
+                f"`{name}` was given beside {describe(x)}, whose samples contain it "
+                "themselves: pass arrays, or samples (input, target, weight)."
+            )
+
+
+class ExampleSource(Source):
+    """The first sample of a source, of which there are as many as one asks for.
+
+    Args:
+        source: The data; only its first sample is taken.
+    """
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.structure, None, source.name)
+        self.batch_size = source.batch_size
+        self.num_certain = source.num_certain
+        self._is_in_memory = source.is_in_memory
+        self._first = source.first()
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the samples of the data are arrays."""
+        return self._is_in_memory
+
+    def first(self) -> list[Tensor]:
+        """The leaves of the first sample."""
+        return list(self._first)
+
+
+def example_of(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    inputs_only: bool = False,
+    is_whole: bool = False,
+    is_spare: bool = False,
+    num_workers: int = 0,
+    processes: Processes = ALONE,
+) -> Source:
+    """Samples to compile for; of data no more is read than their kind needs.
+
+    That is the first sample of a dataset, and the first batch of a loader. Random
+    states are put back, so that the data begins as it would have without this.
+
+    Args:
+        x: As for `as_source`. Tensors on the device "meta" have shapes and types and
+            no values.
+        y: As for `as_source`.
+        sample_weight: As for `as_source`.
+        inputs_only: As for `as_source`.
+        is_whole: Whether the number of samples counts too.
+        is_spare: Whether nobody else goes through the data, so that a generator may
+            lose its first batch.
+        num_workers: As for `as_source`.
+        processes: As for `as_source`.
+
+    Raises:
+        DataError: Data that can't be used; or a generator that isn't spare.
+
+    Example:
+        >>> source = example_of(torch.empty(8, 3, device="meta"))
+        >>> source.first()
+        [tensor([0., 0., 0.])]
+    """
+    is_accessor = isinstance(x, poptorch.AsynchronousDataAccessor)
+    if hasattr(x, "__next__") and not (is_accessor or is_spare):
+        raise DataError(
+            f"`x` is {describe(x)}, which can be gone through once: an example would "
+            "take its first batch away. Pass one batch, or tensors of its shapes on "
+            'the device "meta".'
+        )
+    if is_array_like(x):
+        x, y, sample_weight = map(_filled, (x, y, sample_weight))
+    before = HostRandomState(generators_of(x))
+    try:
+        source = as_source(
+            x,
+            y,
+            sample_weight,
+            inputs_only=inputs_only,
+            num_workers=num_workers,
+            processes=processes,
+        )
+    finally:
+        before.put_back()
+    if is_whole or isinstance(source, StreamSource):
+        return source
+    return ExampleSource(source)
+
+
+def _filled(value: Any) -> Any:
+    """Nested arrays, with zeros in the place of tensors that have no values.
+
+    The zeros take the memory of one sample.
+    """
+    if isinstance(value, Mapping):
+        return {key: _filled(element) for key, element in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_filled(element) for element in value)
+    if not isinstance(value, Tensor) or not value.is_meta:
+        return value
+    if not value.dim():
+        return torch.zeros((), dtype=value.dtype)
+    return torch.zeros(value.shape[1:], dtype=value.dtype).expand(value.shape)
+
+
+def fit_sources(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    validation_split: float,
+    validation_data: Any,
+    *,
+    num_workers: int = 0,
+    processes: Processes = ALONE,
+) -> tuple[Source, Source | None]:
+    """The samples that `fit` trains on, and those it validates on, if any.
+
+    Args:
+        x: Training samples in any form that `as_source` takes.
+        y: Targets, or names of target columns.
+        sample_weight: One number per sample, if `x` is arrays.
+        validation_split: Fraction of the samples to validate on; 0 for none. Ignored
+            if there is `validation_data`.
+        validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`.
+        num_workers: Number of processes that load an `IterableDataset`.
+        processes: Processes that divide the samples.
+
+    Raises:
+        DataError: The data can't be used, or can't be split.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.zeros(4, 1), torch.zeros(4)
+        >>> train, validation = fit_sources(x, y, None, 0.5, None)
+        >>> train.num_samples, validation.num_samples
+        (2, 2)
+    """
+    if validation_data is None and validation_split:
+        return split_validation(x, y, validation_split, sample_weight)
+    loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
+    source = as_source(x, y, sample_weight, **loading)
+    if validation_data is None:
+        return source, None
+    if validation_data is x and isinstance(source, StreamSource):
+        # A loader may allow only one iterator at a time, with processes behind it.
+        return source, source
+    return source, validation_source(validation_data, y, **loading)
+
+
+def validation_source(
+    validation_data: Any,
+    y: Any = None,
+    *,
+    num_workers: int = 0,
+    processes: Processes = ALONE,
+) -> Source:
+    """The samples to validate on.
+
+    Args:
+        validation_data: As for `fit_sources`.
+        y: Names of target columns, if it has columns.
+        num_workers: As for `fit_sources`.
+        processes: As for `fit_sources`.
+
+    Raises:
+        DataError: The data can't be used.
+    """
+    loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
+    given = validation_data
+    if not isinstance(given, (tuple, list)):
+        given = (given, y) if column_names(y) else (given,)
+    elif len(given) not in (2, 3):
+        raise DataError(
+            f"`validation_data` has {len(given)} parts: pass a dataset, a pair (x, y), "
+            "or (x, y, sample_weight)."
+        )
+    return as_source(*given, name="validation_data", **loading)
+
+
+def split_validation(
+    x: Any, y: Any, fraction: float, sample_weight: Any = None
+) -> tuple[Source, Source]:
+    """Split arrays before any shuffling: the last samples validate, as in Keras.
+
+    Args:
+        x: Arrays of inputs.
+        y: Arrays of targets.
+        fraction: Fraction of the samples that validate; between 0 and 1.
+        sample_weight: Arrays of weights.
+
+    Returns:
+        Training samples, the first `floor(n * (1 - fraction))`, and the rest.
+
+    Raises:
+        DataError: The samples aren't in memory, or one part would be empty.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.zeros(10, 1), torch.zeros(10)
+        >>> [part.num_samples for part in split_validation(x, y, 0.3)]
+        [7, 3]
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+        raise DataError(f"validation_split={fraction!r} is not a number.")
+    whole = as_source(x, y, sample_weight)
+    if not isinstance(whole.dataset, ArrayDataset) or whole.dataset.rows is not None:
+        raise DataError(
+            f"validation_split={fraction} needs arrays, and `x` is {describe(x)}. "
+            "Split it with torch.utils.data.random_split and pass validation_data, or "
+            "hold it in memory as ipufit.CachedDataset."
+        )
+    count = len(whole.dataset)
+    at = num_trained_on(count, fraction)
+    if not at:
+        raise DataError(
+            f"validation_split={fraction} of {count} samples leaves {at} "
+            "for training: use a fraction between 0 and 1 that leaves some to each."
+        )
+    tensors = whole.dataset.tensors
+    parts = ([t[:at] for t in tensors], [t[at:] for t in tensors])
+    train, validation = (
+        IndexedSource(ArrayDataset(part), whole.structure, len(part[0]))
+        for part in parts
+    )
+    return train, validation
+
+
+def num_trained_on(count: int, fraction: float) -> int:
+    """How many samples `validation_split` leaves for training; 0 if it is no share.
+
+    Example:
+        >>> num_trained_on(10, 0.25)
+        7
+    """
+    return int(count * (1.0 - fraction)) if 0 < fraction < 1 else 0
+
+
+_DISTINCT = 64
+_RANGES = {torch.uint8: (0, 256), torch.bool: (0, 2)}
+
+
+def generated_like(source: Source, n: int) -> IndexedSource:
+    """Random inputs in memory, of the shapes and types that others have.
+
+    Whole numbers are drawn from the range of the first sample's. Targets and weights
+    are those of the first sample: random ones may be none, as a class, a probability or
+    a weight must be in its range.
+
+    Args:
+        source: The others; its first sample counts.
+        n: Number of samples. The first 64 are drawn, and come again.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tensors = []
+    for place, leaf in enumerate(source.first()):
+        example = as_tensor(leaf, source.name)
+        if place >= source.structure.num_inputs:
+            tensors.append(torch.stack([example] * n))
+            continue
+        shape, dtype = (min(n, _DISTINCT), *example.shape), example.dtype
+        if dtype.is_floating_point:
+            drawn = torch.randn(shape, generator=generator)
+        else:
+            values = [0, *example.reshape(-1).tolist()]
+            least, bound = _RANGES.get(dtype, (min(values), max(values) + 1))
+            drawn = torch.randint(least, bound, shape, generator=generator)
+        tensors.append(drawn.to(dtype)[torch.arange(n) % len(drawn)])
+    return in_memory(tensors, source.structure, source.name)
