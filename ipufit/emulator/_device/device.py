@@ -11,10 +11,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.gradients import Gradients
-from ipufit.emulator._device.loop import Call, Runner
-from ipufit.emulator._device.watch import Watch
-from ipufit.emulator._device.weights import DeviceWeights
+from ipufit.emulator._device.loop import Call, DeviceWeights, Gradients, Runner, Watch
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.device_rng import DeviceRng
 from ipufit.emulator._layout.layout import (
@@ -224,6 +221,7 @@ class Device:
                 )
                 if optimizer is not None:
                     optimizer.attach(self._weights.trained, executable.replica_groups)
+                    self._device_optimizer = optimizer.device_optimizer
                     if processes is not None and settings.rounds_at_random:
                         common = CommonRandom(processes)
                         optimizer.device_optimizer.random = common
@@ -329,7 +327,7 @@ class Device:
             layout,
             inputs,
             outputs,
-            self._optimizer.device_optimizer,
+            self._device_optimizer,
             self._gradients,
             watch,
         )

@@ -148,7 +148,7 @@ class FoldRunner(Runner):
         rows = call.inputs.joined(0, 1)
         memory = _Memory()
         with torch.no_grad(), memory:
-            call.program.run(*call.weights.arguments(0), *rows)
+            call.program.run(*call.weights.arguments[0], *rows)
         # The backward pass needs all values.
         of_one = max(1, memory.total if self._program.has_loss else memory.most)
         most = self._max_bytes // of_one
@@ -171,10 +171,12 @@ class FoldRunner(Runner):
             started = perf_counter()
             rows = [row.contiguous() for row in call.inputs.joined(first, size)]
             replica = first % call.layout.replicas
-            arguments = [*call.weights.arguments(replica), *rows]
+            arguments = [*call.weights.arguments[replica], *rows]
             with torch.set_grad_enabled(call.optimizer is not None):
                 results = self._fold(size, arguments)(*arguments)
-            results = call.add_gradients(results)
+            if call.optimizer is not None and call.gradients is not None:
+                factor = call.optimizer.loss_scale_factor
+                results = call.gradients.add(results, factor)
             call.inputs.note_fold(started, size)
             yield first, tuple(result.detach() for result in results)
             first += size

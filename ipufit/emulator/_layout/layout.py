@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ipufit.emulator._options.options import Options
 
 
+_SAME_TYPES = {torch.float16, torch.float32, torch.int32, torch.bool}
+"""Types that tensors have on the host and on the device: nothing need be cast."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The factors D, G and R of a call.
@@ -138,7 +142,9 @@ class Inputs:
         self._tensors = tensors
         self._written = written
         self._on_device = [
-            device_tensor(tensor.detach(), copy=tensor.is_inference())
+            tensor.detach()
+            if tensor.dtype in _SAME_TYPES and not tensor.is_inference()
+            else device_tensor(tensor.detach(), copy=tensor.is_inference())
             for tensor in tensors
         ]
         # Members of a group must not see each other's changes.
@@ -226,7 +232,8 @@ class Outputs:
 
     def tensors(self) -> list[Tensor]:
         """Join the results of the call: new tensors, of 32 bits at most."""
-        return [host_tensor(_join(blocks)) for blocks in zip(*self._kept)]
+        joined = [_join(blocks) for blocks in zip(*self._kept)]
+        return [t if t.dtype in _SAME_TYPES else host_tensor(t) for t in joined]
 
 
 def _join(blocks: tuple[Tensor, ...]) -> Tensor:
