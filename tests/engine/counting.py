@@ -3,26 +3,11 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections import Counter
 
 from ipufit import poptorch
 
 COUNTED = ("copyWeightsToDevice", "copyWeightsToHost", "attachToDevice")
-
-
-def classes_with(method):
-    """The class of executors, and that of the part that has the method, if one has.
-
-    Parts of one executor call each other's methods, as PopTorch calls its own.
-    """
-    given = vars(poptorch.PoplarExecutor)[method]
-    of_part = inspect.unwrap(given)
-    if of_part is given:
-        return [poptorch.PoplarExecutor]
-    name, _, _ = of_part.__qualname__.partition(".")
-    return [poptorch.PoplarExecutor, getattr(sys.modules[of_part.__module__], name)]
 
 
 class Moves(Counter):
@@ -45,11 +30,7 @@ class Moves(Counter):
         self[name] += 1
 
     def _spy(self, monkeypatch, name):
-        for owner in classes_with(name):
-            self._spy_on(monkeypatch, owner, name)
-
-    def _spy_on(self, monkeypatch, owner, name):
-        original = getattr(owner, name)
+        original = getattr(poptorch.PoplarExecutor, name)
 
         def spy(executor, *arguments):
             before = self["up"]
@@ -60,7 +41,7 @@ class Moves(Counter):
                 self["up"] += 1
             return result
 
-        monkeypatch.setattr(owner, name, spy)
+        monkeypatch.setattr(poptorch.PoplarExecutor, name, spy)
 
     def taken(self):
         """The counts since the last time."""

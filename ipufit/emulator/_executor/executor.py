@@ -207,7 +207,10 @@ class PoplarExecutor:
             is_compiling = executable is None
             arguments = self._parser.parse(args, kwargs, is_compiling=is_compiling)
             executable = executable or self._compile(arguments)
-        device = self._device or self._attach()
+        device = self._device
+        if device is None:
+            self.attachToDevice()
+            device = self._require_device("__call__")
         if not self._training:
             self._follow_training()
         if arguments is not None:
@@ -278,7 +281,7 @@ class PoplarExecutor:
             return
         self._compile(arguments)
         if self._options.connection_type == ConnectionType.OnDemand:
-            self._attach()
+            self.attachToDevice()
 
     def _compile(self, arguments: CallArguments) -> Executable:
         start = perf_counter()
@@ -288,7 +291,7 @@ class PoplarExecutor:
         self._last_call = None
         try:
             if self._options.connection_type == ConnectionType.Always:
-                self._attach()
+                self.attachToDevice()
         except Exception:
             self._forget_program()
             raise
@@ -316,9 +319,6 @@ class PoplarExecutor:
             >>> inference.isAttachedToDevice()
             True
         """
-        self._attach()
-
-    def _attach(self) -> Device:
         executable = self._require_compiled()
         target = executable.target
         if target.is_offline:
@@ -349,7 +349,6 @@ class PoplarExecutor:
         except Exception:
             self._release_device()
             raise
-        return self._device
 
     def _join_processes(self, executable: Executable) -> Processes | None:
         """Join the processes that train this model; None if this process is alone.
