@@ -50,14 +50,14 @@ def begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
     trace = current_trace()
     if trace is not None:
         name = f"begin_ipu_block({stage_id}, {phase_id}, {ipu_id})"
-        trace.recording.begin_block(BlockPlacement(name, stage_id, ipu_id, phase_id))
+        trace.begin_block(BlockPlacement(name, stage_id, ipu_id, phase_id))
 
 
 def end_ipu_block() -> None:
     """End the current block, as leaving a `with Block` does."""
     trace = current_trace()
     if trace is not None:
-        trace.recording.end_block()
+        trace.block = None
 
 
 def set_attribute(attribute: str, key: str, value: str) -> None:

@@ -48,11 +48,8 @@ from ipufit.emulator._program.checks import (
 from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.program import (
     Program,
-    compiled_in,
     eliminate,
-    kind_of,
     refuse_scripted,
-    unvalidated_distributions,
     weight_fields,
     with_bodies,
 )
@@ -62,7 +59,6 @@ from ipufit.emulator._program.strict import (
     last_node,
     unsupported_nodes,
 )
-from ipufit.emulator._tracing.blocks import tracing_blocks
 from ipufit.emulator._tracing.nodes import (
     blamed_nodes,
     constant_nodes,
@@ -86,7 +82,7 @@ from ipufit.emulator._tracing.refusals import (
     untraceable,
 )
 from ipufit.emulator._tracing.state import tracing
-from ipufit.emulator._tracing.tracer import EscapeGuard, visible_indexing
+from ipufit.emulator._tracing.tracer import EscapeGuard, guarded
 from ipufit.emulator.errors import Error
 
 _PLACE = "place"
@@ -199,22 +195,23 @@ def survey(
     if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):  # type: ignore[attr-defined,unused-ignore]
         return Survey(list(notes.remarks), None, _NOWHERE, False, [], 0)
     inputs = [device_tensor(tensor.detach(), copy=True) for tensor in tensors]
-    weights, bindings = named_weights(module), bindings_of(module)
+    bindings = bindings_of(module)
     outputs: Any = ()
     error: Exception | None = None
     rng_state, was_disabled = torch.random.get_rng_state(), logger.disabled
     logger.disabled = True  # a compilation will warn
     with torch.inference_mode(False), torch.set_grad_enabled(is_training):
-        recording = Recording(weights, inputs)
+        recording = Recording(
+            named_weights(module),
+            inputs,
+            options._execution_strategy,
+            is_training=is_training,
+        )
         tracer = SurveyTracer(recording, notes)
         try:
-            with visible_indexing(), unvalidated_distributions(), tracing(
-                recording, is_training=is_training
-            ), tracing_blocks(
-                options._execution_strategy, recording.begin_block, recording.end_block
-            ), recording.scopes.of_modules(module), notes.following(
+            with tracing(recording), recording.module_scopes(module), notes.following(
                 module
-            ), SurveyGuard(recording, tracer, notes), tracer:
+            ), guarded(tracer, SurveyGuard(recording, tracer, notes)):
                 outputs = module(*inputs)
         except Exception as raised:  # noqa: BLE001 - a user's code may raise anything
             error = raised
@@ -230,9 +227,7 @@ def survey(
         place = _NOWHERE if error is None else notes.of_error(error)
         if isinstance(error, Error):
             notes.add("program", error, place)
-        graphs = _examine(
-            recording, outputs, weights, options, notes, error, is_training
-        )
+        graphs = _examine(recording, outputs, options, notes, error, is_training)
     notes.attempt("options", check_updatable_buffers, module, options)
     norms: dict[str, Place] = {}
     for graph in graphs:
@@ -254,7 +249,6 @@ def survey(
 def _examine(
     recording: Recording,
     outputs: Any,
-    weights: dict[str, Tensor],
     options: Options,
     notes: Notes,
     error: Exception | None,
@@ -267,14 +261,13 @@ def _examine(
         flat = filter(recording.is_on_device, flattenTensorStructure(outputs))
         results = notes.attempt("own backward", recording.finish, flat) or []
         exchanges = [node for node in graph.nodes if node.target is setattr]
-        for name in recording.weights.rebound():
-            problem = f"{kind_of(weights[name])} {name} is reassigned"
+        for problem in recording.rebound():
             place = place_of(exchanges[-1]) if exchanges else _NOWHERE
             notes.attempt("buffer", refuse_rebound, [problem], place=place)
-        notes.attempt("control flow", eliminate, recording, results, weights)
+        notes.attempt("control flow", eliminate, recording, results)
     graph.output(tuple(results))
     graphs = with_bodies(graph, recording.root)
-    constant_inputs = compiled_in(recording, weights)
+    constant_inputs = recording.constant_inputs()
     for one in graphs:
         _check_nodes(one, constant_inputs, notes)
     if error is not None:
@@ -294,7 +287,7 @@ def _examine(
         blocks=tuple(recording.begun),
         ipus=ipus,
         is_random=False,
-        **weight_fields(recording, graphs, weights),
+        **weight_fields(recording, graphs),
     )
     layout = Layout.from_options(options)
     for check in checks_of_program(program, layout, options, is_training=is_training):
@@ -547,7 +540,7 @@ class SurveyTracer(StrictTracer):
     def compute(self, operation: Operation) -> Any:
         """Run an operation, in a form that torch takes if it is refused."""
         args, kwargs = map_tensors(
-            (operation.args, operation.kwargs), self.recording.weights.on_device
+            (operation.args, operation.kwargs), self.recording.on_device
         )
         if operation.name in ("numpy", "__array__"):
             args = map_tensors(args, torch.detach)

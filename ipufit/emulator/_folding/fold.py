@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 from ipufit.emulator._ground.torch_extras import DispatchMode
 from ipufit.emulator._tracing.nodes import function_name
-from ipufit.emulator._tracing.operation import has_tensors, map_tensors, tensors_in
+from ipufit.emulator._tracing.operation import map_tensors, tensors_in
 
 Forward = Callable[..., Tuple[Tensor, ...]]
 
@@ -181,7 +181,7 @@ class _Interpreter(Interpreter):
         if n.op not in ("call_function", "call_method"):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if not has_tensors((args, kwargs)):
+        if not tensors_in((args, kwargs)):
             return self._recorder.call(n.op, n.target, args, kwargs)
         reduced = _reduction_of_rows(n, kwargs)
         if reduced is not None:

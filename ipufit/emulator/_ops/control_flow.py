@@ -16,7 +16,7 @@ from torch.fx.node import Node
 from ipufit.emulator._tracing.nodes import erase_dead
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import host_tensor_among
-from ipufit.emulator._tracing.state import Trace, current_trace, is_tracing
+from ipufit.emulator._tracing.state import current_trace, is_tracing
 from ipufit.emulator.errors import createPoptorchError
 
 
@@ -155,7 +155,7 @@ def for_loop(
     if trace is None:
         return _as_list(body(*[torch.clone(tensor) for tensor in inputs]))
     trace.refuse_training("for_loop")
-    if "for_loop" in trace.open:
+    if "for_loop" in trace.constructs:
         raise createPoptorchError(
             "poptorch.for_loop inside another one is not supported (new "
             "poptorch::start_for_loop encountered before previous "
@@ -165,7 +165,7 @@ def for_loop(
     trace.require_device("for_loop", inputs)
     with trace.inside("for_loop"):
         copies = _copies(inputs)
-        recorded = record_body(trace.recording, lambda: _as_list(body(*copies)), copies)
+        recorded = record_body(trace, lambda: _as_list(body(*copies)), copies)
     _check_same(
         "the body of poptorch.for_loop takes and returns", recorded.example, inputs
     )
@@ -245,11 +245,13 @@ def run_branch(condition: Tensor, then: _Branch, other: _Branch) -> list[Tensor]
     return _copies(body.run(_copies(inputs), captured))
 
 
-def _branch(trace: Trace, body: Callable[..., Any], inputs: list[Tensor]) -> _Branch:
+def _branch(
+    trace: Recording, body: Callable[..., Any], inputs: list[Tensor]
+) -> _Branch:
     trace.require_device("cond", inputs)
     copies = _copies(inputs)
     with trace.inside("cond"):
-        recorded = record_body(trace.recording, lambda: _as_list(body(*copies)), copies)
+        recorded = record_body(trace, lambda: _as_list(body(*copies)), copies)
     return recorded, copies, recorded.captured
 
 

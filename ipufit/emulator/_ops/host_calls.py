@@ -55,7 +55,7 @@ class CPU:
                 the layer calls another one on the host.
         """
         enclosing = enclosing_trace()
-        if enclosing is not None and "CPU" in enclosing.open:
+        if enclosing is not None and "CPU" in enclosing.constructs:
             raise createPoptorchError(
                 "Trying to enter CPU from another CPU op! CPU ops must not overlap. "
                 f"The inner one is {self._ID!r}."

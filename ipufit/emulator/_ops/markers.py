@@ -14,7 +14,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ipufit.emulator._options.strategies import is_pipelined
 from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.operation import map_tensors
-from ipufit.emulator._tracing.state import Trace, current_trace, require_tensor
+from ipufit.emulator._tracing.recording import Recording
+from ipufit.emulator._tracing.state import current_trace, require_tensor
 from ipufit.emulator.enums import (
     MatMulSerializationMode,
     MultiConvPlanType,
@@ -115,7 +116,7 @@ def _operator(function: Callable[..., Any], tensor: Tensor) -> Tensor:
     After a block has ended no operator may follow; elsewhere it makes no difference.
     """
     trace = current_trace()
-    if trace is None or trace.recording.is_in_block():
+    if trace is None or trace.block is not None:
         return tensor
     result: Tensor = trace.record(function, tensor)
     return result
@@ -211,14 +212,14 @@ def push_name_scope(name: str) -> None:
     """Open a name scope in the trace under way, if any."""
     trace = current_trace()
     if trace is not None:
-        trace.recording.scopes.push(name)
+        trace.scopes.append(name)
 
 
 def pop_name_scope() -> None:
     """Close the innermost name scope of the trace under way, if any."""
     trace = current_trace()
     if trace is not None:
-        trace.recording.scopes.pop()
+        trace.pop_scope()
 
 
 class Attribute:
@@ -261,7 +262,7 @@ class MultiConv:
     """
 
     def __init__(self) -> None:
-        self._trace: Trace | None = None
+        self._trace: Recording | None = None
         self._first_node = 0
 
     def availableMemoryProportions(self: _MultiConvT, value: Any) -> _MultiConvT:
@@ -370,11 +371,11 @@ class MultiConv:
         trace = current_trace()
         if trace is None:
             return
-        if "MultiConv" in trace.open:
+        if "MultiConv" in trace.constructs:
             raise createPoptorchError("Nested poptorch.MultiConv is not supported.")
-        trace.open.append("MultiConv")
+        trace.constructs.append("MultiConv")
         self._trace = trace
-        self._first_node = len(trace.recording.graph.nodes)
+        self._first_node = len(trace.graph.nodes)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, *exception: object
@@ -382,8 +383,8 @@ class MultiConv:
         trace, self._trace = self._trace, None
         if trace is None:
             return
-        trace.open.remove("MultiConv")
-        inside = list(trace.recording.graph.nodes)[self._first_node :]
+        trace.constructs.remove("MultiConv")
+        inside = list(trace.graph.nodes)[self._first_node :]
         if exc_type is None and not any(_is_convolution(n.target) for n in inside):
             raise createPoptorchError(
                 "Unexpected end_multi_conv: there is no convolution inside this "

@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Tuple, Union
 import torch
 from torch import Tensor
 
+from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.state import (
-    Trace,
     current_trace,
     is_tracing,
     require_tensor,
@@ -283,7 +283,7 @@ def find_nearest(
     return torch.argmin(distance.masked_fill(is_other, math.inf), dim=1)
 
 
-def _device(name: str) -> Trace:
+def _device(name: str) -> Recording:
     trace = current_trace()
     if trace is None:
         raise NotImplementedError(

@@ -19,9 +19,9 @@ from torch.fx.node import Node
 
 from ipufit.emulator._options.strategies import BlockPlacement
 from ipufit.emulator._tracing.nodes import (
-    blaming,
     constant_nodes,
     effects_of,
+    error_about,
     function_name,
     is_in_place,
 )
@@ -133,14 +133,14 @@ def used_ipus(
         for node in _lowered(graph, constant_inputs):
             block: BlockPlacement | None = node.meta.get("block")
             if block is None:
-                error = createPoptorchError(
+                raise error_about(
                     "No active Block, all the ops must belong to a Block: "
                     f"`{function_name(node)}` runs after a block was closed and before "
                     "another one begins. This counts for views, casts and constants, "
                     "and for the copy of an input that is returned as it is. Put it "
-                    "inside `with poptorch.Block(...)`."
+                    "inside `with poptorch.Block(...)`.",
+                    node,
                 )
-                raise blaming(error, node)
             ipus[block.ipu] = None
     return tuple(ipus) or (0,)
 
@@ -161,22 +161,22 @@ def check_stages(graph: Graph) -> None:
             continue
         stages[node] = block.stage
         if latest > block.stage:
-            error = createPoptorchError(
+            raise error_about(
                 f"Block '{block.block_id}' is in stage {block.stage} of the pipeline "
                 f"but needs results of stage {latest}: stages must increase along the "
                 "data. poptorch.AutoStage.AutoIncrement gives each block a stage of "
-                "its own, several on one IPU if need be."
+                "its own, several on one IPU if need be.",
+                node,
             )
-            raise blaming(error, node)
         if ipus.setdefault(block.stage, block.ipu) != block.ipu:
-            error = createPoptorchError(
+            raise error_about(
                 f"Stage {block.stage} of the pipeline is on IPU {ipus[block.stage]} "
                 f"and, with `{function_name(node)}`, on IPU {block.ipu}. All ops with "
                 "the same pipeline stage must also have the same virtual graph id "
                 "(PopART, `ir.cpp`). What runs before the first block is in stage 0 "
-                "on IPU 0: move it into the block, or put the first stage on IPU 0."
+                "on IPU 0: move it into the block, or put the first stage on IPU 0.",
+                node,
             )
-            raise blaming(error, node)
 
 
 def _lowered(graph: Graph, constant_inputs: Collection[str]) -> Iterator[Node]:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
 
 from torch import Tensor
 from torch.fx.graph_module import GraphModule
-from torch.fx.node import Node
+from torch.fx.node import Node, map_aggregate
 
 from ipufit.emulator._ground.torch_extras import rewritten
 from ipufit.emulator._tracing.nodes import function_name
-from ipufit.emulator._tracing.operation import map_leaves, tensors_in
+from ipufit.emulator._tracing.operation import tensors_in
 from ipufit.emulator.errors import Error, createPoptorchError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _NotFinite(NamedTuple):
     def among(cls, value: Any) -> _NotFinite:
         tensors = [t for t in tensors_in(value) if t.is_floating_point()]
         numbers: list[float] = []
-        map_leaves(value, lambda v: numbers.append(v) if isinstance(v, float) else v)
+        map_aggregate(value, lambda v: numbers.append(v) if isinstance(v, float) else v)
         return cls(
             any(bool(t.isnan().any()) for t in tensors)
             or any(map(math.isnan, numbers)),

@@ -29,7 +29,7 @@ from torch.fx.node import Node, map_arg
 
 from ipufit.emulator._ops.markers import identity_loss
 from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.nodes import blaming, effects_of, note_effects
+from ipufit.emulator._tracing.nodes import effects_of, error_about
 from ipufit.emulator._tracing.operation import map_tensors
 from ipufit.emulator.errors import createPoptorchError
 
@@ -97,7 +97,7 @@ class _Shapes:
             row = self._graph.call_method("reshape", (node, (1,)))
         node.replace_all_uses_with(row, lambda user: user is not row)
         row.meta["block"] = node.meta.get("block")
-        note_effects(row, effects_of(node))
+        row.meta["effects"] = effects_of(node)
         self._values[row] = torch.zeros_like(self._results[node]).reshape(1)
 
     def follow(self, node: Node) -> None:
@@ -149,13 +149,13 @@ class _Shapes:
 
 
 def _refusal(node: Node, error: Exception) -> Exception:
-    refusal = createPoptorchError(
+    return error_about(
         f"`{node}` doesn't take the result of a loss that is only a step on the way to "
         f"the final one: {error}. On the device that has the shape [1], not [] "
         "(PopTorch, `RemoveSurplusIdentityLosses.cpp`). Give it a shape of its own "
-        "first: `loss.reshape(())`."
+        "first: `loss.reshape(())`.",
+        node,
     )
-    return blaming(refusal, node)
 
 
 _NAMES = """
@@ -227,12 +227,12 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
     surplus = _surplus(graph, markers)
     final = [marker for marker in markers if marker not in surplus]
     if len(final) > 1:
-        error = createPoptorchError(
+        raise error_about(
             "Multiple independent losses found in graph. Graph must have one final "
             "loss. Wrap final graph loss in poptorch.identity_loss. "
-            f"Found: {', '.join(str(node) for node in final)}."
+            f"Found: {', '.join(str(node) for node in final)}.",
+            *final,
         )
-        raise blaming(error, *final)
     (loss,) = final
     _refuse_vector(loss, results[markers[loss]])
     marked = [markers[m] for m in markers if m in surplus and _reduces(m, results)]
@@ -338,9 +338,9 @@ def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
 
 def _refuse_vector(loss: Node, result: Tensor) -> None:
     if result.numel() > 1:
-        error = createPoptorchError(
+        raise error_about(
             f"Loss tensor must be a scalar tensor, but that of {loss} has the shape "
             f"{list(result.shape)}. Reduce it: poptorch.identity_loss(loss, "
-            "reduction='mean') or 'sum'."
+            "reduction='mean') or 'sum'.",
+            loss,
         )
-        raise blaming(error, loss)

@@ -7,11 +7,10 @@ import contextlib
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
@@ -29,7 +28,6 @@ from ipufit.emulator._program.channels_last import in_channels_last, with_sliced
 from ipufit.emulator._program.checks import check_graph, compute_as_device, used_ipus
 from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.strict import StrictTracer, refuse_unsupported_operators
-from ipufit.emulator._tracing.blocks import tracing_blocks
 from ipufit.emulator._tracing.nodes import (
     NORM_FUNCTIONS,
     changed_memory,
@@ -51,7 +49,7 @@ from ipufit.emulator._tracing.state import (
     post_compile_hooks,
     tracing,
 )
-from ipufit.emulator._tracing.tracer import EscapeGuard, Tracer, visible_indexing
+from ipufit.emulator._tracing.tracer import EscapeGuard, Tracer, guarded
 from ipufit.emulator.errors import Error
 
 
@@ -219,27 +217,44 @@ def trace(
     """
     refuse_scripted(module)
     refuse_tied_buffers(module)
-    weights = named_weights(module)
-    recording, outputs, is_random = _record(
-        module,
-        arguments,
-        weights,
-        strategy,
-        is_training=is_training,
-        names_modules=names_modules,
-    )
+    bindings = bindings_of(module)
+    rng_state = torch.random.get_rng_state()
+    try:
+        with torch.inference_mode(False), torch.set_grad_enabled(is_training):
+            recording = Recording(
+                named_weights(module),
+                arguments.tensors(),
+                strategy,
+                is_training=is_training,
+            )
+            tracer = StrictTracer(recording) if is_strict() else Tracer(recording)
+            with tracing(recording), post_compile_hooks(), (
+                recording.module_scopes(module)
+                if names_modules
+                else contextlib.nullcontext()
+            ), guarded(tracer, EscapeGuard(recording)):
+                call_pre_compile_hooks()
+                outputs = module(*arguments.args, **arguments.kwargs)
+        is_random = not torch.equal(rng_state, torch.random.get_rng_state())
+    except Error:
+        # A weight that was replaced explains best why it can't be used.
+        refuse_rebound(restore_bindings(module, bindings))
+        raise
+    finally:
+        torch.random.set_rng_state(rng_state)
+        rebound = restore_bindings(module, bindings)
+    refuse_rebound(rebound)
     flat = list(flattenTensorStructure(outputs))
     computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
     nodes = dict(zip(computed, recording.finish(computed.values())))
-    exchanged = [(kind_of(weights[n]), n) for n in recording.weights.rebound()]
-    refuse_rebound([f"{kind} {name} is reassigned" for kind, name in exchanged])
+    refuse_rebound(recording.rebound())
     _warn_of_host_outputs(flat, computed)
     graph = recording.graph
-    eliminate(recording, list(nodes.values()), weights)
+    eliminate(recording, list(nodes.values()))
     constants = {i for i, node in nodes.items() if _is_constant(node)}
     graph.output(tuple(node for i, node in nodes.items() if i not in constants))
     graphs = with_bodies(graph, recording.root)
-    constant_inputs = compiled_in(recording, weights)
+    constant_inputs = recording.constant_inputs()
     _check_operators(graphs, constant_inputs)
     ipus = used_ipus(graphs, constant_inputs)
     if is_training:
@@ -259,16 +274,15 @@ def trace(
         blocks=tuple(recording.begun),
         ipus=ipus,
         is_random=is_random,
-        **weight_fields(recording, graphs, weights),
+        **weight_fields(recording, graphs),
     )
 
 
-def weight_fields(
-    recording: Recording, graphs: list[Graph], weights: dict[str, Tensor]
-) -> dict[str, Any]:
+def weight_fields(recording: Recording, graphs: list[Graph]) -> dict[str, Any]:
     """Return the fields of a `Program` about its weights and inputs."""
+    weights = recording.weights
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
-    changes, weight_of = changed_memory(graphs), recording.weights.memory()
+    changes, weight_of = changed_memory(graphs), recording.weight_memory()
     updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
     updated = frozenset(updates)
     return {
@@ -285,60 +299,7 @@ def weight_fields(
     }
 
 
-class _Run(NamedTuple):
-    """A run of the user's module under a tracer."""
-
-    recording: Recording
-    outputs: Any
-    is_random: bool
-
-
-def _record(
-    module: torch.nn.Module,
-    arguments: CallArguments,
-    weights: dict[str, Tensor],
-    strategy: ExecutionStrategy,
-    *,
-    is_training: bool,
-    names_modules: bool,
-) -> _Run:
-    """Run a module under a tracer; its weights and torch's generator stay as they are.
-
-    Raises:
-        Error: The module breaks a rule of tracing, or replaces a weight.
-    """
-    bindings = bindings_of(module)
-    rng_state = torch.random.get_rng_state()
-    try:
-        with torch.inference_mode(False), torch.set_grad_enabled(
-            is_training
-        ), visible_indexing(), unvalidated_distributions():
-            recording = Recording(weights, arguments.tensors())
-            tracer = StrictTracer(recording) if is_strict() else Tracer(recording)
-            with tracing(recording, is_training=is_training), tracing_blocks(
-                strategy, recording.begin_block, recording.end_block
-            ), post_compile_hooks(), (
-                recording.scopes.of_modules(module)
-                if names_modules
-                else contextlib.nullcontext()
-            ), EscapeGuard(recording), tracer:
-                call_pre_compile_hooks()
-                outputs = module(*arguments.args, **arguments.kwargs)
-        is_random = not torch.equal(rng_state, torch.random.get_rng_state())
-    except Error:
-        # A weight that was replaced explains best why it can't be used.
-        refuse_rebound(restore_bindings(module, bindings))
-        raise
-    finally:
-        torch.random.set_rng_state(rng_state)
-        rebound = restore_bindings(module, bindings)
-    refuse_rebound(rebound)
-    return _Run(recording, outputs, is_random)
-
-
-def eliminate(
-    recording: Recording, results: list[Node], weights: dict[str, Tensor]
-) -> None:
+def eliminate(recording: Recording, results: list[Node]) -> None:
     """Erase operations without effect on results, weights or inputs."""
     inputs = set(recording.input_memory())
     if not results and not inputs & changed_memory([recording.graph]).keys():
@@ -346,21 +307,10 @@ def eliminate(
         return
     variables = {
         memory
-        for memory, name in recording.weights.memory().items()
-        if weights[name].is_floating_point()
+        for memory, name in recording.weight_memory().items()
+        if recording.weights[name].is_floating_point()
     }
     erase_dead(recording.graph, results, variables | inputs)
-
-
-@contextlib.contextmanager
-def unvalidated_distributions() -> Iterator[None]:
-    """Let `torch.distributions` take arguments whose values nobody knows yet."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
@@ -371,15 +321,6 @@ def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
         if isinstance(part, Body):
             graphs += with_bodies(part.graph, root)
     return graphs
-
-
-def compiled_in(recording: Recording, weights: dict[str, Tensor]) -> set[str]:
-    """Names of the graph's inputs that PopTorch makes constants of."""
-    return {
-        recording.weights.inputs[name]
-        for name, weight in weights.items()
-        if not weight.is_floating_point()
-    }
 
 
 def _check_operators(graphs: list[Graph], constant_inputs: set[str]) -> None:
@@ -406,11 +347,6 @@ def _warn_of_host_outputs(flat: list[Tensor], computed: dict[int, Tensor]) -> No
                 "traced.",
                 stacklevel=2,
             )
-
-
-def kind_of(weight: Tensor) -> str:
-    """The word for a weight in PopTorch's messages."""
-    return "Parameter" if isinstance(weight, torch.nn.Parameter) else "Buffer"
 
 
 def refuse_scripted(module: torch.nn.Module) -> None:

@@ -2,32 +2,20 @@
 """Block annotations: which part of a model runs on which IPU.
 
 Outside a trace they do nothing, so that an annotated model runs on the host as it
-is. During one, `tracing_blocks` reports every begin and end.
+is.
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Callable, ClassVar, Iterator, NamedTuple, TypeVar, overload
+from typing import Any, Callable, TypeVar, overload
 
 import torch
 
-from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
+from ipufit.emulator._tracing.state import enclosing_trace
 from ipufit.emulator.errors import createPoptorchError, require
 
 _ResultT = TypeVar("_ResultT")
 _ModuleT = TypeVar("_ModuleT", bound=torch.nn.Module)
-
-
-class _BlockTracer(NamedTuple):
-    """Places the blocks of one trace and reports them."""
-
-    strategy: ExecutionStrategy
-    on_begin: Callable[[BlockPlacement], None]
-    on_end: Callable[[], None]
-
-    def begin(self, user_id: str | None, ipu_id: int | None) -> None:
-        self.on_begin(self.strategy._place(user_id, ipu_id))
 
 
 class Block(torch.nn.Module):
@@ -53,8 +41,6 @@ class Block(torch.nn.Module):
         tensor([4.])
     """
 
-    _stages_manager: ClassVar[_BlockTracer | None] = None
-
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None) -> None:
         super().__init__()
         self._user_id = user_id
@@ -68,8 +54,9 @@ class Block(torch.nn.Module):
             >>> from ipufit.emulator import Block
             >>> Block.useAutoId()
         """
-        if Block._stages_manager is not None:
-            Block._stages_manager.strategy._reset_auto_id()
+        trace = enclosing_trace()
+        if trace is not None:
+            trace.strategy._reset_auto_id()
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
@@ -87,15 +74,17 @@ class Block(torch.nn.Module):
             >>> from ipufit.emulator import Block
             >>> Block.start("head", ipu_id=1)
         """
-        if Block._stages_manager is not None:
-            Block._stages_manager.begin(user_id, ipu_id)
+        trace = enclosing_trace()
+        if trace is not None:
+            trace.begin_block(trace.strategy._place(user_id, ipu_id))
 
     def __enter__(self) -> None:
         Block.start(self._user_id, self._ipu_id)
 
     def __exit__(self, *exception: object) -> None:
-        if Block._stages_manager is not None:
-            Block._stages_manager.on_end()
+        trace = enclosing_trace()
+        if trace is not None:
+            trace.block = None
 
 
 class LegacyBeginBlockFn(torch.nn.Module):
@@ -140,23 +129,18 @@ class _BeginBlockHook:
         self._ipu_id = ipu_id
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        tracer = Block._stages_manager
-        if tracer is not None:
+        trace = enclosing_trace()
+        if trace is not None:
             # As in PopTorch, the hook keeps its first automatic id for later traces.
-            self._user_id = self._user_id or tracer.strategy._next_auto_id()
-            tracer.begin(self._user_id, self._ipu_id)
+            self._user_id = self._user_id or trace.strategy._next_auto_id()
+            Block.start(self._user_id, self._ipu_id)
 
     def __repr__(self) -> str:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
 
 
 def is_block_hook(hook: object) -> bool:
-    """Whether a forward-pre-hook is one that `BeginBlock` registered.
-
-    Example:
-        >>> is_block_hook(print)
-        False
-    """
+    """Whether a forward-pre-hook is one that `BeginBlock` registered."""
     return isinstance(hook, _BeginBlockHook)
 
 
@@ -268,34 +252,3 @@ def removeBlocks(module: torch.nn.Module) -> None:
         for key, hook in list(part._forward_pre_hooks.items()):
             if isinstance(hook, _BeginBlockHook):
                 del part._forward_pre_hooks[key]
-
-
-@contextlib.contextmanager
-def tracing_blocks(
-    strategy: ExecutionStrategy,
-    on_begin: Callable[[BlockPlacement], None],
-    on_end: Callable[[], None],
-) -> Iterator[None]:
-    """Report the blocks of models called in a `with` of this.
-
-    As in PopTorch, the strategy remembers from one trace to the next which
-    automatic ids and stages it has given.
-
-    Args:
-        strategy: Decides the stage and the IPU of each block.
-        on_begin: Called when a block begins, however it is written.
-        on_end: Called when a `with Block` is left; then no block is active.
-
-    Example:
-        >>> from ipufit.emulator import PipelinedExecution
-        >>> with tracing_blocks(PipelinedExecution("a"), print, lambda: None):
-        ...     with Block("a"):
-        ...         pass
-        BlockPlacement(block_id='a', stage=0, ipu=0, phase=-1)
-    """
-    previous = Block._stages_manager
-    Block._stages_manager = _BlockTracer(strategy, on_begin, on_end)
-    try:
-        yield
-    finally:
-        Block._stages_manager = previous

@@ -25,25 +25,17 @@ from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.operation import RANDOM_FACTORIES, tensors_in
 from ipufit.emulator.errors import Error, createPoptorchError
 
-_NODES = "_blamed_nodes"
 
-
-def blaming(error: Error, *nodes: Node) -> Error:
-    """Note the nodes that an error is about.
-
-    Example:
-        >>> from torch.fx.graph import Graph
-        >>> node = Graph().placeholder("x")
-        >>> blamed_nodes(blaming(Error("wrong"), node)) == (node,)
-        True
-    """
-    vars(error)[_NODES] = nodes
+def error_about(message: str, *nodes: Node) -> Error:
+    """Build an error about nodes, whose source lines a survey shows."""
+    error = createPoptorchError(message)
+    vars(error)["_blamed_nodes"] = nodes
     return error
 
 
 def blamed_nodes(error: Error) -> tuple[Node, ...]:
-    """The nodes that an error is about; none if nobody has noted any."""
-    nodes: tuple[Node, ...] = vars(error).get(_NODES, ())
+    """The nodes that an error is about; none if it isn't known."""
+    nodes: tuple[Node, ...] = vars(error).get("_blamed_nodes", ())
     return nodes
 
 
@@ -122,7 +114,6 @@ def is_in_place(node: Node) -> bool:
 NORM_FUNCTIONS = frozenset({"batch_norm", "instance_norm"})
 """Functions that keep running statistics."""
 
-_EFFECTS = "effects"
 _HAS_SIDE_EFFECTS = ("call_on_host", _set_grad_enabled.__name__)
 _SUBGRAPHS = {"run_loop": "for_loop", "run_branch": "cond"}
 _IDENTITIES = frozenset(
@@ -157,6 +148,9 @@ class Effects:
     is_operator: bool = False
 
 
+_NONE = Effects()
+
+
 class MemoryWatch:
     """Finds out what an operation does to its arguments; make one before it runs.
 
@@ -186,7 +180,7 @@ class MemoryWatch:
 
     def effects(self, result: Any) -> Effects:
         """The effects of the operation, which has returned `result`."""
-        results = list(tensors_in(result))
+        results = tensors_in(result)
         writes = frozenset(
             memory
             for tensor, version, before in zip(
@@ -219,19 +213,9 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def effects_of(node: Node) -> Effects:
-    """The effects that `note_effects` keeps with a node, none by default.
-
-    Example:
-        >>> effects_of(Graph().placeholder("x")) == Effects()
-        True
-    """
-    effects: Effects = node.meta.get(_EFFECTS, _NONE)
+    """The effects of the operation that a node stands for."""
+    effects: Effects = node.meta.get("effects", _NONE)
     return effects
-
-
-def note_effects(node: Node, effects: Effects) -> None:
-    """Keep with a node what its operation did."""
-    node.meta[_EFFECTS] = effects
 
 
 def erase_dead(
@@ -255,10 +239,9 @@ def erase_dead(
         >>> [node.name for node in graph.nodes]
         ['x', 'relu']
     """
-    results = list(results)
     live: set[Node] = set()
     wanted = set(results)
-    memory = {storage for node in results for storage in effects_of(node).results}
+    memory = {storage for node in wanted for storage in effects_of(node).results}
 
     def keep(node: Node) -> None:
         live.add(node)
@@ -277,7 +260,14 @@ def erase_dead(
             live.add(node)
     for node in reversed(graph.nodes):
         if node not in live and node.op != "placeholder":
-            _refuse_open_subgraph(node)
+            name = _SUBGRAPHS.get(function_name(node))
+            if name is not None:  # its start has a side effect in PopTorch
+                raise error_about(
+                    f"Nothing uses what poptorch.{name} returns: its end is "
+                    "eliminated, as dead code is, and its start is left without one. "
+                    "Return something that depends on it, or leave it out.",
+                    node,
+                )
             graph.erase_node(node)
 
 
@@ -302,18 +292,3 @@ def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
             for storage in effects.writes | effects.statistics:
                 changes.setdefault(storage, set()).add(function_name(node))
     return changes
-
-
-def _refuse_open_subgraph(node: Node) -> None:
-    """Refuse to erase a loop or branch: its start has a side effect in PopTorch."""
-    name = _SUBGRAPHS.get(function_name(node))
-    if name is not None:
-        error = createPoptorchError(
-            f"Nothing uses what poptorch.{name} returns: its end is eliminated, as "
-            "dead code is, and its start is left without one. Return something that "
-            "depends on it, or leave it out."
-        )
-        raise blaming(error, node)
-
-
-_NONE = Effects()

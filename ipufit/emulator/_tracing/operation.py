@@ -9,8 +9,8 @@ or on the host.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from torch.overrides import handle_torch_function
 from ipufit.emulator._ground.logging import logger
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested arguments.
+def tensors_in(value: Any) -> list[Tensor]:
+    """List the tensors in nested arguments.
 
     Example:
         >>> import torch
@@ -29,25 +29,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         [1, 2]
     """
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from tensors_in(element)
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from tensors_in(element)
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
     elif isinstance(value, slice):
-        yield from tensors_in((value.start, value.stop, value.step))
-
-
-def has_tensors(value: Any) -> bool:
-    """Whether there is a tensor in nested arguments.
-
-    Example:
-        >>> has_tensors([1, (2, 3)])
-        False
-    """
-    return next(tensors_in(value), None) is not None
+        value = (value.start, value.stop, value.step)
+    elif not isinstance(value, (tuple, list)):
+        return []
+    return [tensor for element in value for tensor in tensors_in(element)]
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
@@ -75,24 +64,6 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, slice):
         return slice(*map_tensors((value.start, value.stop, value.step), function))
     return value
-
-
-def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Replace everything in nested arguments; containers become plain ones.
-
-    Example:
-        >>> map_leaves((1, [2, {"k": 3}]), str)
-        ('1', ['2', {'k': '3'}])
-    """
-    if isinstance(value, dict):
-        return {key: map_leaves(v, function) for key, v in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map_leaves(v, function) for v in value)
-    if isinstance(value, list):
-        return [map_leaves(v, function) for v in value]
-    if isinstance(value, slice):
-        return slice(*map_leaves((value.start, value.stop, value.step), function))
-    return function(value)
 
 
 NodesById = Mapping[int, Node]
@@ -126,7 +97,7 @@ class Operation:
 
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments, however nested."""
-        return list(tensors_in((self.args, self.kwargs)))
+        return tensors_in((self.args, self.kwargs))
 
     def arguments(self, names: str) -> dict[str, Any]:
         """The given arguments by name; `names` are those of the positional ones."""
@@ -159,8 +130,7 @@ class DeviceFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Hand the call to the next mode."""
-        tensors = tuple(tensors_in((args, kwargs)))
-        return handle_torch_function(self, tensors, *args, **kwargs)
+        return handle_torch_function(self, tensors_in((args, kwargs)), *args, **kwargs)
 
 
 def recorded(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,9 +163,9 @@ def creates_on_device(operation: Operation) -> bool:
         >>> creates_on_device(Operation(torch.zeros, "zeros", (2,), {"device": None}))
         False
     """
-    device = _requested_device(operation)
+    device = requested_device(operation)
     if device is not None:
-        return not _is_host(device)
+        return bool(device != "cpu")
     if operation.function not in FACTORIES or "device" in operation.kwargs:
         return False
     if operation.function is torch.normal and operation.tensors():
@@ -208,96 +178,12 @@ def creates_on_device(operation: Operation) -> bool:
     return True
 
 
-class HostDevices:
-    """The devices that a model has read from tensors of the host.
+def requested_device(operation: Operation) -> Any:
+    """The device in the arguments, if any.
 
-    They are told by their identity: tensors of an emulated device have
-    `torch.device("cpu")` too, but each reading gives an object of its own.
-
-    Example:
-        >>> devices, table = HostDevices(), torch.zeros(1)
-        >>> read = Operation(torch.Tensor.device.__get__, "__get__", (table,), {})
-        >>> device = devices.noted(read, table.device)
-        >>> rand = Operation(torch.rand, "rand", (2,), {"device": device})
-        >>> devices.named(rand).kwargs
-        {'device': 'cpu'}
+    Tensors of an emulated device have `torch.device("cpu")` as theirs, so only the
+    string "cpu" means the host.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[int, torch.device] = {}  # kept alive: ids are reused
-
-    def noted(self, operation: Operation, result: Any) -> Any:
-        """Note the result of an operation on tensors of the host if it's a device."""
-        if operation.name == "__get__" and isinstance(result, torch.device):
-            self._known[id(result)] = result
-        return result
-
-    def named(self, operation: Operation) -> Operation:
-        """Write "cpu" for such a device: a factory that gets it uses the host.
-
-        So does `torch.distributions`, which gives samples the device of the
-        distribution's parameters.
-        """
-        if not self._known:
-            return operation
-        args, kwargs = operation.args, operation.kwargs
-        if operation.name == "to":
-            args = (*args[:1], *map(self._name, args[1:]))
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": self._name(kwargs["device"])}
-        return replace(operation, args=args, kwargs=kwargs)
-
-    def _name(self, value: Any) -> Any:
-        return "cpu" if self._known.get(id(value)) is value is not None else value
-
-
-def moves_to_host(operation: Operation) -> bool:
-    """Whether an operation is `tensor.to("cpu")`.
-
-    Example:
-        >>> x = torch.zeros(1)
-        >>> moves_to_host(Operation(x.to, "to", (x, "cpu"), {}))
-        True
-        >>> moves_to_host(Operation(x.to, "to", (x, x.device), {}))
-        False
-    """
-    return operation.name == "to" and _is_host(_requested_device(operation))
-
-
-def with_emulated_devices(operation: Operation, nodes: NodesById) -> Operation:
-    """Replace "ipu" devices in the arguments of an operation.
-
-    Example:
-        >>> zeros = Operation(torch.zeros, "zeros", (2,), {"device": "ipu:0"})
-        >>> with_emulated_devices(zeros, {}).kwargs
-        {'device': device(type='cpu')}
-    """
-    args, kwargs = operation.args, operation.kwargs
-    if operation.name == "to":
-        args = (*args[:1], *map(_emulated_device, args[1:]))
-    elif "device" not in kwargs:
-        return operation
-    if "device" in kwargs:
-        kwargs = {**kwargs, "device": _emulated_device(kwargs["device"])}
-    return replace(operation, args=args, kwargs=kwargs)
-
-
-def _emulated_device(value: Any) -> Any:
-    is_ipu = isinstance(value, (str, torch.device)) and str(value).startswith("ipu")
-    return torch.device("cpu") if is_ipu else value
-
-
-def _requested_device(operation: Operation) -> Any:
-    """The device in the arguments, if any."""
     positional = operation.args[1:2] if operation.name == "to" else ()
     devices = [d for d in positional if isinstance(d, (str, torch.device))]
     return operation.kwargs.get("device") or next(iter(devices), None)
-
-
-def _is_host(device: Any) -> bool:
-    """Whether a `device` argument asks for the host.
-
-    Tensors of an emulated device have `torch.device("cpu")` as theirs, so only the
-    string means the host.
-    """
-    return isinstance(device, str) and device == "cpu"

@@ -1,118 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations that a trace records, as a `torch.fx` graph."""
+"""The operations that a trace records, as a `torch.fx` graph.
+
+A trace changes no weight: it computes with copies. Assigning another tensor to a
+weight's name in `forward` is undone, and refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import operator
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
 from torch.fx.graph import Graph
-from torch.fx.node import Node
+from torch.fx.node import Node, map_aggregate
 from torch.overrides import is_tensor_method_or_property
 
 from ipufit.emulator._ground.torch_extras import device_tensor
-from ipufit.emulator._options.strategies import BEFORE_BLOCKS, BlockPlacement
-from ipufit.emulator._tracing.nodes import (
-    Effects,
-    effects_of,
-    note_effects,
-    storage_of,
+from ipufit.emulator._options.strategies import (
+    BEFORE_BLOCKS,
+    BlockPlacement,
+    ExecutionStrategy,
 )
+from ipufit.emulator._tracing.nodes import Effects, effects_of, storage_of
 from ipufit.emulator._tracing.operation import (
+    DeviceFunction,
     NodesById,
     Operation,
-    has_tensors,
-    map_leaves,
     tensors_in,
 )
-from ipufit.emulator._tracing.refusals import refuse_custom_backward, untraceable
+from ipufit.emulator._tracing.refusals import (
+    host_tensor_among,
+    refuse_custom_backward,
+    untraceable,
+)
 from ipufit.emulator.errors import createPoptorchError
 
-
-class Scopes:
-    """The scopes that are open, outermost first.
-
-    Example:
-        >>> scopes = Scopes()
-        >>> scopes.push("encoder")
-        >>> scopes.push("layer1")
-        >>> scopes.prefix
-        'encoder/layer1/'
-        >>> scopes.pop()
-        >>> scopes.prefix
-        'encoder/'
-    """
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-
-    @property
-    def prefix(self) -> str:
-        """The names of the open scopes, to put before an operator's name."""
-        return "".join(f"{name}/" for name in self._names)
-
-    def push(self, name: str) -> None:
-        """Open a scope."""
-        self._names.append(name)
-
-    def pop(self) -> None:
-        """Close the innermost scope.
-
-        Raises:
-            Error: No scope is open; PopART's behaviour is undefined then.
-        """
-        if not self._names:
-            raise createPoptorchError(
-                "A name scope is closed that was never opened: there are more calls "
-                "of torch.ops.poptorch.pop_name_scope than of push_name_scope."
-            )
-        self._names.pop()
-
-    @contextlib.contextmanager
-    def of_modules(self, root: torch.nn.Module) -> Iterator[None]:
-        """Open a scope whenever a sub-module of `root` runs.
-
-        The scopes of a module that fails stay open, whoever catches the error
-        (PopTorch, `NameScopeHook` in `_impl.py`).
-
-        Args:
-            root: A module; it opens no scope itself.
-        """
-
-        def opening(name: str) -> Callable[..., None]:
-            return lambda module, args: self.push(name)
-
-        def close(module: torch.nn.Module, args: Any, output: Any) -> None:
-            self.pop()
-
-        handles = []
-        for path, module in root.named_modules():
-            if path:
-                enter = opening(path.rpartition(".")[2])
-                handles.append(module.register_forward_pre_hook(enter))
-                handles.append(module.register_forward_hook(close))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._names.clear()
-
+_LITERALS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+"""Types that `torch.fx` can write into the code that it generates."""
 
 _BATCH_NORMS = (
     torch.nn.BatchNorm1d,
@@ -129,63 +69,6 @@ def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = dict(module.named_parameters())
     weights.update(module.named_buffers())
     return weights
-
-
-class DeviceWeights:
-    """Copies of a module's weights, for a trace to compute with.
-
-    Args:
-        weights: Name to host tensor, parameters and buffers.
-        copy: Copies one of them; by default into the type that a device stores.
-
-    Attributes:
-        copies: Name to copy, in the type that a device stores.
-        inputs: Name to the name of the graph's input.
-    """
-
-    def __init__(
-        self,
-        weights: dict[str, Tensor],
-        copy: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self.inputs = {name: f"weight_{i}" for i, name in enumerate(weights)}
-        self.copies = {
-            name: (copy or _copy)(tensor) for name, tensor in weights.items()
-        }
-        pairs = list(zip(weights.values(), self.copies.values()))
-        self._copy_of = {id(host): copy for host, copy in pairs}
-        self._host_of = {id(copy): host for host, copy in pairs}
-        self._addresses = {name: _address(c) for name, c in self.copies.items()}
-
-    def on_device(self, tensor: Tensor) -> Tensor:
-        """The copy of a weight; any other tensor is returned as it is."""
-        return self._copy_of.get(id(tensor), tensor)
-
-    def on_host(self, tensor: Tensor) -> Tensor:
-        """The weight that a tensor is a copy of; any other is returned as it is."""
-        return self._host_of.get(id(tensor), tensor)
-
-    def memory(self) -> dict[int, str]:
-        """The storages of the copies, and the weights' names."""
-        return {storage_of(copy): name for name, copy in self.copies.items()}
-
-    def rebound(self) -> list[str]:
-        """Weights that were given other memory, as by `weight.data = ...`."""
-        return [
-            name
-            for name, copy in self.copies.items()
-            if _address(copy) != self._addresses[name]
-        ]
-
-
-def _address(tensor: Tensor) -> tuple[int, int]:
-    return storage_of(tensor), int(tensor.storage_offset())
-
-
-def _copy(weight: Tensor) -> Tensor:
-    copy = device_tensor(weight.detach(), copy=True)
-    copy.requires_grad_(weight.requires_grad and copy.is_floating_point())
-    return copy
 
 
 def bindings_of(module: torch.nn.Module) -> Bindings:
@@ -222,44 +105,24 @@ def refuse_rebound(problems: list[str]) -> None:
 
     Raises:
         Error: `problems` isn't empty.
-
-    Example:
-        >>> refuse_rebound([])
     """
     if not problems:
         return
-    hint = ""
+    text = f"{problems[0]} from the model when calling the forward method."
     if problems[0].endswith("reassigned"):
         name = problems[0].split()[1]
-        hint = (
-            f" This is not supported. Consider using self.{name}.copy_(src) to copy "
-            "data from a source tensor, where src is the name of the source tensor."
+        text = (
+            f"{problems[0]} within the model when calling the forward method. This is "
+            f"not supported. Consider using self.{name}.copy_(src) to copy data from a "
+            "source tensor, where src is the name of the source tensor."
         )
-    joint = " within" if problems[0].endswith("reassigned") else " from"
     raise createPoptorchError(
-        f"{problems[0]}{joint} the model when calling the forward method.{hint} The "
-        "device holds the weights it was compiled with."
+        f"{text} The device holds the weights it was compiled with."
     )
 
 
-_LITERALS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type(Ellipsis),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
-"""Types that `torch.fx` can write into the code that it generates."""
-
-
 class Recording:
-    """The graph of a program while it is traced, and the node of each tensor.
+    """A trace: the graph of a program, the node of each tensor, and what is open.
 
     Construct it in the grad mode that the program will start in.
 
@@ -267,14 +130,19 @@ class Recording:
         weights: Name to host tensor, parameters and buffers; each becomes an
             input of the graph.
         inputs: The tensors the module is called with, inputs of the graph too.
-        copy: Makes the copy of a weight to compute with, as for `DeviceWeights`.
+        strategy: Gives each block an IPU, a stage and a phase.
+        is_training: Whether the program will be differentiated.
 
     Attributes:
         graph: The operations recorded so far.
         root: Holds the graph's constants.
-        weights: The copies of the weights that operations compute with.
-        scopes: Where in the model operations are made; each node remembers it.
+        weights: The host's weights by name.
+        copies: Name to copy of a weight, in the type that a device stores.
+        scopes: Names of the scopes that are open, outermost first: sub-modules that
+            run, and `NameScope`.
+        constructs: Names of the constructs that are not finished, innermost last.
         begun: The blocks that began, in order.
+        block: The block that is active, if any.
         results: Node to its value while tracing.
         is_running_operation: Whether an operation runs that isn't recorded yet.
     """
@@ -283,25 +151,35 @@ class Recording:
         self,
         weights: dict[str, Tensor],
         inputs: list[Tensor],
-        copy: Callable[[Tensor], Tensor] | None = None,
+        strategy: ExecutionStrategy,
+        *,
+        is_training: bool,
     ) -> None:
+        self.strategy = strategy
+        self.is_training = is_training
+        self.weights = weights
         self.graph = Graph()
         self.root = torch.nn.Module()
-        self.weights = DeviceWeights(weights, copy)
-        self.scopes = Scopes()
+        self.copies = {name: _copy(weight) for name, weight in weights.items()}
+        self.scopes: list[str] = []
+        self.constructs: list[str] = []
         self.begun: list[BlockPlacement] = []
+        self.block: BlockPlacement | None = BEFORE_BLOCKS
         self.results: dict[Node, Any] = {}
         self.is_running_operation = False
+        pairs = list(zip(weights.values(), self.copies.values()))
+        self._copy_of = {id(host): copy for host, copy in pairs}
+        self._host_of = {id(copy): host for host, copy in pairs}
+        self._addresses = {name: _address(c) for name, c in self.copies.items()}
         self._inputs = inputs
         self._nodes: dict[int, Node] = {}
         self._kept_alive: list[Tensor] = []
         self._num_constants = 0
-        self._placement: BlockPlacement | None = BEFORE_BLOCKS
         self._was_grad_enabled = torch.is_grad_enabled()
-        for name, tensor in weights.items():
-            node = self.graph.placeholder(self.weights.inputs[name])
-            self._bind(tensor, node)
-            self._bind(self.weights.copies[name], node)
+        for index, (host, copy) in enumerate(pairs):
+            node = self.graph.placeholder(f"weight_{index}")
+            self._bind(host, node)
+            self._bind(copy, node)
         for index, tensor in enumerate(inputs):
             self._bind(tensor, self.graph.placeholder(f"input_{index}"))
 
@@ -320,28 +198,129 @@ class Recording:
         """Whether `tensor` is a weight, an input, or computed from one."""
         return id(tensor) in self._nodes
 
+    def on_device(self, tensor: Tensor) -> Tensor:
+        """The copy of a weight; any other tensor is returned as it is."""
+        return self._copy_of.get(id(tensor), tensor)
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """The weight that a tensor is a copy of; any other is returned as it is."""
+        return self._host_of.get(id(tensor), tensor)
+
     def tensors(self) -> list[Tensor]:
         """All tensors that the trace has met, each once, in that order."""
         return list({id(tensor): tensor for tensor in self._kept_alive}.values())
+
+    def weight_memory(self) -> dict[int, str]:
+        """The storages of the copies, and the weights' names."""
+        return {storage_of(copy): name for name, copy in self.copies.items()}
 
     def input_memory(self) -> list[int]:
         """The storages of the inputs, in order."""
         return [storage_of(tensor) for tensor in self._inputs]
 
-    # Blocks -----------------------------------------------------------------
+    def rebound(self) -> list[str]:
+        """Describe weights that were given other memory, as by `weight.data = ...`."""
+        return [
+            f"{'Parameter' if isinstance(weight, torch.nn.Parameter) else 'Buffer'} "
+            f"{name} is reassigned"
+            for name, weight in self.weights.items()
+            if _address(self.copies[name]) != self._addresses[name]
+        ]
+
+    def constant_inputs(self) -> set[str]:
+        """Names of the graph's inputs that PopTorch makes constants of."""
+        return {
+            f"weight_{index}"
+            for index, weight in enumerate(self.weights.values())
+            if not weight.is_floating_point()
+        }
+
+    # For the functions that a module calls ----------------------------------
+
+    def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `function` on the device's tensors and record it as one operation.
+
+        Args:
+            function: The function that the device runs. It also runs while tracing.
+            *args: Positional arguments, at least one tensor among them.
+            **kwargs: Keyword arguments.
+
+        Returns:
+            Its result; the tensors in it are on the device.
+
+        Raises:
+            Error: One of the tensors is the host's.
+        """
+        self.require_device(function.__name__, tensors_in((args, kwargs)))
+        return DeviceFunction(function)(*args, **kwargs)
+
+    def require_device(self, what: str, tensors: Iterable[Tensor]) -> None:
+        """Refuse tensors of the host; the message says that `what` takes one."""
+        for tensor in tensors:
+            if not self.is_on_device(tensor):
+                raise host_tensor_among(what, tensor)
+
+    def refuse_training(self, what: str) -> None:
+        """Refuse a function that no device differentiates in a trace for training."""
+        if self.is_training:
+            raise createPoptorchError(
+                f"poptorch.{what}() is only supported in inference: the device has "
+                "no backward pass for it."
+            )
+
+    @contextlib.contextmanager
+    def inside(self, construct: str) -> Iterator[None]:
+        """Keep `construct` open for a while."""
+        self.constructs.append(construct)
+        try:
+            yield
+        finally:
+            self.constructs.pop()
 
     def begin_block(self, placement: BlockPlacement) -> None:
         """Place what follows on `placement`."""
+        self.block = placement
         self.begun.append(placement)
-        self._placement = placement
 
-    def end_block(self) -> None:
-        """Leave the current block: no block is active until the next begins."""
-        self._placement = None
+    def pop_scope(self) -> None:
+        """Close the innermost name scope.
 
-    def is_in_block(self) -> bool:
-        """Whether a block is active, or none has begun yet."""
-        return self._placement is not None
+        Raises:
+            Error: No scope is open; PopART's behaviour is undefined then.
+        """
+        if not self.scopes:
+            raise createPoptorchError(
+                "A name scope is closed that was never opened: there are more calls "
+                "of torch.ops.poptorch.pop_name_scope than of push_name_scope."
+            )
+        self.scopes.pop()
+
+    @contextlib.contextmanager
+    def module_scopes(self, root: torch.nn.Module) -> Iterator[None]:
+        """Open a name scope whenever a sub-module of `root` runs.
+
+        The scopes of a module that fails stay open, whoever catches the error
+        (PopTorch, `NameScopeHook` in `_impl.py`).
+        """
+
+        def opening(name: str) -> Callable[..., None]:
+            return lambda module, args: self.scopes.append(name)
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self.pop_scope()
+
+        handles = []
+        for path, module in root.named_modules():
+            if path:
+                enter = opening(path.rpartition(".")[2])
+                handles.append(module.register_forward_pre_hook(enter))
+                handles.append(module.register_forward_hook(leave))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.scopes.clear()
 
     # Operations -------------------------------------------------------------
 
@@ -353,10 +332,13 @@ class Recording:
             effects: Memory that the operation reads and changes.
             result: Its result; the tensors in it are on the device from now on.
         """
-        self._record_grad_mode()
+        enabled = torch.is_grad_enabled()
+        if enabled != self._was_grad_enabled:
+            self.graph.call_function(_set_grad_enabled, (enabled,))
+            self._was_grad_enabled = enabled
         name = operation.name
-        args = map_leaves(operation.args, self._argument)
-        kwargs = map_leaves(operation.kwargs, self._argument)
+        args: Any = map_aggregate(operation.args, self._argument)
+        kwargs: Any = map_aggregate(operation.kwargs, self._argument)
         if name in ("__get__", "__set__"):
             # A property such as `x.T`: the function is a bound slot of it.
             attribute = operation.function.__self__.__name__  # type: ignore[attr-defined]
@@ -367,11 +349,14 @@ class Recording:
             node = self.graph.call_method(name, args, kwargs)
         else:
             node = self.graph.call_function(operation.function, args, kwargs)
-        node.meta["operator"] = (self.scopes.prefix, name)
-        node.meta["block"] = self._placement
+        scope = "".join(f"{name}/" for name in self.scopes)
         operands = (*operation.args, *operation.kwargs.values())
-        node.meta["is_whole"] = all(map(_is_whole, operands))
-        note_effects(node, effects)
+        node.meta.update(
+            operator=(scope, name),
+            block=self.block,
+            is_whole=all(map(_is_whole, operands)),
+            effects=effects,
+        )
         self._bind_result(result, node)
 
     def finish(self, outputs: Iterable[Tensor]) -> list[Node]:
@@ -381,47 +366,40 @@ class Recording:
         (PopTorch, `JitDispatch.cpp`), and so is a view of a weight: that may change
         before the output is read.
         """
-        memory = self.weights.memory()
+        memory = self.weight_memory()
         nodes = []
         for tensor in outputs:
             refuse_custom_backward(tensor)
             node = self._nodes[id(tensor)]
-            on_device = self.weights.on_device(tensor)
+            on_device = self.on_device(tensor)
             storage = storage_of(on_device)
             is_input = node.op == "placeholder"
             if is_input or storage in memory:
-                is_operator = is_input and not _is_constant_weight(node, on_device)
+                is_weight = str(node.target).startswith("weight_")
+                # Weights of whole numbers are compiled in.
+                is_constant = is_weight and not on_device.is_floating_point()
                 with self._before_statistics_change(node, storage):
                     node = self.graph.call_function(torch.clone, (node,))
-                effects = Effects(reads=frozenset({storage}), is_operator=is_operator)
-                note_effects(node, effects)
-                node.meta["block"] = self._placement
+                node.meta["effects"] = Effects(
+                    reads=frozenset({storage}), is_operator=is_input and not is_constant
+                )
+                node.meta["block"] = self.block
                 self.results[node] = on_device
             nodes.append(node)
         return nodes
 
-    def _before_statistics_change(
-        self, value: Node, memory: int
-    ) -> ContextManager[Any]:
+    def _before_statistics_change(self, value: Node, memory: int) -> Any:
         """Insert where a normalisation layer hasn't updated its statistics yet.
 
         Its operator doesn't say that it does, so who reads them in the same program
         gets the values before (PopTorch, `NormalizationOps.cpp`).
         """
-        nodes = self.graph.nodes if value.op == "placeholder" else ()
-        for node in nodes:
+        for node in self.graph.nodes if value.op == "placeholder" else ():
             if memory in effects_of(node).statistics:
-                place: ContextManager[Any] = self.graph.inserting_before(node)
-                return place
+                return self.graph.inserting_before(node)
         return contextlib.nullcontext()
 
-    def _record_grad_mode(self) -> None:
-        enabled = torch.is_grad_enabled()
-        if enabled != self._was_grad_enabled:
-            self.graph.call_function(_set_grad_enabled, (enabled,))
-            self._was_grad_enabled = enabled
-
-    # Bindings ---------------------------------------------------------------
+    # Nodes ------------------------------------------------------------------
 
     def _bind_result(self, result: Any, node: Node) -> None:
         self.results[node] = result
@@ -429,7 +407,7 @@ class Recording:
             self._bind(result, node)
         elif isinstance(result, (tuple, list)):
             for index, element in enumerate(result):
-                if has_tensors(element):
+                if tensors_in(element):
                     item = self.graph.call_function(operator.getitem, (node, index))
                     item.meta.update(node.meta)
                     self._bind_result(element, item)
@@ -437,7 +415,7 @@ class Recording:
     def _bind(self, tensor: Tensor, node: Node) -> None:
         self._nodes[id(tensor)] = node
         # The weight of a copy that changed in place: later uses depend on the change.
-        self._nodes[id(self.weights.on_host(tensor))] = node
+        self._nodes[id(self.on_host(tensor))] = node
         self.results[node] = tensor
         self._kept_alive.append(tensor)  # an id is only unique while it lives
 
@@ -474,6 +452,16 @@ class Recording:
         return node
 
 
+def _address(tensor: Tensor) -> tuple[int, int]:
+    return storage_of(tensor), int(tensor.storage_offset())
+
+
+def _copy(weight: Tensor) -> Tensor:
+    copy = device_tensor(weight.detach(), copy=True)
+    copy.requires_grad_(weight.requires_grad and copy.is_floating_point())
+    return copy
+
+
 def _is_method(operation: Operation) -> bool:
     """Whether a graph calls the operation as a method of its first argument."""
     function, name = operation.function, operation.name
@@ -482,11 +470,6 @@ def _is_method(operation: Operation) -> bool:
         or getattr(Tensor, name, None) is function  # torch 2.0 forgets `unflatten`
         or name in ("__getitem__", "__setitem__")
     )
-
-
-def _is_constant_weight(node: Node, tensor: Tensor) -> bool:
-    """Whether it is a weight of whole numbers, which PopTorch compiles in."""
-    return str(node.target).startswith("weight_") and not tensor.is_floating_point()
 
 
 def _is_whole(operand: Any) -> bool:

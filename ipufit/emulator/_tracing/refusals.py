@@ -18,7 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
 
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._tracing.operation import Operation, moves_to_host, tensors_in
+from ipufit.emulator._tracing.operation import Operation, requested_device, tensors_in
 from ipufit.emulator.errors import Error, createPoptorchError
 
 _VALUE_READERS = {
@@ -75,7 +75,7 @@ def refuse_value_reader(operation: Operation) -> None:
         Error: The operation needs a value, as `tensor.item()` does.
     """
     what = _VALUE_READERS.get(operation.name)
-    if moves_to_host(operation):
+    if operation.name == "to" and requested_device(operation) == "cpu":
         what = '.to("cpu")'
     if operation.name == "__format__" and operation.args[0].dim() == 0:
         what = "formatting (an f-string)"

@@ -5,84 +5,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ipufit.emulator._tracing.operation import DeviceFunction, tensors_in
-from ipufit.emulator._tracing.refusals import host_tensor_among
 from ipufit.emulator.errors import createPoptorchError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # at run time only models that are compiled need it
     from ipufit.emulator._tracing.recording import Recording
 
 
-@dataclass
-class Trace:
-    """A trace under way: its recording, and the constructs that are open.
-
-    Attributes:
-        recording: The operations recorded so far.
-        is_training: Whether the program will be differentiated.
-        open: Names of the constructs that are not finished, innermost last.
-    """
-
-    recording: Recording
-    is_training: bool
-    open: list[str] = field(default_factory=list)
-
-    def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run `function` on the device's tensors and record it as one operation.
-
-        Args:
-            function: The function that the device runs. It also runs while tracing.
-            *args: Positional arguments, at least one tensor among them.
-            **kwargs: Keyword arguments.
-
-        Returns:
-            Its result; the tensors in it are on the device.
-
-        Raises:
-            Error: One of the tensors is the host's.
-        """
-        self.require_device(function.__name__, tensors_in((args, kwargs)))
-        return DeviceFunction(function)(*args, **kwargs)
-
-    def require_device(self, what: str, tensors: Iterable[Tensor]) -> None:
-        """Refuse tensors of the host.
-
-        Raises:
-            Error: There is one; the message names `what` takes it.
-        """
-        for tensor in tensors:
-            if not self.recording.is_on_device(tensor):
-                raise host_tensor_among(what, tensor)
-
-    def refuse_training(self, what: str) -> None:
-        """Refuse a function that no device differentiates.
-
-        Raises:
-            Error: The trace is for training.
-        """
-        if self.is_training:
-            raise createPoptorchError(
-                f"poptorch.{what}() is only supported in inference: the device has "
-                "no backward pass for it."
-            )
-
-    @contextlib.contextmanager
-    def inside(self, construct: str) -> Iterator[None]:
-        """Keep `construct` open for a while."""
-        self.open.append(construct)
-        try:
-            yield
-        finally:
-            self.open.pop()
-
-
-_active: Trace | None = None
+_active: Recording | None = None
 
 
 def is_tracing() -> bool:
@@ -95,7 +29,7 @@ def is_tracing() -> bool:
     return _active is not None
 
 
-def enclosing_trace() -> Trace | None:
+def enclosing_trace() -> Recording | None:
     """The trace that the caller is in, also while a recorded operation runs.
 
     Example:
@@ -105,7 +39,7 @@ def enclosing_trace() -> Trace | None:
     return _active
 
 
-def current_trace() -> Trace | None:
+def current_trace() -> Recording | None:
     """The trace that would record an operation made here.
 
     Returns:
@@ -116,19 +50,19 @@ def current_trace() -> Trace | None:
         >>> current_trace() is None
         True
     """
-    if _active is None or _active.recording.is_running_operation:
+    if _active is None or _active.is_running_operation:
         return None
     return _active
 
 
 @contextlib.contextmanager
-def tracing(recording: Recording, *, is_training: bool) -> Iterator[Trace]:
+def tracing(recording: Recording) -> Iterator[None]:
     """Make a trace the current one for a while."""
     global _active
     before = _active
-    _active = Trace(recording, is_training)
+    _active = recording
     try:
-        yield _active
+        yield
     finally:
         _active = before
 
@@ -181,12 +115,12 @@ def getIpuTensorId(x: Tensor) -> int:
     """
     require_tensor(x, "getIpuTensorId takes a tensor.")
     trace = enclosing_trace()
-    if trace is None or not trace.recording.is_on_device(x):
+    if trace is None or not trace.is_on_device(x):
         raise createPoptorchError(
             "Only tensors on the IPU have an id: the weights and inputs of a model and "
             "what `forward` computes from them, while it is traced."
         )
-    numbers = [id(tensor) for tensor in trace.recording.tensors()]
+    numbers = [id(tensor) for tensor in trace.tensors()]
     return numbers.index(id(x))
 
 
@@ -247,7 +181,8 @@ def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
 
 def call_pre_compile_hooks() -> None:
     """Call the hooks of `registerPreCompileHook`."""
-    _call(_before)
+    for hook in list(_before.values()):
+        hook()
 
 
 @contextlib.contextmanager
@@ -256,7 +191,8 @@ def post_compile_hooks() -> Iterator[None]:
     try:
         yield
     finally:
-        _call(_after)
+        for hook in list(_after.values()):
+            hook()
 
 
 def _register(hooks: _Hooks, hook: Callable[[], Any], kind: str) -> RemovableHandle:
@@ -265,8 +201,3 @@ def _register(hooks: _Hooks, hook: Callable[[], Any], kind: str) -> RemovableHan
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
-
-
-def _call(hooks: _Hooks) -> None:
-    for hook in list(hooks.values()):
-        hook()

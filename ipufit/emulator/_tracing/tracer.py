@@ -20,21 +20,19 @@ from typing import Any, Callable, Iterator
 import torch
 from torch import Tensor
 from torch._C import _jit_get_schemas_for_operator
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from ipufit.emulator._ground.torch_extras import DispatchMode, is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
 from ipufit.emulator._tracing.nodes import MemoryWatch
 from ipufit.emulator._tracing.operation import (
-    HostDevices,
     NodesById,
     Operation,
     creates_on_device,
-    has_tensors,
     map_tensors,
     recorded,
     tensors_in,
-    with_emulated_devices,
 )
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import (
@@ -174,7 +172,6 @@ def _form(argument: Any) -> str:
 
 
 _REWRITES: tuple[Callable[[Operation, NodesById], Operation], ...] = (
-    with_emulated_devices,
     new_of_size,
     with_plain_sizes,
     with_constant_bounds,
@@ -210,7 +207,10 @@ class Tracer(TorchFunctionMode):
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.recording = recording
-        self._host_devices = HostDevices()
+        # The devices that a model has read from tensors of the host. They are told by
+        # their identity: tensors of an emulated device have `torch.device("cpu")` too,
+        # but each reading gives an object of its own.
+        self._host_devices: dict[int, torch.device] = {}  # kept alive: ids are reused
 
     def __torch_function__(
         self,
@@ -224,16 +224,22 @@ class Tracer(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         func = recorded(func)
         name = getattr(func, "__name__", str(func))
-        operation = Operation(func, name, args, kwargs or {})
-        operation = self._host_devices.named(operation)
+        kwargs = kwargs or {}
+        if name == "to":
+            args = (*args[:1], *map(self._device, args[1:]))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self._device(kwargs["device"])}
+        operation = Operation(func, name, args, kwargs)
         for rewrite in _REWRITES:
             operation = rewrite(operation, self.recording.nodes)
         touched = operation.tensors()
         on_device = [t for t in touched if self.recording.is_on_device(t)]
         is_creating = creates_on_device(operation)
         if not on_device and not is_creating:
-            # The host's, which no program repeats.
-            return self._host_devices.noted(operation, operation.run())
+            result = operation.run()  # the host's, which no program repeats
+            if name == "__get__" and isinstance(result, torch.device):
+                self._host_devices[id(result)] = result
+            return result
         if on_device and operation.name in _ANSWERS:
             return _ANSWERS[operation.name](operation)
         # Creation takes constants from the host.
@@ -243,7 +249,18 @@ class Tracer(TorchFunctionMode):
             result = self._run(in_float32(operation))
         finally:
             self.recording.is_running_operation = False
-        return map_tensors(result, self.recording.weights.on_host)
+        return map_tensors(result, self.recording.on_host)
+
+    def _device(self, value: Any) -> Any:
+        """Write "cpu" for a device of the host's tensors, and the host's for an IPU.
+
+        A factory that gets "cpu" uses the host. So does `torch.distributions`, which
+        gives samples the device of the distribution's parameters.
+        """
+        if value is not None and self._host_devices.get(id(value)) is value:
+            return "cpu"
+        is_ipu = isinstance(value, (str, torch.device)) and str(value).startswith("ipu")
+        return torch.device("cpu") if is_ipu else value
 
     def check(
         self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
@@ -267,7 +284,7 @@ class Tracer(TorchFunctionMode):
 
     def compute(self, operation: Operation) -> Any:
         """Run an operation on the copies of the weights."""
-        on_device = self.recording.weights.on_device
+        on_device = self.recording.on_device
         return operation.function(
             *map_tensors(operation.args, on_device),
             **map_tensors(operation.kwargs, on_device),
@@ -275,14 +292,14 @@ class Tracer(TorchFunctionMode):
 
     def _run(self, operation: Operation) -> Any:
         touched = operation.tensors()
-        on_device = self.recording.weights.on_device
+        on_device = self.recording.on_device
         watch = MemoryWatch(operation.name, list(map(on_device, touched)))
         result = self.compute(operation)
         host = [t for t in touched if not self.recording.is_on_device(t)]
         if any(result is tensor for tensor in host):
             result = result.clone()  # as if moved: both are in the host's memory
         effects = watch.effects(result)
-        is_kept = has_tensors(result) or operation.name in _RETURN_NOTHING
+        is_kept = bool(tensors_in(result)) or operation.name in _RETURN_NOTHING
         if is_kept or effects.writes:
             self.recording.append(operation, effects, result)
         return result
@@ -302,6 +319,18 @@ class Tracer(TorchFunctionMode):
             is_allowed = any(tensor is other for other in allowed)
             if not self.recording.is_on_device(tensor) and not is_allowed:
                 raise host_tensor_among(name, tensor)
+
+
+@contextlib.contextmanager
+def guarded(tracer: Tracer, guard: EscapeGuard) -> Iterator[None]:
+    """Record calls for a while; a guard sees the operators that no tracer does."""
+    is_validated = Distribution._validate_args
+    Distribution.set_default_validate_args(False)  # nobody knows the values yet
+    try:
+        with visible_indexing(), guard, tracer:
+            yield
+    finally:
+        Distribution.set_default_validate_args(is_validated)
 
 
 _INDEXING_ESCAPES = torch.__version__.startswith("2.0.")
@@ -381,7 +410,7 @@ class EscapeGuard(DispatchMode):
         is_seen = recording.is_running_operation
         if not is_seen and any(map(recording.is_on_device, tensors_in(given))):
             self.escaped(func)
-            given = map_tensors(given, recording.weights.on_device)
+            given = map_tensors(given, recording.on_device)
         return func(*given[0], **given[1])
 
     def escaped(self, func: Callable[..., Any]) -> None:

@@ -35,7 +35,6 @@ MODULES = [
     "program.test_args",
     "program.test_loss_shapes",
     "tracing.test_liveness",
-    "tracing.test_blocks",
     "ops.test_attribute_access",
     "ops.test_control_flow",
     "ops.test_custom_ops",

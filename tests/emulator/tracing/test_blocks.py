@@ -3,44 +3,73 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
+from unittest import mock
 
 import pytest
 import torch
 
-from ipufit.emulator._options.strategies import (
-    BlockPlacement,
-    PipelinedExecution,
-    SerialPhasedExecution,
-)
-from ipufit.emulator._tracing.blocks import (
+import ipufit.emulator as poptorch
+from ipufit.emulator import (
+    AutoStage,
     BeginBlock,
     Block,
     BlockFunction,
+    Error,
     LegacyBeginBlockFn,
+    PipelinedExecution,
+    SerialPhasedExecution,
     removeBlocks,
-    tracing_blocks,
 )
-from ipufit.emulator.enums import AutoStage
-from ipufit.emulator.errors import Error
+from tests.emulator._models import Function
+
+ExecutionStrategy = PipelinedExecution.__base__
+
+
+def _executor(strategy, function):
+    options = poptorch.Options().deviceIterations(8)
+    options.setExecutionStrategy(strategy)
+    return poptorch.inferenceModel(Function(lambda _, x: function(x)), options)
+
+
+def _compile(strategy, function, x):
+    _executor(strategy, function).compile(x.repeat(8, 1))
+
+
+def _traces(times, strategy, function, *args):
+    """For each compilation of one executor the blocks that begin."""
+    traces, place = [], ExecutionStrategy._place
+
+    def placed(self, *block):
+        traces[-1].append(place(self, *block))
+        return traces[-1][-1]
+
+    def forward(x):
+        function(*args)
+
+    executor = _executor(strategy, forward)
+    with mock.patch.object(ExecutionStrategy, "_place", placed):
+        for _ in range(times):
+            traces.append([])
+            executor.compile(X.repeat(8, 1))
+            executor.destroy()
+    return traces
 
 
 def _trace(strategy, function, *args):
-    """What a trace reports: placements, and "end"s."""
-    events = []
-    with tracing_blocks(strategy, events.append, lambda: events.append("end")):
-        function(*args)
-    return events
+    """The blocks that begin in a trace: their names, IPUs and stages."""
+    return _traces(1, strategy, function, *args)[0]
 
 
-def _names(events):
-    return [getattr(event, "block_id", event) for event in events]
+def _names(placements):
+    return [placement.block_id for placement in placements]
 
 
-def _ipus_and_stages(events):
-    return [(e.ipu, e.stage) for e in events if isinstance(e, BlockPlacement)]
+def _ipus_and_stages(placements):
+    return [(placement.ipu, placement.stage) for placement in placements]
 
 
 class Network(torch.nn.Module):
@@ -69,7 +98,6 @@ X = torch.ones(1, 2)
 
 
 def test_annotations_do_nothing_outside_a_trace():
-    assert Block._stages_manager is None
     with Block(3, "no IPU") as entered:
         assert entered is None
     Block.start([], {})
@@ -84,7 +112,7 @@ def test_annotations_do_nothing_outside_a_trace():
 # A trace
 
 
-def test_a_trace_sees_every_begin_and_end():
+def test_a_trace_sees_every_begin():
     def forward():
         with Block("a", ipu_id=0):
             pass
@@ -95,48 +123,43 @@ def test_a_trace_sees_every_begin_and_end():
 
     events = _trace(PipelinedExecution(), forward)
 
-    assert _names(events) == ["a", "end", "b", "c", "end", "d", "e"]
+    assert _names(events) == ["a", "b", "c", "d", "e"]
     assert _ipus_and_stages(events) == [(i, i) for i in range(5)]
 
 
 def test_a_placement_says_block_stage_ipu_and_phase():
     strategy = SerialPhasedExecution("a", "b")
     strategy.phase(1).ipus(5)
-    assert _trace(strategy, Block.start, "b") == [
-        BlockPlacement(block_id="b", stage=-1, ipu=5, phase=1)
-    ]
+    (placement,) = _trace(strategy, Block.start, "b")
+    assert placement.block_id == "b"
+    assert (placement.stage, placement.ipu, placement.phase) == (-1, 5, 1)
 
 
 def test_leaving_an_inner_block_ends_all():
-    def forward():
-        with Block("a", ipu_id=0), Block("b", ipu_id=1):
-            pass
+    def forward(x):
+        with Block("a", ipu_id=0):
+            with Block("b", ipu_id=0):
+                x = x + 1
+            return x * 2
 
-    assert _names(_trace(PipelinedExecution(), forward)) == ["a", "b", "end", "end"]
+    with pytest.raises(Error, match="No active Block"):
+        _compile(PipelinedExecution(), forward, X)
 
 
 def test_a_block_left_by_an_error_ends():
-    events = []
-    with pytest.raises(KeyError), tracing_blocks(
-        PipelinedExecution(), events.append, lambda: events.append("end")
-    ), Block("a", 0):
-        raise KeyError("x")
-    assert _names(events) == ["a", "end"]
+    def forward(x):
+        with contextlib.suppress(KeyError), Block("a", 0):
+            raise KeyError("x")
+        return x + 1
 
-
-def test_the_previous_trace_is_restored():
-    outer = []
-    with tracing_blocks(PipelinedExecution(), outer.append, lambda: None):
-        inner = _trace(PipelinedExecution(), Block.start, "inner", 1)
-        Block.start("outer", 0)
-    assert (_names(outer), _names(inner)) == (["outer"], ["inner"])
-    assert Block._stages_manager is None
+    with pytest.raises(Error, match="No active Block"):
+        _compile(PipelinedExecution(), forward, X)
 
 
 def test_a_failed_trace_is_left_behind():
     with pytest.raises(AssertionError, match="Unknown Block 'b'"):
         _trace(PipelinedExecution("a"), Block.start, "b")
-    assert Block._stages_manager is None
+    Block.start("b")
 
 
 @pytest.mark.parametrize(
@@ -172,18 +195,18 @@ def _two_blocks_counted_again():
 
 def test_block_ids_go_on_in_the_next_trace_of_a_strategy():
     strategy = PipelinedExecution(AutoStage.AutoIncrement)
-    first = _trace(strategy, _two_blocks)
-    second = _trace(strategy, _two_blocks)
-    assert _names(first) == ["0", "end", "1", "end"]
+    first, second = _traces(2, strategy, _two_blocks)
+    assert _names(first) == ["0", "1"]
     assert _ipus_and_stages(first) == [(0, 1), (1, 2)]
-    assert _names(second) == ["2", "end", "3", "end"]
+    assert _names(second) == ["2", "3"]
     assert _ipus_and_stages(second) == [(0, 3), (1, 4)]
 
 
 def test_use_auto_id_counts_from_zero_again():
     strategy = PipelinedExecution(AutoStage.AutoIncrement)
-    first = _trace(strategy, _two_blocks_counted_again)
-    assert _trace(strategy, _two_blocks_counted_again) == first
+    first, second = _traces(2, strategy, _two_blocks_counted_again)
+    assert first == second
+    assert _names(first) == ["0", "1"]
 
 
 def test_another_copy_of_the_strategy_counts_on_its_own():
@@ -195,9 +218,9 @@ def test_another_copy_of_the_strategy_counts_on_its_own():
 def test_hooks_remember_their_first_automatic_id():
     network = _annotated(None, None)
     strategy = PipelinedExecution(AutoStage.AutoIncrement)
-    first = _trace(strategy, network, X)
+    first, second = _traces(2, strategy, network, X)
     assert _names(first) == ["0", "1"]
-    assert _trace(strategy, network, X) == first
+    assert first == second
     assert _names(_trace(PipelinedExecution(), network, X)) == ["0", "1"]
 
 
@@ -286,9 +309,9 @@ def test_a_hook_registered_earlier_runs_in_the_block_before():
     layer = torch.nn.Identity()
     layer.register_forward_pre_hook(lambda module, inputs: order.append("hook"))
     BeginBlock(layer, "a", 0)
-    with tracing_blocks(PipelinedExecution(), lambda p: order.append("a"), list):
-        layer(X)
-    assert order == ["hook", "a"]
+    layer.register_forward_pre_hook(lambda *_: order.append("later"))
+    assert _names(_trace(PipelinedExecution(), layer, X)) == ["a"]
+    assert order == ["hook", "later"]
 
 
 def test_a_block_function_loses_its_name():
@@ -330,4 +353,4 @@ def test_removing_blocks_leaves_functions_and_scopes_alone():
 
     network = Scoped()
     removeBlocks(network)
-    assert _names(_trace(PipelinedExecution(), network, X)) == ["scope", "f", "end"]
+    assert _names(_trace(PipelinedExecution(), network, X)) == ["scope", "f"]

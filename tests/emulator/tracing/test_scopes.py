@@ -10,20 +10,13 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing.recording import Scopes
 
 
-class Recorder(nn.Module):
-    """Notes the scope in which it runs."""
-
-    def __init__(self, scopes, seen):
-        super().__init__()
-        self.scopes = scopes
-        self.seen = seen
+class Adds(nn.Module):
+    """An operator whose name shows the scope in which it runs."""
 
     def forward(self, x):
-        self.seen.append(self.scopes.prefix)
-        return x
+        return x + 1
 
 
 class Failing(nn.Module):
@@ -34,10 +27,10 @@ class Failing(nn.Module):
 class Robust(nn.Module):
     """Goes on when a part of a part fails."""
 
-    def __init__(self, scopes, seen):
+    def __init__(self):
         super().__init__()
         self.inner = nn.Sequential(Failing())
-        self.recorder = Recorder(scopes, seen)
+        self.recorder = Adds()
 
     def forward(self, x):
         with contextlib.suppress(ValueError):
@@ -45,75 +38,65 @@ class Robust(nn.Module):
         return self.recorder(x)
 
 
-@pytest.fixture
-def scopes():
-    return Scopes()
+def scopes_of(root):
+    """The scopes of the operators of a program, in order."""
+    executor = poptorch.inferenceModel(root)
+    executor.compile(torch.ones(1))
+    _, *names = executor.getTensorNames()
+    return [name.rpartition("Add")[0] for name in names]
 
 
-def test_modules_are_in_the_scopes_of_those_that_call_them(scopes):
-    seen = []
-    leaf = Recorder(scopes, seen)
-    root = nn.Sequential(nn.ReLU(), nn.Sequential(leaf), leaf)
-    with scopes.of_modules(root):
-        root(torch.ones(1))
+def test_modules_are_in_the_scopes_of_those_that_call_them():
+    leaf = Adds()
+    root = nn.Sequential(nn.Identity(), nn.Sequential(leaf), leaf)
     # A module that is in two places has the name of the first one.
-    assert seen == ["1/0/", "0/"]
-    assert scopes.prefix == ""
+    assert scopes_of(root) == ["1/0/", "0/"]
 
 
-def test_a_module_called_from_outside_has_no_scope(scopes):
-    seen = []
-    root = nn.Sequential(nn.ReLU())
-    with scopes.of_modules(root):
-        Recorder(scopes, seen)(torch.ones(1))
-    assert seen == [""]
+def test_a_module_called_from_outside_has_no_scope():
+    outside = Adds()
+
+    class Root(nn.Module):
+        def forward(self, x):
+            return outside(x)
+
+    assert scopes_of(Root()) == [""]
 
 
-def test_afterwards_modules_open_no_scopes(scopes):
-    seen = []
-    root = nn.Sequential(Recorder(scopes, seen))
-    with scopes.of_modules(root):
-        pass
-    root(torch.ones(1))
-    assert seen == [""]
-
-
-def test_scopes_of_failed_modules_stay_open(scopes):
+def test_scopes_of_failed_modules_stay_open():
     """No forward hook closes them (PopTorch, `NameScopeHook` in `_impl.py`)."""
-    seen = []
-    robust = Robust(scopes, seen)
-    root = nn.Sequential(robust, Recorder(scopes, seen))
-    with scopes.of_modules(root):
-        root(torch.ones(1))
-    assert seen == ["0/inner/0/recorder/", "0/inner/1/"]
+    root = nn.Sequential(Robust(), Adds())
+    assert scopes_of(root) == ["0/inner/0/recorder/", "0/inner/1/"]
 
 
-def test_a_trace_that_fails_leaves_no_hooks(scopes):
-    root = nn.Sequential(Failing())
-    with pytest.raises(ValueError, match=r"^$"), scopes.of_modules(root):
-        root(torch.ones(1))
-    assert scopes.prefix == ""
+def test_a_trace_leaves_no_hooks():
+    root = nn.Sequential(Adds(), Failing())
+    with pytest.raises(ValueError, match=r"^$"):
+        scopes_of(root)
     for module in root.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
 
 
-def test_scopes_of_users_hooks_are_around_those_of_modules(scopes):
+def test_scopes_of_users_hooks_are_around_those_of_modules():
     """PopTorch registers its hooks when it traces, after the user's."""
-    seen = []
-    root = nn.Sequential(Recorder(scopes, seen), Recorder(scopes, seen))
+    root = nn.Sequential(Adds(), Adds())
     for module in root:
-        module.register_forward_pre_hook(lambda *_: scopes.push("mine"))
-        module.register_forward_hook(lambda *_: scopes.pop())
-    with scopes.of_modules(root):
-        root(torch.ones(1))
-        assert scopes.prefix == ""
-    assert seen == ["mine/0/", "mine/1/"]
+        module.register_forward_pre_hook(
+            lambda *_: torch.ops.poptorch.push_name_scope("mine")
+        )
+        module.register_forward_hook(lambda *_: torch.ops.poptorch.pop_name_scope())
+    assert scopes_of(root) == ["mine/0/", "mine/1/"]
 
 
-def test_closing_what_is_not_open_is_refused(scopes):
+def test_closing_what_is_not_open_is_refused():
+    class Closes(nn.Module):
+        def forward(self, x):
+            torch.ops.poptorch.pop_name_scope()
+            return x + 1
+
     with pytest.raises(poptorch.Error, match="pop_name_scope than of push_name_scope"):
-        scopes.pop()
+        scopes_of(Closes())
 
 
 def test_name_scopes_show_in_the_names_of_tensors():

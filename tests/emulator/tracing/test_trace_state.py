@@ -10,33 +10,23 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._tracing.state import (
-    current_trace,
-    enclosing_trace,
-    is_tracing,
-)
 from tests.emulator._models import Function, X
 
 
-def test_outside_a_trace_there_is_none():
-    assert not is_tracing()
-    assert enclosing_trace() is None
-    assert current_trace() is None
-
-
-def test_a_trace_is_current_but_not_within_a_call_that_it_records():
+def test_a_layer_on_the_host_is_not_in_the_trace():
     seen = []
 
     def on_host(x):
-        seen.append((is_tracing(), current_trace() is None))
-        return x
+        seen.append(poptorch.isRunningOnIpu())
+        return poptorch.nop(x)
 
     def forward(_, x):
-        seen.append((is_tracing(), current_trace() is enclosing_trace()))
+        seen.append(poptorch.isRunningOnIpu())
         return poptorch.CPU(on_host, "host")(x)
 
+    assert not poptorch.isRunningOnIpu()
     poptorch.inferenceModel(Function(forward))(X)
-    assert seen == [(True, True), (True, True), (False, True)]
+    assert seen == [True, True, False]
 
 
 class Mode(TorchFunctionMode):
@@ -75,34 +65,22 @@ def test_a_mode_of_the_user_s_sees_one_call_which_is_recorded_as_one(depth):
         assert "add" not in mode.names
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_the_state_says_whether_it_is_for_training(is_training):
-    seen = []
-
-    def forward(self, x):
-        seen.append(enclosing_trace().is_training)
-        return poptorch.identity_loss(x * self.weight, "sum")
-
-    module = Function(forward, weight=torch.nn.Parameter(torch.ones(1)))
-    wrap = poptorch.trainingModel if is_training else poptorch.inferenceModel
-    wrap(module)(X)
-    assert seen == [is_training]
-
-
 def test_an_error_ends_the_trace():
     def forward(_, x):
         raise KeyError
 
     with pytest.raises(KeyError):
         poptorch.inferenceModel(Function(forward))(X)
-    assert not is_tracing()
+    assert not poptorch.isRunningOnIpu()
 
 
 def test_constructs_close_after_errors():
-    def forward(_, x):
-        trace = enclosing_trace()
-        with pytest.raises(KeyError), trace.inside("for_loop"):
-            raise KeyError
-        return x + len(trace.open)
+    def body(x):
+        raise KeyError
 
-    assert torch.equal(poptorch.inferenceModel(Function(forward))(X), X)
+    def forward(_, x):
+        with pytest.raises(KeyError):
+            poptorch.for_loop(2, body, [x])
+        return poptorch.for_loop(2, lambda y: y + 1, [x])[0]
+
+    assert torch.equal(poptorch.inferenceModel(Function(forward))(X), X + 2)
