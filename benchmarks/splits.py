@@ -23,8 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ipufit.engine.sizes.block_costs import block_costs
-from ipufit.planning import BlockCost
-from ipufit.planning.split import Split, best_split
+from ipufit.planning.split import BlockCost, Split, best_split
 
 
 class Encoder(nn.Module):

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from ipufit import Callback, ConfigError, DataError, IPUConfig, IPUModel, poptorch
 from ipufit.batching import BatchPlan
-from ipufit.planning import nearest_batch_sizes
+from ipufit.planning.choices import nearest_batch_sizes
 from tests.strategies import examples
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ipufit import IPUConfig, IPUModel
 from ipufit._tree import Structure
 from ipufit.engine import Executors, Figures
-from ipufit.planning import MOST_CALL_BYTES
+from ipufit.planning.choices import MOST_CALL_BYTES
 from tests.engine.traced.test_figure_bytes import Pairs
 from tests.strategies import examples
 
@@ -50,7 +50,7 @@ def calls_seen(most):
         add(figures, vectors)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("model.updates_per_call", "planning.inference_iterations"):
+        for module in ("model.updates_per_call", "planning.choices"):
             patch.setattr(f"ipufit.{module}.MOST_CALL_BYTES", most)
         patch.setattr(Executors, "train", train)
         patch.setattr(Executors, "infer", infer)

@@ -15,7 +15,7 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.emulator._ground.switches import FOLD_VARIABLE
 from ipufit.engine import Executors
 from ipufit.metrics import AUC
-from ipufit.planning import MOST_CALL_BYTES
+from ipufit.planning.choices import MOST_CALL_BYTES
 from tests import reference
 from tests.strategies import examples
 

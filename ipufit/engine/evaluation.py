@@ -14,7 +14,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import Call, InferenceBatches, Labels
 from ipufit.errors import ConfigError, UnsupportedError
-from ipufit.planning import Choice
+from ipufit.planning.choices import Choice
 from ipufit.scalars import Scalars
 from ipufit.state import RunState
 from ipufit.types import Logs

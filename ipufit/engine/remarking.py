@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ipufit.callbacks import ProgressDisplay
-from ipufit.planning import Choice
+from ipufit.planning.choices import Choice
 
 
 class Remarking(ProgressDisplay):

@@ -14,7 +14,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.data import Call, Labels, SampleStructure, TrainingBatches
 from ipufit.optimizers import Optimization, WeightAverage
-from ipufit.planning import Choice
+from ipufit.planning.choices import Choice
 
 from .coverage import check_rows, cut, returned_rows
 from .objective.dtypes import widened_all

@@ -12,7 +12,8 @@ from ipufit.callbacks.base import CallbackLike
 from ipufit.config.plans import forward_stages
 from ipufit.data import Source, example_of, num_trained_on
 from ipufit.placement import own_stages
-from ipufit.planning import EpochPlan, nearest_batch_sizes
+from ipufit.planning.choices import nearest_batch_sizes
+from ipufit.planning.schedule import EpochPlan
 
 from .parts import Model
 from .splitting import settle

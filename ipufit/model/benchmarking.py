@@ -26,7 +26,7 @@ from ipufit.data import (
     is_stream,
 )
 from ipufit.errors import DataError, UnknownNameError
-from ipufit.planning import Choice
+from ipufit.planning.choices import Choice
 from ipufit.state import RunState
 
 from .benchmark_result import (

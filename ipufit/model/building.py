@@ -28,7 +28,7 @@ from ipufit.engine import (
     Training,
     remark_on_passes,
 )
-from ipufit.planning import Choice
+from ipufit.planning.choices import Choice
 from ipufit.types import Verbose
 
 from .evaluating import inference_batches, plan_of_calls, rows_to_evaluate

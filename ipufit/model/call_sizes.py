@@ -10,7 +10,7 @@ from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import Source
 from ipufit.engine import Inferred, OutputSize, bytes_of, num_weights, output_size
-from ipufit.planning import (
+from ipufit.planning.choices import (
     MOST_LOADED_PASSES,
     MOST_PASSES,
     MOST_UNKNOWN_PASSES,

@@ -24,7 +24,7 @@ from ipufit.engine import (
 )
 from ipufit.errors import ConfigError, CoverageWarning, UnsupportedError
 from ipufit.placement import own_stages
-from ipufit.planning import Choice
+from ipufit.planning.choices import Choice
 from ipufit.types import Logs
 
 from .call_sizes import passes_per_call

@@ -17,10 +17,9 @@ from ipufit.engine.sizes.stage_costs import stage_costs
 from ipufit.engine.sizes.storages import device_bytes
 from ipufit.errors import IpufitError
 from ipufit.optimizers.state_types import weight_states
-from ipufit.planning import EpochPlan
-from ipufit.planning.devices import Device
-from ipufit.planning.memory import MemorySettings
+from ipufit.planning.memory import Device, MemorySettings
 from ipufit.planning.plan import HostTraffic, ModelPlan
+from ipufit.planning.schedule import EpochPlan
 
 from .evaluating import require_targets
 from .measured_call import measured_call

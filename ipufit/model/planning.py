@@ -13,7 +13,7 @@ from .parts import Model, settings_of
 from .splitting import settle
 
 if TYPE_CHECKING:
-    from ipufit.planning.devices import Device
+    from ipufit.planning.memory import Device
     from ipufit.planning.plan import ModelPlan
 
 
@@ -109,7 +109,7 @@ def plan_of_fit(
         UnsupportedError: `forward` computes with values, or makes dynamic shapes.
     """
     # Few processes ask for a plan, so the others don't import what makes it.
-    from ipufit.planning.devices import device_named
+    from ipufit.planning.memory import device_named
 
     from .plan_of_model import plan_of_model
 

@@ -14,10 +14,14 @@ from ipufit.engine.sizes.block_costs import block_costs
 from ipufit.engine.sizes.stage_costs import weight_cost
 from ipufit.errors import ConfigError
 from ipufit.optimizers.state_types import weight_states
-from ipufit.planning import BlockCost
-from ipufit.planning.devices import DEVICES
-from ipufit.planning.memory import MemorySettings, state_bytes
-from ipufit.planning.split import Split, best_split, refuse_idle_stages, smallest_split
+from ipufit.planning.memory import DEVICES, MemorySettings, state_bytes
+from ipufit.planning.split import (
+    BlockCost,
+    Split,
+    best_split,
+    refuse_idle_stages,
+    smallest_split,
+)
 from ipufit.scalars import collected
 
 from .measured_call import measured_call

@@ -12,7 +12,7 @@ from ipufit.data import Position, Source, TrainingBatches
 from ipufit.engine import Objective, Training, WatchedGradients
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.optimizers import check_covers
-from ipufit.planning import Choice
+from ipufit.planning.choices import Choice
 from ipufit.resume import position_of
 
 from .evaluating import check_processes, loading_of, require_targets

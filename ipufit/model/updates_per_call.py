@@ -13,7 +13,7 @@ from ipufit.callbacks.base import CallbackLike
 from ipufit.data import Source, num_trained_on
 from ipufit.engine import WatchedGradients, bytes_of, figure_bytes, num_weights
 from ipufit.placement import own_stages
-from ipufit.planning import (
+from ipufit.planning.choices import (
     MOST_CALL_BYTES,
     MOST_WORK,
     Choice,

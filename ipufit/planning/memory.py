@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
-from .stage_cost import StageCost, StateCost
+from ipufit.errors import UnknownNameError
 
 LEAST_OFF_CHIP = 2
 """Elements of the smallest tensor that PopART keeps off the chip by default
@@ -23,6 +23,214 @@ LEAST_SHARDED = 8192
 (`minElementsForReplicatedTensorSharding`, `sessionoptions.hpp`)."""
 
 
+# Costs of stages ----------------------------------------------------------------------
+
+
+class StateCost(NamedTuple):
+    """A tensor of the optimiser's state.
+
+    Attributes:
+        num_elements: Number of its elements.
+        num_bytes: Bytes of all of them.
+    """
+
+    num_elements: int
+    num_bytes: int
+
+
+class WeightCost(NamedTuple):
+    """A parameter on a device.
+
+    Attributes:
+        name: Its name in the module.
+        num_elements: Number of its elements.
+        num_bytes: Bytes of all of them.
+        state: Tensors that the optimiser keeps for it; empty if it isn't trained.
+        accumulator_bytes: Bytes of the sum of its gradients, where an update has
+            several micro-batches; 0 if the state holds it, or there is none.
+        gradient_bytes: Bytes of its gradient; 0 if it isn't trained.
+    """
+
+    name: str
+    num_elements: int
+    num_bytes: int
+    state: tuple[StateCost, ...] = ()
+    accumulator_bytes: int = 0
+    gradient_bytes: int = 0
+
+
+class StageCost(NamedTuple):
+    """The contents of a stage, and the costs of one micro-batch there.
+
+    Bytes of activations are those of tensors on a device, where no number has more than
+    32 bits. Views of one tensor count as one.
+
+    Attributes:
+        stage: Number of the stage, from 0.
+        ipu: Its IPU in a replica, from 0.
+        names: Names of the submodules or blocks that it begins with.
+        weights: Parameters that it is the first stage to use.
+        buffer_bytes: Bytes of the buffers that it is the first to use.
+        flops: Floating-point operations of the forward pass: those of matrix products,
+            convolutions and the like.
+        input_bytes: Bytes of the tensors that come from the host or other stages.
+        saved_bytes: Bytes of the tensors that torch saves for the backward pass.
+        kept_bytes: Bytes of the tensors that recomputation starts from: inputs, and
+            outputs of submodules that `recompute` names.
+        made_bytes: Bytes of its inputs and of all tensors that its operators make.
+        num_kept: Number of submodules that `recompute` names in it.
+        uncounted: Operators that compute much and aren't in `flops`.
+    """
+
+    stage: int
+    ipu: int
+    names: tuple[str, ...] = ()
+    weights: tuple[WeightCost, ...] = ()
+    buffer_bytes: int = 0
+    flops: int = 0
+    input_bytes: int = 0
+    saved_bytes: int = 0
+    kept_bytes: int = 0
+    made_bytes: int = 0
+    num_kept: int = 0
+    uncounted: tuple[str, ...] = ()
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of its parameters.
+
+        Example:
+            >>> StageCost(0, 0, weights=(WeightCost("w", 6, 24),)).num_parameters
+            6
+        """
+        return sum(weight.num_elements for weight in self.weights)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of its parameters."""
+        return sum(weight.num_bytes for weight in self.weights)
+
+
+def imbalance(flops: tuple[int, ...]) -> float:
+    """The slowest stage's work over the mean: 1 where all have the same.
+
+    Args:
+        flops: Work of each stage.
+
+    Example:
+        >>> imbalance((1, 3))
+        1.5
+    """
+    total = sum(flops)
+    return max(flops) * len(flops) / total if total else 1.0
+
+
+# Kinds of IPUs ----------------------------------------------------------------------
+
+
+class Device(NamedTuple):
+    """One kind of IPU.
+
+    Attributes:
+        name: Name in sentences.
+        num_tiles: Tiles, each a processor with memory of its own.
+        tile_bytes: Memory of one tile.
+        clock_hertz: Nominal clock.
+        float16_flops: Nominal peak in float16 with float16 sums, FLOP per second.
+        float32_flops: Nominal peak in float32, FLOP per second.
+        link_bytes_per_second: Nominal rate of all links to other IPUs together, both
+            directions.
+        source: Where the figures were published.
+
+    Example:
+        >>> DEVICES["mk2"].num_bytes
+        940572672
+    """
+
+    name: str
+    num_tiles: int
+    tile_bytes: int
+    clock_hertz: float
+    float16_flops: float
+    float32_flops: float
+    link_bytes_per_second: float
+    source: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the whole IPU, for code and data together."""
+        return self.num_tiles * self.tile_bytes
+
+
+_PER_TILE = (
+    'docs.graphcore.ai, "Memory and Performance Optimisation", out-of-memory page '
+    "(638976 bytes per tile)"
+)
+
+DEVICES: dict[str, Device] = {
+    "mk1": Device(
+        name="Mk1 (GC2)",
+        num_tiles=1216,
+        tile_bytes=256 * 1024,
+        clock_hertz=1.6e9,
+        float16_flops=124.5e12,
+        float32_flops=31.1e12,
+        link_bytes_per_second=320e9,
+        source="Jia et al., arXiv:1912.03413",
+    ),
+    "mk2": Device(
+        name="Mk2 (GC200)",
+        num_tiles=1472,
+        tile_bytes=638_976,
+        clock_hertz=1.33e9,
+        float16_flops=250e12,
+        float32_flops=62.5e12,
+        link_bytes_per_second=320e9,
+        source=_PER_TILE + '; docs.graphcore.ai, "IPU Programmer\'s Guide"',
+    ),
+    "bow": Device(
+        name="Bow",
+        num_tiles=1472,
+        tile_bytes=638_976,
+        clock_hertz=1.85e9,
+        float16_flops=350e12,
+        float32_flops=87e12,
+        link_bytes_per_second=320e9,
+        source=_PER_TILE + '; docs.graphcore.ai, "Bow-2000 datasheet" (the float32 '
+        "peak is a quarter of the float16 one)",
+    ),
+}
+"""Kinds of IPUs by the names that `model.plan(device=)` takes."""
+
+_OTHER_NAMES = {"gc2": "mk1", "gc200": "mk2", "bow-2000": "bow", "m2000": "mk2"}
+
+
+def device_named(device: str | Device) -> Device:
+    """The figures of a kind of IPU.
+
+    Args:
+        device: "mk1", "mk2" or "bow", or another name of one of them; or figures of
+            your own, which are given back.
+
+    Raises:
+        UnknownNameError: There is no such kind; the nearest name is suggested.
+
+    Example:
+        >>> device_named("GC200").name
+        'Mk2 (GC200)'
+    """
+    if isinstance(device, Device):
+        return device
+    name = str(device).lower()
+    name = _OTHER_NAMES.get(name, name)
+    if name not in DEVICES:
+        raise UnknownNameError("kind of IPU", str(device), DEVICES)
+    return DEVICES[name]
+
+
+# Memory ---------------------------------------------------------------------------
+
+
 class Estimate(NamedTuple):
     """A number that depends on the compiler.
 
@@ -30,23 +238,11 @@ class Estimate(NamedTuple):
         value: The number that is to be expected.
         least: The least that it can be.
         most: The most that it can be, apart from copies that the compiler makes.
-
-    Example:
-        >>> Estimate(4, 2, 8).plus(Estimate(1, 1, 1))
-        Estimate(value=5, least=3, most=9)
     """
 
     value: int
     least: int
     most: int
-
-    def plus(self, other: Estimate) -> Estimate:
-        """The sum of two estimates; an exact number is one whose bounds are equal."""
-        return Estimate(
-            self.value + other.value,
-            self.least + other.least,
-            self.most + other.most,
-        )
 
 
 class MemorySettings(NamedTuple):
@@ -109,8 +305,7 @@ class IPUMemory:
     @property
     def total(self) -> Estimate:
         """All that is counted."""
-        exact = Estimate(self.exact, self.exact, self.exact)
-        return exact.plus(self.gradients).plus(self.activations)
+        return _sum([Estimate(*[self.exact] * 3), self.gradients, self.activations])
 
     @property
     def share(self) -> float:
@@ -132,19 +327,31 @@ def memory_by_ipu(
         The IPUs that have a stage, in order.
 
     Example:
-        >>> from ipufit.planning.stage_cost import WeightCost
         >>> weight = WeightCost("w", 6, 24, (StateCost(6, 24),), 24, 24)
         >>> stage = StageCost(0, 0, weights=(weight,))
         >>> memory_by_ipu([stage], MemorySettings(4), 1000)[0].exact
         72
     """
     last = max(stage.stage for stage in stages)
-    memories: dict[int, IPUMemory] = {}
-    for stage in stages:
-        mine = _of_stage(stage, last, settings, capacity)
-        before = memories.get(stage.ipu)
-        memories[stage.ipu] = mine if before is None else _joined(before, mine)
-    return tuple(memories[ipu] for ipu in sorted(memories))
+    is_summed = settings.gradient_accumulation > 1
+    memories = []
+    for ipu in sorted({stage.ipu for stage in stages}):
+        mine = [stage for stage in stages if stage.ipu == ipu]
+        weights = [weight for stage in mine for weight in stage.weights]
+        memories.append(
+            IPUMemory(
+                ipu=ipu,
+                stages=tuple(stage.stage for stage in mine),
+                parameters=sum(stage.parameter_bytes for stage in mine),
+                buffers=sum(stage.buffer_bytes for stage in mine),
+                optimizer_state=sum(state_bytes(w.state, settings) for w in weights),
+                accumulators=is_summed * sum(w.accumulator_bytes for w in weights),
+                gradients=_sum([_gradients(stage, settings) for stage in mine]),
+                activations=_sum([_activations(one, last, settings) for one in mine]),
+                capacity=capacity,
+            )
+        )
+    return tuple(memories)
 
 
 def held_micro_batches(stage: int, num_stages: int) -> int:
@@ -183,23 +390,15 @@ def state_bytes(tensors: Sequence[StateCost], settings: MemorySettings) -> int:
     return total
 
 
-def _of_stage(
-    stage: StageCost, last: int, settings: MemorySettings, capacity: int
-) -> IPUMemory:
-    is_summed = settings.gradient_accumulation > 1
+def _sum(estimates: Sequence[Estimate]) -> Estimate:
+    return Estimate(*map(sum, zip(*estimates)))
+
+
+def _gradients(stage: StageCost, settings: MemorySettings) -> Estimate:
     sizes = [weight.gradient_bytes for weight in stage.weights]
     largest, together = max(sizes, default=0), sum(sizes)
-    return IPUMemory(
-        ipu=stage.ipu,
-        stages=(stage.stage,),
-        parameters=stage.parameter_bytes,
-        buffers=stage.buffer_bytes,
-        optimizer_state=sum(state_bytes(w.state, settings) for w in stage.weights),
-        accumulators=is_summed * sum(w.accumulator_bytes for w in stage.weights),
-        gradients=Estimate(largest if is_summed else together, largest, together),
-        activations=_activations(stage, last, settings),
-        capacity=capacity,
-    )
+    is_summed = settings.gradient_accumulation > 1
+    return Estimate(largest if is_summed else together, largest, together)
 
 
 def _activations(stage: StageCost, last: int, settings: MemorySettings) -> Estimate:
@@ -219,18 +418,4 @@ def _activations(stage: StageCost, last: int, settings: MemorySettings) -> Estim
     value = (held - 1) * others + saved
     return Estimate(
         max(value, least), least, max(value, (held - 1) * most_of_others + made)
-    )
-
-
-def _joined(one: IPUMemory, other: IPUMemory) -> IPUMemory:
-    return IPUMemory(
-        ipu=one.ipu,
-        stages=one.stages + other.stages,
-        parameters=one.parameters + other.parameters,
-        buffers=one.buffers + other.buffers,
-        optimizer_state=one.optimizer_state + other.optimizer_state,
-        accumulators=one.accumulators + other.accumulators,
-        gradients=one.gradients.plus(other.gradients),
-        activations=one.activations.plus(other.activations),
-        capacity=one.capacity,
     )

@@ -6,9 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Iterator, NamedTuple, Sequence
 
-from .devices import Device
-from .epoch_plan import EpochPlan
-from .memory import Estimate, IPUMemory, MemorySettings, memory_by_ipu
+from .memory import (
+    Device,
+    Estimate,
+    IPUMemory,
+    MemorySettings,
+    StageCost,
+    imbalance,
+    memory_by_ipu,
+)
 from .pictures import (
     Bars,
     Content,
@@ -19,8 +25,7 @@ from .pictures import (
     share_in_words,
     show,
 )
-from .pipeline_schedule import PipelineSchedule
-from .stage_cost import StageCost, imbalance
+from .schedule import EpochPlan, PipelineSchedule
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,20 +12,67 @@ a weight stay on one IPU.
 from __future__ import annotations
 
 import functools
+import math
 from itertools import accumulate
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 from ipufit.errors import ConfigError
 
-from .block_cost import BlockCost
-from .stage_cost import imbalance
-from .ties import about_ties
+from .memory import imbalance
 
 MEMORY_STEP = 1 << 20
 """Bytes: less of a difference in memory decides nothing."""
 
+_MOST_TIES = 2  # that a message explains
+
 MOST_STAGES = 64
 """Stages that `smallest_split` tries at most: a process has so many IPUs."""
+
+
+class BlockCost(NamedTuple):
+    """The costs of a micro-batch from the call of a submodule to that of the next.
+
+    The blocks of a module are in the order in which `forward` runs them, and together
+    they are all of it. A stage of a pipeline may begin where a block begins.
+
+    Attributes:
+        name: Name of the submodule whose call begins the block. The first block begins
+            before it, with the module. Empty if the module has no submodule that may
+            begin a stage; then it is one block.
+        flops: Floating-point operations of the forward pass, where a multiplication and
+            an addition are two. Matrix products, convolutions, attention and recurrent
+            layers count; all else, such as activations, normalisation and pooling,
+            counts nothing.
+        weights: Names of the parameters that the block uses, also those that an earlier
+            block has used before.
+        parameters: Elements of the parameters that no earlier block has used.
+        parameter_bytes: Bytes of these parameters on the device.
+        trained_parameters: Elements of those of them that are trained, which have
+            gradients and states of the optimiser.
+        buffer_bytes: Bytes of the buffers on the device that no earlier block has used.
+        saved_bytes: Bytes of the activations that are saved for the backward pass. One
+            that several operations save counts once, in the first block that does.
+        output_bytes: Bytes of all activations that this block or an earlier one has
+            computed and a later one uses, skip connections included: they cross from
+            one IPU to the next if a stage begins after this block.
+        uncounted: Operators that compute much and have no formula here, so that `flops`
+            leaves them out.
+
+    Example:
+        >>> BlockCost("head", flops=2_000, parameters=10).flops
+        2000
+    """
+
+    name: str
+    flops: int = 0
+    weights: tuple[str, ...] = ()
+    parameters: int = 0
+    parameter_bytes: int = 0
+    trained_parameters: int = 0
+    buffer_bytes: int = 0
+    saved_bytes: int = 0
+    output_bytes: int = 0
+    uncounted: tuple[str, ...] = ()
 
 
 class Split(NamedTuple):
@@ -86,89 +133,33 @@ def best_split(
         >>> best_split(costs, 2).names
         ('a', 'b')
     """
-    parts = _Parts(costs, held_bytes)
+    parts = _parts(costs, held_bytes)
     if stages > len(parts):
         raise ConfigError(
             f"ipus={stages}, and the model can't be cut into more stages than "
             f"{len(parts)}. A stage begins where a submodule is called that is called "
             "once. Use fewer IPUs, or name blocks of your own in pipeline=(...). "
-            f"{about_ties(costs)}".rstrip()
+            f"{_about_ties(costs)}".rstrip()
         )
-    capacity = sum(parts.held) if capacity is None else capacity
-    least_held = _least_maximum(stages, parts.held, lambda i, j: True)
-    if least_held > capacity:
-        raise TooFullError(_too_full(parts, stages, least_held, capacity, costs))
-    held = parts.between(parts.held)
-    slowest = _least_maximum(stages, parts.flops, lambda i, j: held(i, j) <= capacity)
-    flops = parts.between(parts.flops)
-    fullest = _least_maximum(stages, parts.held, lambda i, j: flops(i, j) <= slowest)
-    most_held = min(capacity, -(-fullest // memory_step) * memory_step)
+    flops = _Sums(part.flops for part in parts)
+    held = _Sums(part.held for part in parts)
+    most_held = held(0, len(parts)) if capacity is None else capacity
+    least_held = _least_maximum(stages, held, lambda i, j: True)
+    if least_held > most_held:
+        raise TooFullError(_too_full(parts, stages, least_held, most_held, costs))
+    slowest = _least_maximum(stages, flops, lambda i, j: held(i, j) <= most_held)
+    fullest = _least_maximum(stages, held, lambda i, j: flops(i, j) <= slowest)
+    most_held = min(most_held, -(-fullest // memory_step) * memory_step)
     cuts = _cheapest_cuts(
-        stages,
-        [(0, 0), *zip(parts.crossing, parts.depths[1:])],
-        lambda i, j: flops(i, j) <= slowest and held(i, j) <= most_held,
+        stages, parts, lambda i, j: flops(i, j) <= slowest and held(i, j) <= most_held
     )
     ends = [*cuts[1:], len(parts)]
     return Split(
-        tuple(parts.names[cut] for cut in cuts),
-        tuple(flops(i, j) for i, j in zip(cuts, ends)),
-        tuple(held(i, j) for i, j in zip(cuts, ends)),
-        tuple(parts.crossing[end - 1] for end in ends[:-1]),
+        tuple(parts[cut].name for cut in cuts),
+        tuple(map(flops, cuts, ends)),
+        tuple(map(held, cuts, ends)),
+        tuple(parts[end - 1].crossing for end in ends[:-1]),
     )
-
-
-def _too_full(
-    parts: _Parts,
-    stages: int,
-    least_held: int,
-    capacity: int,
-    costs: Sequence[BlockCost],
-) -> str:
-    """Say that some stage would hold more than an IPU has, and what would help."""
-    kinds = "parameters, optimiser state and accumulators"
-    largest = max(parts.held)
-    if largest > capacity:
-        name = parts.names[parts.held.index(largest)]
-        what = (
-            f"What begins with {name!r} can't be cut, and holds {largest:,} bytes of "
-            f"{kinds}. An IPU has {capacity:,}: more IPUs don't help. Divide it into "
-            "submodules that are called one after the other, or use "
-        )
-    else:
-        what = (
-            f"ipus={stages}, and the fullest of them would hold {least_held:,} bytes "
-            f"of {kinds}, wherever the model is cut. An IPU has {capacity:,}. Use more "
-            "IPUs, "
-        )
-    return (
-        f"{what}offload_optimizer=True, shard_optimizer=True with several replicas, or "
-        f"precision='16.16'. {about_ties(costs)}"
-    ).rstrip()
-
-
-def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
-    """Refuse to cut where one stage would have everything, and the others nothing.
-
-    Args:
-        costs: Costs of the blocks, in their order.
-        stages: Number of stages.
-
-    Raises:
-        ConfigError: Only one of the parts between cuts has weights or operations.
-
-    Example:
-        >>> refuse_idle_stages([BlockCost("linear", 8, ("w",)), BlockCost("relu")], 2)
-        Traceback (most recent call last):
-        ...
-        ipufit.errors.ConfigError: ipus=2, and all weights and operations ...
-    """
-    if stages > 1 and sum(_Parts(costs, None).are_busy) == 1:
-        raise ConfigError(
-            f"ipus={stages}, and all weights and operations of the model stay on one "
-            "IPU, wherever it is cut. A stage begins where a submodule is called that "
-            "is called once. Use ipus=1, or name blocks of your own in pipeline=(...). "
-            f"{about_ties(costs)}".rstrip()
-        )
 
 
 def smallest_split(
@@ -195,120 +186,197 @@ def smallest_split(
             return best_split(costs, stages, held_bytes, capacity)
         except TooFullError:
             stages *= 2
-            if stages > min(MOST_STAGES, len(_Parts(costs, held_bytes))):
+            if stages > min(MOST_STAGES, len(_parts(costs, held_bytes))):
                 raise
 
 
-class _Parts:
-    """The blocks that stages are made of, joined where no cut may be.
+def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
+    """Refuse to cut where one stage would have everything, and the others nothing.
 
-    Attributes:
-        names: Name of the first block of each part.
-        flops: Their floating-point operations.
-        held: Bytes that they hold.
-        crossing: Bytes that cross after each.
-        are_busy: Whether each has weights or operations.
+    Raises:
+        ConfigError: Only one of the parts between cuts has weights or operations.
+
+    Example:
+        >>> refuse_idle_stages([BlockCost("linear", 8, ("w",)), BlockCost("relu")], 2)
+        Traceback (most recent call last):
+        ...
+        ipufit.errors.ConfigError: ipus=2, and all weights and operations ...
     """
+    if stages > 1 and sum(part.is_busy for part in _parts(costs, None)) == 1:
+        raise ConfigError(
+            f"ipus={stages}, and all weights and operations of the model stay on one "
+            "IPU, wherever it is cut. A stage begins where a submodule is called that "
+            "is called once. Use ipus=1, or name blocks of your own in pipeline=(...). "
+            f"{_about_ties(costs)}".rstrip()
+        )
 
-    def __init__(
-        self, costs: Sequence[BlockCost], held_bytes: Sequence[int] | None
-    ) -> None:
-        if held_bytes is None:
-            held_bytes = [cost.parameter_bytes + cost.buffer_bytes for cost in costs]
-        until: dict[str, int] = {}
-        for index, cost in enumerate(costs):
-            until.update(dict.fromkeys(cost.weights, index))
-        self.names: list[str] = []
-        self.flops: list[int] = []
-        self.held: list[int] = []
-        self.crossing: list[int] = []
-        self.are_busy: list[bool] = []
-        last = -1  # block that the part goes to at least
-        for index, (cost, held) in enumerate(zip(costs, held_bytes)):
-            if index > last:
-                self.names.append(cost.name)
-                for numbers in (self.flops, self.held, self.crossing):
-                    numbers.append(0)
-                self.are_busy.append(False)
-            self.flops[-1] += cost.flops
-            self.held[-1] += held
-            self.crossing[-1] = cost.output_bytes
-            self.are_busy[-1] |= bool(cost.flops or cost.weights)
-            last = max([index, last, *(until[name] for name in cost.weights)])
+
+class _Part(NamedTuple):
+    """Blocks between which no stage may begin, because they share weights."""
+
+    name: str
+    flops: int
+    held: int
+    crossing: int
+    is_busy: bool
+
+
+def _parts(costs: Sequence[BlockCost], held_bytes: Sequence[int] | None) -> list[_Part]:
+    if held_bytes is None:
+        held_bytes = [cost.parameter_bytes + cost.buffer_bytes for cost in costs]
+    last_use = {name: i for i, cost in enumerate(costs) for name in cost.weights}
+    parts: list[_Part] = []
+    end = -1  # the last block that the part goes to at least
+    for index, (cost, held) in enumerate(zip(costs, held_bytes)):
+        is_busy = bool(cost.flops or cost.weights)
+        part = _Part(cost.name, cost.flops, held, cost.output_bytes, is_busy)
+        if index <= end:
+            before = parts.pop()
+            part = part._replace(
+                name=before.name,
+                flops=before.flops + part.flops,
+                held=before.held + part.held,
+                is_busy=before.is_busy or part.is_busy,
+            )
+        parts.append(part)
+        end = max([end, *(last_use[name] for name in cost.weights)])
+    return parts
+
+
+class _Sums:
+    """Sums numbers from place `i` to before place `j`."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._sums = [0, *accumulate(numbers)]
+
+    def __call__(self, i: int, j: int) -> int:
+        return self._sums[j] - self._sums[i]
 
     def __len__(self) -> int:
-        return len(self.names)
-
-    @property
-    def depths(self) -> list[int]:
-        """Number of submodules that a cut before each would be inside of."""
-        return [name.count(".") for name in self.names]
-
-    @staticmethod
-    def between(numbers: Sequence[int]) -> Callable[[int, int], int]:
-        """A function of two places that sums the numbers between them."""
-        sums = [0, *accumulate(numbers)]
-        return lambda i, j: sums[j] - sums[i]
+        return len(self._sums) - 1
 
 
-def _least_maximum(
-    stages: int, numbers: Sequence[int], may_be: Callable[[int, int], bool]
-) -> int:
-    """The least that the largest sum of a stage can be.
+def _least_maximum(stages: int, sums: _Sums, may_be: Callable[[int, int], bool]) -> int:
+    """Find the least that the largest sum of a stage can be, by bisection.
 
     Args:
         stages: Number of stages.
-        numbers: Numbers of 0 or more, one for each part.
-        may_be: Whether a stage may have the parts from `i` to before `j`; all stages
-            within one that may be must be possible, too.
+        sums: Sums of a number of each part.
+        may_be: Whether a stage may have the parts from `i` to before `j`; stages within
+            one that may be may be, too.
     """
-    count, between = len(numbers), _Parts.between(numbers)
-    too_much = sum(numbers) + 1
-    best = [0] + [too_much] * count  # for the first parts, in so many stages as yet
-    for stage in range(1, stages + 1):
-        now = [too_much] * (count + 1)
-        for j in range(stage, count - (stages - stage) + 1):
-            for i in range(j - 1, stage - 2, -1):
-                own = between(i, j)
-                if own >= now[j] or not may_be(i, j):
-                    break  # a longer stage has no less
-                now[j] = min(now[j], max(own, best[i]))
-        best = now
-    return best[count]
+
+    def needed(most: int) -> int:
+        """Count stages that are as long as they can be, with such sums at most."""
+        count, begin = 1, 0
+        for end in range(1, len(sums) + 1):
+            if sums(begin, end) > most or not may_be(begin, end):
+                count, begin = count + 1, end - 1
+        return count
+
+    low = max(sums(i, i + 1) for i in range(len(sums)))
+    high = sums(0, len(sums))
+    while low < high:
+        middle = (low + high) // 2
+        if needed(middle) <= stages:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _cheapest_cuts(
-    stages: int,
-    prices: Sequence[tuple[int, int]],
-    may_be: Callable[[int, int], bool],
-) -> list[int]:
-    """The first cuts among those with the lowest sums of prices.
+    stages: int, parts: Sequence[_Part], may_be: Callable[[int, int], bool]
+) -> tuple[int, ...]:
+    """Find the first part of each stage.
 
-    Args:
-        stages: Number of stages.
-        prices: Two prices of a cut before each part; the first counts before the other.
-        may_be: As for `_least_maximum`; there is a way to cut into such stages.
-
-    Returns:
-        The first part of each stage.
+    The least bytes cross; then cuts go through the fewest submodules; then they are
+    early.
     """
-    count, too_much = len(prices), (float("inf"), 0.0)
+    infinite = math.inf, math.inf
 
     @functools.lru_cache(maxsize=None)
-    def best(i: int, left: int) -> tuple[tuple[float, float], int]:
-        """Price of the cuts after part `i`, where a stage begins, and its end."""
+    def best(i: int, left: int) -> tuple[tuple[float, float], tuple[int, ...]]:
+        """Price of the cheapest cuts after part `i`, where a stage begins."""
         if left == 1:
-            return ((0, 0) if may_be(i, count) else too_much), count
-        found = too_much, count
-        for j in range(i + 1, count - left + 2):
+            return (0, 0) if may_be(i, len(parts)) else infinite, ()
+        found: tuple[tuple[float, float], tuple[int, ...]] = infinite, ()
+        for j in range(i + 1, len(parts) - left + 2):
             if not may_be(i, j):
                 break
-            later = best(j, left - 1)[0]
-            price = prices[j][0] + later[0], prices[j][1] + later[1]
-            found = min(found, (price, j))
+            (crossing, depth), later = best(j, left - 1)
+            crossing += parts[j - 1].crossing
+            depth += parts[j].name.count(".")  # submodules that the cut is inside of
+            found = min(found, ((crossing, depth), (j, *later)))
         return found
 
-    cuts = [0]
-    for left in range(stages, 1, -1):
-        cuts.append(best(cuts[-1], left)[1])
-    return cuts
+    return (0, *best(0, stages)[1])
+
+
+def _too_full(
+    parts: Sequence[_Part],
+    stages: int,
+    least_held: int,
+    capacity: int,
+    costs: Sequence[BlockCost],
+) -> str:
+    kinds = "parameters, optimiser state and accumulators"
+    largest = max(parts, key=lambda part: part.held)
+    if largest.held > capacity:
+        what = (
+            f"What begins with {largest.name!r} can't be cut, and holds "
+            f"{largest.held:,} bytes of {kinds}. An IPU has {capacity:,}: more IPUs "
+            "don't help. Divide it into submodules that are called one after the "
+            "other, or use "
+        )
+    else:
+        what = (
+            f"ipus={stages}, and the fullest of them would hold {least_held:,} bytes "
+            f"of {kinds}, wherever the model is cut. An IPU has {capacity:,}. Use more "
+            "IPUs, "
+        )
+    return (
+        f"{what}offload_optimizer=True, shard_optimizer=True with several replicas, or "
+        f"precision='16.16'. {_about_ties(costs)}"
+    ).rstrip()
+
+
+def _about_ties(costs: Sequence[BlockCost]) -> str:
+    """Say which weights forbid which cuts, those first that forbid most of them.
+
+    A weight is left out if others before it forbid all its cuts.
+    """
+    users: dict[str, list[int]] = {}
+    for index, cost in enumerate(costs):
+        for weight in cost.weights:
+            users.setdefault(weight, []).append(index)
+    explained: set[int] = set()
+    clauses, advice = [], ""
+    for weight, by in sorted(users.items(), key=lambda item: item[1][0] - item[1][-1]):
+        cuts = range(by[0] + 1, by[-1] + 1)
+        if explained.issuperset(cuts):
+            continue
+        explained.update(cuts)
+        first, begin, last = (costs[index].name for index in (by[0], cuts[0], by[-1]))
+        more = f", {len(by) - 2} more" if len(by) > 2 else ""
+        where = f"at {last}" if begin == last else f"from {begin} to {last}"
+        clauses.append(
+            f"{weight} is used by {first}{more} and {last}: no stage may begin {where}"
+        )
+        advice = advice or (
+            "Give each its own weight, or name the stages in pipeline=(...)."
+            if begin == last  # nothing is between them that another IPU could have
+            else f"Give each its own weight, or name the stages, with {last} on the "
+            f"IPU of {first}: pipeline=[{first!r}, {begin!r}, "
+            f"poptorch.Stage({last!r}).ipu(0)], with a name after {begin!r} for each "
+            "further IPU."
+        )
+    if not clauses:
+        return ""
+    if len(clauses) > _MOST_TIES:
+        left_out = f"{len(clauses) - _MOST_TIES} more weights are used so"
+        clauses = [*clauses[:_MOST_TIES], left_out]
+    return (
+        "Submodules that share a weight stay on one IPU. "
+        f"{'; '.join(clauses)}. {advice}"
+    )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.planning import MOST_UPDATES, Limit, chosen_device_iterations
+from ipufit.planning.choices import MOST_UPDATES, Limit, chosen_device_iterations
 
 numbers = st.integers(1, 3000)
 

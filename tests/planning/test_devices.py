@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ipufit.errors import UnknownNameError
-from ipufit.planning.devices import DEVICES, device_named
+from ipufit.planning.memory import DEVICES, device_named
 
 
 def test_memory_is_tiles_times_the_memory_of_a_tile():

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.batching import BatchPlan
-from ipufit.planning import nearest_batch_sizes
-from ipufit.planning.divisors import divisors
+from ipufit.planning.choices import divisors, nearest_batch_sizes
 
 
 @given(st.integers(0, 400))

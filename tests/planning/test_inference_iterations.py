@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.planning import (
+from ipufit.planning.choices import (
     MOST_CALL_BYTES,
     MOST_FORWARD_WORK,
     MOST_PASSES,

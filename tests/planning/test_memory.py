@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.planning import PipelineSchedule
-from ipufit.planning.devices import DEVICES
 from ipufit.planning.memory import (
+    DEVICES,
     IPUMemory,
     MemorySettings,
+    StageCost,
+    StateCost,
+    WeightCost,
     held_micro_batches,
     memory_by_ipu,
     state_bytes,
 )
-from ipufit.planning.stage_cost import StageCost, StateCost, WeightCost
+from ipufit.planning.schedule import PipelineSchedule
 
 MK2 = DEVICES["mk2"].num_bytes
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ipufit.errors import ConfigError, FileError
 from ipufit.planning.pictures import amount_in_words
-from ipufit.planning.pipeline_schedule import PipelineSchedule
+from ipufit.planning.schedule import PipelineSchedule
 from tests.planning.simulated_pipeline import simulated
 from tests.test_model_plan import digits, tutorial
 

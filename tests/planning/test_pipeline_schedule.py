@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipufit.planning.pipeline_schedule import PipelineSchedule
+from ipufit.planning.schedule import PipelineSchedule
 from tests.planning.simulated_pipeline import passes_in_steps, simulated
 
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipufit import ConfigError
-from ipufit.planning import BlockCost
-from ipufit.planning.split import TooFullError, best_split, smallest_split
+from ipufit.planning.split import BlockCost, TooFullError, best_split, smallest_split
 from tests.strategies import examples
 
 SMALL = st.integers(0, 4)
@@ -143,3 +142,46 @@ def test_a_capacity_may_cost_balance():
     ]
     assert best_split(costs, 2).names == ("a", "c")
     assert best_split(costs, 2, capacity=10).names == ("a", "b")
+
+
+# Weights that several blocks use ------------------------------------------------------
+
+
+def tied(*weights):
+    return [BlockCost(f"b{n}", 1, tuple(names), 1) for n, names in enumerate(weights)]
+
+
+def test_a_tie_that_forbids_nothing_more_is_left_out():
+    with pytest.raises(ConfigError, match="u is used by b0, 1 more and b3") as raised:
+        best_split(tied("u", "uw", "w", "u"), 3)
+    assert "w is used" not in str(raised.value)
+
+
+def test_errors_name_the_weight_its_users_and_the_cuts():
+    costs = tied("v", "w", "", "w", "w")
+    with pytest.raises(ConfigError) as few:
+        best_split(costs, 3)
+    with pytest.raises(TooFullError) as full:
+        smallest_split(costs, [1, 9, 9, 9, 9], capacity=20)
+    for raised in (few, full):
+        assert (
+            "w is used by b1, 1 more and b4: no stage may begin from b2 to b4"
+        ) in str(raised.value)
+        assert (
+            "pipeline=['b1', 'b2', poptorch.Stage('b4').ipu(0)], with a name after 'b2'"
+        ) in str(raised.value)
+
+
+def test_many_ties_are_summed_up():
+    with pytest.raises(ConfigError) as raised:
+        best_split(tied("u", "uv", "vw", "wx", "x"), 3)
+    words = str(raised.value)
+    assert "at b1; v is used by b1 and b2: no stage may begin at b2; 2 more" in words
+    assert "Stage(" not in words
+
+
+def test_without_ties_nothing_is_said_of_them():
+    with pytest.raises(ConfigError) as raised:
+        best_split(tied("u", "v"), 3)
+    assert str(raised.value).endswith("pipeline=(...).")
+    assert "weight" not in str(raised.value)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ipufit._tree import Structure
 from ipufit.config import IPUConfig
 from ipufit.engine.traced.calling import call_module
-from ipufit.planning import BlockCost
+from ipufit.planning.split import BlockCost
 
 from .listening import Call, given_like, heard
 from .segments import Segments

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ipufit.engine.observers.observing import tensors_of
-from ipufit.planning import BlockCost
+from ipufit.planning.split import BlockCost
 
 from .storages import Storages, device_bytes
 

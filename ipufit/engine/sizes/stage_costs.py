@@ -17,7 +17,7 @@ from ipufit.engine.traced.recomputing import kept_submodules
 from ipufit.engine.weights.wrapping import unfetched
 from ipufit.optimizers.state_types import WeightState
 from ipufit.placement import blocks_begun
-from ipufit.planning.stage_cost import StageCost, StateCost, WeightCost
+from ipufit.planning.memory import StageCost, StateCost, WeightCost
 
 from .listening import Call, given_like, heard
 from .position import Position

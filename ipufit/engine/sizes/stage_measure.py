@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipufit.engine.observers.observing import tensors_of
-from ipufit.planning.stage_cost import StageCost, WeightCost
+from ipufit.planning.memory import StageCost, WeightCost
 
 from .position import Position
 from .storages import Storages

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedule of a pipeline: which micro-batch each stage works on, cycle by cycle.
+"""The calls of an epoch, and the cycles of a pipeline.
+
+`PipelineSchedule` says which micro-batch each stage works on, cycle by cycle.
 
 A micro-batch goes through one slot after the other, one in each cycle. In inference the
 slots are the stages. In training they are the forward stages and then the backward
@@ -13,7 +15,10 @@ its slowest IPU.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Iterator, NamedTuple
+
+from ipufit.batching import BatchPlan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,6 +196,112 @@ class PipelineSchedule(NamedTuple):
         if full > _MOST_FULL_CYCLES:
             yield f"{full - _MOST_FULL_CYCLES} full cycles are left out."
         yield "All cycles are drawn equally long."
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The factors of a training call, and the calls of an epoch.
+
+    Attributes:
+        batch: The factors of a call.
+        num_samples: Number of samples of an epoch; None if the data don't say.
+        is_padding: Whether samples that don't fill a call are padded, not left out.
+        stages: Forward stages of the pipeline; 1 for none.
+        nearest_batch_sizes: Batch sizes near this one that leave no sample over, in
+            order; empty if this one doesn't, or the number of samples isn't known.
+        reason: Why a call makes so many updates, if that was chosen; else empty.
+
+    Example:
+        >>> print(EpochPlan(BatchPlan(8, 2, device_iterations=3), 100))
+        batch size 16 = micro-batch 8 * gradient accumulation 2 * replicas 1 * proc...
+        A call makes 3 updates, of 48 samples together.
+        An epoch of 100 samples is 2 calls, 6 updates. 4 samples are left out.
+    """
+
+    batch: BatchPlan
+    num_samples: int | None
+    is_padding: bool = False
+    stages: int = 1
+    nearest_batch_sizes: tuple[int, ...] = ()
+    reason: str = ""
+
+    @property
+    def samples_per_call(self) -> int:
+        """Samples of a call in all processes."""
+        return self.batch.samples_per_call * self.batch.processes
+
+    @property
+    def calls(self) -> int | None:
+        """Calls per epoch; None if the number of samples isn't known."""
+        if self.num_samples is None:
+            return None
+        whole, rest = divmod(self.num_samples, self.samples_per_call)
+        return whole + bool(rest and self.is_padding)
+
+    @property
+    def updates(self) -> int | None:
+        """Weight updates per epoch; None if the number of samples isn't known."""
+        return None if self.calls is None else self.calls * self.batch.device_iterations
+
+    @property
+    def dropped_samples(self) -> int:
+        """Samples that an epoch leaves out."""
+        if self.num_samples is None or self.is_padding:
+            return 0
+        return self.num_samples % self.samples_per_call
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows that fill up the last call, and count nothing."""
+        if self.num_samples is None or not self.is_padding:
+            return 0
+        return -self.num_samples % self.samples_per_call
+
+    @property
+    def schedule(self) -> PipelineSchedule | None:
+        """The pipeline's cycles for one update; None without a pipeline."""
+        if self.stages == 1:
+            return None
+        return PipelineSchedule(self.stages, self.batch.gradient_accumulation, True)
+
+    def __str__(self) -> str:
+        """The plan in lines."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        batch = self.batch
+        yield (
+            f"batch size {batch.batch_size} = micro-batch {batch.micro_batch_size} * "
+            f"gradient accumulation {batch.gradient_accumulation} * replicas "
+            f"{batch.replicas} * processes {batch.processes}"
+        )
+        why = f" (not more because {self.reason})" if self.reason else ""
+        updates = _counted(batch.device_iterations, "update")
+        yield (
+            f"A call makes {updates}, of {self.samples_per_call} samples together{why}."
+        )
+        schedule = self.schedule
+        if schedule is not None:
+            yield (
+                f"The pipeline of {self.stages} stages takes {schedule.num_cycles} "
+                f"cycles for an update. {schedule.idle_share:.1%} of its slots are "
+                "idle, while it fills and empties."
+            )
+        if self.num_samples is None or self.updates is None or self.calls is None:
+            yield "The data don't say how many samples an epoch has."
+            return
+        ending = ""
+        if self.dropped_samples:
+            ending = f" {_counted(self.dropped_samples, 'sample')} are left out."
+        if self.padded_rows:
+            ending = f" The last call is filled up with {self.padded_rows} rows."
+        yield (
+            f"An epoch of {self.num_samples} samples is {_counted(self.calls, 'call')},"
+            f" {_counted(self.updates, 'update')}.{ending}"
+        )
+        if self.nearest_batch_sizes:
+            sizes = ", ".join(map(str, self.nearest_batch_sizes))
+            yield f"Batch sizes near it that leave no sample over: {sizes}."
 
 
 def _counted(number: int, what: str) -> str:

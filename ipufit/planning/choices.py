@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses the size of a call where the user leaves it open.
+
+Larger calls cost less: each has a price of its own, on IPUs a round trip between host
+and device. A training call is only as large as changes nothing that a user can see: it
+ends wherever something has to happen, and an epoch is whole calls.
+
+A call that evaluates or predicts changes no number. Its size is limited by the memory
+that inputs and outputs take on the host, by the time that it takes, and by the padding
+of the last call, which is computed and thrown away. Each other number of passes is
+another program, and IPUs take minutes to compile one, so there are few numbers to
+choose from, four to each doubling: 4, 5, 6, 7, then 8, 10, 12, 14, then 16, 20 and so
+on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Callable, Iterator, NamedTuple, Sequence
+
+from ipufit.batching import BatchPlan
+from ipufit.errors import ConfigError
+
+MOST_CALL_BYTES = 64 * 2**20
+"""Bytes on the host that inputs and outputs of a call may take in one process."""
+
+MOST_UPDATES = 64
+"""Updates of the largest call: the price of a call is little beside so many."""
+
+MOST_WORK = 2**31
+"""Largest product of weights and samples of a call in one process.
+
+A dense network multiplies each weight three times with each sample: with so many that
+takes less than a second on one core. Larger updates gain next to nothing from sharing a
+call, and bars, Ctrl-C and SIGTERM wait for the end of it."""
+
+MOST_PASSES = 512
+"""Passes of the largest call: the price of a call is nothing beside so many."""
+
+MOST_LOADED_PASSES = 16
+"""Passes of the largest call of samples that are loaded one by one."""
+
+MOST_UNKNOWN_PASSES = 4
+"""Passes of the largest call if the number of samples, or outputs' size, is unknown."""
+
+MOST_FORWARD_WORK = 3 * MOST_WORK
+"""Largest product of weights and samples of a call in one process, for the same time:
+an update multiplies each weight three times with each sample."""
+
+_MOST_PADDING = 16
+"""One pass of padding may come with so many others."""
+
+_MOST_NEAREST = 2
+
+
+class Choice(NamedTuple):
+    """A number that the user left open and ipufit has chosen.
+
+    Attributes:
+        value: The number.
+        reason: Why it isn't larger, as a part of a sentence; empty if there is nothing
+            to say.
+
+    Example:
+        >>> Choice(10, "an epoch has 10 updates")
+        Choice(value=10, reason='an epoch has 10 updates')
+    """
+
+    value: int
+    reason: str = ""
+
+
+class Limit(NamedTuple):
+    """A number of updates that a call has to keep to, and the reason.
+
+    Attributes:
+        updates: The number, 1 or more.
+        reason: Name of the number if it is to be divided, such as "the 600 updates of
+            an epoch"; a sentence without an end if it is a largest number.
+    """
+
+    updates: int
+    reason: str
+
+
+def chosen_device_iterations(
+    multiples: Sequence[Limit], most: Sequence[Limit]
+) -> Choice:
+    """Choose the updates of a call: the largest number that keeps to all limits.
+
+    Args:
+        multiples: Numbers of updates after which calls have to end, such as those of
+            an epoch: the chosen number divides each of them.
+        most: Numbers of updates that a call may have at most, `MOST_UPDATES` besides.
+
+    Returns:
+        The number, 1 or more, and what keeps it from being larger.
+
+    Example:
+        >>> epoch = Limit(600, "the 600 updates of an epoch")
+        >>> chosen_device_iterations([epoch], [])
+        Choice(value=60, reason='of the numbers that divide the 600 updates of an epo...
+        >>> chosen_device_iterations([epoch], [Limit(1, "LogEach hears each update")])
+        Choice(value=1, reason='LogEach hears each update')
+        >>> chosen_device_iterations([epoch, Limit(50, "validation_updates=50")], [])
+        Choice(value=50, reason='no larger number divides validation_updates=50')
+    """
+    enough = Limit(MOST_UPDATES, f"a call has {MOST_UPDATES} updates at most")
+    bound = min((*most, enough), key=lambda limit: limit.updates)
+    if not multiples:
+        return Choice(*bound)
+    common = functools.reduce(math.gcd, (limit.updates for limit in multiples))
+    numbers = divisors(common)
+    value = max(n for n in numbers if n <= bound.updates)
+    given = " and ".join(limit.reason for limit in multiples)
+    if value == bound.updates:
+        return Choice(value, bound.reason)
+    if value == common:
+        own = [limit.reason for limit in multiples if limit.updates == common]
+        return Choice(value, f"no larger number divides {own[0] if own else given}")
+    larger = numbers[numbers.index(value) + 1]
+    return Choice(
+        value,
+        f"of the numbers that divide {given} the next is {larger}, and {bound.reason}",
+    )
+
+
+def chosen_inference_iterations(
+    passes: Sequence[int],
+    bytes_per_pass: int | None,
+    least: int = 1,
+    most: int = MOST_PASSES,
+    work_per_pass: int = 0,
+) -> Choice:
+    """Choose the passes of a call: the least ones times a number of three bits.
+
+    They are as many as keep within four bounds: `MOST_CALL_BYTES`; `MOST_FORWARD_WORK`;
+    `most`; and padding of a sixteenth of the passes beyond the padding that the least
+    ones have too. The least ones are always allowed.
+
+    Args:
+        passes: Numbers of passes over data, each divided into calls by itself. Most
+            data are gone through once. Single rows follow in calls of their own. One
+            whose number isn't known is left out.
+        bytes_per_pass: Bytes of a pass that one process holds: inputs, outputs and
+            targets. None if unknown, which gives `MOST_UNKNOWN_PASSES` at most.
+        least: Passes that each call must have, for the stages of a pipeline.
+        most: Passes that a call may have.
+        work_per_pass: Product of the weights and of the samples of a pass in one
+            process.
+
+    Returns:
+        The number of passes, and what keeps it from being larger.
+
+    Example:
+        >>> chosen_inference_iterations([500], bytes_per_pass=2_500)
+        Choice(value=512, reason='one call takes all 500')
+        >>> chosen_inference_iterations([80], bytes_per_pass=2_500)
+        Choice(value=80, reason='one call takes all 80')
+        >>> chosen_inference_iterations([81], bytes_per_pass=2_500)
+        Choice(value=28, reason='32 would pad 81 passes to 96')
+        >>> chosen_inference_iterations([80], bytes_per_pass=10_000_000)
+        Choice(value=6, reason='7 would take 66 MiB of host memory, beyond 64')
+    """
+    if bytes_per_pass is None:
+        most = min(most, MOST_UNKNOWN_PASSES)
+    held = bytes_per_pass or 0
+    largest = max(passes, default=most)
+    values: list[int] = []
+    reason = ""
+    for value in _numbers(least):
+        if values and value > most:
+            reason = f"calls of such data have {most} passes at most"
+        elif values and value * held > MOST_CALL_BYTES:
+            reason = (
+                f"{value} would take {value * held >> 20} MiB of host memory, beyond "
+                f"{MOST_CALL_BYTES >> 20}"
+            )
+        elif values and value * work_per_pass > MOST_FORWARD_WORK:
+            reason = f"calls of {value} would take long with so many weights"
+        else:
+            values.append(value)
+        if reason or value >= largest:
+            break
+    limit = _computed(passes, least) + sum(passes) // _MOST_PADDING
+    padded = {value: _computed(passes, value) for value in values}
+    at = max(i for i, value in enumerate(values) if padded[value] <= limit)
+    if at + 1 < len(values):
+        larger = values[at + 1]
+        reason = f"{larger} would pad {sum(passes)} passes to {padded[larger]}"
+    elif not reason:
+        reason = f"one call takes all {largest}"
+    return Choice(values[at], reason)
+
+
+def _numbers(least: int) -> Iterator[int]:
+    """The least number times 1, 2, 3, ... 8, 10, 12, 14, 16, 20 and so on."""
+    factor = 1
+    while True:
+        yield factor * least
+        factor += 1 << max(0, factor.bit_length() - 3)
+
+
+def _computed(passes: Sequence[int], per_call: int) -> int:
+    """Passes that are computed, those over padding among them."""
+    return sum(-(-number // per_call) * per_call for number in passes)
+
+
+def divisors(number: int) -> list[int]:
+    """All numbers that divide a number, in order.
+
+    Trial goes up to the square root: an epoch may have billions of samples.
+
+    Args:
+        number: 1 or more.
+
+    Example:
+        >>> divisors(12)
+        [1, 2, 3, 4, 6, 12]
+    """
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def nearest_batch_sizes(
+    num_samples: int, batch: BatchPlan, derive: Callable[[int], BatchPlan]
+) -> tuple[int, ...]:
+    """Find the batch sizes next to one that divide an epoch into whole calls.
+
+    Args:
+        num_samples: Samples of an epoch.
+        batch: The plan whose batch size isn't one of them, or is.
+        derive: Makes the factors of another batch size, or raises a `ConfigError`.
+
+    Returns:
+        Up to two smaller ones and two larger ones, in order; empty if the batch size
+        leaves no sample over itself.
+
+    Example:
+        >>> nearest_batch_sizes(100, BatchPlan(16), BatchPlan)
+        (5, 10, 20, 25)
+    """
+    per_update, rest = divmod(num_samples, batch.device_iterations)
+    if rest or not num_samples % (batch.batch_size * batch.device_iterations):
+        return ()
+    sizes = divisors(per_update)
+    smaller = [size for size in reversed(sizes) if size < batch.batch_size]
+    larger = [size for size in sizes if size > batch.batch_size]
+    found = [*_derivable(smaller, derive), *_derivable(larger, derive)]
+    return tuple(sorted(found))
+
+
+def _derivable(sizes: list[int], derive: Callable[[int], BatchPlan]) -> list[int]:
+    """The first two sizes that have factors."""
+    found: list[int] = []
+    for size in sizes:
+        if len(found) == _MOST_NEAREST:
+            break
+        try:
+            derive(size)
+        except ConfigError:
+            continue
+        found.append(size)
+    return found
