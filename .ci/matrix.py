@@ -57,8 +57,7 @@ FLOOR = {"types": Check("floor", (0,)), "floor": Check("floor", (1,))}
 NO_FLOOR = {"types": Check("types", (0,))}
 LONG = {
     "thorough": Check("thorough", (0,)),
-    "looped": Check("all-looped", (0,)),
-    "folded": Check("all-folded", (0,)),
+    "all modes": Check("all-modes", (0,)),
     "all of floor": Check("all-floor", (0,)),
     "docs": Check("docs"),
 }

@@ -10,17 +10,14 @@ from __future__ import annotations
 import os
 
 VARIABLES = {
-    "folded": ("IPUFIT_EMULATOR_FOLD", "1"),
     "looped": ("IPUFIT_EMULATOR_FOLD", "0"),
     "contiguous": ("IPUFIT_EMULATOR_CHANNELS_LAST", "0"),
 }
-"""What each mode sets. Without a mode, programs fold, and change layout if it pays."""
+"""What each mode sets. Without a mode, programs fold, and change layout."""
 
 
 def enter(modes):
     """Run all programs from now on in these modes."""
-    if {"folded", "looped"} <= set(modes):
-        raise ValueError("the modes `folded` and `looped` exclude each other")
     for mode in modes:
         name, value = VARIABLES[mode]
         os.environ[name] = value

@@ -16,7 +16,6 @@ from tests import modes
 ROOT = Path(__file__).parent.parent
 
 READ = {
-    "folded": (_switches.folds, True),
     "looped": (_switches.folds, False),
     "contiguous": (_switches.uses_channels_last, False),
 }
@@ -32,11 +31,6 @@ def test_the_emulator_reads_what_a_mode_sets(mode, monkeypatch):
     assert read() is expected
 
 
-def test_what_excludes_each_other_is_refused():
-    with pytest.raises(ValueError, match="exclude each other"):
-        modes.enter(["contiguous", "folded", "looped"])
-
-
 SCRIPT = """
 import pytest
 from ipufit.emulator._ground import switches as _switches
@@ -45,11 +39,11 @@ def test_here():
     assert _switches.folds() is False
     assert not _switches.uses_channels_last()
 
-@pytest.mark.not_in_mode("folded", reason="no")
+@pytest.mark.not_in_mode("another", reason="no")
 def test_not_in_another():
     pass
 
-@pytest.mark.not_in_mode("folded", "looped", reason="not two")
+@pytest.mark.not_in_mode("another", "looped", reason="not two")
 def test_not_in_two():
     raise AssertionError
 
