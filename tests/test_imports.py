@@ -27,12 +27,6 @@ before = set(sys.modules)
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
-BY_FILES = {  # what writes and reads checkpoints, and its library
-    "ipufit.checkpoint.format",
-    "ipufit.checkpoint.store",
-    "ipufit.checkpoint.weights",
-    "safetensors",
-}
 BY_CALLBACKS = {
     "ipufit.callbacks.backup_and_restore",
     "ipufit.callbacks.early_stopping",
@@ -49,7 +43,7 @@ TO_LOAD = {
     "ipufit.emulator._loading.accessor",
     "ipufit.emulator._loading.dataloader",
 }  # not arrays
-LATER = {"ipufit.summary", *BY_FILES, *BY_CALLBACKS, *TO_LOAD}
+LATER = {"ipufit.summary", *BY_CALLBACKS, *TO_LOAD}
 FOREIGN = {
     "matplotlib",
     "pandas",

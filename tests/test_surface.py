@@ -74,7 +74,6 @@ def test_a_leaked_import_is_noticed():
 LAZY = {
     "ipufit": {"__version__"},
     "ipufit.callbacks": set(),
-    "ipufit.checkpoint": set(),
 }
 
 

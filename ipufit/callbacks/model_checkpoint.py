@@ -284,10 +284,12 @@ class ModelCheckpoint(MonitorCallback):
             lambda: partial(
                 store.save_here,
                 self._checkpoint(),
-                epoch=self.run.epoch + self.run.is_epoch_done,
-                update=self.run.updates,
-                metric=value,
-                monitor=self.monitor,
+                Moment(
+                    self.run.updates,
+                    self.monitor,
+                    value,
+                    epoch=self.run.epoch + self.run.is_epoch_done,
+                ),
             ),
         )
 

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import fnmatch
+import math
+import os
+import re
 import warnings
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from ipufit._files import file_errors
 from ipufit.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -20,12 +25,13 @@ from ipufit.errors import (
 )
 from ipufit.types import PathLike
 
-from .candidates import Candidate, candidates_in, chosen_of
-from .one_writer import written_by_one
-from .reading import MAX_READS
-from .tensors import names_that_differ, tied_names
-from .unwritten import missing_allowed
-from .weights import save_weights
+from .directory import MAX_READS, read_group, read_manifest
+from .format import MANIFEST, STATE, SUFFIX, Moment, names_that_differ, tied_names
+from .weights import load_weights, read_moment, save_weights
+from .writing import missing_allowed, written_by_one
+
+_Candidates = List[Tuple[Path, Optional[Moment]]]
+_Damaged = Dict[Path, Exception]
 
 
 def average_checkpoints(
@@ -93,139 +99,6 @@ def average_checkpoints(
         >>> mean["w"].item(), moving["w"].item()
         (9.5, 8.6875)
     """
-    _check(last=last, best=best, ema=ema, mode=mode)
-    with missing_allowed():
-        return _averaged(directory, last, best, ema, mode, pattern, save_to)
-    return {}
-
-
-def _averaged(
-    directory: PathLike,
-    last: int | None,
-    best: int | None,
-    ema: float | None,
-    mode: str | None,
-    pattern: str,
-    save_to: PathLike | None,
-) -> dict[str, Tensor]:
-    damaged: dict[Path, Exception] = {}
-    for _ in range(MAX_READS):
-        candidates = candidates_in(Path(directory), pattern, damaged)
-        chosen = chosen_of(candidates, directory, last=last, best=best, mode=mode)
-        average = _Average(ema)
-        if all(_taken_in(one, average, damaged) for one in chosen):
-            break
-    else:
-        raise CheckpointError(
-            f"Checkpoints in {str(directory)!r} were deleted {MAX_READS} times before "
-            "they were read: another process writes them faster than this one reads."
-        )
-    _check_and_warn(directory, chosen, damaged, last or best)
-    result = average.result()
-    if save_to is not None:
-        names = [one.path.name for one in chosen]
-        target: PathLike = save_to
-        written_by_one(lambda: save_weights(result, target, averaged=names))
-    return result
-
-
-class _Average:
-    """The sums of the weights that were taken in, in float64, one after the other."""
-
-    def __init__(self, ema: float | None) -> None:
-        self._ema = ema
-        self._count = 0
-        self._sums: dict[str, Tensor] = {}
-        self._first: Path | None = None
-        self._forms: dict[str, Tensor] = {}  # of the newest, without values
-        self._kept: dict[str, Tensor] = {}
-        self._tied: list[list[str]] = []
-
-    def add(self, path: Path, weights: dict[str, Tensor]) -> None:
-        """Take in the next weights; the oldest come first."""
-        if self._first is None:
-            self._first = path
-        else:
-            self._check_alike(path, weights)
-        for name, tensor in weights.items():
-            if not _is_averaged(tensor):
-                continue
-            wide = tensor.to(_wide(tensor.dtype), copy=True)
-            if not self._count:
-                self._sums[name] = wide
-            elif self._ema is None:
-                self._sums[name] += wide
-            else:  # equal values stay as they are, infinities of a mask too
-                average = self._sums[name]
-                is_equal = average == wide
-                average.lerp_(wide, 1.0 - self._ema)
-                torch.where(is_equal, wide, average, out=average)
-        self._forms = {
-            n: torch.empty_like(t, device="meta") for n, t in weights.items()
-        }
-        self._kept = {n: t for n, t in weights.items() if not _is_averaged(t)}
-        self._tied = tied_names(weights)
-        self._count += 1
-
-    def result(self) -> dict[str, Tensor]:
-        """The average, in the dtypes of the weights; tied names share a tensor."""
-        found: dict[str, Tensor] = {}
-        count = self._count if self._ema is None else 1
-        for name, form in self._forms.items():
-            if name in self._kept:
-                found[name] = self._kept[name]
-            else:
-                found[name] = self._sums.pop(name).div_(count).to(form.dtype)
-        for first, *others in self._tied:
-            for name in others:
-                if torch.equal(found[first], found[name]):
-                    found[name] = found[first]
-        return found
-
-    def _check_alike(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        odd = names_that_differ(self._forms, weights, "shape", "dtype")
-        if odd:
-            shown = ", ".join(odd[:8]) + (", ..." if len(odd) > 8 else "")
-            raise DataError(
-                f"{str(path)!r} has the weights of another module than "
-                f"{str(self._first)!r}: {shown} are only in one of the two, or have "
-                "other shapes or dtypes. Name those of one module by pattern=."
-            )
-
-
-def _taken_in(
-    one: Candidate, average: _Average, damaged: dict[Path, Exception]
-) -> bool:
-    """Read a checkpoint and add it to the average, if it is there and whole.
-
-    Args:
-        one: The checkpoint.
-        average: The sums so far.
-        damaged: Errors by path, to which that of a damaged checkpoint is added.
-
-    Returns:
-        Whether it was added.
-    """
-    try:
-        weights = one.read()
-    except MissingCheckpointError:  # deleted since it was listed
-        return False
-    except (DamagedCheckpointError, DataError) as error:
-        damaged[one.path] = error
-        return False
-    average.add(one.path, weights)
-    return True
-
-
-def _is_averaged(tensor: Tensor) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.complex128 if dtype.is_complex else torch.float64
-
-
-def _check(*, last: Any, best: Any, ema: Any, mode: Any) -> None:
     for name, number in (("last", last), ("best", best)):
         is_number = isinstance(number, int) and not isinstance(number, bool)
         if number is not None and not (is_number and number > 0):
@@ -242,14 +115,39 @@ def _check(*, last: Any, best: Any, ema: Any, mode: Any) -> None:
         raise ConfigError(f"ema={ema!r} must be from 0 to below 1, or None for a mean.")
     if mode not in ("min", "max", None):
         raise ConfigError(f'mode={mode!r} must be "min", "max" or None.')
+    average: dict[str, Tensor] = {}
+    with missing_allowed():
+        names, average = _averaged(Path(directory), last, best, ema, mode, pattern)
+        if save_to is not None:
+            target: PathLike = save_to
+            written_by_one(lambda: save_weights(average, target, averaged=names))
+    return average
 
 
-def _check_and_warn(
-    directory: PathLike,
-    chosen: Sequence[Candidate],
-    damaged: Mapping[Path, Exception],
-    wanted: int | None,
-) -> None:
+def _averaged(
+    directory: Path,
+    last: int | None,
+    best: int | None,
+    ema: float | None,
+    mode: str | None,
+    pattern: str,
+) -> tuple[list[str], dict[str, Tensor]]:
+    """Return the names of the checkpoints that were averaged, and their average."""
+    damaged: _Damaged = {}
+    for _ in range(MAX_READS):
+        chosen = _candidates(directory, pattern, damaged)
+        if last is not None:
+            chosen = chosen[-last:]
+        elif best is not None and chosen:
+            chosen = _best(chosen, directory, best, mode)
+        average = _average(chosen, ema, damaged)
+        if average is not None:
+            break
+    else:
+        raise CheckpointError(
+            f"Checkpoints in {str(directory)!r} were deleted {MAX_READS} times before "
+            "they were read: another process writes them faster than this one reads."
+        )
     texts = " ".join(str(error) for error in damaged.values())
     if not chosen and damaged:
         raise DamagedCheckpointError(
@@ -261,17 +159,185 @@ def _check_and_warn(
             "directory that ModelCheckpoint writes to, or another pattern=."
         )
     if damaged:
-        warnings.warn(
-            f"{texts} The average leaves it out."
-            if len(damaged) == 1
-            else f"{texts} The average leaves them out.",
-            CheckpointWarning,
-            stacklevel=4,
-        )
+        them = "it" if len(damaged) == 1 else "them"
+        text = f"{texts} The average leaves {them} out."
+        warnings.warn(text, CheckpointWarning, stacklevel=3)
+    wanted = last or best
     if wanted is not None and len(chosen) < wanted:
         warnings.warn(
             f"{wanted} checkpoints were asked for, and {len(chosen)} in "
             f"{str(directory)!r} can be averaged: the average is of these.",
             CheckpointWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
+    return [path.name for path, _ in chosen], average
+
+
+def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates:
+    """List the checkpoints or files of weights in a directory, oldest first.
+
+    Args:
+        damaged: Errors of checkpoints known to be damaged, which are left out. More
+            that are found so are added.
+    """
+    if not directory.is_dir():
+        raise MissingCheckpointError(
+            f"There is no directory {str(directory)!r} of checkpoints. Check the path."
+        )
+    if (directory / MANIFEST).exists():
+        raise ConfigError(
+            f"{str(directory)!r} is one checkpoint: give the directory that it is in."
+        )
+    with file_errors("can't be read", directory), os.scandir(directory) as found:
+        entries = [one for one in found if not one.name.startswith(".")]
+    whole: _Candidates = []
+    weights: _Candidates = []
+    for entry in sorted(entries, key=lambda one: one.name):
+        path = directory / entry.name
+        if not fnmatch.fnmatchcase(entry.name, pattern) or path in damaged:
+            continue
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                if (path / MANIFEST).exists() or (path / STATE).exists():
+                    whole.append((path, read_manifest(path).moment))
+            elif path.suffix == SUFFIX and entry.is_file(follow_symlinks=False):
+                moment, is_average = read_moment(path)
+                if not is_average:
+                    weights.append((path, moment))
+        except MissingCheckpointError:  # deleted since it was listed
+            pass
+        except (DamagedCheckpointError, DataError) as error:
+            damaged[path] = error
+    if whole and weights:
+        raise ConfigError(
+            f"{str(directory)!r} has whole checkpoints, such as "
+            f"{whole[0][0].name!r}, and files of weights, such as "
+            f"{weights[0][0].name!r}, perhaps of the same updates. Say which to "
+            f'average: pattern="*{SUFFIX}", or that of the others.'
+        )
+    candidates = whole or weights
+    moments = [moment for _, moment in candidates if moment is not None]
+    are_of_store = all(moment.sequence is not None for moment in moments)
+
+    def order(candidate: tuple[Path, Moment | None]) -> list[Any]:
+        """Sort by what all of them tell: a store's numbers, updates, or their names."""
+        path, moment = candidate
+        parts = re.split(r"([0-9]+)", path.name)  # numbers by their size
+        name = [int(part) if part.isdecimal() else part for part in parts]
+        if moment is None or len(moments) < len(candidates):
+            return name
+        return [moment.sequence if are_of_store else 0, moment.update, name]
+
+    return sorted(candidates, key=order)
+
+
+def _best(
+    candidates: _Candidates, directory: Path, count: int, mode: str | None
+) -> _Candidates:
+    """Choose the candidates with the best figure, oldest first."""
+    rated = [
+        (moment.value, index)
+        for index, (_, moment) in enumerate(candidates)
+        if moment is not None
+        if moment.value is not None and not math.isnan(moment.value)
+    ]
+    if not rated:
+        raise ConfigError(
+            f"None of the {len(candidates)} checkpoints in {str(directory)!r} tells a "
+            f"figure, so best={count} can't be told. ModelCheckpoint(monitor=...) "
+            "writes it, if it is in the logs when it saves. Give last= instead."
+        )
+    moments = [moment for _, index in rated for moment in candidates[index][1:]]
+    monitors = sorted({one.monitor for one in moments if one and one.monitor})
+    if len(monitors) > 1:
+        raise ConfigError(
+            f"The checkpoints in {str(directory)!r} are rated by different figures: "
+            f"{', '.join(monitors)}. Name those of one by pattern=."
+        )
+    modes = {one.mode for one in moments if one and one.mode}
+    if mode is None and len(modes) == 1:
+        mode = modes.pop()
+    if mode is None:
+        what = f" of {monitors[0]}" if monitors else ""
+        raise ConfigError(
+            f"The checkpoints in {str(directory)!r} don't say whether more or less"
+            f'{what} is better: give mode="min" or mode="max".'
+        )
+    sign = 1 if mode == "min" else -1
+    rated.sort(key=lambda one: sign * one[0])  # the oldest of equals first
+    return [candidates[index] for index in sorted(index for _, index in rated[:count])]
+
+
+def _average(
+    chosen: _Candidates, ema: float | None, damaged: _Damaged
+) -> dict[str, Tensor] | None:
+    """Read checkpoints, the oldest first, and average them.
+
+    Args:
+        damaged: Errors by path, to which that of a damaged checkpoint is added.
+
+    Returns:
+        The average, in the dtypes of the weights; tied names share a tensor. None if
+        one of the checkpoints is damaged, or gone.
+    """
+    sums: dict[str, Tensor] = {}
+    newest: dict[str, Tensor] = {}
+    tied: list[list[str]] = []
+    for path, _ in chosen:
+        try:
+            if path.suffix == SUFFIX:
+                weights = load_weights(path)
+            else:
+                weights = read_group(path, "model")
+                if not weights:
+                    raise DataError(f"Checkpoint {str(path)!r} holds no weights.")
+        except MissingCheckpointError:  # deleted since it was listed
+            return None
+        except (DamagedCheckpointError, DataError) as error:
+            damaged[path] = error
+            return None
+        odd = names_that_differ(newest, weights, "shape", "dtype")
+        if odd and path != chosen[0][0]:
+            shown = ", ".join(odd[:8]) + (", ..." if len(odd) > 8 else "")
+            raise DataError(
+                f"{str(path)!r} has the weights of another module than "
+                f"{str(chosen[0][0])!r}: {shown} are only in one of the two, or have "
+                "other shapes or dtypes. Name those of one module by pattern=."
+            )
+        tied = tied_names(weights)
+        newest = _add(weights, sums, ema)
+        del weights  # one checkpoint at a time is in memory
+    count = len(chosen) if ema is None else 1
+    average = {
+        name: sums.pop(name).div_(count).to(form.dtype) if name in sums else form
+        for name, form in newest.items()
+    }
+    for first, *others in tied:
+        for name in others:
+            if torch.equal(average[first], average[name]):
+                average[name] = average[first]
+    return average
+
+
+def _add(
+    weights: dict[str, Tensor], sums: dict[str, Tensor], ema: float | None
+) -> dict[str, Tensor]:
+    """Add floats in float64; return the other tensors, and floats without values."""
+    newest = {}
+    for name, tensor in weights.items():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            newest[name] = tensor
+            continue
+        newest[name] = torch.empty_like(tensor, device="meta")
+        dtype = torch.complex128 if tensor.is_complex() else torch.float64
+        wide = tensor.to(dtype, copy=True)
+        if name not in sums:
+            sums[name] = wide
+        elif ema is None:
+            sums[name] += wide
+        else:  # equal values stay as they are, infinities of a mask too
+            average = sums[name]
+            is_equal = average == wide
+            average.lerp_(wide, 1.0 - ema)
+            torch.where(is_equal, wide, average, out=average)
+    return newest

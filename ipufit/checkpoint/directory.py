@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces and deletes the directory of a checkpoint, and names the files in it.
+"""One checkpoint is a directory, which exists whole or not at all.
+
+It is written beside its target, synced, and renamed. A process that is killed in
+between leaves a hidden path, `.NAME.XXXXXXXX.KIND` with eight hexadecimal digits, which
+the next write of the same name removes.
 
 A directory can't be renamed over another. So an old checkpoint is renamed to a hidden
-name beside it (`.NAME.XXXXXXXX.old`) before the new one takes its name. A reader that
+path beside it (`.NAME.XXXXXXXX.old`) before the new one takes its name. A reader that
 finds nothing under the name looks there.
 
 No function deletes a whole tree: files that a checkpoint may have are deleted one by
@@ -12,40 +16,140 @@ one, and a directory that holds anything else is left alone.
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
 import re
+import secrets
+import stat
 from pathlib import Path
+from typing import Any, BinaryIO, Callable, Iterable, Iterator
 
-from ipufit.errors import CheckpointError
+from torch import Tensor
 
-from .atomic import beside_of, leftovers, sync_directory
+from ipufit.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    MissingCheckpointError,
+    UnsupportedError,
+)
+from ipufit.types import PathLike
 
-MANIFEST = "manifest.json"
-STATE = "state.json"
-SUFFIX = ".safetensors"
-GROUP = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_NUM_LOOKS = 3
-"""How often to look, because a writer may move a checkpoint between two looks."""
+from .format import (
+    GROUP,
+    MANIFEST,
+    STATE,
+    SUFFIX,
+    Checkpoint,
+    Manifest,
+    Moment,
+    Written,
+    belongs,
+    dump_json,
+    dump_manifest,
+    dump_tensors,
+    load_json,
+    load_manifest,
+    load_tensors,
+)
+
+MAX_READS = 100  # how often to read anew, if a writer replaced what was read
+MAX_STATE_BYTES = 64 * 2**20
+_MAX_MANIFEST_BYTES = 2**20
+_BLOCK_BYTES = 2**20
+_NUM_LOOKS = 3  # how often to look, as a writer may rename between two looks
+
+# Errors of a file that is missing, no regular file, or on a broken disk.
+_DAMAGES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
+_DAMAGES |= {errno.EIO}
 
 
-def belongs(name: str) -> bool:
-    """Whether a checkpoint may have a file of this name.
+# Files and paths ---------------------------------------------------------------------
+
+
+def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> Written:
+    """Write a new file and sync it.
+
+    Raises:
+        OSError: The file exists, or can't be written.
+    """
+    digest, size = hashlib.sha256(), 0
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        for part in parts:
+            digest.update(part)
+            size += len(part)
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return Written(size, digest.hexdigest())
+
+
+def replace_file(target: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file that has the old content or the new one, but never half of it.
+
+    Raises:
+        OSError: The file can't be written; the old one is whole then.
 
     Example:
-        >>> belongs("model.safetensors"), belongs("../model.safetensors")
-        (True, False)
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     replace_file(Path(folder, "a", "b"), [b"new"])
+        ...     Path(folder, "a", "b").read_text()
+        'new'
     """
-    return name in (MANIFEST, STATE) or group_of(name) is not None
+    _make_directory(target.parent)
+    for leftover in _leftovers(target, "partial"):
+        os.unlink(leftover)
+    beside = _beside(target, "partial")
+    try:
+        write_file(beside, parts)
+        os.replace(beside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+    _sync(target.parent)
 
 
-def group_of(name: str) -> str | None:
-    """The group of tensors in a file of this name; None if it holds no tensors."""
-    stem, suffix = name[: -len(SUFFIX)], name[-len(SUFFIX) :]
-    return stem if suffix == SUFFIX and GROUP.fullmatch(stem) else None
+def _sync(directory: Path) -> None:
+    """Make durable which names were made, renamed or removed in a directory."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def strangers(directory: Path) -> list[str]:
-    """The names in a directory that are no files of a checkpoint."""
+def _make_directory(path: Path) -> None:
+    """Make a directory and its parents, durably, unless they exist."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    _sync(path.parent)
+
+
+def _beside(target: Path, kind: str) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.{kind}")
+
+
+def _leftovers(target: Path, kind: str) -> list[Path]:
+    """List the paths of a kind that killed processes left beside a target."""
+    form = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.{kind}")
+    if not target.parent.is_dir():
+        return []
+    names = sorted(os.listdir(target.parent))
+    return [target.with_name(name) for name in names if form.fullmatch(name)]
+
+
+def foreign_files(directory: Path) -> list[str]:
+    """List the names in a directory that are no files of a checkpoint."""
     with os.scandir(directory) as entries:
         return sorted(
             entry.name
@@ -54,73 +158,24 @@ def strangers(directory: Path) -> list[str]:
         )
 
 
-def standing(target: Path) -> Path | None:
-    """The current path of the checkpoint that should be at `target`.
+def _current_path(target: Path) -> Path | None:
+    """Find the checkpoint that should be at a path.
 
     Returns:
-        The target; or the old checkpoint's hidden path, if a writer was killed between
-        its two renames; or None if there is no checkpoint.
+        The path; or the hidden one of the old checkpoint, if a writer was killed
+        between its two renames; or None if there is no checkpoint.
     """
     for _ in range(_NUM_LOOKS):
         if os.path.lexists(target):
             return target
-        old = leftovers(target, "old")
-        whole = [path for path in old if (path / MANIFEST).exists()]
-        if whole:
-            return max(whole, key=_age)
+        aged = []
+        for path in _leftovers(target, "old"):
+            with contextlib.suppress(FileNotFoundError):  # deleted since
+                if (path / MANIFEST).exists():
+                    aged.append((path.stat().st_mtime_ns, path))
+        if aged:
+            return max(aged)[1]
     return None
-
-
-def is_standing(target: Path, descriptor: int) -> bool:
-    """Whether an open directory is the one that `standing` gives now."""
-    found = standing(target)
-    try:
-        return found is not None and os.path.samestat(
-            os.stat(found), os.fstat(descriptor)
-        )
-    except FileNotFoundError:
-        return False
-
-
-def settle(target: Path) -> None:
-    """Clean up after killed writers of a checkpoint.
-
-    Raises:
-        CheckpointError: The target exists and is no checkpoint.
-        OSError: A file can't be renamed or deleted.
-    """
-    old = standing(target)
-    if old is not None and old != target:
-        os.rename(old, target)
-        sync_directory(target.parent)
-    if os.path.lexists(target):
-        _check_replaceable(target)
-    for leftover in [*leftovers(target, "partial"), *leftovers(target, "old")]:
-        delete(leftover)
-
-
-def put(beside: Path, target: Path) -> None:
-    """Rename a complete directory to its target, durably, and delete the old target.
-
-    Raises:
-        OSError: It can't be renamed. The old target is still there, or is found by
-            `standing`.
-    """
-    if not os.path.lexists(target):
-        os.rename(beside, target)
-        sync_directory(target.parent)
-        return
-    old = beside_of(target, "old")
-    os.rename(target, old)
-    try:
-        os.rename(beside, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.rename(old, target)
-        raise
-    sync_directory(target.parent)
-    with contextlib.suppress(OSError):  # the next write tries again
-        delete(old)
 
 
 def remove(target: Path) -> None:
@@ -129,7 +184,7 @@ def remove(target: Path) -> None:
     Raises:
         OSError: The checkpoint can't be deleted.
     """
-    trash = beside_of(target, "trash")
+    trash = _beside(target, "trash")
     os.rename(target, trash)
     delete(trash)
 
@@ -146,21 +201,307 @@ def delete(directory: Path) -> None:
     os.rmdir(directory)
 
 
-def _age(path: Path) -> int:
+# Writing -----------------------------------------------------------------------------
+
+
+def write_checkpoint(
+    path: PathLike, checkpoint: Checkpoint, *, moment: Moment | None = None
+) -> None:
+    """Write a checkpoint, or leave the old one whole.
+
+    If the process is killed at any moment, the path has the old checkpoint or the new
+    one (or none, if there was none). Only one process may write to a path at a time.
+
+    Args:
+        path: A directory; its parents are made. A checkpoint there is replaced.
+        checkpoint: The checkpoint. Its tensors are read while this runs, and not kept.
+        moment: When in a run it is saved and the figure it has then.
+
+    Raises:
+        UnsupportedError: A value or tensor can't be written; no file was.
+        CheckpointError: The file system refuses, and `errno` says why (the disk may be
+            full); or the path holds something else.
+
+    Example:
+        >>> import tempfile, torch
+        >>> weights = {"w": torch.ones(2)}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/a", Checkpoint({"model": weights}, {}))
+        ...     load_checkpoint(f"{folder}/a").tensors["model"]["w"]
+        tensor([1., 1.])
+    """
+    target = Path(os.path.realpath(path))
+    state = dump_json(checkpoint.state, name="state")
+    if not isinstance(checkpoint.state, dict) or len(state) > MAX_STATE_BYTES:
+        raise UnsupportedError(
+            f"The state is a {type(checkpoint.state).__name__} of {len(state)} bytes; "
+            f"it must be a dict of {MAX_STATE_BYTES} at most. Large values belong "
+            "into tensors."
+        )
+    for group in checkpoint.tensors:
+        if not isinstance(group, str) or not GROUP.fullmatch(group):
+            raise UnsupportedError(
+                f"{group!r} is no name for a group of tensors: take up to 64 "
+                "lower-case letters, digits, `_` and `-`, a letter first."
+            )
     try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:  # deleted since
-        return 0
+        _make_directory(target.parent)
+        _clean_up(target)
+        beside = _beside(target, "partial")
+        try:
+            os.mkdir(beside)
+            files = {STATE: write_file(beside / STATE, [state])}
+            for group, tensors in checkpoint.tensors.items():
+                name = group + SUFFIX
+                files[name] = write_file(beside / name, dump_tensors(tensors, group))
+            write_file(beside / MANIFEST, [dump_manifest(files, moment)])
+            _sync(beside)
+            _put(beside, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                delete(beside)
+            raise
+    except CheckpointError:
+        raise
+    except OSError as cause:
+        is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = " Free some, or keep fewer checkpoints." if is_full else ""
+        error = CheckpointError(
+            f"Checkpoint {str(target)!r} couldn't be written: "
+            f"{cause.strerror or cause}.{hint} What was there before is whole."
+        )
+        error.errno = cause.errno
+        raise error from cause
 
 
-def _check_replaceable(target: Path) -> None:
-    if not target.is_dir():
-        raise CheckpointError(
-            f"{str(target)!r} is a file: a checkpoint needs a directory of its own."
-        )
-    others = strangers(target)
-    if others:
-        raise CheckpointError(
-            f"{str(target)!r} holds {others[0]!r}, which isn't a checkpoint's, and "
-            "would be lost: give another path, or move it away."
-        )
+def _clean_up(target: Path) -> None:
+    """Clean up after killed writers, and refuse to replace anything but a checkpoint.
+
+    Raises:
+        CheckpointError: The target exists and is no checkpoint.
+        OSError: A file can't be renamed or deleted.
+    """
+    old = _current_path(target)
+    if old is not None and old != target:
+        os.rename(old, target)
+        _sync(target.parent)
+    if os.path.lexists(target):
+        if not target.is_dir():
+            raise CheckpointError(
+                f"{str(target)!r} is a file: a checkpoint needs a directory of its own."
+            )
+        foreign = foreign_files(target)
+        if foreign:
+            raise CheckpointError(
+                f"{str(target)!r} holds {foreign[0]!r}, which isn't a checkpoint's, "
+                "and would be lost: give another path, or move it away."
+            )
+    for leftover in [*_leftovers(target, "partial"), *_leftovers(target, "old")]:
+        delete(leftover)
+
+
+def _put(beside: Path, target: Path) -> None:
+    """Rename a complete directory to its target, durably, and delete the old target.
+
+    Raises:
+        OSError: It can't be renamed. The old target is still there, or is found by
+            `_current_path`.
+    """
+    old = _beside(target, "old") if os.path.lexists(target) else None
+    if old is not None:
+        os.rename(target, old)
+    try:
+        os.rename(beside, target)
+    except BaseException:
+        if old is not None:
+            with contextlib.suppress(OSError):
+                os.rename(old, target)
+        raise
+    _sync(target.parent)
+    if old is not None:
+        with contextlib.suppress(OSError):  # the next write tries again
+            delete(old)
+
+
+# Reading -----------------------------------------------------------------------------
+
+
+def load_checkpoint(path: PathLike) -> Checkpoint:
+    """Read a checkpoint, if every byte is as it was written.
+
+    Args:
+        path: The checkpoint's directory.
+
+    Returns:
+        The tensors, on the host, and the state. Their shapes and dtypes are those of
+        the file, which may differ from your model's.
+
+    Raises:
+        MissingCheckpointError: There is no checkpoint.
+        DamagedCheckpointError: A file is missing, cut, changed or malformed.
+        CheckpointError: A newer ipufit wrote it, or a file can't be read.
+    """
+    found, _, contents = _read(path, belongs)
+    state = contents.pop(STATE)
+    tensors = {name[: -len(SUFFIX)]: group for name, group in contents.items()}
+    return Checkpoint(tensors, state, found)
+
+
+def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
+    """Read one group of tensors of a checkpoint, as `load_checkpoint` reads all.
+
+    Returns:
+        The tensors by name; none if the checkpoint has no such group.
+    """
+    name = group + SUFFIX
+    _, _, contents = _read(path, lambda other: other == name)
+    tensors: dict[str, Tensor] = contents.get(name, {})
+    return tensors
+
+
+def read_manifest(path: PathLike) -> Manifest:
+    """Read the manifest, and compare the sizes of the files with it.
+
+    This is fast. It finds files that are missing or cut, not those that were changed.
+
+    Raises:
+        MissingCheckpointError: There is no checkpoint.
+        DamagedCheckpointError: The manifest is damaged, or a file missing or cut.
+        CheckpointError: A newer ipufit wrote it, or a file can't be read.
+    """
+    return _read(path, lambda name: False)[1]
+
+
+def _read(
+    path: PathLike, is_wanted: Callable[[str], bool]
+) -> tuple[Path, Manifest, dict[str, Any]]:
+    """Read files of the checkpoint at a path, while another process may write there.
+
+    A writer deletes the checkpoint that it has replaced. So an error counts only if the
+    checkpoint that was read is still at the path; otherwise the new one is read.
+
+    Args:
+        is_wanted: Whether to read the file of a name.
+
+    Returns:
+        The checkpoint's directory, its manifest, and the files' contents by name.
+    """
+    target = Path(os.path.realpath(path))
+    for _ in range(MAX_READS):
+        found = _current_path(target)
+        if found is None:
+            raise MissingCheckpointError(
+                f"There is no checkpoint at {str(target)!r}. Check the path."
+            )
+        folder = None
+        with _blaming(found, "its directory"), contextlib.suppress(FileNotFoundError):
+            folder = os.open(found, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if folder is None:
+            continue
+        try:
+            return (found, *_read_opened(found, folder, is_wanted))
+        except CheckpointError:
+            current = _current_path(target)
+            with contextlib.suppress(FileNotFoundError):
+                if current and os.path.samestat(os.stat(current), os.fstat(folder)):
+                    raise
+        finally:
+            os.close(folder)
+    raise CheckpointError(
+        f"Checkpoint {str(target)!r} was replaced {MAX_READS} times while it was read: "
+        "another process writes it faster than this one reads. Save less often, or "
+        "each time to another path, as CheckpointStore does."
+    )
+
+
+def _read_opened(
+    path: Path, folder: int, is_wanted: Callable[[str], bool]
+) -> tuple[Manifest, dict[str, Any]]:
+    """Read files of the checkpoint in an open directory.
+
+    All are opened before any is read: a writer that replaces the checkpoint meanwhile
+    takes only their names away.
+    """
+    with contextlib.ExitStack() as stack:
+        with _blaming(path, MANIFEST):
+            file, size = stack.enter_context(_opened(folder, MANIFEST))
+            if size > _MAX_MANIFEST_BYTES:
+                raise ValueError(f"it has {size} bytes, too many")
+            manifest = load_manifest(file.read())
+        files = {}
+        for name, written in manifest.files.items():
+            with _blaming(path, name):
+                files[name], size = stack.enter_context(_opened(folder, name))
+                if size != written.size:
+                    raise ValueError(f"it has {size} bytes, and had {written.size}")
+        contents: dict[str, Any] = {}
+        for name in filter(is_wanted, files):
+            with _blaming(path, name):
+                contents[name] = _content(name, files[name], manifest.files[name])
+        return manifest, contents
+
+
+def _content(name: str, file: BinaryIO, written: Written) -> Any:
+    if name == STATE and written.size > MAX_STATE_BYTES:
+        raise ValueError(f"it has {written.size} bytes, too many")
+    digest = hashlib.sha256()
+    for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
+        digest.update(block)
+    if digest.hexdigest() != written.sha256:
+        raise ValueError("its SHA-256 isn't the one in the manifest")
+    if name != STATE:
+        return load_tensors(file.fileno())
+    file.seek(0)
+    state = load_json(file.read())
+    if not isinstance(state, dict):
+        raise ValueError("it holds no object")
+    return state
+
+
+@contextlib.contextmanager
+def _opened(folder: int, name: str) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a regular file right in a directory, and tell its size.
+
+    Links aren't followed.
+    """
+    # Without O_NONBLOCK opening a pipe would wait for a writer.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        yield file, status.st_size
+
+
+@contextlib.contextmanager
+def _blaming(path: Path, name: str) -> Iterator[None]:
+    """Raise errors with the names of the checkpoint and the file they are about.
+
+    Raises:
+        DamagedCheckpointError: Instead of any ValueError, and of an OSError whose cause
+            is the file itself.
+        CheckpointError: Instead of any other OSError.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        raise type(error)(f"Checkpoint {str(path)!r}: {error}") from error
+    except ValueError as error:
+        raise DamagedCheckpointError(
+            f"Checkpoint {str(path)!r} is damaged: {name}: {error}. Use another one."
+        ) from error
+    except OSError as error:
+        is_link = error.errno == errno.ELOOP
+        reason = "it is a symbolic link" if is_link else error.strerror
+        kind, what, advice = CheckpointError, "can't be read", ""
+        if error.errno in _DAMAGES:
+            kind, what, advice = (
+                DamagedCheckpointError,
+                "is damaged",
+                " Use another one.",
+            )
+        raised = kind(f"Checkpoint {str(path)!r} {what}: {name}: {reason}.{advice}")
+        raised.errno = error.errno
+        raise raised from error

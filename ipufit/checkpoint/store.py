@@ -9,13 +9,15 @@ even if others have more updates.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from ipufit.errors import (
     CheckpointError,
@@ -26,15 +28,43 @@ from ipufit.errors import (
 )
 from ipufit.types import PathLike
 
-from . import directory
-from .format import Checkpoint, read_checkpoint, write_checkpoint
-from .listing import NAME, Entry, always_deleted, listed, quoted
-from .manifest import Record
-from .moment import Moment
-from .one_writer import written_by_one
-from .reading import MAX_READS
+from .directory import (
+    MAX_READS,
+    delete,
+    foreign_files,
+    load_checkpoint,
+    read_manifest,
+    remove,
+    write_checkpoint,
+)
+from .format import Checkpoint, Moment
+from .writing import written_by_one
 
-_LEFTOVER = re.compile(rf"\.{NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
+_NAME = re.compile(r"update-[0-9]{8,}(-[0-9]+)?")
+_LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
+
+
+class _Entry(NamedTuple):
+    path: Path
+    moment: Moment
+
+    @property
+    def sequence(self) -> int:
+        return self.moment.sequence or 0
+
+
+class _Listing(NamedTuple):
+    """The checkpoints of a store.
+
+    Attributes:
+        entries: Checkpoints whose manifests and sizes are right, oldest first.
+        damaged: Errors of damaged checkpoints, by path.
+        refused: Errors of checkpoints that a newer version wrote, or can't be read.
+    """
+
+    entries: list[_Entry]
+    damaged: dict[Path, CheckpointError]
+    refused: list[CheckpointError]
 
 
 class CheckpointStore:
@@ -117,43 +147,38 @@ class CheckpointStore:
         Warns:
             CheckpointWarning: An old checkpoint couldn't be deleted.
         """
-        return written_by_one(
-            lambda: self.save_here(
-                checkpoint,
-                epoch=epoch,
-                update=update,
-                metric=metric,
-                monitor=monitor,
-            )
-        )
+        moment = Moment(int(update), monitor, metric, epoch=int(epoch))
+        return written_by_one(lambda: self.save_here(checkpoint, moment))
 
-    def save_here(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        epoch: int,
-        update: int,
-        metric: float | None = None,
-        monitor: str | None = None,
-    ) -> Path:
+    def save_here(self, checkpoint: Checkpoint, moment: Moment) -> Path:
         """Write a checkpoint in this process, as `save` does in one for all.
 
         It exchanges nothing, so that a thread may call it.
         """
         with self._lock:
-            self._clean()
-            entries = listed(self.directory).entries
-            record = Record(
-                sequence=1 + max((e.record.sequence for e in entries), default=0),
-                epoch=int(epoch),
-                update=int(update),
-                metric=None if metric is None else float(metric),
+            self._delete_leftovers()
+            entries = self._listed().entries
+            path = self.directory / f"update-{moment.update:08d}"
+            for number in itertools.count(2):
+                if not os.path.lexists(path):
+                    break
+                path = self.directory / f"update-{moment.update:08d}-{number}"
+            moment = replace(
+                moment,
+                value=None if moment.value is None else float(moment.value),
+                mode=self.mode,
+                sequence=1 + max((entry.sequence for entry in entries), default=0),
             )
-            path = self._free_path(record.update)
-            moment = Moment(record.update, monitor, record.metric, self.mode)
-            write_checkpoint(path, checkpoint, record=record, moment=moment)
+            write_checkpoint(path, checkpoint, moment=moment)
             self._known_damaged.discard(path)
-            self._rotate()
+            if self.keep_last is not None:
+                entries = self._listed().entries
+                sound = self._without_damaged(entries)
+                kept = self._best_of(sound) if self.keep_best else []
+                oldest = sound[-self.keep_last :][0]  # the one just written, at least
+                for entry in entries[: entries.index(oldest)]:
+                    if entry not in kept and not foreign_files(entry.path):
+                        _try(remove, entry.path)
             return path
 
     def all(self) -> list[Path]:
@@ -212,64 +237,78 @@ class CheckpointStore:
         """
         written_by_one(self._clear)
 
-    def _clear(self) -> str:
+    def _clear(self) -> None:
         with self._lock:
-            self._clean()
-            listing = listed(self.directory)
+            self._delete_leftovers()
+            listing = self._listed()
             for path in (*(entry.path for entry in listing.entries), *listing.damaged):
-                if not directory.strangers(path):
-                    _try(directory.remove, path)
+                if not foreign_files(path):
+                    _try(remove, path)
             with contextlib.suppress(OSError):  # somebody's files are in it
                 self.directory.rmdir()
-        return str(self.directory)
 
-    def _sound(self) -> list[Entry]:
-        """The checkpoints that aren't known to be damaged, oldest first."""
-        listing = listed(self.directory)
-        listing.require_readable()
+    def _sound(self) -> list[_Entry]:
+        """List the checkpoints that aren't known to be damaged, oldest first."""
+        listing = self._listed()
+        for error in listing.refused:
+            raise error
         return self._without_damaged(listing.entries)
 
-    def _without_damaged(self, entries: list[Entry]) -> list[Entry]:
+    def _without_damaged(self, entries: list[_Entry]) -> list[_Entry]:
         return [entry for entry in entries if entry.path not in self._known_damaged]
 
-    def _best_of(self, entries: list[Entry]) -> list[Entry]:
+    def _best_of(self, entries: list[_Entry]) -> list[_Entry]:
         """The best checkpoint; all that have a metric if `mode` is None."""
         rated = [
-            (entry.record.metric, entry)
+            (value, entry)
             for entry in entries
-            if entry.record.metric is not None and not math.isnan(entry.record.metric)
+            for value in [entry.moment.value]
+            if value is not None and not math.isnan(value)
         ]
         if self.mode is None or not rated:
             return [entry for _, entry in rated]
         better = min if self.mode == "min" else max
         return [better(rated, key=lambda item: item[0])[1]]  # the oldest of equals
 
-    def _free_path(self, update: int) -> Path:
-        path = self.directory / f"update-{update:08d}"
-        count = 1
-        while os.path.lexists(path):
-            count += 1
-            path = self.directory / f"update-{update:08d}-{count}"
-        return path
-
-    def _clean(self) -> None:
+    def _delete_leftovers(self) -> None:
         """Delete the files that killed processes left half-written or half-deleted."""
-        if not self.directory.is_dir():
-            return
-        for name in sorted(os.listdir(self.directory)):
-            if _LEFTOVER.fullmatch(name):
-                _try(directory.delete, self.directory / name)
+        if self.directory.is_dir():
+            for name in sorted(os.listdir(self.directory)):
+                if _LEFTOVER.fullmatch(name):
+                    _try(delete, self.directory / name)
 
-    def _rotate(self) -> None:
-        if self.keep_last is None:
-            return
-        entries = listed(self.directory).entries
-        sound = self._without_damaged(entries)
-        best = self._best_of(sound) if self.keep_best else []
-        oldest = sound[-self.keep_last :][0]  # the one just written, at least
-        for entry in entries[: entries.index(oldest)]:
-            if entry not in best and not directory.strangers(entry.path):
-                _try(directory.remove, entry.path)
+    def _listed(self) -> _Listing:
+        """List the checkpoints, while another process may write and delete some.
+
+        Raises:
+            CheckpointError: Checkpoints are always deleted before they are read.
+        """
+        for _ in range(MAX_READS):
+            listing, is_stale, names = _Listing([], {}, []), False, []
+            if self.directory.is_dir():
+                with os.scandir(self.directory) as found:
+                    names = [
+                        one.name for one in found if one.is_dir(follow_symlinks=False)
+                    ]
+            for name in sorted(filter(_NAME.fullmatch, names)):
+                path = self.directory / name
+                try:
+                    moment = read_manifest(path).moment
+                except MissingCheckpointError:
+                    is_stale = True
+                except DamagedCheckpointError as error:
+                    listing.damaged[path] = error
+                except CheckpointError as error:
+                    listing.refused.append(error)
+                else:
+                    if moment is not None and moment.sequence is not None:
+                        listing.entries.append(_Entry(path, moment))
+            if listing.entries or not is_stale:
+                listing.entries.sort(
+                    key=lambda e: (e.sequence, e.moment.update, e.path.name)
+                )
+                return listing
+        raise _always_deleted([self])
 
 
 def load_newest(
@@ -306,51 +345,64 @@ def load_newest(
     for _ in range(MAX_READS):
         with contextlib.suppress(MissingCheckpointError):  # deleted since it was listed
             return _load_newest(stores, stacklevel + 1)
-    raise always_deleted(store.directory for store in stores)
+    raise _always_deleted(stores)
 
 
 def _load_newest(
     stores: Sequence[CheckpointStore], stacklevel: int
 ) -> tuple[Path, Checkpoint] | None:
-    to_try: list[list[Entry]] = []
+    to_try: list[list[_Entry]] = []
     damaged: dict[Path, CheckpointError] = {}
     for store in stores:
-        listing = listed(store.directory)
-        listing.require_readable()
+        listing = store._listed()
+        for error in listing.refused:
+            raise error
         damaged.update(listing.damaged)
         to_try.append(listing.entries)
     while any(to_try):
-        newest = max(filter(None, to_try), key=lambda entries: _progress(entries[-1]))
-        entry = newest.pop()
+        entries = max(filter(None, to_try), key=lambda entries: _progress(entries[-1]))
+        path, moment = entries.pop()
         try:
-            checkpoint = read_checkpoint(entry.path)
+            checkpoint = load_checkpoint(path)
         except DamagedCheckpointError as error:
-            damaged[entry.path] = error
+            damaged[path] = error
             continue
         for store in stores:
             store._known_damaged = set(damaged)
         if damaged:
             warnings.warn(
-                f"{_texts(damaged)} Loaded {str(entry.path)!r} instead, of epoch "
-                f"{entry.record.epoch} and update {entry.record.update}.",
+                f"{_texts(damaged)} Loaded {str(path)!r} instead, of epoch "
+                f"{moment.epoch} and update {moment.update}.",
                 CheckpointWarning,
                 stacklevel,
             )
-        return entry.path, checkpoint
+        return path, checkpoint
     if damaged:
         raise DamagedCheckpointError(
-            f"Every checkpoint in {quoted(store.directory for store in stores)} is "
-            f"damaged. To start anew, give another directory. {_texts(damaged)}"
+            f"Every checkpoint in {_quoted(stores)} is damaged. To start anew, give "
+            f"another directory. {_texts(damaged)}"
         )
     return None
 
 
-def _progress(entry: Entry) -> tuple[int, int]:
-    return entry.record.update, entry.record.epoch
+def _progress(entry: _Entry) -> tuple[int, int]:
+    return entry.moment.update, entry.moment.epoch
 
 
 def _texts(errors: dict[Path, CheckpointError]) -> str:
     return " ".join(map(str, errors.values()))
+
+
+def _quoted(stores: Iterable[CheckpointStore]) -> str:
+    return " and ".join(repr(str(store.directory)) for store in stores)
+
+
+def _always_deleted(stores: Iterable[CheckpointStore]) -> CheckpointError:
+    return CheckpointError(
+        f"Checkpoints in {_quoted(stores)} were deleted {MAX_READS} times before they "
+        "were read: another process writes them faster than this one reads. Keep more "
+        "of them (keep_last), or save less often."
+    )
 
 
 def _try(delete: Callable[[Path], Any], path: Path) -> None:

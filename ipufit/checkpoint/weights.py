@@ -11,27 +11,37 @@ import json
 import os
 import warnings
 import zipfile
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
-from safetensors import (  # type: ignore[attr-defined,unused-ignore]
-    SafetensorError,
-    safe_open,
-)
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ipufit._files import file_errors
-from ipufit.errors import ConfigError, DataError, MissingCheckpointError
+from ipufit.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MissingCheckpointError,
+)
 from ipufit.types import PathLike
 
-from .atomic import replace_file
-from .moment import AVERAGED_KEY, Moment
-from .tensors import check_tensors, tensor_parts
+from .directory import replace_file
+from .format import (
+    MOMENT_KEY,
+    SUFFIX,
+    Moment,
+    dump_json,
+    dump_tensors,
+    load_json,
+    load_tensors,
+    moment_of,
+    open_tensors,
+)
 
-SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+_AVERAGED_KEY = "ipufit.averaged"
 _ZIP = b"PK\x03\x04"
 _IS_DIRECTORY = 0x10
 
@@ -69,12 +79,14 @@ def save_weights(
         tensor([1., 1.])
     """
     target = _checked(path)
-    check_tensors(weights, "weights")
-    more = {} if moment is None else moment.metadata()
+    more = {}
+    if moment is not None:
+        more[MOMENT_KEY] = dump_json(moment.plain(), name="moment").decode("ascii")
     if averaged is not None:
-        more[AVERAGED_KEY] = json.dumps(list(averaged))
+        more[_AVERAGED_KEY] = json.dumps(list(averaged))
+    parts = dump_tensors(weights, "weights", more)
     with file_errors("can't be written", target):
-        replace_file(target, tensor_parts(weights, more))
+        replace_file(target, parts)
 
 
 def load_weights(path: PathLike) -> dict[str, Tensor]:
@@ -102,58 +114,79 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
         tensor([1., 1.])
     """
     target = _checked(path, TORCH_SUFFIXES)
-    with file_errors("can't be read", target):
-        if not target.exists():
-            raise MissingCheckpointError(
-                f"There is no file {str(target)!r} to load. Check the path."
-            )
-        with target.open("rb"):  # raises an OSError, which torch would put in words
-            pass
-        is_torchs = target.suffix in TORCH_SUFFIXES
-        return _state_dict(target) if is_torchs else _of_safetensors(target)
+    with _opened(target) as file:
+        if target.suffix == SUFFIX:
+            return load_tensors(file.fileno())
+        return _state_dict(target, file)
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, without its tensors.
+def read_moment(path: Path) -> tuple[Moment | None, bool]:
+    """Read when weights were saved, if a file says so, and whether it is an average.
 
     Raises:
         DataError: The file is damaged.
         MissingCheckpointError: There is no file.
         FileError: The file can't be read.
     """
-    opened: Any = safe_open  # which has no types
+    with _opened(path) as file, open_tensors(file.fileno()) as opened:
+        metadata = opened.metadata() or {}
+        given = load_json(metadata.get(MOMENT_KEY, "null").encode("utf-8", "replace"))
+        moment = None if given is None else moment_of(given)
+        return moment, _AVERAGED_KEY in metadata
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
     with file_errors("can't be read", path):
         if not path.exists():
-            raise MissingCheckpointError(f"There is no file {str(path)!r} any more.")
-        with path.open("rb"):  # raises an OSError, which safetensors would put in words
-            pass
+            raise MissingCheckpointError(
+                f"There is no file {str(path)!r} to load. Check the path."
+            )
         try:
-            with opened(str(path), framework="pt") as file:
-                return dict(file.metadata() or {})
-        except SafetensorError as error:
-            raise _no_whole_file(path, error) from error
+            with path.open("rb") as file:
+                yield file
+        except DataError:
+            raise
+        except (ValueError, CheckpointError) as error:
+            raise DataError(
+                f"{str(path)!r} is no whole safetensors file ({error}). Use another "
+                "copy."
+            ) from error
 
 
-def _of_safetensors(target: Path) -> dict[str, Tensor]:
-    try:
-        weights: dict[str, Tensor] = load_file(str(target))
-    except SafetensorError as error:
-        raise _no_whole_file(target, error) from error
-    return weights
+def _state_dict(path: Path, file: BufferedReader) -> dict[str, Tensor]:
+    """Read what `torch.save(module.state_dict(), path)` has written.
 
-
-def _no_whole_file(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{str(path)!r} is no whole safetensors file ({error}). Use another copy."
-    )
-
-
-def _state_dict(path: Path) -> dict[str, Tensor]:
-    _check_is_zip_of_torch(path)
+    Damaged files, and formats that aren't safe to load before torch 2.6, are refused:
+    that from before torch 1.6, and TorchScript (CVE-2025-32434). torch doesn't look at
+    the checksums of a zip file, so we do.
+    """
+    is_whole = is_script = False
+    if file.read(len(_ZIP)) == _ZIP:
+        with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
+            is_script = any(Path(n).name == "constants.pkl" for n in archive.namelist())
+            is_whole = archive.testzip() is None and all(
+                one.compress_type == zipfile.ZIP_STORED  # as torch writes
+                and one.compress_size == one.file_size
+                and not one.external_attr & _IS_DIRECTORY  # torch reads no bytes of it
+                for one in archive.infolist()
+            )
+    if is_script:
+        raise DataError(
+            f"{str(path)!r} is TorchScript, which is a program. Save its weights alone "
+            "with torch.save(module.state_dict(), path)."
+        )
+    if not is_whole:
+        raise DataError(
+            f"{str(path)!r} is damaged, or no file of torch.save(), or of its format "
+            "before torch 1.6. Use another copy, or save it again with a newer torch: "
+            "torch.save(module.state_dict(), path)."
+        )
+    file.seek(0)
     try:
         with warnings.catch_warnings():  # torch 2.0 warns of its own TypedStorage
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
-            found: Any = torch.load(str(path), map_location="cpu", weights_only=True)
+            found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of any kind, with the advice to unpickle
         raise DataError(
             f"{str(path)!r} is damaged, or holds more than tensors, which is never "
@@ -183,37 +216,6 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
                 "weights are dense ones."
             )
     return weights
-
-
-def _check_is_zip_of_torch(path: Path) -> None:
-    """Refuse damaged files, and formats that aren't safe to load before torch 2.6.
-
-    Those formats are the one from before torch 1.6, and TorchScript (CVE-2025-32434).
-    torch doesn't look at the checksums of a zip file, so we do.
-    """
-    is_whole = is_script = False
-    with path.open("rb") as file:
-        is_zip = file.read(len(_ZIP)) == _ZIP
-    if is_zip:
-        with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
-            is_script = any(Path(n).name == "constants.pkl" for n in archive.namelist())
-            is_whole = archive.testzip() is None and all(
-                one.compress_type == zipfile.ZIP_STORED  # as torch writes
-                and one.compress_size == one.file_size
-                and not one.external_attr & _IS_DIRECTORY  # torch reads no bytes of it
-                for one in archive.infolist()
-            )
-    if is_script:
-        raise DataError(
-            f"{str(path)!r} is TorchScript, which is a program. Save its weights alone "
-            "with torch.save(module.state_dict(), path)."
-        )
-    if not is_whole:
-        raise DataError(
-            f"{str(path)!r} is damaged, or no file of torch.save(), or of its format "
-            "before torch 1.6. Use another copy, or save it again with a newer torch: "
-            "torch.save(module.state_dict(), path)."
-        )
 
 
 def _checked(path: PathLike, others: Sequence[str] = ()) -> Path:

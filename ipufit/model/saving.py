@@ -71,7 +71,7 @@ def load(self: Model, path: PathLike) -> None:
     """
     check_shapes(self.module)
     with files.missing_allowed():
-        trained_state(self).put_back(files.read_checkpoint(path))
+        trained_state(self).put_back(files.load_checkpoint(path))
 
 
 def trained_state(model: Model) -> TrainedState:

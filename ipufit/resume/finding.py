@@ -76,11 +76,11 @@ def _found(resume: PathLike | None, callbacks: CallbackLike) -> files.Checkpoint
     if resume is not None and resume != AUTO:
         path = Path(resume)
         if (path / files.MANIFEST).exists() or not path.is_dir():
-            return _with_run(files.read_checkpoint(path))
+            return _with_run(files.load_checkpoint(path))
         found = files.load_newest([files.CheckpointStore(path)], stacklevel=5)
         if found is None:
             if any(files.belongs(file.name) for file in path.iterdir()):
-                return _with_run(files.read_checkpoint(path))  # which names the fault
+                return _with_run(files.load_checkpoint(path))  # which names the fault
             raise ConfigError(f"There is no checkpoint in {str(path)!r} to resume.")
         return _with_run(found[1])
     stores = _stores(resume, callbacks)

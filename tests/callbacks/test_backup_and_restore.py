@@ -38,7 +38,7 @@ def fit(*callbacks, epochs=2, count=16, **config):
 
 
 def places(backup):
-    records = [read_manifest(path).record for path in backup.store.all()]
+    records = [read_manifest(path).moment for path in backup.store.all()]
     return [(record.epoch, record.update) for record in records]
 
 

@@ -362,7 +362,7 @@ def run_of(values, directions, **arguments):
     checkpoint = ModelCheckpoint("runs", "val_q", keep=1, **arguments)
     series = [{} if value is None else {"val_q": value} for value in values]
     play(checkpoint, series, directions=directions, batches=1)
-    return [read_manifest(path).record.metric for path in checkpoint.store.all()]
+    return [read_manifest(path).moment.value for path in checkpoint.store.all()]
 
 
 def test_a_run_that_begins_anew_knows_which_is_best_before_the_figure_comes():
@@ -385,7 +385,7 @@ def test_an_eviction_right_after_a_start_leaves_the_best():
     checkpoint.set_run(run)
     checkpoint.on_train_begin({})
     run.heed_eviction()
-    metrics = [read_manifest(path).record.metric for path in checkpoint.store.all()]
+    metrics = [read_manifest(path).moment.value for path in checkpoint.store.all()]
     assert metrics == [0.9, None]
 
 
@@ -397,8 +397,8 @@ def test_only_the_best_can_be_kept_too():
 def test_the_number_of_epochs_and_updates_is_in_the_manifest():
     checkpoint = ModelCheckpoint("runs", "q", mode="min", keep=1)
     play(checkpoint, [0.5, 0.25], batches=3)
-    record = read_manifest(checkpoint.store.latest()).record
-    assert (record.epoch, record.update, record.metric) == (2, 6, 0.25)
+    moment = read_manifest(checkpoint.store.latest()).moment
+    assert (moment.epoch, moment.update, moment.value) == (2, 6, 0.25)
 
 
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "2"])

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from ipufit.checkpoint import CheckpointStore, read_checkpoint, write_checkpoint
+from ipufit.checkpoint import CheckpointStore, load_checkpoint, write_checkpoint
 from tests.checkpoint.faults import at_step, fork_and_wait, killed
 from tests.checkpoint.samples import names, number_of, sample
 
@@ -98,7 +98,7 @@ def path_steps(directory):
                 write_checkpoint(target, sample(step + 1))
 
         done = fork_and_wait(write)
-        gains.append(number_of(read_checkpoint(target)) - step)
+        gains.append(number_of(load_checkpoint(target)) - step)
         if done:
             return {"gains": gains, "left": names(directory)}
     return None

@@ -38,7 +38,7 @@ def same(one, other):
 
 
 def same_tensors(one, other):
-    return list(one) == list(other) and all(
+    return one.keys() == other.keys() and all(
         (tensor.dtype, tensor.shape) == (other[name].dtype, other[name].shape)
         and as_bytes(tensor) == as_bytes(other[name])
         for name, tensor in one.items()

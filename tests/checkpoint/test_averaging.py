@@ -12,7 +12,6 @@ import safetensors
 import safetensors.torch
 import torch
 
-import ipufit
 from ipufit import CheckpointStore, IPUModel, ModelCheckpoint, average_checkpoints
 from ipufit.callbacks import LambdaCallback
 from ipufit.checkpoint import (
@@ -29,6 +28,7 @@ from ipufit.errors import (
     DamagedCheckpointError,
     DataError,
     MissingCheckpointError,
+    UnsupportedError,
 )
 
 
@@ -102,10 +102,10 @@ def test_a_store_s_checkpoints_are_in_its_order_and_have_its_metric(tmp_path):
 
 def test_checkpoints_from_before_figures_were_written_need_a_mode(tmp_path):
     for number in (1, 2):
-        record = ipufit.checkpoint.Record(number, 0, number, metric=float(number))
+        moment = Moment(number, value=float(number), sequence=number)
         path = tmp_path / f"update-0000000{number}"
         taken = Checkpoint({"model": weights_of(number)})
-        write_checkpoint(path, taken, record=record)
+        write_checkpoint(path, taken, moment=moment)
     with pytest.raises(ConfigError, match='give mode="min" or mode="max"'):
         average_checkpoints(tmp_path, best=1)
     assert average(tmp_path, best=1, mode="max") == 2
@@ -145,7 +145,6 @@ def test_sums_are_in_float64_and_dtypes_are_kept(tmp_path):
             "single": torch.full((2,), 2.0**24 + number - 1),
             "odd": torch.full((1,), 0.5 * number, dtype=torch.bfloat16),
             "double": torch.full((1,), 1 / 3, dtype=torch.float64),
-            "complex": torch.full((1,), number * 1j),
             "count": torch.tensor(number),
             "flag": torch.tensor([number == 3]),
             "mask": torch.tensor([0.0, -math.inf]),
@@ -154,7 +153,7 @@ def test_sums_are_in_float64_and_dtypes_are_kept(tmp_path):
         write_checkpoint(tmp_path / f"run-{number}", Checkpoint({"model": weights}))
     for ema in (None, 0.5):
         found = average_checkpoints(tmp_path, ema=ema)
-        assert list(found) == list(weights)
+        assert found.keys() == weights.keys()
         assert {n: t.dtype for n, t in found.items()} == {
             n: t.dtype for n, t in weights.items()
         }
@@ -167,7 +166,16 @@ def test_sums_are_in_float64_and_dtypes_are_kept(tmp_path):
     assert found["half"].tolist() == [2000.0, 2000.0]
     assert found["single"].tolist() == [2.0**24, 2.0**24]
     assert found["odd"].item() == 1.0
-    assert found["complex"].item() == 2j
+
+
+def test_complex_numbers_are_averaged(tmp_path):
+    for number in range(1, 4):
+        weights = {"w": torch.full((1,), number * 1j)}
+        try:
+            save_weights(weights, tmp_path / f"{number}.safetensors")
+        except UnsupportedError:
+            pytest.skip("this safetensors is too old for complex numbers")
+    assert average_checkpoints(tmp_path)["w"].item() == 2j
 
 
 def test_sums_may_be_beyond_the_dtype(tmp_path):
@@ -197,15 +205,14 @@ def test_tied_weights_stay_tied(tmp_path, form):
 def test_one_checkpoint_at_a_time_is_in_memory(tmp_path, monkeypatch):
     write(tmp_path, range(1, 6))
     alive, most = weakref.WeakSet(), []
-    read = averaging.Candidate.read
 
-    def counted(one):
+    def counted(path):
         most.append(len(alive))
-        weights = read(one)
+        weights = load_weights(path)
         alive.update(weights.values())
         return weights
 
-    monkeypatch.setattr(averaging.Candidate, "read", counted)
+    monkeypatch.setattr(averaging, "load_weights", counted)
     assert average(tmp_path) == 3
     assert most == [0] * 5
 
@@ -249,14 +256,14 @@ def test_only_damaged_ones_are_an_error(tmp_path):
 
 def test_one_that_is_deleted_meanwhile_is_not_missed(tmp_path, monkeypatch):
     write(tmp_path, [1, 2, 3])
-    read, gone = averaging.Candidate.read, []
+    gone = []
 
-    def deleted(one):
+    def deleted(path):
         if not gone:
-            gone.append(one.path.unlink())
-        return read(one)
+            gone.append(path.unlink())
+        return load_weights(path)
 
-    monkeypatch.setattr(averaging.Candidate, "read", deleted)
+    monkeypatch.setattr(averaging, "load_weights", deleted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert average(tmp_path) == 2.5
@@ -347,7 +354,7 @@ def test_a_moment_that_is_none_is_damage(tmp_path):
     safetensors.torch.save_file(
         weights_of(9), tmp_path / "e9.safetensors", {"ipufit.moment": '{"update": -1}'}
     )
-    with pytest.warns(CheckpointWarning, match="e9.*count of updates"):
+    with pytest.warns(CheckpointWarning, match="e9.*where a count belongs"):
         assert average(tmp_path) == 1.5
 
 

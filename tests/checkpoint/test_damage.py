@@ -13,8 +13,7 @@ import pytest
 
 from ipufit.checkpoint import (
     CheckpointStore,
-    read_checkpoint,
-    verify_checkpoint,
+    load_checkpoint,
     write_checkpoint,
 )
 from ipufit.errors import CheckpointWarning, DamagedCheckpointError
@@ -95,16 +94,14 @@ def test_six_hundred_random_damages_are_noticed_and_the_file_is_named(pair):
         else:
             (one / name).write_bytes(damaged)
         with pytest.raises(DamagedCheckpointError) as caught:
-            read_checkpoint(one)
+            load_checkpoint(one)
         # a manifest of another checkpoint is blamed on the files it isn't about
         blamed = FILES if damage is swap and name == "manifest.json" else [name]
         assert any(f"damaged: {file}:" in str(caught.value) for file in blamed)
-        with pytest.raises(DamagedCheckpointError):
-            verify_checkpoint(one)
         (one / name).write_bytes(data)
         seen[damage, name] += 1
     assert len(seen) == len(DAMAGES) * len(FILES)
-    assert number_of(read_checkpoint(one)) == 1
+    assert number_of(load_checkpoint(one)) == 1
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -116,7 +113,7 @@ def test_a_flip_of_any_byte_is_noticed(pair, name):
         flipped = bytes([data[place] ^ (1 << chance.randrange(8))])
         path.write_bytes(data[:place] + flipped + data[place + 1 :])
         with pytest.raises(DamagedCheckpointError, match=f"damaged: {name}:"):
-            read_checkpoint(pair[0])
+            load_checkpoint(pair[0])
     assert len(data) > 100
 
 
@@ -130,7 +127,7 @@ def test_files_that_changed_places_are_noticed(pair):
         first.write_bytes(two)
         second.write_bytes(one)
         with pytest.raises(DamagedCheckpointError, match=first.name):
-            read_checkpoint(pair[0])
+            load_checkpoint(pair[0])
         first.write_bytes(one)
         second.write_bytes(two)
 
@@ -138,8 +135,7 @@ def test_files_that_changed_places_are_noticed(pair):
 def test_further_files_are_harmless(pair):
     (pair[0] / "average.safetensors").write_bytes(b"anything")
     (pair[0] / "notes.txt").write_bytes(b"anything")
-    assert number_of(read_checkpoint(pair[0])) == 1
-    verify_checkpoint(pair[0])
+    assert number_of(load_checkpoint(pair[0])) == 1
 
 
 @pytest.mark.parametrize("name", FILES)

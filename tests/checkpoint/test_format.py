@@ -15,14 +15,13 @@ from safetensors.torch import load_file
 
 from ipufit.checkpoint import (
     Checkpoint,
-    Record,
-    read_checkpoint,
+    Moment,
+    load_checkpoint,
     read_manifest,
-    verify_checkpoint,
     write_checkpoint,
 )
 from ipufit.checkpoint import (
-    format as format_module,
+    directory as directory_module,
 )
 from ipufit.errors import CheckpointError, DamagedCheckpointError, UnsupportedError
 from tests.checkpoint.faults import at_step
@@ -32,7 +31,7 @@ from tests.checkpoint.samples import names, number_of, same, sample
 def test_what_is_written_is_read(tmp_path):
     checkpoint = sample(3)
     assert write_checkpoint(tmp_path / "a", checkpoint) is None
-    loaded = read_checkpoint(str(tmp_path / "a"))
+    loaded = load_checkpoint(str(tmp_path / "a"))
     assert same(loaded, checkpoint)
     model = loaded.tensors["model"]
     assert model["body.weight"] is model["head.weight"]  # tied
@@ -41,7 +40,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_empty_groups_and_an_empty_checkpoint_come_back(tmp_path):
     for checkpoint in (Checkpoint(), Checkpoint({"rng": {}, "a-b_2": {}}, {"a": []})):
         write_checkpoint(tmp_path / "a", checkpoint)
-        assert same(read_checkpoint(tmp_path / "a"), checkpoint)
+        assert same(load_checkpoint(tmp_path / "a"), checkpoint)
 
 
 def test_plain_torch_and_safetensors_load_the_model(tmp_path):
@@ -54,13 +53,11 @@ def test_plain_torch_and_safetensors_load_the_model(tmp_path):
 
 
 def test_the_manifest_lists_every_file_and_who_wrote_it(tmp_path):
-    record = Record(sequence=3, epoch=1, update=20, metric=float("-inf"))
-    write_checkpoint(tmp_path / "a", sample(), record=record)
+    moment = Moment(20, "loss", float("-inf"), "min", epoch=1, sequence=3)
+    write_checkpoint(tmp_path / "a", sample(), moment=moment)
     manifest = read_manifest(tmp_path / "a")
-    assert manifest == verify_checkpoint(tmp_path / "a")
     assert {*manifest.files, "manifest.json"} == {*names(tmp_path / "a")}
-    assert manifest.record == record
-    assert manifest.torch == torch.__version__
+    assert manifest.moment == moment
     plain = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert plain["format"] == "ipufit-checkpoint"
     assert plain["version"] == 1
@@ -72,8 +69,8 @@ def test_folders_are_made_and_links_are_followed_to_the_target(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "a" / "b" / "c")
     write_checkpoint(tmp_path / "link", sample(2))
     assert (tmp_path / "link").is_symlink()
-    assert number_of(read_checkpoint(tmp_path / "a" / "b" / "c")) == 2
-    assert number_of(read_checkpoint(tmp_path / "link")) == 2
+    assert number_of(load_checkpoint(tmp_path / "a" / "b" / "c")) == 2
+    assert number_of(load_checkpoint(tmp_path / "link")) == 2
 
 
 def test_an_old_checkpoint_an_empty_folder_and_a_damaged_one_are_replaced(tmp_path):
@@ -83,7 +80,7 @@ def test_an_old_checkpoint_an_empty_folder_and_a_damaged_one_are_replaced(tmp_pa
     (target / "state.json").unlink()
     (target / "average.safetensors").write_bytes(b"of an older run")
     write_checkpoint(target, sample(2))
-    assert number_of(read_checkpoint(target)) == 2
+    assert number_of(load_checkpoint(target)) == 2
     assert "average.safetensors" not in names(target)
     assert names(tmp_path) == ["a"]
 
@@ -111,7 +108,7 @@ def test_leftovers_of_killed_writers_are_cleaned_up_and_never_read(tmp_path):
     write_checkpoint(tmp_path / "x", sample(1))
     (tmp_path / "x").rename(tmp_path / ".a.00000001.partial")  # complete, but unnamed
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
-        read_checkpoint(tmp_path / "a")
+        load_checkpoint(tmp_path / "a")
     for other in (".a.0000001.partial", ".ab.00000001.partial", ".a.00000001.other"):
         (tmp_path / other).mkdir()  # somebody else's
     write_checkpoint(tmp_path / "a", sample(2))
@@ -127,14 +124,26 @@ def test_a_writer_killed_between_its_renames_leaves_the_old_one_readable(tmp_pat
     write_checkpoint(tmp_path / "a", sample(1))
     (tmp_path / "a").rename(tmp_path / ".a.0123abcd.old")
     (tmp_path / ".a.99999999.old").mkdir()  # half deleted: without a manifest
-    assert number_of(read_checkpoint(tmp_path / "a")) == 1
-    assert number_of(read_checkpoint(tmp_path / "a")) == 1
+    assert number_of(load_checkpoint(tmp_path / "a")) == 1
+    assert number_of(load_checkpoint(tmp_path / "a")) == 1
     with pytest.raises(UnsupportedError):
         write_checkpoint(tmp_path / "a", Checkpoint(state={"a": object()}))
-    assert number_of(read_checkpoint(tmp_path / "a")) == 1
+    assert number_of(load_checkpoint(tmp_path / "a")) == 1
     write_checkpoint(tmp_path / "a", sample(2))
-    assert number_of(read_checkpoint(tmp_path / "a")) == 2
+    assert number_of(load_checkpoint(tmp_path / "a")) == 2
     assert names(tmp_path) == ["a"]
+
+
+def test_of_several_old_ones_the_newest_whole_one_is_read(tmp_path):
+    for number, seconds in ((1, 50), (2, 90), (3, 70)):
+        old = tmp_path / f".a.0000000{number}.old"
+        write_checkpoint(old, sample(number))
+        if number == 2:  # half deleted
+            (old / "manifest.json").unlink()
+        os.utime(old, (seconds, seconds))
+    assert number_of(load_checkpoint(tmp_path / "a")) == 3
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        load_checkpoint(tmp_path / "b")
 
 
 def test_everything_is_synced_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
@@ -180,7 +189,7 @@ def test_what_cant_be_written_is_said_before_anything_is(tmp_path, checkpoint, r
 
 
 def test_a_state_too_large_to_read_isnt_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(format_module, "MAX_STATE_BYTES", 20)
+    monkeypatch.setattr(directory_module, "MAX_STATE_BYTES", 20)
     with pytest.raises(UnsupportedError, match="belong into tensors"):
         write_checkpoint(tmp_path / "a", Checkpoint({}, {"text": "x" * 20}))
 
@@ -196,7 +205,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path):
             with at_step(step, interrupt) as taken:
                 write_checkpoint(tmp_path / "a", sample(1))
         except KeyboardInterrupt:
-            assert number_of(read_checkpoint(tmp_path / "a")) == 1
+            assert number_of(load_checkpoint(tmp_path / "a")) == 1
             if taken.count("rename") < 2:
                 assert names(tmp_path) == ["a"]
         else:
@@ -216,22 +225,22 @@ def test_nothing_of_the_callers_is_kept(tmp_path):
 
 def test_what_was_read_is_independent_of_the_file(tmp_path):
     write_checkpoint(tmp_path / "a", sample(1))
-    loaded = read_checkpoint(tmp_path / "a")
+    loaded = load_checkpoint(tmp_path / "a")
     for path in (tmp_path / "a").iterdir():
         path.write_bytes(b"")
     assert number_of(loaded) == 1
 
 
 def test_there_is_none(tmp_path):
-    for read in (read_checkpoint, read_manifest, verify_checkpoint):
+    for read in (load_checkpoint, read_manifest):
         with pytest.raises(FileNotFoundError, match="no checkpoint at"):
             read(tmp_path / "a" / "b")
     (tmp_path / "a").write_text("a file")
     with pytest.raises(DamagedCheckpointError, match="Not a directory"):
-        read_checkpoint(tmp_path / "a")
+        load_checkpoint(tmp_path / "a")
     (tmp_path / "b").mkdir()
     with pytest.raises(DamagedCheckpointError, match=r"manifest\.json: No such file"):
-        read_checkpoint(tmp_path / "b")
+        load_checkpoint(tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -251,6 +260,6 @@ def test_a_broken_disk_is_damage_and_a_missing_permission_isnt(
 
     monkeypatch.setattr(os, "open", fail)
     with pytest.raises(CheckpointError, match=r"state\.json") as caught:
-        read_checkpoint(tmp_path / "a")
+        load_checkpoint(tmp_path / "a")
     assert type(caught.value) is kind
     assert caught.value.errno == number

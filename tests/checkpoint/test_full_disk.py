@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ipufit.checkpoint import CheckpointStore, read_checkpoint, write_checkpoint
+from ipufit.checkpoint import CheckpointStore, load_checkpoint, write_checkpoint
 from ipufit.errors import CheckpointError, CheckpointWarning
 from tests.checkpoint.faults import at_step, full_disk
 from tests.checkpoint.samples import names, number_of, sample
@@ -69,7 +69,7 @@ def test_each_step_of_an_overwrite_may_fail(tmp_path):
         assert names(tmp_path) == ["saved"]
         with at_step(step, full_disk) as taken:
             error = failure(write_checkpoint, target, sample(step + 1))
-        number = number_of(read_checkpoint(target))
+        number = number_of(load_checkpoint(target))
         if error is None:
             assert number == step + 1
         else:

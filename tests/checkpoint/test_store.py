@@ -12,8 +12,8 @@ import pytest
 
 from ipufit.checkpoint import (
     CheckpointStore,
+    load_checkpoint,
     load_newest,
-    read_checkpoint,
     read_manifest,
     write_checkpoint,
 )
@@ -35,7 +35,7 @@ def fill(store, metrics):
 
 
 def numbers(paths):
-    return [number_of(read_checkpoint(path)) for path in paths]
+    return [number_of(load_checkpoint(path)) for path in paths]
 
 
 def damage(path, name="model.safetensors"):
@@ -56,9 +56,9 @@ def test_what_was_saved_last_is_loaded(tmp_path):
     assert path.name == "update-00001234"
     found, checkpoint = CheckpointStore(tmp_path / "a" / "runs").load_latest()
     assert (found, number_of(checkpoint)) == (path, 7)
-    record = read_manifest(path).record
-    assert (record.sequence, record.epoch, record.update) == (1, 2, 1234)
-    assert record.metric == 0.5
+    moment = read_manifest(path).moment
+    assert (moment.sequence, moment.epoch, moment.update) == (1, 2, 1234)
+    assert moment.value == 0.5
 
 
 def test_order_is_that_of_writing_whatever_the_names_say(tmp_path):
@@ -112,7 +112,7 @@ def test_while_nobody_knows_which_way_is_better_none_with_a_metric_goes(tmp_path
     fill(store, [5.0])
     assert numbers([store.best()]) == [0]
     fill(store, [9.0, None, float("nan"), 1.0, None])
-    assert [read_manifest(path).record.metric for path in store.all()] == [
+    assert [read_manifest(path).moment.value for path in store.all()] == [
         5.0,
         9.0,
         1.0,
@@ -121,9 +121,9 @@ def test_while_nobody_knows_which_way_is_better_none_with_a_metric_goes(tmp_path
     with pytest.raises(ConfigError, match="whether more or less is better"):
         store.best()
     store.mode = "max"
-    assert read_manifest(store.best()).record.metric == 9.0
+    assert read_manifest(store.best()).moment.value == 9.0
     fill(store, [None])
-    assert [read_manifest(path).record.metric for path in store.all()] == [9.0, None]
+    assert [read_manifest(path).moment.value for path in store.all()] == [9.0, None]
 
 
 def test_without_any_metric_there_is_no_best(tmp_path):
@@ -168,7 +168,7 @@ def test_a_checkpoint_with_somebodys_notes_in_it_isnt_deleted(tmp_path):
     (path / "notes.txt").write_text("worth keeping")
     fill(store, [None, None])
     assert path in store.all()
-    assert number_of(read_checkpoint(path)) == 0
+    assert number_of(load_checkpoint(path)) == 0
 
 
 def test_leftovers_of_killed_processes_are_deleted_at_the_next_save(tmp_path):
@@ -255,7 +255,7 @@ def test_of_several_stores_the_one_that_is_furthest_and_whole(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         path, checkpoint = load_newest(stores)
-    assert number_of(checkpoint) == expected == number_of(read_checkpoint(path))
+    assert number_of(checkpoint) == expected == number_of(load_checkpoint(path))
     assert len(caught) == bool(passed)
     for warning in caught:
         assert warning.filename == __file__
@@ -321,7 +321,7 @@ def test_threads_that_save_at_once_take_turns(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    records = [read_manifest(path).record.sequence for path in store.all()]
+    records = [read_manifest(path).moment.sequence for path in store.all()]
     assert records == [4, 5, 6]
     assert len(names(tmp_path)) == 3
 

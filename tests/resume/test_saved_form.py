@@ -26,7 +26,7 @@ from ipufit import (
     ReduceLROnPlateau,
     Throughput,
 )
-from ipufit.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from ipufit.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
 from ipufit.data import random_state
 from ipufit.resume.saved_form import in_words
 from tests.checkpoint.samples import same, same_tensors
@@ -223,7 +223,7 @@ def saved(scenario, path):
     expected = {
         way: getattr(Watched(scenario), way)(path) for way in ("load", "resume")
     }
-    return read_checkpoint(path), expected
+    return load_checkpoint(path), expected
 
 
 def is_harmless(way, at):

@@ -14,7 +14,7 @@ from ipufit import (
     IPUModel,
     Optimizer,
 )
-from ipufit.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from ipufit.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
 from ipufit.resume import TrainedState, check_has_run, check_weights, position_of
 from tests.checkpoint.samples import same
 from tests.reference import network, samples
@@ -69,7 +69,7 @@ def test_a_checkpoint_of_a_run_survives_writing(tmp_path):
     optimizer = Optimizer("adam", 0.1, ema_momentum=0.9)
     for number, checkpoint in enumerate(taken(make(optimizer), callbacks=[stopping])):
         write_checkpoint(tmp_path / str(number), checkpoint)
-        assert same(read_checkpoint(tmp_path / str(number)), checkpoint)
+        assert same(load_checkpoint(tmp_path / str(number)), checkpoint)
 
 
 def test_later_updates_do_not_change_what_was_taken():
