@@ -220,11 +220,11 @@ class Device:
                     executable.replica_groups,
                 )
                 if optimizer is not None:
-                    optimizer.attach(self._weights.trained, executable.replica_groups)
-                    self._device_optimizer = optimizer.device_optimizer
+                    self._device_optimizer = optimizer.attach(
+                        self._weights.trained, executable.replica_groups
+                    )
                     if processes is not None and settings.rounds_at_random:
-                        common = CommonRandom(processes)
-                        optimizer.device_optimizer.random = common
+                        self._device_optimizer.random = CommonRandom(processes)
         except Exception:
             lease.end()
             raise

@@ -189,7 +189,7 @@ class Gradients:
         """
         if settings is not self._settings:
             self._settings = settings
-            self._scale = settings.loss_scaling / self.share
+            self._scale = settings.loss_scaling.value / self.share
             self._accum_type = settings.accum_type
         self._accumulated.clear()
         for tensor in self._trained.values():

@@ -219,8 +219,7 @@ class PoplarExecutor:
         # Before the run: a call that fails midway has made updates too.
         self._is_rng_state_old = True
         if self._optimizer is not None:
-            self._optimizer.write_state()
-            self._optimizer.note_update()
+            self._optimizer.begin_call()
             self._dirty_host_weights = True
         self._last_call = device.run(tensors or [])
         outputs = executable.program.device_outputs(self._last_call.outputs)

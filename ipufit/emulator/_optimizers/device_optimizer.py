@@ -119,9 +119,7 @@ class DeviceOptimizer:
                 values = wide(values)
             if self.loss_scale_factor != 1.0:
                 values = list(torch._foreach_mul(values, 1.0 / self.loss_scale_factor))
-            if group.fused is None or not group.fused.takes_gradients:
-                values = group.rule.direction(group, values)
-            directions.append(values)
+            directions.append(group.rule.direction(group, values))
         largest = self._settings.max_grad_norm
         if directions and not math.isinf(largest):
             directions = _clip(directions, largest)
@@ -181,7 +179,7 @@ class DeviceOptimizer:
         factor = self.loss_scale_factor
         if num_large > options.loss_scaling_proportion * num_elements:
             self.loss_scale_factor *= 0.5
-        elif factor * self._settings.loss_scaling * 2 <= _LARGEST_SCALE:
+        elif factor * self._settings.loss_scaling.value * 2 <= _LARGEST_SCALE:
             self.loss_scale_factor *= 2.0
 
     def _state_of(self, name: str) -> State:
@@ -212,8 +210,8 @@ class DeviceOptimizer:
         for name in self._weights:
             state.update({n: t.clone() for n, t in self._state_of(name).items()})
             values.update(self._values_of(name, with_constants=False))
-        if not self._settings.scaling.is_const:
-            values[_LOSS_SCALING] = _as_tensor(self._settings.loss_scaling)
+        if not self._settings.loss_scaling.is_const:
+            values[_LOSS_SCALING] = _as_tensor(self._settings.loss_scaling.value)
         if self._options.scales_loss:
             state[_UPDATE_FACTOR] = _as_tensor(self.loss_scale_factor)
         return {"ipu_state": state, "ipu_param": values}
@@ -228,7 +226,7 @@ class DeviceOptimizer:
         for name in self._weights:
             tensors.update(self._state_of(name))
             tensors.update(self._values_of(name, with_constants=True))
-        scaling = self._settings.loss_scaling
+        scaling = self._settings.loss_scaling.value
         tensors[_LOSS_SCALING] = _as_tensor(scaling)
         if self._options.scales_loss:
             tensors[_UPDATE_FACTOR] = _as_tensor(self.loss_scale_factor)
@@ -269,7 +267,7 @@ class DeviceOptimizer:
                 tensor.copy_(state[key])
             for key in self._values_of(name, with_constants=False):
                 _is_missing("parameter", key, values)
-        if not self._settings.scaling.is_const:
+        if not self._settings.loss_scaling.is_const:
             _is_missing("parameter", _LOSS_SCALING, values)
         if not self._options.scales_loss:
             return

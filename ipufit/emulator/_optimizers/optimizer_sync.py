@@ -152,7 +152,7 @@ class OptimizerSync:
 
     def attach(
         self, trained: dict[str, Tensor], groups: Mapping[str, ReplicaGroups]
-    ) -> None:
+    ) -> DeviceOptimizer:
         """Make the device's optimizer, with the state that an earlier one had.
 
         Args:
@@ -165,6 +165,7 @@ class OptimizerSync:
         if self._kept_state is not None:
             self._load(self._kept_state)
         self._note_sent()
+        return self._device
 
     def detach(self) -> None:
         """Drop the device's optimizer, and keep its state if PopTorch can."""
@@ -176,17 +177,10 @@ class OptimizerSync:
         """Drop the state that was kept: the executable is gone."""
         self._kept_state, self._written_values = None, {}
 
-    @property
-    def device_optimizer(self) -> DeviceOptimizer:
-        """The optimizer on the device of an attached executor."""
-        if self._device is None:
-            raise createPoptorchError("Device is not attached")
-        return self._device
-
     def weights_were_uploaded(self) -> None:
         """Reset the state as PopTorch does, which uploads stale states with weights."""
-        if self._poptorch is None:
-            self.device_optimizer.reset_state()
+        if self._poptorch is None and self._device is not None:
+            self._device.reset_state()
 
     # State of PopTorch's optimizers ---------------------------------------------
 
@@ -265,26 +259,34 @@ class OptimizerSync:
             optimizer.host_state_is_dirty = True
             optimizer.ipu_state_is_dirty = False
 
-    def note_update(self) -> None:
-        """Note that the device's state is newer than the host's."""
-        if self._poptorch is not None:
-            self._poptorch.host_state_is_dirty = True
+    def begin_call(self) -> None:
+        """Send a newer state of the host, and note that the device's will be newer."""
+        optimizer = self._poptorch
+        if optimizer is not None:
+            if optimizer.ipu_state_is_dirty:
+                self.write_state()
+            optimizer.host_state_is_dirty = True
 
     def _load(self, state: Mapping[str, State]) -> None:
         state = self._grouped.split(state)
-        self.device_optimizer.load_state(state["ipu_state"], state["ipu_param"])
+        self._attached().load_state(state["ipu_state"], state["ipu_param"])
         self._note_sent()
 
     def _note_sent(self) -> None:
         """Note the state that the host has: with synthetic data it stays there."""
         if self._options.is_synthetic:
-            self._sent_state = self._grouped.joined(self.device_optimizer.state_dict())
+            self._sent_state = self._grouped.joined(self._attached().state_dict())
 
     def _joined_state(self) -> dict[str, State]:
         """The device's state; with synthetic data the one that it was sent."""
         if self._sent_state is not None:
             return self._sent_state
-        return self._grouped.joined(self.device_optimizer.state_dict())
+        return self._grouped.joined(self._attached().state_dict())
+
+    def _attached(self) -> DeviceOptimizer:
+        if self._device is None:
+            raise createPoptorchError("Device is not attached")
+        return self._device
 
 
 def _group_indices(

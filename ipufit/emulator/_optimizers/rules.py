@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -36,18 +36,8 @@ STEP = "Step"
 _NO_MOMENTUM = Variable(0.0, is_const=True)
 
 
-class Fused(NamedTuple):
-    """A kernel of torch that updates weights: `(weights, values, *state, **numbers)`.
-
-    Attributes:
-        takes_gradients: Whether the values are gradients, instead of what the rule
-            makes of them first.
-    """
-
-    kernel: Callable[..., Any]
-    state: tuple[Tensors, ...]
-    numbers: dict[str, float]
-    takes_gradients: bool = False
+Fused = Tuple[Callable[..., Any], Tuple[Tensors, ...], Dict[str, float]]
+"""A kernel of torch, called as `kernel(weights, directions, *state, **numbers)`."""
 
 
 class WeightGroup:
@@ -96,7 +86,7 @@ class WeightGroup:
         if self.fused is None:
             self.rule.update(self, values)
             return
-        kernel, state, numbers, _ = self.fused
+        kernel, state, numbers = self.fused
         if STEP in self.state:
             self.counter.fill_(self.step)
         if list(map(Tensor.stride, values)) != self._strides:
@@ -153,8 +143,8 @@ def store(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensors:
 
 
 @functools.lru_cache(maxsize=None)
-def fused_kernels() -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
-    """Give torch's fused AdamW and SGD, each None where it doesn't run.
+def _fused_kernels() -> tuple[Any, Any]:
+    """Give torch's fused AdamW and SGD, or None for both where they don't run.
 
     torch has had them for processors since 2.4; older versions have the names, but
     nothing behind them.
@@ -166,12 +156,9 @@ def fused_kernels() -> tuple[Callable[..., Any] | None, Callable[..., Any] | Non
         numbers = _adam_numbers(lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1.0)
         try:
             adamw(weight, gradient, first, second, [], [torch.ones(())], **numbers)
-        except (NotImplementedError, RuntimeError, TypeError):
-            adamw = None  # another signature, or not for processors
-        try:
             sgd(weight, gradient, first, **_sgd_numbers(lr=0.1, momentum=0.9))
         except (NotImplementedError, RuntimeError, TypeError):
-            sgd = None
+            return None, None  # another signature, or not for processors
     return adamw, sgd
 
 
@@ -210,9 +197,9 @@ class Rule(ABC):
     def take(self, settings: OptimizerSettings) -> None:
         """Take other values of the hyper-parameters."""
         variables = settings.variables(self.index)
-        self.scalars = self.derive(variables, settings.scaling)
+        self.scalars = self.derive(variables, settings.loss_scaling)
         self.n = {name: variable.value for name, variable in self.scalars.items()}
-        self.n["lossScaling"] = settings.loss_scaling
+        self.n["lossScaling"] = settings.loss_scaling.value
 
     @abstractmethod
     def derive(self, given: Variables, scaling: Variable) -> Variables:
@@ -236,7 +223,7 @@ class Rule(ABC):
         """Update the weights, and the state that clipping has an effect on."""
 
     def fused(self, group: WeightGroup, is_clipped: bool) -> Fused | None:
-        """Find a kernel that does the same; its memory must be laid out alike."""
+        """Find a kernel that does the same, for memory that is laid out alike."""
         return None
 
     def _unscaled(self, gradients: Tensors) -> Tensors:
@@ -284,13 +271,12 @@ class PlainSGD(Rule):
         store(weights, group.weights)
 
     def fused(self, group: WeightGroup, is_clipped: bool) -> Fused | None:
-        _, kernel = fused_kernels()
+        _, kernel = _fused_kernels()
         lr = self.n["scaledLearningRate0"]
         if kernel is None or not lr:
             return None
         decay = (1.0 - self.n["weightDecayScaleFactor0"]) / lr
-        numbers = _sgd_numbers(lr=lr, weight_decay=decay)
-        return Fused(kernel, ([],), numbers, takes_gradients=True)
+        return kernel, ([],), _sgd_numbers(lr=lr, weight_decay=decay)
 
 
 class MomentumSGD(Rule):
@@ -341,6 +327,8 @@ class MomentumSGD(Rule):
         return {"Accl1": torch.zeros_like(weight).copy_(first)}
 
     def direction(self, group: WeightGroup, gradients: Tensors) -> Tensors:
+        if group.fused is not None:
+            return gradients
         n, velocity = self.n, wide(group.state["Accl1"])
         if not self.is_combined:
             self._carry_over(group, velocity)
@@ -373,10 +361,10 @@ class MomentumSGD(Rule):
     def fused(self, group: WeightGroup, is_clipped: bool) -> Fused | None:
         """Find the kernel that updates velocity and weights in one pass.
 
-        It puts the decay into the gradient: the factors of the two, and those of
-        Nesterov's sum, must agree.
+        It takes gradients, and puts the decay into them: the factors of the two, and
+        those of Nesterov's sum, must agree.
         """
-        _, kernel = fused_kernels()
+        _, kernel = _fused_kernels()
         if kernel is None or self.is_combined or is_clipped:
             return None
         n = self.n
@@ -395,7 +383,7 @@ class MomentumSGD(Rule):
             dampening=1.0 - n["dampeningScaleFactor1"],
             nesterov=bool(n["nesterov"]),
         )
-        return Fused(kernel, (group.state["Accl1"],), numbers, takes_gradients=True)
+        return kernel, (group.state["Accl1"],), numbers
 
 
 class Adam(Rule):
@@ -471,7 +459,7 @@ class Adam(Rule):
         return roots
 
     def fused(self, group: WeightGroup, is_clipped: bool) -> Fused | None:
-        kernel, _ = fused_kernels()
+        kernel, _ = _fused_kernels()
         n = self.n
         # A loaded step that makes no sense gives NaN, not what the kernel makes of it.
         makes_sense = (
@@ -488,7 +476,7 @@ class Adam(Rule):
         )
         counters = [group.counter] * len(group.weights)
         first, second = group.state["Accl1"], group.state["Accl2"]
-        return Fused(kernel, (first, second, [], counters), numbers)
+        return kernel, (first, second, [], counters), numbers
 
 
 def _bias_correction(beta: float, step: float) -> float:

@@ -116,7 +116,7 @@ class OptimizerSettings:
     """One reading of an optimizer. Two are equal if there is nothing to send.
 
     Attributes:
-        scaling: The loss scaling and whether it is compiled in.
+        loss_scaling: The factor of the loss, and whether it is compiled in.
         defaults: Values for the parameters that are in no group.
         groups: Values for the parameters of each group.
         max_grad_norm: Largest global norm, infinite if there is no clipping.
@@ -128,7 +128,7 @@ class OptimizerSettings:
     """
 
     kind: Kind
-    scaling: Variable
+    loss_scaling: Variable
     defaults: Variables
     groups: tuple[Variables, ...]
     max_grad_norm: float
@@ -137,11 +137,6 @@ class OptimizerSettings:
     velocity_accum_type: torch.dtype
     first_order_momentum_accum_type: torch.dtype
     second_order_momentum_accum_type: torch.dtype
-
-    @property
-    def loss_scaling(self) -> float:
-        """The factor of the loss before the backward pass."""
-        return self.scaling.value
 
     @property
     def uses_running_mean(self) -> bool:
@@ -211,7 +206,7 @@ class OptimizerReader:
                 )
         return OptimizerSettings(
             kind,
-            scaling=self._loss_scaling(optimizer),
+            loss_scaling=self._loss_scaling(optimizer),
             defaults=defaults,
             groups=tuple(others),
             max_grad_norm=_max_grad_norm(kind, optimizer),
@@ -376,7 +371,7 @@ def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
             f"The model was compiled with {len(old.groups)} parameter groups, the "
             f"new optimizer has {len(new.groups)}"
         )
-    _check_variable("loss_scaling", old.scaling, new.scaling)
+    _check_variable("loss_scaling", old.loss_scaling, new.loss_scaling)
     groups = [("the defaults", old.defaults, new.defaults)]
     for index, pair in enumerate(zip(old.groups, new.groups)):
         groups.append((f"group {index}", *pair))
@@ -444,8 +439,8 @@ def _logged_variables(
     names = {"lr": "learning_rate"}
     logged = {prefix + names.get(name, name): group[name] for name in group}
     if settings.kind.mode == "separate":  # its velocity is scaled as the loss is
-        logged[f"{prefix}velocity_scaling"] = settings.scaling
-    logged["loss_scaling"] = settings.scaling
+        logged[f"{prefix}velocity_scaling"] = settings.loss_scaling
+    logged["loss_scaling"] = settings.loss_scaling
     for name, variable in logged.items():
         suffix = " (const)" if variable.is_const else ""
         yield f"{_camel_case(name)}={variable.value:g}{suffix}"
