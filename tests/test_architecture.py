@@ -77,6 +77,7 @@ FLOORS = {
         "coverage": 7,
         "programs": 6,
         "sizes": 5.5,
+        "shapes_only": 5.4,
         "traced": 5,
         "baked_in": 4,
         "objective": 3,

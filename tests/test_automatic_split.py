@@ -15,7 +15,7 @@ from torch import nn
 
 import ipufit
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel, poptorch
-from ipufit.engine.sizes.block_costs import block_costs
+from ipufit.engine.sizes import block_costs
 from ipufit.model import split_of_model
 from ipufit.planning.split import TooFullError, best_split
 from tests.engine.counting import Moves

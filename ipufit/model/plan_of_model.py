@@ -13,8 +13,7 @@ from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure, Source
 from ipufit.engine import Objective
-from ipufit.engine.sizes.stage_costs import stage_costs
-from ipufit.engine.sizes.storages import device_bytes
+from ipufit.engine.sizes import device_bytes, stage_costs
 from ipufit.errors import IpufitError
 from ipufit.optimizers.state_types import weight_states
 from ipufit.planning.memory import Device, MemorySettings

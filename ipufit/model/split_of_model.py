@@ -10,8 +10,7 @@ import torch
 from ipufit.blocks import annotated_blocks
 from ipufit.config import IPUConfig
 from ipufit.data import Source
-from ipufit.engine.sizes.block_costs import block_costs
-from ipufit.engine.sizes.stage_costs import weight_cost
+from ipufit.engine.sizes import block_costs, weight_cost
 from ipufit.errors import ConfigError
 from ipufit.optimizers.state_types import weight_states
 from ipufit.planning.memory import DEVICES, MemorySettings, state_bytes

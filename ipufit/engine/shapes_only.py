@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of a module whose tensors have shapes and types, but no values.
+"""Tensors that have shapes and types, but no values.
 
-It takes no memory for weights or activations, computes nothing, and draws nothing from
-random generators. The user's module stays as it is, its buffers included.
+They take no memory for weights or activations, compute nothing, and draw nothing from
+random generators.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import copy
 import logging
 import warnings
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -20,11 +20,10 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from ipufit.data import HostRandomState
-from ipufit.engine.observers.autograd import user_line
-from ipufit.engine.weights.wrapping import unfetched, weights_of
 from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 
-from .known_shapes import KnownShapes
+from .observers.autograd import user_line
+from .weights.wrapping import unfetched, weights_of
 
 
 @contextlib.contextmanager
@@ -46,13 +45,19 @@ def shapes_only() -> Iterator[None]:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    before = HostRandomState()
+    random_state = HostRandomState()
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True  # errors are raised all the same
+    # With this library an LSTM is one operator, which saves the library's own data.
+    # `torch.backends.mkldnn.flags` would set more than this, and warn.
+    had_mkldnn = _get_mkldnn_enabled()
+    _set_mkldnn_enabled(False)
+    validated = Distribution._validate_args  # needs values; a trace leaves it out, too
+    Distribution.set_default_validate_args(False)
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call,unused-ignore]
     known = KnownShapes()  # type: ignore[no-untyped-call,unused-ignore]
     try:
-        with warnings.catch_warnings(), without_mkldnn(), _unvalidated(), mode, known:
+        with warnings.catch_warnings(), mode, known:
             warnings.simplefilter("ignore")  # they come again when it is traced
             yield
     except Exception as error:
@@ -67,8 +72,10 @@ def shapes_only() -> Iterator[None]:
             ) from error
         raise
     finally:
+        Distribution.set_default_validate_args(validated)
+        _set_mkldnn_enabled(had_mkldnn)
         log.disabled = was_disabled
-        before.put_back()
+        random_state.put_back()
 
 
 def _asks_for_values(error: BaseException) -> bool:
@@ -82,35 +89,19 @@ def _asks_for_values(error: BaseException) -> bool:
     return isinstance(error, kinds) or str(error).startswith(words)
 
 
-@contextlib.contextmanager
-def _unvalidated() -> Iterator[None]:
-    """Let `torch.distributions` take arguments without values, as a trace does."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
-
-
-@contextlib.contextmanager
-def without_mkldnn() -> Iterator[None]:
-    """Have torch run within without a library of the processor, and then as before.
-
-    With it an LSTM is one operator, which saves the library's own data.
-    `torch.backends.mkldnn.flags` would set more than this, and warn.
+def like(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and type, and a parameter if it is one.
 
     Example:
-        >>> with without_mkldnn():
-        ...     _get_mkldnn_enabled()
-        False
+        >>> like(torch.nn.Parameter(torch.zeros(2), requires_grad=False)).shape
+        torch.Size([2])
     """
-    before = _get_mkldnn_enabled()
-    _set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        _set_mkldnn_enabled(before)
+    shape, dtype = unfetched(tensor, "shape"), unfetched(tensor, "dtype")
+    empty: Tensor = torch.empty(shape, dtype=dtype)
+    if isinstance(tensor, torch.nn.Parameter):
+        is_trained = bool(unfetched(tensor, "requires_grad"))
+        return torch.nn.Parameter(empty, requires_grad=is_trained)
+    return empty
 
 
 def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
@@ -139,31 +130,6 @@ def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
         ) from error
 
 
-def like(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape and type, and a parameter if it is one.
-
-    Example:
-        >>> like(torch.nn.Parameter(torch.zeros(2), requires_grad=False)).shape
-        torch.Size([2])
-    """
-    shape, dtype = unfetched(tensor, "shape"), unfetched(tensor, "dtype")
-    is_trained = bool(unfetched(tensor, "requires_grad"))
-    empty: Tensor = torch.empty(shape, dtype=dtype)
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(empty, requires_grad=is_trained)
-    return empty
-
-
-def all_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of the same shapes and types.
-
-    Example:
-        >>> [one.shape for one in all_like([torch.zeros(2), torch.zeros(3)])]
-        [torch.Size([2]), torch.Size([3])]
-    """
-    return [like(tensor) for tensor in tensors]
-
-
 class _CopiesOfShapes(TorchFunctionMode):
     """Has `copy.deepcopy` make tensors of shapes and types from those with values."""
 
@@ -173,3 +139,62 @@ class _CopiesOfShapes(TorchFunctionMode):
         if func is Tensor.__deepcopy__:
             return like(args[0])
         return func(*args, **(kwargs or {}))
+
+
+class KnownShapes(TorchFunctionMode):
+    """Computes some functions by other ones, whose shapes don't depend on values.
+
+    PopTorch compiles them. On tensors without values, torch 2.0 computes none of them,
+    and later versions not all.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = NotImplemented
+        if func in _INSTEAD:
+            result = _INSTEAD[func](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+
+
+def _repeated(
+    input: Tensor,
+    repeats: Any,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+) -> Any:
+    if not isinstance(repeats, int) or repeats < 1:
+        return NotImplemented
+    rows = input.reshape(-1) if dim is None else input
+    dim = 0 if dim is None else dim
+    if not -rows.dim() <= dim < rows.dim():
+        return NotImplemented
+    place = dim % rows.dim()
+    shape = [*rows.shape[: place + 1], repeats, *rows.shape[place + 1 :]]
+    return rows.unsqueeze(place + 1).expand(shape).flatten(place, place + 1)
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Any:
+    if num_classes < 1 or tensor.dtype != torch.int64:
+        return NotImplemented
+    classes = torch.arange(num_classes, device=tensor.device)
+    return (tensor.unsqueeze(-1) == classes).to(torch.int64)
+
+
+def _counted(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    if minlength < 1 or input.dim() != 1:
+        return NotImplemented
+    given = torch.ones_like(input) if weights is None else weights
+    zeros = torch.zeros(minlength, dtype=given.dtype, device=input.device)
+    return zeros.index_add(0, input, given)
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    torch.repeat_interleave: _repeated,
+    Tensor.repeat_interleave: _repeated,
+    torch.nn.functional.one_hot: _one_hot,
+    torch.bincount: _counted,
+    Tensor.bincount: _counted,
+}
+"""Each gives NotImplemented where the shape depends on values after all."""

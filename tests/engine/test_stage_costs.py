@@ -12,8 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
-from ipufit.engine.sizes.stage_costs import stage_costs
-from ipufit.engine.sizes.storages import device_bytes
+from ipufit.engine.sizes import device_bytes, stage_costs
 from ipufit.optimizers.state_types import weight_states
 
 CLASSES = 5

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from ipufit import IPUConfig, IPUModel, UnsupportedError
-from ipufit.engine.sizes.known_shapes import KnownShapes
-from ipufit.engine.sizes.shapes_only import like, shapes_only
+from ipufit.engine.shapes_only import KnownShapes, like, shapes_only
 
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 

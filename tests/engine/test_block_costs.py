@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 
@@ -11,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._C import _get_mkldnn_enabled, _set_mkldnn_enabled
 from torch.autograd.graph import saved_tensors_hooks
 
 from ipufit import ConfigError, DataError, IPUConfig, UnsupportedError
-from ipufit.engine.sizes.block_costs import block_costs
-from ipufit.engine.sizes.shapes_only import without_mkldnn
+from ipufit.engine.sizes import block_costs
 from tests.strategies import examples
 
 
@@ -62,6 +63,14 @@ MODULES = {
         [torch.zeros(2, 5, 16), torch.zeros(2, 3, 16)],
     ),
 }
+
+
+@contextlib.contextmanager
+def without_mkldnn():
+    before = _get_mkldnn_enabled()
+    _set_mkldnn_enabled(False)
+    yield
+    _set_mkldnn_enabled(before)
 
 
 def names(costs):

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""How large a module's parts are, from tensors that have shapes and no values."""
