@@ -22,12 +22,10 @@ from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
 from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer
 from ipufit.emulator._optimizers.settings import OptimizerSettings
 from ipufit.emulator._options.options import Options
+from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._processes import GradientSums
 from ipufit.emulator._program.anchors import UPDATED, Anchors, snapshot
-from ipufit.emulator._program.floating_point import (
-    refuse_bad_gradients,
-    stops_at_exceptions,
-)
+from ipufit.emulator._program.floating_point import refuse_bad_gradients
 from ipufit.emulator._program.program import Program
 from ipufit.emulator.enums import MeanReductionStrategy, ReductionType
 
@@ -170,7 +168,7 @@ class Gradients:
         self._factors = weights.groups_of_elements if is_running else {}
         self._trained = weights.trained
         self._halves = {n for n, t in self._trained.items() if t.dtype == torch.float16}
-        self._is_checked = stops_at_exceptions(options)
+        self._is_checked = Settings.of(options).stops_at_exceptions
         self._sums = sums
         self._settings: OptimizerSettings | None = None
         self._scale = 1.0

@@ -24,6 +24,7 @@ from ipufit.emulator._ops.markers import check_overlap
 from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._options.popart_keys import validate_popart_options
+from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._options.strategies import (
     ExecutionStrategy,
     ParallelPhasedExecution,
@@ -36,7 +37,7 @@ from ipufit.emulator._program.anchors import (
 )
 from ipufit.emulator._program.args import CallArguments, check_inputs, micro_batch
 from ipufit.emulator._program.checks import check_stages
-from ipufit.emulator._program.floating_point import checked, stops_at_exceptions
+from ipufit.emulator._program.floating_point import checked
 from ipufit.emulator._program.program import Program, trace
 from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator.enums import CommGroupType, OutputMode
@@ -60,15 +61,15 @@ def compile_model(
         AssertionError: A batch dimension is not a multiple of `D * G * R`.
         Error: The module or its options ask for something that no device does.
     """
-    is_training = optimizer is not None
-    check_executable_cache(options)
+    is_training, settings = optimizer is not None, Settings.of(options)
+    _check_executable_cache(options, settings.cache_dir)
     check_inputs(arguments.tensors())
     layout = Layout.from_options(options)
     with torch.inference_mode(False):
         example = micro_batch(arguments, layout.input_blocks, layout.describe())
         kept = example.with_tensors(tensor.clone() for tensor in example.tensors())
     with unwrapped(model):
-        check_groupings(groupings.by_name(model), options)
+        _check_groupings(groupings.by_name(model), options)
         groups = groupings.resolve(model, layout.replicas)
         with one_element_each(model, groups):
             program = trace(
@@ -79,7 +80,11 @@ def compile_model(
                 names_modules=options._module_namescope_enabled,
             )
         validate_popart_options(options.toDict())
-        target = check_program(program, layout, options, is_training=is_training)
+        for check in checks_of_program(
+            program, layout, options, is_training=is_training
+        ):
+            check()
+        target = Target.of(options, program.num_ipus * layout.replicas)
         check_updatable_buffers(model, options)
         weights = {
             # Integer weights are compiled in: changes neither arrive nor come back.
@@ -95,9 +100,9 @@ def compile_model(
         if optimizer is not None:
             names += optimizer.compile(weights, trained)
         anchors = add_anchors(program, options, names)
-        if stops_at_exceptions(options):
+        if settings.stops_at_exceptions:
             program = dataclasses.replace(program, graph=checked(program.graph))
-        runner = choose_runner(program, layout, options, groups)
+        runner = choose_runner(program, layout, settings, groups)
     like = arguments.like_meta()
     return Executable(
         program, target, like, kept, weights, groups, names, anchors, runner
@@ -125,27 +130,14 @@ def check_inference_options(options: Options) -> None:
     )
 
 
-def check_program(
-    program: Program, layout: Layout, options: Options, *, is_training: bool
-) -> Target:
-    """Check a traced program against its options, and choose its target.
-
-    Raises:
-        Error: Too many IPUs or stages, blocks in the wrong place or order, an output
-            mode that the program can't have, or buffers that replicas would have to
-            broadcast.
-    """
-    for check in checks_of_program(program, layout, options, is_training=is_training):
-        check()
-    return Target.of(options, program.num_ipus * layout.replicas)
-
-
 def checks_of_program(
     program: Program, layout: Layout, options: Options, *, is_training: bool
 ) -> Iterator[Callable[[], None]]:
     """Yield the checks of a traced program against its options, in order.
 
-    Each raises an `Error` if it refuses the program, as `check_program` says.
+    Each raises an `Error` if it refuses the program: for blocks in the wrong place or
+    order, too many stages, an output mode that the program can't have, or buffers
+    that replicas would have to broadcast.
     """
     strategy, graph = options._execution_strategy, program.graph.graph
     yield lambda: check_overlap(graph, options, has_loss=program.has_loss)
@@ -169,7 +161,7 @@ def _check_broadcast(program: Program, layout: Layout, options: Options) -> None
         )
 
 
-def check_groupings(groupings: Mapping[str, Grouping], options: Options) -> None:
+def _check_groupings(groupings: Mapping[str, Grouping], options: Options) -> None:
     """Refuse groups of replicas that aren't groups of one process's replicas.
 
     Groups are of the replicas of all processes. The emulator knows those of this one.
@@ -197,11 +189,6 @@ def check_groupings(groupings: Mapping[str, Grouping], options: Options) -> None
         )
 
 
-def updatable_buffers(options: Options) -> list[str]:
-    """Names that `Options.updatableNamedBuffers` was given."""
-    return list(options._Popart.options.get("updatableNamedBuffers", ()))
-
-
 def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
     """Refuse names of buffers that can't be uploaded.
 
@@ -209,7 +196,7 @@ def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
         Error: The model has no such buffer, or it is compiled in.
     """
     buffers = dict(model.named_buffers())
-    for name in updatable_buffers(options):
+    for name in Settings.of(options).updatable_buffers:
         if name not in buffers:
             raise createPoptorchError(
                 f"Options.updatableNamedBuffers names {name!r}, but the model's "
@@ -273,7 +260,7 @@ def _check_period(program: Program, layout: Layout, options: Options) -> None:
         )
 
 
-def check_executable_cache(options: Options) -> None:
+def _check_executable_cache(options: Options, folder: str | None) -> None:
     """Say if caching is on, since nothing is cached, and check a shared folder.
 
     PopTorch saves compiled code, and of several processes lets one compile first.
@@ -281,38 +268,26 @@ def check_executable_cache(options: Options) -> None:
 
     Raises:
         AssertionError: Several processes share a folder that can't be written to.
-
-    Example:
-        >>> check_executable_cache(Options().enableExecutableCaching("cache"))
     """
-    popart = options._Popart.options
-    folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
-    if folder is not None:
-        logger.info(
-            "Executable caching is on, but there are no executables: the emulator "
-            "traces every model anew and writes nothing into the cache."
-        )
-    if options.Distributed.numProcesses == 1:
-        return
+    count = options.Distributed.numProcesses
     if folder is None:
-        if options.Distributed.processId == 0:  # PopTorch says so in each process
+        if count > 1 and options.Distributed.processId == 0:  # PopTorch: in each
             logger.warning(
                 "Options.enableExecutableCaching isn't set: on a pod each of the %d "
                 "processes would compile the model for itself.",
-                options.Distributed.numProcesses,
+                count,
             )
         return
+    logger.info(
+        "Executable caching is on, but there are no executables: the emulator "
+        "traces every model anew and writes nothing into the cache."
+    )
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):  # missing folders are made
+        path = os.path.dirname(path)
     require(
-        _is_writable(str(folder)),
+        count == 1 or (os.path.isdir(path) and os.access(path, os.W_OK)),
         f"The cache of executables, {folder}, can't be written to: several processes "
         "share it, so Options.enableExecutableCaching needs a folder that they can "
         "write to.",
     )
-
-
-def _is_writable(folder: str) -> bool:
-    """Whether files can be made in a folder, or the folder itself."""
-    path = os.path.abspath(folder)
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return os.path.isdir(path) and os.access(path, os.W_OK)

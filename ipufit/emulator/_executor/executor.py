@@ -24,7 +24,6 @@ from ipufit.emulator._device.device import (
 from ipufit.emulator._executor.compiling import (
     check_inference_options,
     compile_model,
-    updatable_buffers,
 )
 from ipufit.emulator._executor.printing import module_repr
 from ipufit.emulator._executor.saving import (
@@ -47,6 +46,7 @@ from ipufit.emulator._layout.pod import Lease
 from ipufit.emulator._layout.replica_groups import GroupedParameters, Grouping
 from ipufit.emulator._optimizers.optimizer_sync import NOT_COMPILED, OptimizerSync
 from ipufit.emulator._options.options import Options
+from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._processes import (
     Processes,
     broadcast_weights,
@@ -531,7 +531,7 @@ class PoplarExecutor:
             tensor([3.])
         """
         self._require_compiled()
-        names = updatable_buffers(self._options)
+        names = list(Settings.of(self._options).updatable_buffers)
         if not names:
             raise createPoptorchError(
                 "No named buffers marked as updatable via updatableNamedBuffers "
@@ -796,7 +796,7 @@ class PoplarExecutor:
             >>> inference.cycleCount() > 0
             True
         """
-        if not self._options._Popart.options["instrumentWithHardwareCycleCounter"]:
+        if not Settings.of(self._options).counts_cycles:
             raise createPoptorchError(
                 "Cycle count logging is disabled. Please set option logCycleCount to "
                 "True to enable."

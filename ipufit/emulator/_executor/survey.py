@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import sys
 import sysconfig
 import traceback
@@ -211,7 +210,7 @@ def survey(
         try:
             with tracing(recording), recording.module_scopes(module), notes.following(
                 module
-            ), guarded(tracer, SurveyGuard(recording, tracer, notes)):
+            ), guarded(tracer, SurveyGuard(tracer)):
                 outputs = module(*inputs)
         except Exception as raised:  # noqa: BLE001 - a user's code may raise anything
             error = raised
@@ -227,12 +226,51 @@ def survey(
         place = _NOWHERE if error is None else notes.of_error(error)
         if isinstance(error, Error):
             notes.add("program", error, place)
-        graphs = _examine(recording, outputs, options, notes, error, is_training)
+        graph = recording.graph
+        results: list[Node] = []
+        if error is None:
+            flat = filter(recording.is_on_device, flattenTensorStructure(outputs))
+            results = notes.attempt("own backward", recording.finish, flat) or []
+            exchanges = [node for node in graph.nodes if node.target is setattr]
+            for problem in recording.rebound():
+                place = place_of(exchanges[-1]) if exchanges else _NOWHERE
+                notes.attempt("buffer", refuse_rebound, [problem], place=place)
+            notes.attempt("control flow", eliminate, recording, results)
+        graph.output(tuple(results))
+        graphs = with_bodies(graph, recording.root)
+        constant_inputs = recording.constant_inputs()
+        for one in graphs:
+            _check_nodes(one, constant_inputs, notes)
+        if error is None:  # else which operations count, and the loss, are unknown
+            ipus = notes.attempt("blocks", used_ipus, graphs, constant_inputs) or (0,)
+            before = len(notes.remarks)
+            if is_training:
+                notes.attempt("loss", add_final_loss, graph, recording.results)
+            program = Program(
+                graph=GraphModule(recording.root, graph),
+                output_structure=None,
+                constant_outputs={},
+                host_outputs={},
+                has_loss=is_training and len(notes.remarks) == before,
+                blocks=tuple(recording.begun),
+                ipus=ipus,
+                is_random=False,
+                **weight_fields(recording, graphs),
+            )
+            layout = Layout.from_options(options)
+            checks = checks_of_program(
+                program, layout, options, is_training=is_training
+            )
+            for check_options in checks:
+                notes.attempt("options", check_options)
+            num_ipus = program.num_ipus * layout.replicas
+            notes.attempt("options", Target.of, options, num_ipus)
     notes.attempt("options", check_updatable_buffers, module, options)
     norms: dict[str, Place] = {}
     for graph in graphs:
         for node in graph.nodes:
-            if function_name(node) == "batch_norm" and _is_over_rows(node):
+            is_over_rows = (*node.args[5:6], node.kwargs.get("training", False))[0]
+            if function_name(node) == "batch_norm" and is_over_rows:
                 norms.setdefault(place_of(node).module, place_of(node))
     return Survey(
         list(notes.remarks),
@@ -244,57 +282,6 @@ def survey(
             one.numel() * one.element_size() for one in flattenTensorStructure(outputs)
         ),
     )
-
-
-def _examine(
-    recording: Recording,
-    outputs: Any,
-    options: Options,
-    notes: Notes,
-    error: Exception | None,
-    is_training: bool,
-) -> list[Graph]:
-    """Note what doesn't compile in the recorded program, and return its graphs."""
-    graph = recording.graph
-    results: list[Node] = []
-    if error is None:
-        flat = filter(recording.is_on_device, flattenTensorStructure(outputs))
-        results = notes.attempt("own backward", recording.finish, flat) or []
-        exchanges = [node for node in graph.nodes if node.target is setattr]
-        for problem in recording.rebound():
-            place = place_of(exchanges[-1]) if exchanges else _NOWHERE
-            notes.attempt("buffer", refuse_rebound, [problem], place=place)
-        notes.attempt("control flow", eliminate, recording, results)
-    graph.output(tuple(results))
-    graphs = with_bodies(graph, recording.root)
-    constant_inputs = recording.constant_inputs()
-    for one in graphs:
-        _check_nodes(one, constant_inputs, notes)
-    if error is not None:
-        return graphs  # it is unknown which operations count, and which the loss is
-    ipus = notes.attempt("blocks", used_ipus, graphs, constant_inputs) or (0,)
-    has_loss = False
-    if is_training:
-        before = len(notes.remarks)
-        notes.attempt("loss", add_final_loss, graph, recording.results)
-        has_loss = len(notes.remarks) == before
-    program = Program(
-        graph=GraphModule(recording.root, graph),
-        output_structure=None,
-        constant_outputs={},
-        host_outputs={},
-        has_loss=has_loss,
-        blocks=tuple(recording.begun),
-        ipus=ipus,
-        is_random=False,
-        **weight_fields(recording, graphs),
-    )
-    layout = Layout.from_options(options)
-    for check in checks_of_program(program, layout, options, is_training=is_training):
-        notes.attempt("options", check)
-    num_ipus = program.num_ipus * layout.replicas
-    notes.attempt("options", Target.of, options, num_ipus)
-    return graphs
 
 
 def _check_nodes(graph: Graph, constant_inputs: set[str], notes: Notes) -> None:
@@ -328,11 +315,6 @@ def place_of(node: Node) -> Place:
     """The place where a survey has recorded a node."""
     place: Place = node.meta.get(_PLACE, _NOWHERE)
     return place
-
-
-def _is_over_rows(node: Node) -> bool:
-    """Check that a batch norm takes the statistics of its input, not its buffers."""
-    return bool((*node.args[5:6], node.kwargs.get("training", False))[0])
 
 
 class Notes:
@@ -432,28 +414,25 @@ class Notes:
 
     def is_in_torch(self) -> bool:
         """Check that code of torch's, and no line of the user's, makes a call."""
-        for frame, _ in _inner(traceback.walk_stack(sys._getframe(1))):
-            path = frame.f_code.co_filename
+        for path, _ in _inner(traceback.walk_stack(sys._getframe(1))):
             if not path.startswith((_PACKAGE, f"{_TORCH}overrides")):
                 return path.startswith(_TORCH)
         return True
 
     def _place(self, frames: Iterable[tuple[FrameType, int]]) -> Place:
         """The innermost line of the user's, else that of an installed package."""
-        lines = [(one.f_code.co_filename, line) for one, line in _inner(frames)]
-        path, line = min(lines, key=lambda one: _kind(one[0]), default=("", 0))
-        if _kind(path) == _SKIPPED:
-            path, line = "", 0
+        nothing = "", 0
+        found = min(_inner(frames), key=lambda one: _kind(one[0]), default=nothing)
+        path, line = nothing if _kind(found[0]) == _SKIPPED else found
         return Place(path, line, self._modules[-1])
 
 
-def _inner(
-    frames: Iterable[tuple[FrameType, int]],
-) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames inside a call of `survey`, the innermost first."""
-    return itertools.takewhile(
-        lambda frame: frame[0].f_code is not survey.__code__, frames
-    )
+def _inner(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[str, int]]:
+    """Yield path and line of the frames inside a call of `survey`, innermost first."""
+    for frame, line in frames:
+        if frame.f_code is survey.__code__:
+            return
+        yield frame.f_code.co_filename, line
 
 
 @functools.lru_cache(maxsize=None)
@@ -475,7 +454,7 @@ class SurveyTracer(StrictTracer):
 
     def __init__(self, recording: Recording, notes: Notes) -> None:
         super().__init__(recording)
-        self._notes = notes
+        self.notes = notes
         self._own_backward: set[type] = set()
         self._asked: Counter[Place] = Counter()
         self._refused = ""
@@ -491,15 +470,23 @@ class SurveyTracer(StrictTracer):
         """Record an operation with its place."""
         before = last_node(self.recording)
         name = getattr(func, "__name__", str(func))
-        if name == "equal":
-            self._note_comparison(args)
+        compared = tensors_in(args) if name == "equal" else ()
+        is_compared = any(map(self.recording.is_on_device, compared))
+        if is_compared and not self.notes.is_in_torch():
+            self.notes.add(
+                "control flow",
+                "torch.equal() is False for whatever tensors of the device, whose "
+                "values don't exist while the model is traced. Compare with "
+                "(a == b).all() in torch.where.",
+                is_refused=False,
+            )
         result = super().__torch_function__(func, types, args, kwargs)
         place: Place | None = None
         for node in reversed(self.recording.graph.nodes):
             if node is before:
                 break
             if place is None:
-                place = self._notes.here()
+                place = self.notes.here()
                 self._note_widening(name, (args, kwargs), result, place)
             node.meta.setdefault(_PLACE, place)
             node.meta.setdefault(_REFUSED, self._refused)
@@ -519,23 +506,28 @@ class SurveyTracer(StrictTracer):
             try:
                 refuse(operation)
             except Error as error:
-                self._notes.add("control flow" if is_flow else topic, error)
-                if topic != "arguments":
-                    self._refused = topic
-                    self._count()
+                self.notes.add("control flow" if is_flow else topic, error)
+                if topic == "arguments":
+                    continue
+                self._refused = topic
+                place = self.notes.here()
+                self._asked[place] += 1
+                if self._asked[place] > _MOST_ASKED:
+                    raise EndlessError(
+                        f"this place has asked {_MOST_ASKED} times for what is "
+                        "refused, as a loop does that doesn't end"
+                    ) from None
         for tensor in on_device:
             kind = type(tensor.grad_fn)
             try:
                 refuse_custom_backward(tensor)
             except Error as error:
                 if kind not in self._own_backward:
-                    self._notes.add("own backward", error)
+                    self.notes.add("own backward", error)
                 self._own_backward.add(kind)
         if not self.has_escapes:
-            check = self.refuse_host_tensors
-            self._notes.attempt(
-                "host tensor", check, operation.name, touched, place=None
-            )
+            check, name = self.refuse_host_tensors, operation.name
+            self.notes.attempt("host tensor", check, name, touched, place=None)
 
     def compute(self, operation: Operation) -> Any:
         """Run an operation, in a form that torch takes if it is refused."""
@@ -546,41 +538,17 @@ class SurveyTracer(StrictTracer):
             args = map_tensors(args, torch.detach)
         return operation.function(*args, **kwargs)
 
-    def _count(self) -> None:
-        place = self._notes.here()
-        self._asked[place] += 1
-        if self._asked[place] > _MOST_ASKED:
-            raise EndlessError(
-                f"this place has asked {_MOST_ASKED} times for what is refused, as a "
-                "loop does that doesn't end"
-            )
-
-    def _note_comparison(self, tensors: tuple[Any, ...]) -> None:
-        on_device = map(self.recording.is_on_device, tensors_in(tensors))
-        if any(on_device) and not self._notes.is_in_torch():
-            self._notes.add(
-                "control flow",
-                "torch.equal() is False for whatever tensors of the device, whose "
-                "values don't exist while the model is traced. Compare with "
-                "(a == b).all() in torch.where.",
-                is_refused=False,
-            )
-
     def _note_widening(self, name: str, given: Any, result: Any, place: Place) -> None:
         """Note an operation whose result is float64 though its arguments aren't.
 
         Operations of a named loss aren't noted: it takes the type of the outputs.
         """
+        is_users = (place.file or place.module) and name != "__get__"
         wide = [one for one in tensors_in(given) if one.dtype == torch.float64]
-        is_users = place.file or place.module
-        if (
-            not is_users
-            or name == "__get__"
-            or any(map(self.recording.is_on_device, wide))
-        ):
-            return
-        if any(one.dtype == torch.float64 for one in tensors_in(result)):
-            self._notes.add(
+        is_new = not any(map(self.recording.is_on_device, wide))
+        results = (one.dtype for one in tensors_in(result))
+        if is_users and is_new and torch.float64 in results:
+            self.notes.add(
                 "dtype",
                 f"`{name}` gives float64, which an IPU doesn't have: it computes in "
                 "float32. Use .float().",
@@ -592,14 +560,11 @@ class SurveyTracer(StrictTracer):
 class SurveyGuard(EscapeGuard):
     """Notes operators that the tracer doesn't see, and has them run."""
 
-    def __init__(
-        self, recording: Recording, tracer: SurveyTracer, notes: Notes
-    ) -> None:
-        super().__init__(recording)
+    def __init__(self, tracer: SurveyTracer) -> None:
+        super().__init__(tracer.recording)
         self._tracer = tracer
-        self._notes = notes
 
     def escaped(self, func: Any) -> None:
         """Note an operator that the tracer hasn't seen."""
         self._tracer.has_escapes = True
-        self._notes.add("tracing", untraceable(func))
+        self._tracer.notes.add("tracing", untraceable(func))

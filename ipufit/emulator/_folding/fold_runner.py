@@ -26,8 +26,7 @@ from ipufit.emulator._ops.control_flow import run_branch, run_loop
 from ipufit.emulator._ops.custom_ops import run_custom_op
 from ipufit.emulator._ops.host_calls import call_on_host
 from ipufit.emulator._ops.printing import print_tensor
-from ipufit.emulator._options.options import Options
-from ipufit.emulator._program.floating_point import stops_at_exceptions
+from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.operation import tensors_in
@@ -64,14 +63,14 @@ _LOOPED_OPERATIONS = {
 def choose_runner(
     program: Program,
     layout: Layout,
-    options: Options,
+    settings: Settings,
     groups: Mapping[str, ReplicaGroups],
 ) -> Runner:
     """Choose what runs a program: folds where they are allowed, else a loop.
 
     `groups` are the weights that differ between groups of replicas.
     """
-    reason = _reason_to_loop(program, layout, options, groups)
+    reason = _reason_to_loop(program, layout, settings, groups)
     if reason is None:
         return FoldRunner(program)
     logger.debug("Micro-batches run one after the other: %s", reason)
@@ -81,7 +80,7 @@ def choose_runner(
 def _reason_to_loop(
     program: Program,
     layout: Layout,
-    options: Options,
+    settings: Settings,
     groups: Mapping[str, ReplicaGroups],
 ) -> str | None:
     if not folds():
@@ -92,9 +91,9 @@ def _reason_to_loop(
         return "replicas have weights of their own"
     if layout.input_groups != layout.replicas:
         return "replicas share inputs"
-    if options._Popart.options.get("enableStochasticRounding"):
+    if settings.rounds_at_random:
         return "rounding is stochastic"
-    if stops_at_exceptions(options):
+    if settings.stops_at_exceptions:
         return "it is to stop at floating-point exceptions"
     if program.is_random:
         return "the program draws random numbers"

@@ -11,7 +11,7 @@ weights.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 from torch import Tensor
 from torch.fx.graph_module import GraphModule
@@ -22,25 +22,11 @@ from ipufit.emulator._tracing.nodes import function_name
 from ipufit.emulator._tracing.operation import tensors_in
 from ipufit.emulator.errors import Error, createPoptorchError
 
-if TYPE_CHECKING:
-    from ipufit.emulator._options.options import Options
-
 _COMPARISONS = frozenset(
     form
     for name in ("eq", "ge", "gt", "le", "lt", "ne")
     for form in (name, f"__{name}__")
 )
-
-
-def stops_at_exceptions(options: Options) -> bool:
-    """Whether options ask for floating-point exceptions.
-
-    Example:
-        >>> from ipufit.emulator import Options
-        >>> stops_at_exceptions(Options())
-        False
-    """
-    return bool(options._Popart.options.get("enableFloatingPointChecks"))
 
 
 def checked(graph: GraphModule) -> GraphModule:
