@@ -222,9 +222,7 @@ class PoplarExecutor:
             self._optimizer.begin_call()
             self._dirty_host_weights = True
         self._last_call = device.run(tensors or [])
-        outputs = executable.program.device_outputs(self._last_call.outputs)
-        _refuse_backward(outputs)
-        return executable.program.rebuild_outputs(outputs)
+        return executable.program.outputs(self._last_call.outputs)
 
     # Compile, attach, destroy -------------------------------------------------
 
@@ -1142,25 +1140,6 @@ def _own_options(options: Options | None, *, is_training: bool) -> Options:
         check_inference_options(own)
     own._freeze()
     return own
-
-
-def _refuse_backward(outputs: list[Tensor]) -> None:
-    """Give each output a `backward` that raises an error.
-
-    It is a local function so that outputs can't be pickled, as in PopTorch. Tensors
-    that are computed from them can, such as `output.clone()`.
-    """
-
-    def refuse() -> None:
-        raise createPoptorchError(
-            "backward() cannot be called explicitly on outputs of a PopTorch model. If "
-            "you're using a trainingModel, the backwards pass is performed "
-            "automatically when invoking the model. If you're using an "
-            "inferenceModel, you should use a trainingModel instead."
-        )
-
-    for tensor in outputs:
-        tensor.backward = refuse  # type: ignore[method-assign, assignment]
 
 
 def trainingModel(

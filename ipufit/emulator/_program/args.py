@@ -77,21 +77,16 @@ class ArgsParser:
             signature = inspect.signature(forward)
         except (TypeError, ValueError):  # a callable that hides its signature
             signature = inspect.signature(lambda *args, **kwargs: None)
-        kinds = inspect.Parameter
-        self._parameters = [
-            parameter
-            for parameter in signature.parameters.values()
-            if parameter.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-        ]
-        self._variadic_position: int | None = None
-        self._variadic_name = "args"
-        self._has_var_keyword = False
-        for position, parameter in enumerate(signature.parameters.values()):
-            if parameter.kind is kinds.VAR_POSITIONAL:
-                self._variadic_position = position
-                self._variadic_name = parameter.name
-            elif parameter.kind is kinds.VAR_KEYWORD:
-                self._has_var_keyword = True
+        every = list(signature.parameters.values())
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        positional, keyword = (
+            [at for at, parameter in enumerate(every) if parameter.kind is kind]
+            for kind in variadic
+        )
+        self._parameters = [p for p in every if p.kind not in variadic]
+        self._variadic_position = positional[0] if positional else None
+        self._variadic_name = every[positional[0]].name if positional else ""
+        self._has_var_keyword = bool(keyword)
         self._has_warned_layout = False
 
     def parse(
@@ -104,15 +99,12 @@ class ArgsParser:
             Error: A mandatory one is missing.
         """
         self._check_names(args, kwargs)
-        remaining = dict(kwargs)
+        remaining, given = dict(kwargs), list(args)
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
-        given = list(args)
         for position, parameter in enumerate(self._parameters):
-            is_after_variadic = (
-                self._variadic_position is not None
-                and position >= self._variadic_position
-            )
+            variadic = self._variadic_position
+            is_after_variadic = variadic is not None and position >= variadic
             if given and not is_after_variadic:
                 positional.append(given.pop(0))
                 if parameter.name in remaining:
@@ -120,11 +112,8 @@ class ArgsParser:
                         f"Parameter {parameter.name} was passed more than once"
                     )
                 continue
-            if parameter.name in remaining:
-                value = remaining.pop(parameter.name)
-            elif parameter.default is not inspect.Parameter.empty:
-                value = parameter.default
-            else:
+            value = remaining.pop(parameter.name, parameter.default)
+            if value is inspect.Parameter.empty:
                 raise createPoptorchError(
                     f"Mandatory parameter {parameter.name} missing"
                 )
@@ -162,12 +151,9 @@ class ArgsParser:
         num_given = len(args)
         if compiled.kwargs or num_given > len(expected_args):
             return None
-        if self._variadic_position is None:
-            defaults = self._parameters[num_given : len(expected_args)]
-        elif num_given == len(expected_args):
-            defaults = []
-        else:
+        if self._variadic_position is not None and num_given < len(expected_args):
             return None
+        defaults = self._parameters[num_given : len(expected_args)]
         for parameter, constant in zip(defaults, expected_args[num_given:]):
             if constant is not parameter.default:
                 return None
@@ -185,18 +171,18 @@ class ArgsParser:
     def _check_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         names = [parameter.name for parameter in self._parameters]
         num_given = len(args) + len(kwargs)
-        is_limited = self._variadic_position is None and not self._has_var_keyword
-        if is_limited and num_given > len(names):
+        if self._has_var_keyword:
+            return
+        if self._variadic_position is None and num_given > len(names):
             raise AssertionError(
                 f"Too many arguments provided: expected {names} ({len(names)}) but got "
                 f"{num_given}"
             )
-        if not self._has_var_keyword:
-            for name in kwargs:
-                if name not in names:
-                    raise AssertionError(
-                        f"{name} is not a valid parameter. Allowed values are {names}"
-                    )
+        for name in kwargs:
+            if name not in names:
+                raise AssertionError(
+                    f"{name} is not a valid parameter. Allowed values are {names}"
+                )
 
     def _contiguous(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -215,17 +201,6 @@ class ArgsParser:
             return {key: self._contiguous(element) for key, element in value.items()}
         return value
 
-    # Names in messages --------------------------------------------------------
-
-    def argument_name(self, position: int) -> str:
-        """Name of the positional argument at `position`, for messages."""
-        limit = self._variadic_position
-        if limit is not None and position >= limit:
-            return f"*{self._variadic_name}[{position - limit}]"
-        if position < len(self._parameters):
-            return self._parameters[position].name
-        return f"argument {position}"
-
     def validate(self, compiled: CallArguments, current: CallArguments) -> None:
         """Check `current` against the call that was compiled.
 
@@ -238,7 +213,14 @@ class ArgsParser:
                 f"{len(compiled.args)} arguments but got {len(current.args)}."
             )
         for position, pair in enumerate(zip(compiled.args, current.args)):
-            _compare(self.argument_name(position), *pair)
+            limit = self._variadic_position
+            if limit is not None and position >= limit:
+                name = f"*{self._variadic_name}[{position - limit}]"
+            elif position < len(self._parameters):
+                name = self._parameters[position].name
+            else:
+                name = f"argument {position}"
+            _compare(name, *pair)
         _compare_dicts("named arguments", compiled.kwargs, current.kwargs, str)
 
 
@@ -271,11 +253,7 @@ def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArgu
         rows = tensor.narrow(0, 0, size // factor) if tensor.dim() else tensor
         return device_tensor(rows.detach(), copy=True)
 
-    tensors = [first_rows(tensor) for tensor in arguments.tensors()]
-    args, kwargs = reconstructTensorStructure(
-        (arguments.args, arguments.kwargs), iter(tensors)
-    )
-    return CallArguments(args, kwargs)
+    return arguments.with_tensors(map(first_rows, arguments.tensors()))
 
 
 def check_inputs(tensors: list[Tensor]) -> None:
@@ -298,21 +276,15 @@ def _mismatch(text: str) -> Error:
 
 
 def _compare(name: str, expected: Any, got: Any) -> None:
-    if type(expected) is not type(got):
-        raise _mismatch(
-            f"Type mismatch for {name}: expected {type(expected)} but got {type(got)}."
-        )
+    """Compare tensors by type and shape, containers and custom types by their elements.
+
+    PopTorch compares only the tensors of a list that holds any, so a number beside
+    them may change unnoticed; the emulator keeps that.
+    """
+    _check_same(f"Type mismatch for {name}", type(expected), type(got))
     if isinstance(expected, Tensor):
-        if expected.dtype != got.dtype:
-            raise _mismatch(
-                f"Data type mismatch for {name}: expected {expected.dtype} but got "
-                f"{got.dtype}."
-            )
-        if expected.shape != got.shape:
-            raise _mismatch(
-                f"Shape mismatch for {name}: expected {expected.shape} but got "
-                f"{got.shape}."
-            )
+        _check_same(f"Data type mismatch for {name}", expected.dtype, got.dtype)
+        _check_same(f"Shape mismatch for {name}", expected.shape, got.shape)
     elif isinstance(expected, tuple):
         if len(expected) != len(got):
             raise _mismatch(
@@ -324,7 +296,16 @@ def _compare(name: str, expected: Any, got: Any) -> None:
     elif isinstance(expected, dict):
         _compare_dicts(name, expected, got, lambda key: f"{name}[{key}]")
     else:
-        _compare_others(name, expected, got)
+        tensors = tuple(flattenTensorStructure(expected))
+        if tensors:
+            _compare(name, tensors, tuple(flattenTensorStructure(got)))
+        else:
+            _check_same(f"Value mismatch for {name}", expected, got)
+
+
+def _check_same(what: str, expected: Any, got: Any) -> None:
+    if expected != got:
+        raise _mismatch(f"{what}: expected {expected} but got {got}.")
 
 
 def _compare_dicts(
@@ -334,28 +315,13 @@ def _compare_dicts(
     element_name: Callable[[Any], str],
 ) -> None:
     if expected.keys() != got.keys():
-        parts = []
-        unexpected = sorted(map(str, got.keys() - expected.keys()))
-        missing = sorted(map(str, expected.keys() - got.keys()))
-        if unexpected:
-            parts.append(f"Unexpected arguments: {', '.join(unexpected)}.")
-        if missing:
-            parts.append(f"Missing arguments: {', '.join(missing)}.")
-        raise _mismatch(f"Keys mismatch for {name}: {' '.join(parts)}")
+        text = f"Keys mismatch for {name}:"
+        for what, keys in (
+            ("Unexpected", got.keys() - expected.keys()),
+            ("Missing", expected.keys() - got.keys()),
+        ):
+            if keys:
+                text += f" {what} arguments: {', '.join(sorted(map(str, keys)))}."
+        raise _mismatch(text)
     for key, value in expected.items():
         _compare(element_name(key), value, got[key])
-
-
-def _compare_others(name: str, expected: Any, got: Any) -> None:
-    """Compare lists and custom types by their tensors, everything else by value.
-
-    PopTorch compares only the tensors of a list that holds any, so a number beside
-    them may change unnoticed; the emulator keeps that.
-    """
-    tensors = tuple(flattenTensorStructure(expected))
-    if tensors:
-        _compare(name, tensors, tuple(flattenTensorStructure(got)))
-    elif expected != got:
-        raise _mismatch(
-            f"Value mismatch for {name}: expected {expected} but got {got}."
-        )

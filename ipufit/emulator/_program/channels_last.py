@@ -6,14 +6,9 @@ order where they enter a convolution. They are copied back before any operation 
 isn't known to work in either order, so a user's program sees the strides, and above all
 the views, that it would see otherwise. Weights are never copied.
 
-Three rules make that sound:
-
-- Only operations in `_EITHER_ORDER` see a tensor in channels_last.
-- A tensor that was copied back has two memories, so nothing may write to the first one
-  afterwards, nor to anything that may be a view of the copy. A program that does stays
-  as it is.
-- Programs that compute gradients for some operations only, or branch, stay as they are:
-  neither is worth a rule of its own.
+A tensor that was copied has two memories. So a program stays as it is if it writes to a
+tensor that anything else may need, unless that is an input or a weight. Programs that
+compute gradients for some operations only, or branch, stay as they are, too.
 
 Max-pooling in channels_last is rewritten, too. Torch's kernel also looks for the places
 of the largest values, which only a backward pass needs, and goes through the channels
@@ -23,9 +18,8 @@ of an image are compared at once. Of zeros of both signs either may be taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -60,13 +54,17 @@ _EITHER_ORDER = _POOLING | frozenset(
 squares less the square of the mean, of which nothing is left where means are large.
 """
 
-_FRESH = _EITHER_ORDER | frozenset(
-    """
+_FRESH = (
+    _EITHER_ORDER
+    | _CONVOLUTIONS
+    | frozenset(
+        """
     addmm baddbmm bmm cross_entropy group_norm layer_norm linear log_softmax logsumexp
     matmul mm mse_loss nll_loss softmax
     """.split()  # noqa: SIM905 - as above
+    )
 )
-"""Operations whose result has its own memory, unless they write to an operand."""
+"""Operations whose result has memory of its own."""
 
 _NOT_WORTH_A_RULE = frozenset(
     """
@@ -74,7 +72,6 @@ _NOT_WORTH_A_RULE = frozenset(
     """.split()  # noqa: SIM905 - as above
 )
 
-_LANES = 16
 _MOST_WEIGHTS = 2**18
 """Where a convolution in the plain order begins to be faster, however it is used."""
 
@@ -115,181 +112,90 @@ def in_channels_last(
         >>> torch.equal(program(*tensors), plain(*tensors))
         True
     """
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    shapes = {node.name: tuple(s) for node, s in zip(inputs, weight_shapes)}
-    chosen = _convolutions(graph.graph, shapes)
-    if not chosen or _is_beyond_rules(graph.graph):
+    nodes = list(graph.graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    shapes = {node: tuple(shape) for node, shape in zip(inputs, weight_shapes)}
+    convolutions: dict[Node, tuple[int, ...]] = {}
+    for node in nodes:
+        if function_name(node) in _CONVOLUTIONS and len(node.args) > 1:
+            weight = node.args[1]
+            shape = shapes.get(weight, ()) if isinstance(weight, Node) else ()
+            if len(shape) != 4 or torch.Size(shape).numel() > _MOST_WEIGHTS:
+                break
+            convolutions[node] = shape
+    if not convolutions or any(
+        function_name(node) in _NOT_WORTH_A_RULE for node in nodes
+    ):
         return graph
-    rewriting = _Rewriting(chosen)
-    if not rewriting.run(graph.graph) or not rewriting.pays(is_differentiated):
-        return graph
-    program: GraphModule = GraphModule(graph, rewriting.graph)
-    return program
-
-
-def _convolutions(
-    graph: Graph, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, _Convolution]:
-    """Map node names to convolutions, up to the first one that is too large."""
-    found: dict[str, _Convolution] = {}
-    for node in graph.nodes:
-        if function_name(node) not in _CONVOLUTIONS or len(node.args) < 2:
-            continue
-        weight = node.args[1]
-        shape = shapes.get(weight.name, ()) if isinstance(weight, Node) else ()
-        convolution = _Convolution(shape, function_name(node) == "conv_transpose2d")
-        if len(shape) != 4 or convolution.num_weights > _MOST_WEIGHTS:
-            break
-        found[node.name] = convolution
-    return found
-
-
-@dataclass(frozen=True)
-class _Convolution:
-    """A convolution, known by the shape of its weight."""
-
-    shape: tuple[int, ...]
-    is_transposed: bool
-
-    @property
-    def num_weights(self) -> int:
-        return torch.Size(self.shape).numel()
-
-    @property
-    def is_of_single_channels(self) -> bool:
-        return not self.is_transposed and self.shape[1] == 1 and self.shape[0] > 1
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether kernels for the plain order pad its channels."""
-        rows, columns = self.shape[:2]
-        return columns >= _LANES // 4 and bool(rows % _LANES or columns % _LANES)
-
-
-def _is_beyond_rules(graph: Graph) -> bool:
-    return any(
-        function_name(node) in _NOT_WORTH_A_RULE or node.target is setattr
-        for node in graph.nodes
-    )
-
-
-@dataclass
-class _Rewriting:
-    """Copies a program node by node, with convolutions in channels_last.
-
-    Attributes:
-        chosen: The convolutions to run in channels_last, by name.
-        region: Nodes that may be in channels_last, each with the first node whose
-            memory it has.
-        views: Nodes that may be views of a tensor that went back.
-    """
-
-    chosen: Mapping[str, _Convolution]
-    graph: Graph = field(default_factory=Graph)
-    region: dict[Node, Node] = field(default_factory=dict)
-    views: set[Node] = field(default_factory=set)
-    _new: dict[Node, Node] = field(default_factory=dict)
-    _entered: dict[Node, Node] = field(default_factory=dict)
-    _left: dict[Node, Node] = field(default_factory=dict)
-    _num_entries: int = 0
-    _num_convolutions: int = 0
-    _has_pooling: bool = False
-
-    def run(self, graph: Graph) -> bool:
-        """Copy a program; False if it writes to a tensor that has been copied."""
-        for node in graph.nodes:
-            if self._writes_what_was_copied(node):
-                return False
-            if _is_write(node):
-                self._entered.clear()
-            if node.name in self.chosen:
-                self._convolve(node)
-            elif self._stays(node):
-                self._copy(node)
-                base = node.args[0] if _is_write(node) or _is_identity(node) else node
-                self.region[node] = self.region.get(base, node)
-                self._has_pooling |= function_name(node) in _POOLING
-            else:
-                self._leave(node)
-        return True
-
-    def pays(self, is_differentiated: bool) -> bool:
-        """Whether the new program is faster, as measured for `in_channels_last`."""
-        if 2 * self._num_entries > self._num_convolutions + 1:
-            return False
-        convolutions = self.chosen.values()
-        return (
-            self._has_pooling
-            or any(c.is_of_single_channels for c in convolutions)
-            or (
-                len(convolutions) > 1
-                and (not is_differentiated or any(c.is_padded for c in convolutions))
-            )
-        )
-
-    def _writes_what_was_copied(self, node: Node) -> bool:
-        if not _is_write(node):
-            return False
-        target = node.args[0] if node.args else None
-        if not isinstance(target, Node) or node.kwargs.get("out") is not None:
-            return True
-        first = self.region.get(target)
-        if first is None:
-            return target in self.views
-        # What isn't in the list would write to a copy.
-        return first in map(self.region.get, self._left) or not self._stays(node)
-
-    def _stays(self, node: Node) -> bool:
-        """Whether an operation works in either order and has an operand in `region`."""
+    program = Graph()
+    new: dict[Node, Node] = {}
+    region: set[Node] = set()  # nodes that may be in channels_last
+    entered: dict[Node, Node] = {}
+    left: dict[Node, Node] = {}
+    num_entries, has_pooling = 0, False
+    for node in nodes:
+        operands, replaced = node.all_input_nodes, {}
         if _is_identity(node):
-            return node.args[0] in self.region
-        if function_name(node) not in _EITHER_ORDER:
-            return False
-        if _is_write(node):
-            return node.args[0] in self.region
-        return any(argument in self.region for argument in node.all_input_nodes)
-
-    def _convolve(self, node: Node) -> None:
-        image = node.args[0]
-        if isinstance(image, Node) and image not in self.region:
-            if image not in self._entered:
-                self._entered[image] = self.graph.call_method(
-                    "to",
-                    (self._new[image],),
-                    {"memory_format": torch.channels_last},
-                )
-                self._num_entries += 1
-            before, self._new[image] = self._new[image], self._entered[image]
-            self._copy(node)
-            self._new[image] = before
+            operands = operands[:1]
+        elif _is_write(node):
+            if not _is_only_its_own(node.args[0]) or node.kwargs.get("out") is not None:
+                return graph
+            operands = [node.args[0]]
+            entered.clear()
+        if node in convolutions:
+            image = node.args[0]
+            if isinstance(image, Node) and image not in region:
+                if image not in entered:
+                    entered[image] = program.call_method(
+                        "to",
+                        (new[image],),
+                        {"memory_format": torch.channels_last},
+                    )
+                    num_entries += 1
+                replaced = entered
+            region.add(node)
+        elif region.intersection(operands) and (
+            _is_identity(node) or function_name(node) in _EITHER_ORDER
+        ):
+            region.add(node)
+            has_pooling |= function_name(node) in _POOLING
         else:
-            self._copy(node)
-        self.region[node] = node
-        self._num_convolutions += 1
-
-    def _leave(self, node: Node) -> None:
-        """Copy an operation that needs its tensors in the plain order."""
-        has_views = False
-        for argument in node.all_input_nodes:
-            if argument in self.region and argument not in self._left:
-                back = self.graph.call_method("contiguous", (self._new[argument],))
-                self._left[argument] = back
-            has_views |= argument in self.region or argument in self.views
-        is_fresh = function_name(node) in _FRESH and not _is_write(node)
-        if has_views and not is_fresh:
-            self.views.add(node)
-        self._new[node] = self.graph.node_copy(
-            node, lambda argument: self._left.get(argument, self._new[argument])
-        )
-
-    def _copy(self, node: Node) -> None:
-        self._new[node] = self.graph.node_copy(node, self._new.__getitem__)
+            for operand in node.all_input_nodes:
+                if operand in region and operand not in left:
+                    left[operand] = program.call_method("contiguous", (new[operand],))
+            replaced = left
+        new[node] = program.node_copy(node, lambda n: replaced.get(n) or new[n])  # noqa: B023 - it is called here
+    rows_and_columns = [shape[:2] for shape in convolutions.values()]
+    is_of_single_channels = any(
+        columns == 1 < rows and function_name(node) == "conv2d"
+        for node, (rows, columns) in zip(convolutions, rows_and_columns)
+    )
+    is_padded = any(
+        columns >= 4 and (rows % 16 or columns % 16)
+        for rows, columns in rows_and_columns
+    )
+    pays = is_of_single_channels or has_pooling
+    if len(convolutions) > 1:
+        pays |= is_padded or not is_differentiated
+    if not pays or 2 * num_entries > len(convolutions) + 1:
+        return graph
+    result: GraphModule = GraphModule(graph, program)
+    return result
 
 
 def _is_write(node: Node) -> bool:
     """Whether a node writes to a tensor that it is given."""
     is_asked_to = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
     return node.op.startswith("call") and (is_in_place(node) or bool(is_asked_to))
+
+
+def _is_only_its_own(target: Any) -> bool:
+    """Whether nothing needs what a node writes to but the node, or it is an input."""
+    while isinstance(target, Node) and _is_identity(target) and len(target.users) == 1:
+        target = target.args[0]
+    if not isinstance(target, Node) or target.op == "placeholder":
+        return isinstance(target, Node)
+    return len(target.users) == 1 and function_name(target) in _FRESH
 
 
 def _is_identity(node: Node) -> bool:
@@ -310,17 +216,24 @@ def with_sliced_pooling(graph: GraphModule) -> GraphModule:
 
     Returns:
         An equal program; `graph` itself if there is nothing to rewrite.
-
-    Example:
-        >>> program = torch.fx.symbolic_trace(torch.nn.Identity())
-        >>> with_sliced_pooling(program) is program
-        True
     """
-    return rewritten(graph, _is_plain, _slice)
 
+    def is_plain(node: Node) -> bool:
+        """Whether a node is max-pooling of whole windows that gives no places."""
+        names = "padding", "dilation", "ceil_mode", "return_indices"
+        given = {**dict(zip(names, node.args[3:])), **node.kwargs}
+        return (
+            original(node.target) in (F.max_pool2d, torch.max_pool2d)
+            and given.get("padding", 0) in (0, (0, 0), [0, 0])
+            and given.get("dilation", 1) in (1, (1, 1), [1, 1])
+            and not given.get("ceil_mode")
+            and not given.get("return_indices")
+        )
 
-def _slice(node: Node) -> None:
-    node.target = rounded_alike(node.target, max_pool2d)
+    def slice_it(node: Node) -> None:
+        node.target = rounded_alike(node.target, max_pool2d)
+
+    return rewritten(graph, is_plain, slice_it)
 
 
 def max_pool2d(
@@ -365,18 +278,3 @@ def _pair(value: Any) -> tuple[int, int]:
         return value, value
     values = tuple(value)
     return values if len(values) == 2 else values * 2
-
-
-def _is_plain(node: Node) -> bool:
-    """Whether a node is max-pooling of whole windows that gives no places."""
-    if original(node.target) not in (F.max_pool2d, torch.max_pool2d):
-        return False
-    names = "padding", "dilation", "ceil_mode", "return_indices"
-    given = dict(zip(names, node.args[3:]))
-    given.update(node.kwargs)
-    return (
-        given.get("padding", 0) in (0, (0, 0), [0, 0])
-        and given.get("dilation", 1) in (1, (1, 1), [1, 1])
-        and not given.get("ceil_mode")
-        and not given.get("return_indices")
-    )

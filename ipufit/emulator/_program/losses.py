@@ -17,8 +17,7 @@ shape becomes [1] (PopTorch, `RemoveSurplusIdentityLosses.cpp`).
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, Callable, Collection, Mapping
+from typing import Any, Collection, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -33,164 +32,24 @@ from ipufit.emulator._tracing.nodes import effects_of, error_about
 from ipufit.emulator._tracing.operation import map_tensors
 from ipufit.emulator.errors import createPoptorchError
 
-_EMULATOR = "ipufit.emulator"
-_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
-
-
-def reduce_to_one_element(
-    graph: Graph, losses: Collection[Node], results: Mapping[Node, Any]
-) -> None:
-    """Give intermediate losses the shape [1], and recompute the shapes after them.
-
-    Args:
-        graph: The traced program.
-        losses: Nodes whose results are one number.
-        results: Result of each node while the program was traced.
-
-    Raises:
-        Error: An operation doesn't take the new shapes.
-
-    Example:
-        >>> graph = Graph()
-        >>> x = graph.placeholder("x")
-        >>> loss = graph.call_function(torch.sum, (x,))
-        >>> output = graph.output((loss,))
-        >>> reduce_to_one_element(graph, [loss], {loss: torch.ones(())})
-        >>> output.args
-        ((reshape,),)
-    """
-    shapes = _Shapes(graph, results)
-    with torch.no_grad():
-        for node in list(graph.nodes):
-            if node.op == "output":
-                break
-            shapes.follow(node)
-            if node in losses:
-                shapes.reshape(node)
-    for loss in losses:
-        _spare_reshapes(graph, loss)
-
-
-def _spare_reshapes(graph: Graph, loss: Node) -> None:
-    """Remove reshapes of a loss to [1] and back to []."""
-    for row in list(loss.users):
-        if row.args[1:] == ((1,),):
-            for number in list(row.users):
-                if number.target == "reshape" and number.args[1:] == ((),):
-                    number.replace_all_uses_with(loss)
-                    graph.erase_node(number)
-            if not row.users:
-                graph.erase_node(row)
-
-
-class _Shapes:
-    """Recomputes, on zeros, the operations that follow from reshaped losses."""
-
-    def __init__(self, graph: Graph, results: Mapping[Node, Any]) -> None:
-        self._graph = graph
-        self._results = results
-        self._values: dict[Node, Any] = {}
-
-    def reshape(self, node: Node) -> None:
-        """Give all users of a node its result with the shape [1]."""
-        with self._graph.inserting_after(node):
-            row = self._graph.call_method("reshape", (node, (1,)))
-        node.replace_all_uses_with(row, lambda user: user is not row)
-        row.meta["block"] = node.meta.get("block")
-        row.meta["effects"] = effects_of(node)
-        self._values[row] = torch.zeros_like(self._results[node]).reshape(1)
-
-    def follow(self, node: Node) -> None:
-        """Recompute a node if one of its operands has a new shape."""
-        changed = [n for n in node.all_input_nodes if n in self._values]
-        if not changed:
-            return
-        function = original(node.target)
-        module = getattr(function, "__module__", None) or ""
-        if module.startswith(_EMULATOR) and function is not identity_loss:
-            return  # its result has the shape that it had
-        try:
-            self._values[node] = self._call(node)
-        except _ERRORS as error:
-            if not self._grows(node):
-                raise _refusal(node, error) from error
-            self._shrink(node, changed)
-            self._values[node] = self._call(node)
-            self.reshape(node)
-
-    def _grows(self, node: Node) -> bool:
-        """Whether an in-place operation on a number gives shape [1] in PopTorch.
-
-        PopTorch replaces in-place operations before it computes shapes (PopTorch,
-        `InplaceOps.cpp`); torch keeps the shape of the tensor that is changed.
-        """
-        base = self._results.get(node)
-        is_number = isinstance(base, Tensor) and base.dim() == 0
-        return is_number and bool(effects_of(node).writes)
-
-    def _shrink(self, node: Node, changed: list[Node]) -> None:
-        for source in changed:
-            if self._values[source].shape == (1,):
-                with self._graph.inserting_before(node):
-                    number = self._graph.call_method("reshape", (source, ()))
-                node.replace_input_with(source, number)
-                self._values[number] = self._values[source].reshape(())
-
-    def _call(self, node: Node) -> Any:
-        args, kwargs = map_arg((node.args, node.kwargs), self._value)
-        args, kwargs = map_tensors((args, kwargs), torch.zeros_like)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        target: Any = node.target
-        return target(*args, **kwargs)
-
-    def _value(self, node: Node) -> Any:
-        return self._values.get(node, self._results.get(node))
-
-
-def _refusal(node: Node, error: Exception) -> Exception:
-    return error_about(
-        f"`{node}` doesn't take the result of a loss that is only a step on the way to "
-        f"the final one: {error}. On the device that has the shape [1], not [] "
-        "(PopTorch, `RemoveSurplusIdentityLosses.cpp`). Give it a shape of its own "
-        "first: `loss.reshape(())`.",
-        node,
-    )
-
-
-_NAMES = """
+_LOSSES = """
     binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
-    cross_entropy cross_entropy_loss ctc_loss hinge_embedding_loss kl_div l1_loss
+    ctc_loss hinge_embedding_loss kl_div l1_loss
     margin_ranking_loss mse_loss nll_loss nll_loss_nd poisson_nll_loss smooth_l1_loss
     soft_margin_loss triplet_margin_loss
-"""
-
-
-def _named(*names: str) -> frozenset[Callable[..., object]]:
-    return frozenset(
-        getattr(home, name)
-        for home in (F, torch, _nn)
-        for name in names
-        if hasattr(home, name)
-    )
-
-
-_BUILT_IN = _named(*_NAMES.split())
-_CROSS_ENTROPY = _named("cross_entropy", "cross_entropy_loss")
-_DIVERGENCE = _named("kl_div")
-_REDUCED_BEFORE = _named("l1_loss")
+""".split()  # noqa: SIM905 - one per line would be longer
+_BUILT_IN = {getattr(home, n, None) for home in (F, torch, _nn) for n in _LOSSES}
+_REDUCED_BEFORE = {F.l1_loss, _nn.l1_loss}  # type: ignore[attr-defined,unused-ignore]
 """Losses whose marker is put on what is reduced already (PopTorch, `l1lossHandler`)."""
 
-_ARGUMENTS: Mapping[Callable[..., object], tuple[str, ...]] = {
-    **{f: tuple(inspect.signature(f).parameters) for f in (F.cross_entropy, F.kl_div)},
-    _nn.cross_entropy_loss: (  # type: ignore[attr-defined,unused-ignore]
-        "self",
-        "target",
-        "weight",
-        "reduction",
-        "ignore_index",
-        "label_smoothing",
-    ),
+_CROSS_ENTROPY: Mapping[Any, str] = {
+    F.cross_entropy: "input target weight size_average ignore_index reduce reduction "
+    "label_smoothing",
+    _nn.cross_entropy_loss: "self target weight reduction ignore_index label_smoothing",  # type: ignore[attr-defined,unused-ignore]
+}
+_ARGUMENTS: Mapping[Any, str] = {
+    **_CROSS_ENTROPY,
+    F.kl_div: "input target size_average reduce reduction log_target",
 }
 
 
@@ -207,14 +66,6 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
     Raises:
         Error: There is no marker, or more than one that is final; the final loss isn't
             one number; or an operation can't take the shape of an intermediate loss.
-
-    Example:
-        >>> graph = Graph()
-        >>> _ = graph.output((graph.placeholder("x"),))
-        >>> add_final_loss(graph, {})
-        Traceback (most recent call last):
-            ...
-        ipufit.emulator.errors.Error: ... Couldn't find a loss in graph! ...
     """
     markers = _markers(graph, results)
     if not markers:
@@ -234,9 +85,16 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
             *final,
         )
     (loss,) = final
-    _refuse_vector(loss, results[markers[loss]])
+    result = results[markers[loss]]
+    if result.numel() > 1:
+        raise error_about(
+            f"Loss tensor must be a scalar tensor, but that of {loss} has the shape "
+            f"{list(result.shape)}. Reduce it: poptorch.identity_loss(loss, "
+            "reduction='mean') or 'sum'.",
+            loss,
+        )
     marked = [markers[m] for m in markers if m in surplus and _reduces(m, results)]
-    reduce_to_one_element(graph, marked, results)
+    _reduce_to_one_element(graph, marked, results)
     for marker, node in markers.items():
         if marker is not node and marker is not loss:
             graph.erase_node(marker)
@@ -247,65 +105,39 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
 def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
     """Map each marker to the node of the marked loss function.
 
-    They are the same node unless the marker is on a part of the function only.
+    They are the same node unless the marker is on a part of the function only. Then
+    that is inserted: the same function with another argument.
     """
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
         function = original(node.target)
-        if node.op != "call_function":
+        names = _ARGUMENTS.get(function, "").split()
+        given: dict[str, Any] = {**dict(zip(names, node.args)), **node.kwargs}
+        changed: dict[str, Any] = {}
+        if function in _CROSS_ENTROPY:
+            scores, target = (results[given[name]] for name in names[:2])
+            if scores.shape == target.shape:  # which torch takes for probabilities
+                continue
+            if given.get("label_smoothing"):
+                changed = {"label_smoothing": 0.0}
+        elif function is F.kl_div and given.get("reduction") == "batchmean":
+            changed = {"reduction": "sum"}
+        elif function is not identity_loss and function not in _BUILT_IN:
             continue
-        if function is identity_loss:
-            markers[node] = node
-        elif function in _CROSS_ENTROPY:
-            if not _is_of_probabilities(node, results):
-                smoothing = _argument(node, "label_smoothing") or 0.0
-                changed: dict[str, Any] = {"label_smoothing": 0.0} if smoothing else {}
-                markers[_part(graph, node, changed)] = node
-        elif function in _BUILT_IN:
-            is_divided = function in _DIVERGENCE and (
-                _argument(node, "reduction") == "batchmean"
-            )
-            changed = {"reduction": "sum"} if is_divided else {}
-            markers[_part(graph, node, changed)] = node
+        marker = node
+        if changed:
+            given.update(changed)
+            args = tuple(given.pop(name) for name in names[:2])
+            with graph.inserting_before(node):
+                marker = graph.call_function(node.target, args, given)
+            marker.meta.update(node.meta)
+        markers[marker] = node
     return markers
-
-
-def _part(graph: Graph, node: Node, changed: Mapping[str, Any]) -> Node:
-    """Insert the part of a loss function that has the marker.
-
-    It is the same function with some arguments changed; with none it is the whole.
-    """
-    if not changed:
-        return node
-    names = _ARGUMENTS[original(node.target)]
-    arguments = {**dict(zip(names, node.args)), **node.kwargs, **changed}
-    args = tuple(arguments.pop(name) for name in names[:2])
-    with graph.inserting_before(node):
-        part: Node = graph.call_function(node.target, args, arguments)  # type: ignore[arg-type,unused-ignore]
-    part.meta.update(node.meta)
-    return part
-
-
-def _argument(node: Node, name: str) -> Any:
-    names = _ARGUMENTS.get(original(node.target), ())
-    return {**dict(zip(names, node.args)), **node.kwargs}.get(name)
-
-
-def _is_of_probabilities(node: Node, results: Mapping[Node, Any]) -> bool:
-    """Whether targets are probabilities: torch goes by their shape, the outputs'."""
-    scores, target = (results[source] for source in _operands(node))
-    is_same: bool = scores.shape == target.shape
-    return is_same
-
-
-def _operands(node: Node) -> list[Node]:
-    names = _ARGUMENTS[original(node.target)][:2]
-    return [_argument(node, name) for name in names]
 
 
 def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
     """Find the markers from which another one is computed, also through memory."""
-    inner = {node: marker for marker, node in markers.items() if marker is not node}
+    marker_of = {node: marker for marker, node in markers.items()}
     before: dict[Node, set[Node]] = {}
     written: dict[int, set[Node]] = {}
     surplus: set[Node] = set()
@@ -317,8 +149,8 @@ def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
         if node in markers:
             surplus |= known
             known = known | {node}
-        if node in inner:
-            known = known | {inner[node]}
+        if node in marker_of:
+            known = known | {marker_of[node]}
         before[node] = known
         for memory in effects.writes:
             written[memory] = written.get(memory, set()) | known
@@ -336,11 +168,77 @@ def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
     return not is_kept and (result is None or result.dim() == 0)
 
 
-def _refuse_vector(loss: Node, result: Tensor) -> None:
-    if result.numel() > 1:
-        raise error_about(
-            f"Loss tensor must be a scalar tensor, but that of {loss} has the shape "
-            f"{list(result.shape)}. Reduce it: poptorch.identity_loss(loss, "
-            "reduction='mean') or 'sum'.",
-            loss,
-        )
+def _reduce_to_one_element(
+    graph: Graph, losses: Collection[Node], results: Mapping[Node, Any]
+) -> None:
+    """Give intermediate losses the shape [1], and recompute the shapes after them.
+
+    Args:
+        graph: The traced program.
+        losses: Nodes whose results are one number.
+        results: Result of each node while the program was traced.
+
+    Raises:
+        Error: An operation doesn't take the new shapes.
+    """
+    values: dict[Node, Any] = {}  # of nodes that follow from reshaped losses
+
+    def reshape(node: Node) -> None:
+        with graph.inserting_after(node):
+            row = graph.call_method("reshape", (node, (1,)))
+        node.replace_all_uses_with(row, lambda user: user is not row)
+        row.meta["block"] = node.meta.get("block")
+        row.meta["effects"] = effects_of(node)
+        values[row] = torch.zeros_like(results[node]).reshape(1)
+
+    def call(node: Node) -> Any:
+        given: Any = (node.args, node.kwargs)
+        given = map_arg(given, lambda n: values.get(n, results.get(n)))
+        args, kwargs = map_tensors(given, torch.zeros_like)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        target: Any = node.target
+        return target(*args, **kwargs)
+
+    with torch.no_grad():
+        for node in list(graph.nodes)[:-1]:
+            changed = [n for n in node.all_input_nodes if n in values]
+            function = original(node.target)
+            module = getattr(function, "__module__", None) or ""
+            is_own = module.startswith("ipufit.emulator") and function != identity_loss
+            if changed and not is_own:  # the result of an own one keeps its shape
+                try:
+                    values[node] = call(node)
+                except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                    base = results.get(node)
+                    is_number = isinstance(base, Tensor) and base.dim() == 0
+                    if not is_number or not effects_of(node).writes:
+                        raise error_about(
+                            f"`{node}` doesn't take the result of a loss that is only "
+                            f"a step on the way to the final one: {error}. On the "
+                            "device that has the shape [1], not [] (PopTorch, "
+                            "`RemoveSurplusIdentityLosses.cpp`). Give it a shape of "
+                            "its own first: `loss.reshape(())`.",
+                            node,
+                        ) from error
+                    # PopTorch replaces in-place operations before it computes shapes
+                    # (PopTorch, `InplaceOps.cpp`), so a number becomes a row; torch
+                    # keeps the shape of the tensor that is changed.
+                    for source in changed:
+                        if values[source].shape == (1,):
+                            with graph.inserting_before(node):
+                                number = graph.call_method("reshape", (source, ()))
+                            node.replace_input_with(source, number)
+                            values[number] = values[source].reshape(())
+                    values[node] = call(node)
+                    reshape(node)
+            if node in losses:
+                reshape(node)
+    for loss in losses:  # reshapes to [1] and back to [] are spared
+        for row in [user for user in loss.users if user.args[1:] == ((1,),)]:
+            for number in list(row.users):
+                if number.target == "reshape" and number.args[1:] == ((),):
+                    number.replace_all_uses_with(loss)
+                    graph.erase_node(number)
+            if not row.users:
+                graph.erase_node(row)

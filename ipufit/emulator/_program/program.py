@@ -25,7 +25,7 @@ from ipufit.emulator._ops.control_flow import Body
 from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.channels_last import in_channels_last, with_sliced_pooling
-from ipufit.emulator._program.checks import check_graph, compute_as_device, used_ipus
+from ipufit.emulator._program.checks import compute_as_device, used_ipus
 from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.strict import StrictTracer, refuse_unsupported_operators
 from ipufit.emulator._tracing.nodes import (
@@ -33,7 +33,6 @@ from ipufit.emulator._tracing.nodes import (
     changed_memory,
     constant_nodes,
     erase_dead,
-    erase_operations,
 )
 from ipufit.emulator._tracing.operation import FACTORIES, RANDOM_FACTORIES
 from ipufit.emulator._tracing.recording import (
@@ -50,7 +49,7 @@ from ipufit.emulator._tracing.state import (
     tracing,
 )
 from ipufit.emulator._tracing.tracer import EscapeGuard, Tracer, guarded
-from ipufit.emulator.errors import Error
+from ipufit.emulator.errors import Error, createPoptorchError
 
 
 @dataclass(frozen=True)
@@ -120,12 +119,6 @@ class Program:
             return program
         return with_sliced_pooling(program)
 
-    @cached_property
-    def _is_flat(self) -> bool:
-        """Whether `forward` returned a plain tuple of tensors."""
-        structure = self.output_structure
-        return type(structure) is tuple and all(type(t) is Tensor for t in structure)
-
     @property
     def runs_anything(self) -> bool:
         """Whether the program does anything else than return constants."""
@@ -135,9 +128,8 @@ class Program:
     @property
     def num_inputs(self) -> int:
         """Number of tensors that the graph takes besides the weights."""
-        nodes = self.graph.graph.nodes
-        num_arguments = sum(1 for node in nodes if node.op == "placeholder")
-        return num_arguments - len(self.weight_names)
+        placeholders = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
+        return len(placeholders) - len(self.weight_names)
 
     @property
     def num_results(self) -> int:
@@ -153,47 +145,45 @@ class Program:
     @property
     def num_forward_stages(self) -> int:
         """IPU switches along the data, plus one (PopTorch, `CompilerImpl.cpp`)."""
-        last_ipu = 0
-        switches = 0
-        for block in self.blocks:
-            switches += block.ipu != last_ipu
-            last_ipu = block.ipu
-        return switches + 1
+        ipus = [0, *(block.ipu for block in self.blocks)]
+        return 1 + sum(before != after for before, after in zip(ipus, ipus[1:]))
 
-    def device_outputs(self, results: list[Tensor]) -> list[Tensor]:
-        """Put the constant outputs between the computed ones.
-
-        Args:
-            results: Outputs that the graph has computed.
-        """
-        if not self.constant_outputs:
-            return results
+    def outputs(self, results: list[Tensor]) -> Any:
+        """Arrange results of the graph, and outputs beside them, as `forward` did."""
+        structure = self.output_structure
         count = len(results) + len(self.constant_outputs) + len(self.host_outputs)
-        computed = iter(results)
-        return [
-            self.constant_outputs[index].clone()
-            if index in self.constant_outputs
-            else next(computed)
-            for index in range(count)
-            if index not in self.host_outputs
-        ]
-
-    def rebuild_outputs(self, tensors: list[Tensor]) -> Any:
-        """Arrange outputs in the structure that `forward` returned.
-
-        Args:
-            tensors: Result of `device_outputs`.
-        """
-        if self.output_structure is None:
+        constants = {i: value.clone() for i, value in self.constant_outputs.items()}
+        _refuse_backward([*results, *constants.values()])
+        if structure is None:
             return None
-        if self._is_flat and not self.host_outputs:
-            return tuple(tensors)
-        outputs = iter(tensors)
-        values = [
-            self.host_outputs[index] if index in self.host_outputs else next(outputs)
-            for index in range(len(tensors) + len(self.host_outputs))
-        ]
-        return reconstructTensorStructure(self.output_structure, values)
+        if (
+            count == len(results)
+            and type(structure) is tuple
+            and all(type(element) is Tensor for element in structure)
+        ):
+            return tuple(results)
+        others, computed = {**self.host_outputs, **constants}, iter(results)
+        values = [others[i] if i in others else next(computed) for i in range(count)]
+        return reconstructTensorStructure(structure, values)
+
+
+def _refuse_backward(outputs: list[Tensor]) -> None:
+    """Give each output a `backward` that raises an error.
+
+    It is a local function so that outputs can't be pickled, as in PopTorch. Tensors
+    that are computed from them can, such as `output.clone()`.
+    """
+
+    def refuse() -> None:
+        raise createPoptorchError(
+            "backward() cannot be called explicitly on outputs of a PopTorch model. If "
+            "you're using a trainingModel, the backwards pass is performed "
+            "automatically when invoking the model. If you're using an "
+            "inferenceModel, you should use a trainingModel instead."
+        )
+
+    for tensor in outputs:
+        tensor.backward = refuse  # type: ignore[method-assign, assignment]
 
 
 def trace(
@@ -248,14 +238,25 @@ def trace(
     computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
     nodes = dict(zip(computed, recording.finish(computed.values())))
     refuse_rebound(recording.rebound())
-    _warn_of_host_outputs(flat, computed)
+    host = {index: t for index, t in enumerate(flat) if index not in computed}
+    for tensor in host.values():
+        warnings.warn(
+            f"Output expected to be on the IPU but is on {tensor.device.type}: it is "
+            "returned as it was when the model was traced.",
+            stacklevel=1,
+        )
     graph = recording.graph
     eliminate(recording, list(nodes.values()))
-    constants = {i for i, node in nodes.items() if _is_constant(node)}
+    # Outputs that are returned just as `torch.ones` or the like has made them.
+    makers = FACTORIES - RANDOM_FACTORIES
+    constants = {i for i, n in nodes.items() if n.target in makers and not n.users}
     graph.output(tuple(node for i, node in nodes.items() if i not in constants))
     graphs = with_bodies(graph, recording.root)
     constant_inputs = recording.constant_inputs()
-    _check_operators(graphs, constant_inputs)
+    for one in graphs:
+        compute_as_device(one, constant_nodes(one, constant_inputs))
+    if is_strict():
+        refuse_unsupported_operators(graphs, constant_inputs)
     ipus = used_ipus(graphs, constant_inputs)
     if is_training:
         add_final_loss(graph, recording.results)
@@ -267,9 +268,7 @@ def trace(
         constant_outputs={
             index: host_tensor(flat[index]).detach().clone() for index in constants
         },
-        host_outputs={
-            index: tensor for index, tensor in enumerate(flat) if index not in computed
-        },
+        host_outputs=host,
         has_loss=is_training,
         blocks=tuple(recording.begun),
         ipus=ipus,
@@ -303,7 +302,9 @@ def eliminate(recording: Recording, results: list[Node]) -> None:
     """Erase operations without effect on results, weights or inputs."""
     inputs = set(recording.input_memory())
     if not results and not inputs & changed_memory([recording.graph]).keys():
-        erase_operations(recording.graph)
+        for node in reversed(recording.graph.nodes):  # as PopTorch does
+            if node.op != "placeholder":
+                recording.graph.erase_node(node)
         return
     variables = {
         memory
@@ -321,32 +322,6 @@ def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
         if isinstance(part, Body):
             graphs += with_bodies(part.graph, root)
     return graphs
-
-
-def _check_operators(graphs: list[Graph], constant_inputs: set[str]) -> None:
-    """Refuse operations, and combinations of them, that PopTorch doesn't compile."""
-    for graph in graphs:
-        constants = constant_nodes(graph, constant_inputs)
-        check_graph(graph, constants)
-        compute_as_device(graph, constants)
-    if is_strict():
-        refuse_unsupported_operators(graphs, constant_inputs)
-
-
-def _is_constant(node: Node) -> bool:
-    """Whether an output is returned just as `torch.ones` or the like has made it."""
-    return node.target in FACTORIES - RANDOM_FACTORIES and not node.users
-
-
-def _warn_of_host_outputs(flat: list[Tensor], computed: dict[int, Tensor]) -> None:
-    for index, tensor in enumerate(flat):
-        if index not in computed:
-            warnings.warn(
-                "Output expected to be on the IPU but is on "
-                f"{tensor.device.type}: it is returned as it was when the model was "
-                "traced.",
-                stacklevel=2,
-            )
 
 
 def refuse_scripted(module: torch.nn.Module) -> None:

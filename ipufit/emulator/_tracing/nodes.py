@@ -271,13 +271,6 @@ def erase_dead(
             graph.erase_node(node)
 
 
-def erase_operations(graph: Graph) -> None:
-    """Erase all but the inputs, as PopTorch does if a model returns nothing."""
-    for node in reversed(graph.nodes):
-        if node.op != "placeholder":
-            graph.erase_node(node)
-
-
 def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
     """The memory that operations change, and the names of their functions.
 

@@ -33,7 +33,6 @@ MODULES = [
     "program.test_strict",
     "program.test_trace",
     "program.test_args",
-    "program.test_loss_shapes",
     "tracing.test_liveness",
     "ops.test_attribute_access",
     "ops.test_control_flow",
