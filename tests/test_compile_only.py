@@ -24,7 +24,7 @@ from ipufit import (
     compare,
     poptorch,
 )
-from ipufit.launch import compile_line
+from ipufit.__main__ import compile_
 from tests import reference
 from tests.engine.counting import Moves
 
@@ -179,7 +179,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     Path("train.py").write_text(SCRIPT, "utf-8")
     arguments, path = sys.argv, list(sys.path)
     with pytest.raises(SystemExit) as ending:
-        compile_line.main(["--ipu-version", "21", "train.py", "2"])
+        compile_(["--ipu-version", "21", "train.py", "2"])
     assert ending.value.code == 0
     shown = capsys.readouterr()
     assert "losses [nan, nan]" in shown.out
@@ -206,7 +206,7 @@ def test_the_status_of_scripts_that_fail_or_compile_nothing(tmp_path):
 
 def test_a_script_that_is_not_there(capsys):
     with pytest.raises(SystemExit) as ending:
-        compile_line.main(["missing.py"])
+        compile_(["missing.py"])
     assert ending.value.code == 2
     assert "no script 'missing.py'" in capsys.readouterr().err
 

@@ -40,14 +40,14 @@ ROOMS = {
         "batching config mixing placement",
     ),
     "planning": (
-        Size(20, 1700, 12497),
-        "check_report commands planning",
+        Size(8, 1308, 10208),
+        "check_report planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(43, 3170, 22204),
+        Size(38, 3220, 22131),
         "__init__ __main__ _env _failures _files _kinds _lazy _optional _poptorch "
-        "_spans _tree _version blocks distributed doctor errors first_fit "
-        "integrations launch scalars state summary types",
+        "_spans _tree _version blocks distributed doctor errors "
+        "integrations launch scalars scripts state summary types",
     ),
 }
 MAX_TOKENS_PER_LINE = 7.75  # of the emulator

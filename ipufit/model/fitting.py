@@ -7,7 +7,6 @@ import warnings
 from functools import partial
 from typing import Any, Mapping, Sequence
 
-from ipufit import first_fit
 from ipufit.batching import BatchPlan, check_count, check_positive
 from ipufit.callbacks import CallbackList, History
 from ipufit.callbacks.base import CallbackLike
@@ -125,7 +124,6 @@ def fit(
         UnsupportedError: Weights or padding for a loss without values per sample.
         Error: PopTorch refuses something (`ipufit.poptorch.Error`).
     """
-    first_fit.arrived(self, locals())
     settings = settings_of(self)
     epochs_to_come = _epochs(initial_epoch, epochs, validation_freq)
     given = x, y, sample_weight, validation_split, validation_data

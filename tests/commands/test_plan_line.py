@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ipufit import __main__ as program
-from ipufit.commands import plan_line
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL = """
@@ -42,7 +41,7 @@ def written(tmp_path, source):
 
 def run(*arguments):
     with pytest.raises(SystemExit) as stop:
-        plan_line.main(arguments)
+        program.plan(arguments)
     return stop.value.code
 
 

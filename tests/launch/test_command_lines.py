@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 
 from ipufit import launch
 from ipufit.errors import ConfigError
-from ipufit.launch import Command, LaunchRequest, command_line, launchers
+from ipufit.launch import Command, LaunchRequest
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "launch_commands.txt"
 
@@ -52,7 +52,7 @@ def golden():
 @pytest.fixture
 def shown(monkeypatch, capsys):
     """A function that returns what `ipufit launch --dry-run` prints, on 8 cores."""
-    monkeypatch.setattr(launchers, "_num_cores", lambda: 8)
+    monkeypatch.setattr(launch, "_num_cores", lambda: 8)
     monkeypatch.setattr(sys, "executable", "python")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
@@ -114,15 +114,15 @@ def test_a_shell_reads_the_printed_line_as_the_command(arguments, variables):
 
 @given(programs)
 def test_everything_after_the_script_is_the_scripts(program):
-    own, rest = command_line._split(["--processes", "4", "--dry-run", *program])
+    own, rest = launch._split(["--processes", "4", "--dry-run", *program])
     assert own == ["--processes=4", "--dry-run"]
     assert tuple(rest) == program
 
 
 def test_each_option_with_a_value_is_known_to_have_one():
-    actions = command_line._parser()._option_string_actions
+    actions = launch._parser()._option_string_actions
     valued = {name for name, action in actions.items() if action.nargs is None}
-    assert valued == set(command_line._VALUED)
+    assert valued == set(launch._VALUED)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_each_option_with_a_value_is_known_to_have_one():
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments, words, capsys, monkeypatch):
-    monkeypatch.setattr(launchers, "chosen_launcher", lambda: ("torchrun", ""))
+    monkeypatch.setattr(launch, "chosen_launcher", lambda: ("torchrun", ""))
     with pytest.raises(SystemExit) as exit_:
         launch.main(shlex.split(arguments))
     assert exit_.value.code == 2
@@ -189,7 +189,7 @@ def test_poprun_is_chosen_where_poptorch_runs(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("IPUFIT_BACKEND", backend)
     monkeypatch.syspath_prepend(str(tmp_path))
-    launcher, remark = launchers.chosen_launcher()
+    launcher, remark = launch.chosen_launcher()
     assert launcher == expected
     assert ("enable.sh" in remark) == (has_poptorch and not has_poprun)
 

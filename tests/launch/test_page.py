@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ipufit import launch
-from ipufit.launch import launchers
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pods.md"
 BLOCKS = [
@@ -31,7 +30,7 @@ EXPANSIONS = [
 @pytest.fixture
 def run(monkeypatch, capsys):
     """A function that returns what `--dry-run` prints, on 8 cores without IPUs."""
-    monkeypatch.setattr(launchers, "_num_cores", lambda: 8)
+    monkeypatch.setattr(launch, "_num_cores", lambda: 8)
     monkeypatch.setattr(sys, "executable", "python")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 

@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 
 import pytest
 
 from ipufit import IPUModel
-from ipufit.commands.subject import Subject, Target, add_target, looked_at, target_of
+from ipufit import __main__ as program
 from ipufit.errors import ConfigError
+from ipufit.scripts import look_at_model
 
 MODEL = """
 import torch
 from ipufit import IPUModel
+from ipufit import __main__ as program
 model = IPUModel(torch.nn.Linear(2, 1))
 model.compile("sgd", "mse")
 """
@@ -36,6 +37,10 @@ def written(tmp_path, source, name=None):
     return name
 
 
+def found(program, arguments=(), **kind):
+    return look_at_model(program, arguments, lambda *found: found, **kind)
+
+
 def files(tmp_path):
     return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
 
@@ -43,12 +48,14 @@ def files(tmp_path):
 def test_a_script_stops_at_its_first_fit(tmp_path, capsys):
     script = "import sys\nprint('said', sys.argv[1:])\n" + FIT + "print('trained')\n"
     name = written(tmp_path, script) + ".py"
-    subject = looked_at(Target(name, ("--fast", "3")), lambda subject: subject)
-    assert isinstance(subject, Subject)
-    assert isinstance(subject.model, IPUModel)
-    assert subject.arguments["batch_size"] == 4
-    assert subject.arguments["x"].shape == (8, 2)
-    assert subject.model.history is None
+    model, arguments = found(name, ["--fast", "3"])
+    assert isinstance(model, IPUModel)
+    assert "self" not in arguments
+    assert (arguments["batch_size"], arguments["epochs"]) == (4, 1)
+    assert arguments["x"].shape == (8, 2)
+    assert model.history is None
+    model.fit(**{**arguments, "verbose": 0})  # it is only stopped in the script
+    assert model.history.epoch == [0]
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == "said ['--fast', '3']\n"
@@ -57,7 +64,7 @@ def test_a_script_stops_at_its_first_fit(tmp_path, capsys):
 def test_modules_run_by_name_and_find_their_neighbours(tmp_path):
     other = written(tmp_path, "size = 4")
     name = written(tmp_path, f"from {other} import size\n" + FIT)
-    arguments = looked_at(Target(name, is_module=True), lambda one: one.arguments)
+    _, arguments = found(name, is_module=True)
     assert arguments["batch_size"] == 4
 
 
@@ -71,16 +78,16 @@ def test_modules_run_by_name_and_find_their_neighbours(tmp_path):
 )
 def test_a_function_gives_model_and_data(tmp_path, result, names):
     name = written(tmp_path, MODEL + f"def make():\n    return {result}\n")
-    subject = looked_at(Target(f"{name}:make"), lambda subject: subject)
-    assert isinstance(subject.model, IPUModel)
-    assert sorted(subject.arguments) == names
+    model, arguments = found(f"{name}:make")
+    assert isinstance(model, IPUModel)
+    assert sorted(arguments) == names
 
 
 def test_a_function_that_trains_is_stopped_too(tmp_path):
     body = "".join(f"    {line}\n" for line in FIT.splitlines())
     name = written(tmp_path, f"class Home:\n  @staticmethod\n  def make():\n{body}")
-    subject = looked_at(Target(f"{name}:Home.make"), lambda subject: subject)
-    assert subject.arguments["batch_size"] == 4
+    _, arguments = found(f"{name}:Home.make")
+    assert arguments["batch_size"] == 4
 
 
 def test_no_file_is_left_and_temporary_ones_are_still_there(tmp_path):
@@ -92,13 +99,13 @@ def test_no_file_is_left_and_temporary_ones_are_still_there(tmp_path):
     name = written(tmp_path, script) + ".py"
     before = files(tmp_path)
 
-    def look(subject):
+    def look(model, arguments):
         import os
 
         folder = os.environ.pop("SEEN_FOLDER")
         return folder, os.path.isdir(folder)
 
-    _, was_there = looked_at(Target(name), look)
+    _, was_there = look_at_model(name, [], look)
     assert was_there
     assert files(tmp_path) == before
 
@@ -108,11 +115,11 @@ def test_errors_of_who_looks_come_through(tmp_path):
     script += "except Exception:\n    pass\n"
     name = written(tmp_path, script) + ".py"
 
-    def look(subject):
+    def look(model, arguments):
         raise KeyError("of the look")
 
     with pytest.raises(KeyError, match="of the look"):
-        looked_at(Target(name), look)
+        look_at_model(name, [], look)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -120,16 +127,16 @@ def test_a_script_that_catches_everything_has_called_fit(tmp_path, fails):
     script = FIT.replace("model.fit", "try:\n    model.fit") + "except:\n    pass\n"
     name = written(tmp_path, script) + ".py"
 
-    def look(subject):
+    def look(model, arguments):
         if fails:
             raise KeyError("of the look")
-        return subject.arguments["batch_size"]
+        return arguments["batch_size"]
 
     if fails:
         with pytest.raises(KeyError, match="of the look"):
-            looked_at(Target(name), look)
+            look_at_model(name, [], look)
     else:
-        assert looked_at(Target(name), look) == 4
+        assert look_at_model(name, [], look) == 4
 
 
 @pytest.mark.parametrize(
@@ -143,27 +150,27 @@ def test_a_script_that_catches_everything_has_called_fit(tmp_path, fails):
 def test_scripts_without_a_fit_are_refused(tmp_path, source, message, capsys):
     name = written(tmp_path, source) + ".py"
     with pytest.raises(ConfigError, match=message):
-        looked_at(Target(name), lambda subject: subject)
+        found(name)
     assert ("ZeroDivisionError" in capsys.readouterr().err) == ("1 / 0" in source)
 
 
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (Target("absent_one:make"), "There is no module 'absent_one', neither"),
-        (Target("json.absent:make"), "There is no module 'json.absent'"),
-        (Target("absent_one.absent:make"), "There is no module 'absent_one.absent'"),
-        (Target("absent_one", is_module=True), "There is no module 'absent_one'"),
-        (Target("json.absent", is_module=True), "There is no module 'json.absent'"),
+        ("absent_one:make", "There is no module 'absent_one', neither"),
+        ("json.absent:make", "There is no module 'json.absent'"),
+        ("absent_one.absent:make", "There is no module 'absent_one.absent'"),
+        ("-m absent_one", "There is no module 'absent_one'"),
+        ("-m json.absent", "There is no module 'json.absent'"),
         (
-            Target("code/absent.py:make"),
+            "code/absent.py:make",
             r"'code/absent.py' is a file\..*give absent:make\.",
         ),
     ],
 )
 def test_names_of_no_module_are_refused_without_a_traceback(target, message, capsys):
     with pytest.raises(ConfigError, match=message):
-        looked_at(target, lambda subject: subject)
+        found(target.replace("-m ", ""), is_module=target.startswith("-m"))
     assert capsys.readouterr().err == ""
 
 
@@ -177,10 +184,7 @@ def test_a_module_that_fails_is_told_from_none(tmp_path, source, is_module, caps
     (folder / "train.py").write_text(FIT, "utf-8")
     name = f"{folder.name}.train"
     with pytest.raises(ConfigError, match=r"ended with 1|can't be imported"):
-        looked_at(
-            Target(name if is_module else f"{name}:make", is_module=is_module),
-            lambda subject: subject,
-        )
+        found(name if is_module else f"{name}:make", is_module=is_module)
     assert source in capsys.readouterr().err
 
 
@@ -205,27 +209,26 @@ def test_functions_that_give_no_model_are_refused(tmp_path, end, message, capsys
     source += "def module():\n    import torch\n    return torch.nn.Linear(1, 1), 3\n"
     name = written(tmp_path, source)
     with pytest.raises(ConfigError, match=message):
-        looked_at(Target(f"{name}:{end}"), lambda subject: subject)
+        found(f"{name}:{end}")
     assert ("line 2, in broken" in capsys.readouterr().err) == (end == "broken")
 
 
 def test_what_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"There is no script 'absent\.py'"):
-        looked_at(Target("absent.py"), lambda subject: subject)
+        found("absent.py")
     with pytest.raises(ConfigError, match=r"without arguments\. Got --fast"):
-        looked_at(Target("absent_module:make", ("--fast",)), lambda subject: subject)
+        found("absent_module:make", ["--fast"])
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (["train.py"], Target("train.py")),
-        (["train.py", "-m", "--json"], Target("train.py", ("-m", "--json"))),
-        (["-m", "a.b", "x"], Target("a.b", ("x",), is_module=True)),
-        (["a.b:make"], Target("a.b:make")),
+        (["train.py"], ("train.py", [], False)),
+        (["train.py", "-m", "--json"], ("train.py", ["-m", "--json"], False)),
+        (["-m", "a.b", "x"], ("a.b", ["x"], True)),
+        (["a.b:make"], ("a.b:make", [], False)),
     ],
 )
 def test_options_after_the_script_are_the_scripts(line, expected):
-    parser = argparse.ArgumentParser()
-    add_target(parser)
-    assert target_of(parser.parse_args(line)) == expected
+    given = program._parser("check", "", "", "").parse_args(line)
+    assert (given.script, given.arguments, given.is_module) == expected
