@@ -3,33 +3,50 @@
 
 from __future__ import annotations
 
-from .coverage import describe_coverage, in_passes, joined
-from .evaluation import Evaluation
-from .loop import predictions, train
-from .objective.figures import Figures
-from .objective.objective import Objective
-from .objective.outputs import named_outputs
-from .objective.resolve import resolve_objective
-from .objective.steps import Inferred, StepFunction, Steps, checked_step
-from .objective.sums import Sums
-from .programs.executors import Executors
-from .programs.gradients import WatchedGradients
-from .programs.surveying import Surveyed, surveyed
-from .remarking import Remarking, remark_on_passes
-from .traced.calling import (
+from .device import WatchedGradients
+from .host_calls import (
+    HostUpdate,
+    OutputSize,
+    bytes_of,
+    check_shapes,
+    figure_bytes,
+    give_shapes,
+    host_outputs,
+    host_update,
+    lazy_layers,
+    num_weights,
+    output_size,
+)
+from .loop import (
+    Evaluation,
+    Remarking,
+    Training,
+    describe_coverage,
+    in_passes,
+    joined,
+    predictions,
+    remark_on_passes,
+    train,
+)
+from .metric_state import Figures, Sums
+from .objective import (
+    Inferred,
+    Objective,
+    StepFunction,
+    Steps,
+    checked_step,
+    named_outputs,
+    resolve_objective,
+)
+from .precision import Counterparts, compute_in_types, in_own_types
+from .program import Executors, Surveyed, surveyed
+from .step import (
     NoForwardError,
     arguments_of,
     call_module,
     call_step,
     failures_explained,
 )
-from .traced.casting import compute_in_types
-from .traced.figure_bytes import figure_bytes
-from .traced.lazy_modules import check_shapes, give_shapes, lazy_layers
-from .traced.output_bytes import OutputSize, bytes_of, num_weights, output_size
-from .traced.reference import HostUpdate, host_outputs, host_update
-from .training import Training
-from .weights.precision import Counterparts, in_own_types
 
 __all__ = [
     "Counterparts",

@@ -1,30 +1,909 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops that train and predict: control flow and nothing else."""
+"""The loops of a run: training, evaluation and prediction call by call.
+
+Output modes `Final` and `EveryN` return some micro-batches only. Targets are cut to
+their rows, and every report says how many rows it covers (PopTorch user guide,
+"Efficient data batching").
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
+import threading
 import warnings
-from typing import Any, Iterable, Iterator, Tuple
+from dataclasses import dataclass, field
+from typing import (
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    NamedTuple,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
-from ipufit._spans import awaited
+import torch
+from torch import Tensor
+
+from ipufit._poptorch import poptorch
+from ipufit._spans import awaited, span
+from ipufit._tree import Structure, tree_map
+from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data import Epochs, InferenceBatches
+from ipufit.data import (
+    Call,
+    Epochs,
+    HostRandomState,
+    InferenceBatches,
+    Labels,
+    SampleStructure,
+    TrainingBatches,
+    set_random_state,
+)
+from ipufit.distributed import exchanges_off
+from ipufit.engine.device import WatchedGradients
+from ipufit.engine.host_calls import bytes_of
+from ipufit.engine.metric_state import Figures, vector_of, widened_all
+from ipufit.engine.objective import OWN_LOSS, dominant_labels
+from ipufit.engine.processes import Agreement
+from ipufit.engine.program import Executors
 from ipufit.errors import (
     ConfigError,
     DataError,
     DataRanOutWarning,
     NonFiniteLossWarning,
+    UnsupportedError,
 )
-from ipufit.state import RunState
+from ipufit.optimizers import Optimization, WeightAverage
+from ipufit.planning.choices import Choice
+from ipufit.scalars import Scalars
+from ipufit.state import EVICTED, RunState
+from ipufit.types import Logs
 
-from .agreement import Agreement
-from .coverage import check_rows, cut
-from .evaluation import Evaluation
-from .interruption import ended_in_order, until_stopped
-from .programs.executors import Executors
-from .training import Training
-from .validations import Validations
+
+def returned_rows(options: poptorch.Options, plan: BatchPlan) -> Tensor | None:
+    """The rows of a call whose results come back, in the order of the results.
+
+    Args:
+        options: Options of the program.
+        plan: Factors of the call, whose dim 0 is laid out `[D, G, R, B]`.
+
+    Returns:
+        Indices into dim 0, or None for all rows in order.
+
+    Example:
+        >>> options = poptorch.Options().outputMode(poptorch.OutputMode.Final)
+        >>> returned_rows(options, BatchPlan(2, device_iterations=3))
+        tensor([4, 5])
+    """
+    mode = poptorch.OutputMode(options.output_mode)
+    if mode in (poptorch.OutputMode.All, poptorch.OutputMode.Sum):
+        return None
+    steps = plan.device_iterations * plan.gradient_accumulation
+    period = (
+        steps if mode == poptorch.OutputMode.Final else options.output_return_period
+    )
+    per_step = plan.replicas * plan.micro_batch_size
+    rows = torch.arange(plan.samples_per_call).reshape(steps, per_step)
+    return torch.flatten(rows[period - 1 :: period])
+
+
+def describe_coverage(options: poptorch.Options, plan: BatchPlan) -> str:
+    """Which samples of each call figures are about; empty if about all.
+
+    Example:
+        >>> options = poptorch.Options().outputMode(poptorch.OutputMode.Final)
+        >>> describe_coverage(options, BatchPlan(2, device_iterations=3))
+        'OutputMode.Final: 2 of every 6 samples'
+    """
+    rows = returned_rows(options, plan)
+    if rows is None or len(rows) == plan.samples_per_call:
+        return ""
+    name = poptorch.OutputMode(options.output_mode).name
+    return f"OutputMode.{name}: {len(rows)} of every {plan.samples_per_call} samples"
+
+
+def check_rows(outputs: Any, num_rows: int) -> None:
+    """Refuse outputs that don't have one row per sample.
+
+    A value per micro-batch can't be told apart from rows, cut or joined.
+
+    Raises:
+        UnsupportedError: An output is a scalar or has another number of rows.
+
+    Example:
+        >>> check_rows((torch.zeros(4, 3), None), num_rows=4)
+    """
+    for leaf in Structure.of_outputs(outputs).flatten(outputs):
+        if isinstance(leaf, Tensor) and (leaf.dim() == 0 or len(leaf) != num_rows):
+            raise UnsupportedError(
+                f"The module returned a tensor of shape {tuple(leaf.shape)} for "
+                f"{num_rows} samples. Outside training every output needs one row per "
+                "sample: return batched tensors only, or leave this one out in eval "
+                "mode."
+            )
+
+
+def cut(values: Any, rows: Any) -> Any:
+    """The `rows` of nested tensors: a slice, a mask or indices.
+
+    Example:
+        >>> cut({"a": torch.arange(4), "b": None}, slice(2))
+        {'a': tensor([0, 1]), 'b': None}
+    """
+    return tree_map(lambda x: x[rows] if isinstance(x, Tensor) else x, values)
+
+
+def in_passes(values: Any, rows_per_pass: int) -> list[Any]:
+    """Nested tensors cut into those of passes, of which the last may have fewer rows.
+
+    Example:
+        >>> in_passes({"a": torch.arange(3)}, rows_per_pass=2)
+        [{'a': tensor([0, 1])}, {'a': tensor([2])}]
+    """
+    leaves = Structure.of_outputs(values).flatten(values)
+    count = max((len(leaf) for leaf in leaves if isinstance(leaf, Tensor)), default=1)
+    firsts = range(0, max(count, 1), rows_per_pass)
+    return [cut(values, slice(first, first + rows_per_pass)) for first in firsts]
+
+
+def joined(parts: Iterable[Any]) -> Any:
+    """The rows of all parts in one: tensors, nested as in each of them.
+
+    Example:
+        >>> joined([(torch.zeros(2), None), (torch.ones(1), None)])
+        (tensor([0., 0., 1.]), None)
+    """
+    structure = Structure.of_outputs(None)
+    leaves: list[list[Any]] = []
+    for part in parts:
+        structure = Structure.of_outputs(part)
+        leaves.append(structure.flatten(part))
+    return structure.rebuild(_joined(leaf) for leaf in zip(*leaves))
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """One leaf of all parts; what is no tensor is the same in each."""
+    if len(parts) == 1 or not isinstance(parts[0], Tensor):
+        return parts[0]
+    return torch.cat(parts)
+
+
+_MOST_BYTES = 2**20
+
+
+class Rows(NamedTuple):
+    """Rows of outputs with their labels.
+
+    Attributes:
+        outputs: Outputs of the model.
+        labels: Their labels.
+        num_rows: Number of the rows.
+    """
+
+    outputs: Any
+    labels: Labels
+    num_rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        values = self.outputs, tuple(self.labels)
+        leaves = Structure.of_outputs(values).flatten(values)
+        return bytes_of(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+    def cut(self, first: int, last: int) -> Rows:
+        """The rows from one to another, without a copy."""
+        if last - first == self.num_rows:
+            return self
+        rows = slice(first, last)
+        labels = Labels(*cut(tuple(self.labels), rows))
+        return Rows(cut(self.outputs, rows), labels, last - first)
+
+    def copied(self, *, outputs_too: bool) -> Rows:
+        """The same with labels in memory of their own, and outputs if asked for."""
+        labels = Labels(*tree_map(_copied, tuple(self.labels)))
+        outputs = tree_map(_copied, self.outputs) if outputs_too else self.outputs
+        return self._replace(outputs=outputs, labels=labels)
+
+    def laid_out(self) -> Rows:
+        """The same in memory that is laid out row by row.
+
+        Programs of other calls may lay out the same outputs otherwise, and a sum goes
+        over memory in its order.
+        """
+        outputs = tree_map(_laid_out, self.outputs)
+        return self._replace(outputs=outputs)
+
+
+class WaitingRows:
+    """Outputs of calls with the labels of their rows, until they make a group.
+
+    Loss and metrics of a group take some twenty operations, which cost the same for ten
+    rows as for ten thousand. Sums of other groups differ in their last bits. So groups
+    are the same however many rows a call has: whole passes that fill a mebibyte, or
+    single passes.
+
+    Args:
+        rows_per_pass: Rows of a forward pass.
+        by_pass: Whether each pass is a group by itself.
+
+    Example:
+        >>> import torch
+        >>> waiting = WaitingRows(rows_per_pass=2, by_pass=True)
+        >>> for value in (1.0, 2.0):
+        ...     outputs = torch.full((3,), value)
+        ...     for group in waiting.groups(outputs, Labels(torch.zeros(3)), 3):
+        ...         print(group.outputs)
+        tensor([1., 1.])
+        tensor([1., 2.])
+        tensor([2., 2.])
+        >>> bool(waiting)
+        False
+    """
+
+    def __init__(self, rows_per_pass: int, *, by_pass: bool) -> None:
+        self._rows_per_pass = rows_per_pass
+        self._by_pass = by_pass
+        self._parts: list[Rows] = []
+        self._num_rows = 0
+        self._size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that wait."""
+        return self._num_rows
+
+    @property
+    def num_parts(self) -> int:
+        """Number of calls whose rows wait."""
+        return len(self._parts)
+
+    def groups(self, outputs: Any, labels: Labels, num_rows: int) -> Iterator[Rows]:
+        """Give the groups that rows of a call complete, and keep the rows left over.
+
+        Args:
+            outputs: Outputs of the model, in tensors of their own.
+            labels: Labels of the rows. Those that wait are copied: asynchronous loaders
+                use memory again.
+            num_rows: Number of the rows.
+        """
+        if not num_rows:
+            return
+        rows = Rows(outputs, labels, num_rows)
+        size = self._size = self._size or self._size_of_groups(rows)
+        done = 0
+        if self._parts and self._num_rows + num_rows >= size:
+            done = size - self._num_rows
+            self._keep(rows.cut(0, done))
+            group = self.all()
+            self.clear()
+            yield group
+        while num_rows - done >= size:
+            yield rows.cut(done, done + size)
+            done += size
+        if done < num_rows:
+            self._keep(rows.cut(done, num_rows).copied(outputs_too=done > 0))
+
+    def _keep(self, rows: Rows) -> None:
+        self._parts.append(rows)
+        self._num_rows += rows.num_rows
+
+    def _size_of_groups(self, rows: Rows) -> int:
+        if self._by_pass:
+            return self._rows_per_pass
+        num_bytes = self._rows_per_pass * rows.num_bytes // rows.num_rows
+        return self._rows_per_pass * max(1, _MOST_BYTES // max(1, num_bytes))
+
+    def all(self, first: int = 0) -> Rows:
+        """All rows that wait, and go on waiting.
+
+        Args:
+            first: Calls whose rows are left out, from the beginning.
+        """
+        parts = self._parts[first:]
+        outputs, labels = joined((one.outputs, tuple(one.labels)) for one in parts)
+        return Rows(outputs, Labels(*labels), sum(one.num_rows for one in parts))
+
+    def clear(self) -> None:
+        """Drop the rows: they were counted."""
+        self._parts.clear()
+        self._num_rows = 0
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _laid_out(leaf: Any) -> Any:
+    return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
+
+
+class Remarking(ProgressDisplay):
+    """Has a display say more about a program that was compiled.
+
+    Args:
+        display: The display.
+        remark: The text that it gets.
+    """
+
+    def __init__(self, display: ProgressDisplay, remark: str) -> None:
+        super().__init__()
+        self._display = display
+        self._remark = remark
+
+    def compiling(self, what: str) -> None:
+        """Pass it on."""
+        self._display.compiling(what)
+
+    def noted(self, line: str) -> None:
+        """Pass it on."""
+        self._display.noted(line)
+
+    def compiled(self, what: str, seconds: float, remark: str = "") -> None:
+        """Pass it on, with the remark."""
+        self._display.compiled(what, seconds, self._remark)
+
+
+def remark_on_passes(choice: Choice | None) -> str:
+    """The passes of a call, and why not more, if they were chosen for a reason.
+
+    Example:
+        >>> remark_on_passes(Choice(16, "32 would pad 80 passes to 96"))
+        '16 passes per call (inference_iterations left open); not more because 32 ...'
+    """
+    if choice is None or not choice.reason:
+        return ""
+    passes = "1 pass" if choice.value == 1 else f"{choice.value} passes"
+    return (
+        f"{passes} per call (inference_iterations left open); not more because "
+        f"{choice.reason}"
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything that a call of training takes and changes.
+
+    Attributes:
+        executors: The programs.
+        plan: The factors of a call.
+        options: Options of the training program.
+        optimization: The optimiser and its schedule.
+        structure: How the tensors of a batch nest.
+        figures: Loss and metrics to report.
+        average: The running average of the weights; None for none.
+        watched: The gradients that come back.
+        choice: The updates of a call, if they were left open and chosen.
+    """
+
+    executors: Executors
+    plan: BatchPlan
+    options: poptorch.Options
+    optimization: Optimization
+    structure: SampleStructure
+    figures: Figures
+    average: WeightAverage | None = None
+    watched: WatchedGradients = field(default_factory=WatchedGradients)
+    choice: Choice | None = None
+
+    def prepare(self, batches: TrainingBatches, display: ProgressDisplay) -> None:
+        """Have the program attached, with the weights of the user's module.
+
+        Args:
+            batches: The calls, whose shapes are compiled for.
+            display: Shows that something is compiled.
+        """
+        entries = self.executors.prepare_training(
+            batches,
+            self.plan,
+            self.options,
+            self.optimization,
+            self.figures.objective,
+            sorted(self.watched.anchors),
+            display if self.choice is None else Remarking(display, self.remark),
+        )
+        self.figures.adopt(entries)
+
+    @property
+    def remark(self) -> str:
+        """The updates of a call, and why not more, if they were chosen."""
+        if self.choice is None:
+            return ""
+        value, reason = self.choice
+        updates = "1 update" if value == 1 else f"{value} updates"
+        return (
+            f"{updates} per call (device_iterations left open); not more because "
+            f"{reason}"
+        )
+
+    def run(self, call: Call, *, is_scheduled: bool = True) -> None:
+        """Train on one call, and add to the figures.
+
+        Args:
+            call: Batch of the call.
+            is_scheduled: False to leave learning rates and the count of updates as
+                they are.
+        """
+        updates = self.plan.device_iterations
+        if is_scheduled:
+            with span("optimizer"):
+                self.optimization.before_call()
+        sums, outputs = self.executors.train(call.batch)
+        if is_scheduled:
+            with span("optimizer"):
+                self.optimization.after_call(updates)
+        with span("figures"):
+            self.figures.add(sums)
+            if outputs is not None:
+                self._stream(outputs, call)
+        if self.average is not None:
+            with span("weights"):
+                self.average.update(updates, self.executors.weights_shown)
+
+    def losses_of_call(self) -> list[float]:
+        """The loss of the epoch so far after each update of the last call.
+
+        Only the last of them if not every micro-batch has come back for itself.
+        """
+        is_each = self.options.output_mode == poptorch.OutputMode.All.value
+        return self.figures.losses(self.plan.device_iterations if is_each else 1)
+
+    def finish(self) -> None:
+        """Put the average of the weights in their place, as Keras does after `fit`."""
+        if self.average is not None:
+            self.executors.fetch_weights()
+            self.average.apply()
+            self.executors.send_weights()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The watched gradients of the last call, by parameter."""
+        scale = float(getattr(self.optimization.optimizer, "loss_scaling", 1.0))
+        return self.watched.means(
+            self.executors.anchored,
+            self.options,
+            self.plan,
+            scale,
+            self.figures.processes,
+        )
+
+    def _stream(self, outputs: Any, call: Call) -> None:
+        """Give the real rows that came back to the metrics that need outputs."""
+        plan, rows = self.plan, returned_rows(self.options, self.plan)
+        if rows is None:
+            rows = torch.arange(plan.samples_per_call)
+        check_rows(outputs, rows.numel())
+        labels = self.structure.labels(call.batch)
+        mixing = self.structure.mixing(call.batch)
+        if mixing is not None:
+            labels = dominant_labels(labels, mixing, plan.micro_batch_size)
+        of_update = rows.div(plan.samples_per_update, rounding_mode="floor")
+        for update in range(plan.device_iterations):
+            # A metric that rounds gives the same figure, however many updates come.
+            is_taken = rows.lt(call.num_real).logical_and(of_update.eq(update))
+            if not is_taken.any():
+                continue
+            parts = cut((labels.targets, labels.weights), rows[is_taken])
+            real = widened_all(cut(outputs, is_taken), Labels(*parts))
+            self.figures.stream(*real)
+
+
+class _Look(NamedTuple):
+    """A look at rows that go on waiting.
+
+    Attributes:
+        num_parts: Calls whose rows were seen.
+        vector: Their sums.
+        is_one: Whether all were seen at once: then the sums have the bits of a group.
+    """
+
+    num_parts: int
+    vector: Tensor
+    is_one: bool
+
+
+class Evaluation:
+    """An evaluation on one set of samples, done once or after every epoch.
+
+    Args:
+        executors: The programs.
+        batches: Samples with targets, or with what the module's own loss needs.
+        plan: The factors of a call.
+        options: Options of the inference program.
+        figures: Loss and metrics to report.
+        choice: The passes of a call, if they were left open and chosen.
+    """
+
+    def __init__(
+        self,
+        executors: Executors,
+        batches: InferenceBatches,
+        plan: BatchPlan,
+        options: poptorch.Options,
+        figures: Figures,
+        choice: Choice | None = None,
+    ) -> None:
+        self._executors = executors
+        self.batches = batches
+        self.plan = plan
+        self.options = options
+        self.figures = figures
+        self.choice = choice
+        self._rows = returned_rows(options, plan)
+        self._waiting = self._no_rows()
+        self._look: _Look | None = None
+
+    @property
+    def remark(self) -> str:
+        """The passes of a call, and why not more, if they were chosen."""
+        return remark_on_passes(self.choice)
+
+    def prepare(self, display: ProgressDisplay) -> None:
+        """Have the program attached, with the newest weights."""
+        self._executors.prepare_inference(
+            self.batches,
+            self.plan,
+            self.options,
+            display if self.choice is None else Remarking(display, self.remark),
+            self.figures.objective.evaluated,
+        )
+        has_scalars = self._executors.gives_scalars
+        if self.figures.objective.steps is not None and not has_scalars:
+            raise ConfigError(
+                "The step of the validation returned no loss and reports nothing. "
+                "Return the loss, or a dict with 'loss' or other scalars."
+            )
+        if self.figures.objective.owns_loss and not has_scalars:
+            raise ConfigError(
+                "There is no loss: compile() got none, and in eval mode the module "
+                f"returns none that would be understood ({OWN_LOSS}). Return it in "
+                "eval mode too, with `if labels is not None` in the place of `if "
+                "self.training`; or pass loss='cross_entropy' or the like to compile()."
+            )
+        self.batches.has_singles = has_scalars
+        if has_scalars and self.options.output_mode != poptorch.OutputMode.All.value:
+            raise UnsupportedError(
+                "The module returns its own loss, or logs scalars, and inference_"
+                "options don't ask for OutputMode.All: the samples that they are "
+                "about can't be told. Leave the mode at its default."
+            )
+
+    def run(self, hooks: CallbackList, run: RunState) -> Logs:
+        """The figures over every sample, or over those that come back.
+
+        They are computed here, from the outputs: padding is cut away before it can
+        count, and targets are cut to the rows that the output mode returns. They are
+        computed for groups of rows that are the same however many rows a call has, so
+        that the size of calls changes no bit.
+
+        Args:
+            hooks: Callbacks, which hear of each call.
+            run: `run.stop_evaluating` ends it, and so does an eviction.
+        """
+        self.figures.reset()
+        self._waiting, self._look = self._no_rows(), None
+        run.stop_evaluating = False
+        hooks.on_test_begin({})
+        agreement = Agreement(run.processes, hooks, run, "on_test_batch_end")
+        for number, call in enumerate(awaited(self.batches)):
+            if not call.num_real_of_all:  # there for the scalars of single rows only
+                self._add_singles(call)
+                continue
+            first = number * self.batches.passes_per_call
+            hooks.on_test_batch_begin(first, {})
+            self._add_call(call)
+            if not number and not self.figures.samples:
+                # Unfit targets fail now, and figures get names.
+                self._look_at_waiting()
+            last = first + self.batches.num_passes(call.num_real_of_all) - 1
+            logs = agreement.running(self.figures, self._look_at_waiting)
+            hooks.on_test_batch_end(last, logs)
+            agreement.settle()
+            if agreement.ends_evaluation or run.is_evicted:
+                break
+        self._count_waiting()
+        self.figures.gather()
+        hooks.on_test_end(self.figures.logs())
+        return self.figures.logs()
+
+    def _no_rows(self) -> WaitingRows:
+        """Make an empty store of rows, which it groups by passes or pass by pass.
+
+        A function of the user's may give one value for all rows that it gets. And rows
+        of several processes are put together pass by pass.
+        """
+        objective = self.figures.objective
+        is_joined = objective.is_streamed and self.figures.processes.are_several
+        by_pass = is_joined or not objective.is_additive
+        return WaitingRows(self.plan.samples_per_update, by_pass=by_pass)
+
+    def _look_at_waiting(self) -> Tensor | None:
+        """The sums of rows that go on waiting; None if there are none.
+
+        Each row is looked at once, so that looking after each call costs no more than
+        the call's own rows. The sums may differ from those of the group in the last
+        bits.
+        """
+        if not self._waiting:
+            return None
+        look, count = self._look, self._waiting.num_parts
+        if look is None:
+            look = _Look(count, self._vector(self._waiting.all()), is_one=True)
+        elif look.num_parts < count:
+            more = self._vector(self._waiting.all(look.num_parts))
+            look = _Look(count, look.vector.double() + more, is_one=False)
+        self._look = look
+        return look.vector
+
+    def _count_waiting(self) -> None:
+        if not self._waiting:
+            return
+        rows, look = self._waiting.all(), self._look
+        is_seen = look and look.is_one and look.num_parts == self._waiting.num_parts
+        self._count(rows, look.vector if look and is_seen else self._vector(rows))
+        self._waiting.clear()
+
+    def _count(self, rows: Rows, vector: Tensor) -> None:
+        self._look = None
+        self.figures.add(vector)
+        self.figures.stream(*widened_all(rows.outputs, rows.labels))
+
+    def _add_call(self, call: Call) -> None:
+        batch, num_real = call.batch, call.num_real
+        outputs, scalars = self._executors.infer(batch)
+        labels = self.batches.structure.labels(batch)
+        rows = self._rows
+        num_rows = self.plan.samples_per_call if rows is None else rows.numel()
+        check_rows(outputs, num_rows)
+        if scalars:
+            self._add_scalars(scalars, num_real)
+        whole = outputs, labels
+        if rows is not None:
+            whole = outputs, Labels(*cut(tuple(labels), rows))
+            is_real = rows.lt(num_real)
+            outputs = cut(outputs, is_real)
+            labels = Labels(*cut(tuple(labels), rows[is_real]))
+            num_real = int(is_real.sum())
+        elif num_real < num_rows:
+            real = slice(num_real)
+            outputs, labels = cut(outputs, real), Labels(*cut(tuple(labels), real))
+        if not num_real:  # no real row came back: NaN under the right names
+            self.figures.add(torch.zeros_like(self._vector(Rows(*whole, num_rows))))
+        for group in self._waiting.groups(outputs, labels, num_real):
+            self._count(group, self._vector(group))
+
+    def _vector(self, rows: Rows) -> Tensor:
+        outputs, labels, num_rows = rows.laid_out()
+        outputs, labels = widened_all(outputs, labels)
+        with torch.no_grad():
+            objective = self.figures.objective
+            objective.check_logits(outputs, labels, self._executors.probabilities)
+            terms = objective.loss_terms(outputs, labels, num_rows)
+            vector, entries = vector_of(objective, outputs, labels, num_rows, terms, {})
+        self.figures.adopt(entries)
+        return vector
+
+    def _add_scalars(self, scalars: Scalars, num_real: int) -> None:
+        """Add means over micro-batches that have no padding.
+
+        One that is padded in part is left out: each of its rows follows in a
+        micro-batch of its own, of that row alone.
+        """
+        size = self.plan.micro_batch_size
+        values = {name: tensor.tolist() for name, tensor in scalars.items()}
+        for index in range(num_real // size):
+            self.figures.add_means(_at(values, index), size)
+
+    def _add_singles(self, call: Call) -> None:
+        """Add the scalars of single rows."""
+        _, scalars = self._executors.infer(call.batch)
+        values = {name: tensor.tolist() for name, tensor in scalars.items()}
+        for index in range(call.num_singles):
+            self.figures.add_means(_at(values, index), 1)
+
+
+def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:
+    return {name: column[index] for name, column in values.items()}
+
+
+T = TypeVar("T")
+
+
+class EvictedError(Exception):
+    """The process was told to end: the epoch under way goes on in another one."""
+
+
+@contextlib.contextmanager
+def ended_in_order(
+    training: Training, hooks: CallbackList, run: RunState
+) -> Iterator[None]:
+    """End the loop in this context in order, if it is interrupted.
+
+    On Ctrl-C `on_train_end` hears the figures of the last complete epoch and the IPUs
+    are free; then the interrupt goes on. On an eviction the loop ends, and no more.
+
+    Args:
+        training: The training of the loop, whose IPUs are freed.
+        hooks: Callbacks of the run.
+        run: State of the run.
+    """
+    try:
+        with heard_eviction(run):
+            yield
+    except EvictedError:
+        pass
+    except KeyboardInterrupt:
+        run.stop("interrupted")
+        with exchanges_off():  # other processes are elsewhere
+            hooks.on_train_end(dict(run.logs))
+            training.executors.detach()
+        raise
+
+
+def until_stopped(
+    items: Iterable[T], run: RunState, settle: Callable[[], None] = lambda: None
+) -> Iterator[T]:
+    """Give calls or epochs until the run is to stop, and save between them if asked.
+
+    Args:
+        items: The calls of an epoch, or epochs.
+        run: State of the run.
+        settle: Has what one process wants count for all.
+
+    Raises:
+        EvictedError: The process was told to end, and the run was saved.
+
+    Example:
+        >>> run = RunState()
+        >>> for epoch in until_stopped(range(9), run):
+        ...     if epoch == 2:
+        ...         run.stop("seen enough")
+        >>> epoch
+        2
+    """
+    for item in items:
+        yield item
+        run.act()
+        settle()
+        run.heed_eviction()
+        if run.stop_reason == EVICTED:
+            raise EvictedError
+        if run.is_ending:
+            return
+
+
+@contextlib.contextmanager
+def undone_if_evicted(
+    run: RunState, generators: Sequence[torch.Generator]
+) -> Iterator[None]:
+    """Restore the random states from before a validation, if it is evicted meanwhile.
+
+    The process that goes on validates anew.
+
+    Args:
+        run: State of the run.
+        generators: Further generators of torch that the training data draw from.
+
+    Raises:
+        EvictedError: The process was told to end.
+    """
+    before = HostRandomState(generators) if run.heeds_eviction else None
+    yield
+    if before is not None and run.is_evicted:
+        set_random_state(before.tensors(), generators)
+        run.heed_eviction()
+        raise EvictedError
+
+
+@contextlib.contextmanager
+def heard_eviction(run: RunState) -> Iterator[None]:
+    """Tell a run of SIGTERM instead of dying, if a callback saves then.
+
+    Python hears signals in the main thread alone: in others nothing is done.
+
+    Args:
+        run: State of the run, which is told.
+
+    Example:
+        >>> import os
+        >>> run = RunState()
+        >>> run.on_eviction(lambda: None)
+        >>> with heard_eviction(run):
+        ...     os.kill(os.getpid(), signal.SIGTERM)
+        >>> run.is_evicted
+        True
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not run.heeds_eviction or not is_main:
+        yield
+        return
+
+    def hear(_number: int, _frame: Any) -> None:
+        run.tell_to_end()
+
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield
+    finally:
+        # None is a handler that wasn't installed from Python.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+@dataclass(frozen=True)
+class Validations:
+    """Validates the weights that training has reached, and keeps the figures.
+
+    Attributes:
+        evaluation: The evaluation on the validation's samples; None for none.
+        every_calls: Calls of an epoch from one validation to the next; None for none
+            within epochs.
+        hooks: Callbacks of the run.
+        run: State of the run, which has the epoch's last validation.
+        display: Hears of compilations.
+    """
+
+    evaluation: Evaluation | None
+    every_calls: int | None
+    hooks: CallbackList
+    run: RunState
+    display: ProgressDisplay
+
+    def between(self, calls: Epochs) -> Iterator[Call]:
+        """Give the calls of an epoch, and validate before some of them.
+
+        A validation comes before its next call is taken from the data. So a run that is
+        saved meanwhile goes on with the validation.
+
+        Args:
+            calls: The calls of the epoch.
+
+        Raises:
+            EvictedError: The process was told to end.
+        """
+        self._validate_if_due(calls)
+        for call in awaited(calls):
+            yield call
+            self._validate_if_due(calls)
+
+    def at_end(self, calls: Epochs, *, is_validated: bool) -> Logs:
+        """Validate after an epoch.
+
+        Args:
+            calls: The calls of the epoch.
+            is_validated: Whether the end of the epoch is to be validated.
+
+        Returns:
+            Figures of the epoch's last validation; empty if it had none.
+
+        Raises:
+            EvictedError: The process was told to end.
+        """
+        if is_validated and self.run.validated_calls != self.run.calls:
+            self._validate(calls)
+        return self.run.validated
+
+    def _validate_if_due(self, calls: Epochs) -> None:
+        done = self.run.calls
+        if self.every_calls is None or not done or done % self.every_calls:
+            return
+        if self.run.validated_calls != done:  # else the run was resumed after it
+            self._validate(calls)
+
+    def _validate(self, calls: Epochs) -> None:
+        if self.evaluation is None:
+            return
+        with undone_if_evicted(self.run, calls.generators):
+            self.evaluation.prepare(self.display)
+            figures = self.evaluation.run(self.hooks, self.run)
+        self.run.directions.update(self.evaluation.figures.directions)
+        self.run.validated, self.run.validated_calls = figures, self.run.calls
+
 
 EpochToGo = Tuple[int, bool]
 """The number of an epoch, from 0, and whether it is validated."""

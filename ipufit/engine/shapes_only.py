@@ -20,10 +20,9 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from ipufit.data import HostRandomState
+from ipufit.engine.trace_checks import user_line
+from ipufit.engine.weights import unfetched, weights_of
 from ipufit.errors import ConfigError, IpufitError, UnsupportedError
-
-from .observers.autograd import user_line
-from .weights.wrapping import unfetched, weights_of
 
 
 @contextlib.contextmanager

@@ -28,19 +28,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ipufit._tree import Structure
 from ipufit.blocks import Begun, Blocks, started_blocks
 from ipufit.config import IPUConfig
+from ipufit.engine.precision import computed_in
+from ipufit.engine.step import call_module, kept_submodules
+from ipufit.engine.trace_checks import tensors_of
+from ipufit.engine.weights import mode, unfetched
 from ipufit.errors import ConfigError
 from ipufit.optimizers.state_types import WeightState
 from ipufit.placement import blocks_begun, stage_and_ipu
 from ipufit.planning.memory import StageCost, StateCost, WeightCost
 from ipufit.planning.split import BlockCost
 
-from .observers.observing import tensors_of
 from .shapes_only import copy_of_shapes, like, shapes_only
-from .traced.calling import call_module
-from .traced.casting import computed_in
-from .traced.recomputing import kept_submodules
-from .weights.modes import mode
-from .weights.wrapping import unfetched
 
 Call = Callable[[torch.nn.Module, Sequence[Tensor]], Any]
 """Calls a module with the tensors of a micro-batch, and returns what it computes."""

@@ -183,7 +183,7 @@ def test_a_fit_without_it_is_compiled_without_it(monkeypatch):
     model, _ = fit(GradientMonitor())
     asked = []
     monkeypatch.setattr(
-        "ipufit.engine.programs.executors.Executors.anchored",
+        "ipufit.engine.program.Executors.anchored",
         lambda self, name: asked.append(1),
     )
     model.fit(X, Y, 12, verbose=0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipufit.callbacks import Callback, CallbackList
 from ipufit.distributed import Processes, ProcessInfo
-from ipufit.engine.agreement import Agreement
+from ipufit.engine.processes import Agreement
 from ipufit.state import RunState
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import UnsupportedError, poptorch
-from ipufit.engine.coverage import check_rows, cut, describe_coverage, returned_rows
+from ipufit.engine.loop import check_rows, cut, describe_coverage, returned_rows
 from tests import reference
 from tests.strategies import output_modes, plans
 

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ipufit.engine.waiting
+import ipufit.engine.loop
 from ipufit import Callback, IPUConfig, IPUModel
 from ipufit.callbacks import ProgressDisplay
 from ipufit.data import Labels
-from ipufit.engine.objective.objective import Objective
-from ipufit.engine.waiting import WaitingRows
+from ipufit.engine.loop import WaitingRows
+from ipufit.engine.objective import Objective
 from tests import reference
 from tests.strategies import examples
 
@@ -50,7 +50,7 @@ def test_waiting_changes_no_figure(count, size, iterations, is_weighted, most):
     weights = torch.linspace(0, 2, count) if is_weighted else None
     model = compiled(device_iterations=iterations)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ipufit.engine.waiting, "_MOST_BYTES", most)
+        patch.setattr(ipufit.engine.loop, "_MOST_BYTES", most)
         # Outputs of folded micro-batches may differ from single ones in the last bit.
         patch.setenv("IPUFIT_EMULATOR_FOLD", "0")
         arguments = {"sample_weight": weights, "verbose": 0}
@@ -182,7 +182,7 @@ def test_groups_are_the_same_however_many_rows_a_call_has(
         return [group.num_rows for group in found], found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ipufit.engine.waiting, "_MOST_BYTES", most)
+        patch.setattr(ipufit.engine.loop, "_MOST_BYTES", most)
         sizes, found = cut_into(counts)
         assert sizes == cut_into([total])[0] == cut_into([1] * total)[0]
     assert len({*sizes[:-1]}) <= 1

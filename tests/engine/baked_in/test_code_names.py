@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipufit.engine.baked_in.code_names import names_read
+from ipufit.engine.constants import names_read
 
 
 def read_of(function):

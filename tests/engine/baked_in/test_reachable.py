@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit.engine.baked_in.reachable import ReachableValues
+from ipufit.engine.constants import ReachableValues
 from tests.resume import settings_of_another_module as settings
 
 FACTOR = types.SimpleNamespace(k=1.0)

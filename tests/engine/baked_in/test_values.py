@@ -678,7 +678,7 @@ def test_a_distribution_that_forward_makes_is_the_device_s():
 
 
 def test_beyond_the_bound_compile_makes_it_count(monkeypatch):
-    monkeypatch.setattr("ipufit.engine.baked_in.code_walk.DEPTH", 1)
+    monkeypatch.setattr("ipufit.engine.constants.DEPTH", 1)
     model = still(OfADict())
     losses(model)
     model.module.change(3.0)

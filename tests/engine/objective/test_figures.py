@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ipufit import ConfigError
 from ipufit.data.structure import Labels
 from ipufit.engine import Figures
-from ipufit.engine.objective.figures import vector_of
-from ipufit.engine.objective.resolve import resolve_objective
+from ipufit.engine.metric_state import vector_of
+from ipufit.engine.objective import resolve_objective
 from tests import reference
 
 

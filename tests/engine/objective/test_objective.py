@@ -19,7 +19,7 @@ from ipufit import (
     UnknownNameError,
     UnsupportedError,
 )
-from ipufit.engine.objective.resolve import resolve_objective
+from ipufit.engine.objective import resolve_objective
 from tests import reference
 
 COUNT = 24

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel, log, poptorch
-from ipufit.engine.objective.outputs import (
+from ipufit.engine.objective import (
     checked_scalar,
     named_outputs,
     only,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ipufit import ConfigError
-from ipufit.engine.objective.steps import StepResult, checked_step, result_of_step
+from ipufit.engine.objective import StepResult, checked_step, result_of_step
 from ipufit.scalars import collected
 
 LOSS, OUTPUTS = torch.tensor(2.0), torch.ones(3, 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ipufit import DataError, IPUConfig, IPUModel
-from ipufit.engine.programs.call_errors import refuse_index
+from ipufit.engine.device import refuse_index
 
 ROWS = 16
 PLANS = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipufit.data import as_source
 from ipufit.engine import figure_bytes, resolve_objective
-from ipufit.engine.objective.steps import Steps
+from ipufit.engine.objective import Steps
 from ipufit.metrics import AUC, BinaryAccuracy, Metric, RootMeanSquaredError
 
 

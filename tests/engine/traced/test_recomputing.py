@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ipufit import ConfigError, IPUConfig, IPUModel, UnknownNameError, poptorch
-from ipufit.engine.traced.recomputing import kept_submodules
+from ipufit.engine.step import kept_submodules
 from tests.reference import NUM_CLASSES, NUM_FEATURES, samples
 
 

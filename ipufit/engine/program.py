@@ -7,43 +7,289 @@ they are moved when somebody needs them elsewhere, and only if they differ.
 
 from __future__ import annotations
 
+import contextlib
+import time
+import warnings
 import weakref
-from typing import Any, Callable, ContextManager, MutableMapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    List,
+    MutableMapping,
+    NamedTuple,
+    Sequence,
+    TypeVar,
+)
 
 import torch
 from torch import Tensor
 
-from ipufit._poptorch import poptorch
+from ipufit._poptorch import poptorch, survey
 from ipufit._spans import span
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
-from ipufit.data import InferenceBatches, TrainingBatches
+from ipufit.data import InferenceBatches, SampleStructure, TrainingBatches
 from ipufit.distributed import Processes
-from ipufit.engine.baked_in.values import changes_accepted
-from ipufit.engine.objective.figures import Entry
-from ipufit.engine.objective.objective import Objective
-from ipufit.engine.objective.steps import Inferred
-from ipufit.engine.traced.packing import Packing
-from ipufit.engine.traced.refusals import (
+from ipufit.engine.constants import (
+    BakedInValues,
+    Roots,
+    changed_numbers_warned,
+    changes_accepted,
+    roots_of,
+)
+from ipufit.engine.device import (
+    CommonWeights,
+    HostWeights,
+    IPUs,
+    KeptPrograms,
+    Program,
+    ProgramT,
+    TrainingProgram,
+    bind_optimizer,
+    give_states,
+    ready,
+    send_changes,
+)
+from ipufit.engine.metric_state import Entry
+from ipufit.engine.objective import Inferred, Objective
+from ipufit.engine.step import (
+    InferenceHead,
+    Packing,
+    ShortPipelineError,
+    Step,
+    TrainingHead,
+    kept_submodules,
+    recomputed_between,
+    stage_blocks,
+)
+from ipufit.engine.trace_checks import (
     refuse_gradient_hooks,
     refuse_synchronised_norms,
+    refuse_tied_buffers,
+    require_trained_weights,
 )
-from ipufit.engine.weights.fingerprint import fingerprint
-from ipufit.engine.weights.host_values import MovedOnDeviceError
-from ipufit.engine.weights.modes import TrainedParts
-from ipufit.engine.weights.wrapping import make_plain, weights_of
-from ipufit.optimizers import Optimization
+from ipufit.engine.weights import (
+    Counters,
+    HostValue,
+    MovedOnDeviceError,
+    TrainedParts,
+    Wrappers,
+    check_values,
+    fingerprint,
+    host_tensors,
+    host_values_of,
+    make_plain,
+    mode,
+    remember_classes,
+    weights_of,
+)
+from ipufit.errors import IpufitError, IpufitWarning
+from ipufit.optimizers import Optimization, hyper_parameters
+from ipufit.placement import find_beginnings
 from ipufit.scalars import Scalars
 from ipufit.types import Batch
 
-from .building import Builder, Compile
-from .common_weights import CommonWeights
-from .compilation import compilation
-from .host_weights import HostWeights
-from .ipus import IPUs
-from .optimizer_link import bind_optimizer, send_changes
-from .programs import KeptPrograms, Program, ProgramT, TrainingProgram, ready
+Compile = Callable[[Any, List[Tensor]], None]
+"""Has PopTorch compile an executor, for the tensors at hand and the host's values."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds programs of a module, and leaves the module as it was.
+
+    Attributes:
+        config: Has its stages and precision.
+        moved: 0-d buffers that `forward` changes, as far as traces have shown.
+    """
+
+    module: torch.nn.Module
+    config: IPUConfig
+    moved: list[HostValue] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse names in the config that the module doesn't have."""
+        find_beginnings(self.module, self.config)
+        find_beginnings(self.module, self.config.inference_config)
+        kept_submodules(self.module, self.config.recompute_patterns)
+
+    def training(
+        self,
+        structure: SampleStructure,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        options: poptorch.Options,
+        num_micro_batches: int,
+        compile_it: Compile,
+    ) -> TrainingProgram:
+        """Build a program that trains.
+
+        Args:
+            structure: Nesting of a batch.
+            objective: Losses and metrics.
+            optimizer: An optimiser of `poptorch.optim`.
+            options: Options of PopTorch.
+            num_micro_batches: Micro-batches of a call, over all replicas.
+            compile_it: Compiles the executor.
+
+        Raises:
+            MovedOnDeviceError: The trace has shown that buffers move.
+        """
+        values = host_values_of([self.module, *objective.modules], self.moved)
+        head = TrainingHead(objective, structure)
+        step = Step(self.module, self.config, structure, values, head)
+        give_states(optimizer, step)
+        require_trained_weights(step)
+        # A state brings the values of its time to the device.
+        has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
+        sent = () if has_state else hyper_parameters(optimizer)
+        roots = roots_of(self.module, objective)
+
+        def trace(given: list[Tensor]) -> tuple[poptorch.PoplarExecutor, Wrappers]:
+            with torch.enable_grad():  # PopTorch traces in the grad mode that it finds
+                executor = poptorch.trainingModel(
+                    step, options=options, optimizer=optimizer
+                )
+                compile_it(executor, given)
+            return executor, Wrappers(step.weights)
+
+        executor, wrappers = self._traced(
+            step, roots, num_micro_batches, trace, training=True
+        )
+        per_call = options.device_iterations * options.Training.gradient_accumulation
+        return TrainingProgram(
+            executor,
+            step,
+            num_micro_batches,
+            BakedInValues(roots),
+            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
+            wrappers,
+            optimizer,
+            executor.rng_state,
+            sent,
+            Counters(step, step.findings.increments, per_call),
+            TrainedParts(self.module),
+        )
+
+    def inference(
+        self,
+        structure: SampleStructure,
+        options: poptorch.Options,
+        num_micro_batches: int,
+        compile_it: Compile,
+        inferred: Inferred,
+    ) -> Program:
+        """Build a program that computes outputs.
+
+        Args:
+            structure: Nesting of a batch.
+            options: Options of PopTorch.
+            num_micro_batches: Micro-batches of a call, over all replicas.
+            compile_it: Compiles the executor.
+            inferred: The computation of the program.
+
+        Raises:
+            MovedOnDeviceError: The trace has shown that buffers move.
+        """
+        values = host_values_of([self.module], self.moved)
+        head = InferenceHead(inferred)
+        config = self.config.inference_config
+        step = Step(self.module, config, structure, values, head)
+        roots = roots_of(self.module, step=inferred.step)
+
+        def trace(
+            given: list[Tensor], options: poptorch.Options = options
+        ) -> poptorch.PoplarExecutor:
+            executor = poptorch.inferenceModel(step, options=options)
+            compile_it(executor, given)
+            return executor
+
+        def traced(trace: Callable[[list[Tensor]], T]) -> T:
+            return self._traced(step, roots, num_micro_batches, trace, training=False)
+
+        try:
+            executor = traced(trace)
+        except ShortPipelineError:
+            given = config.placement, config.customize, config.inference_options
+            if any(one is not None for one in given):
+                raise
+            # One stage after the other, the numbers are the same.
+            sharded = options.clone()
+            sharded.setExecutionStrategy(poptorch.ShardedExecution())
+            executor = traced(lambda given: trace(given, sharded))
+        return Program(
+            executor,
+            step,
+            num_micro_batches,
+            BakedInValues(roots),
+            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
+        )
+
+    def _traced(
+        self,
+        step: Step,
+        roots: Roots,
+        num_micro_batches: int,
+        trace: Callable[[list[Tensor]], T],
+        *,
+        training: bool,
+    ) -> T:
+        """Have PopTorch trace a step, in the right mode and with blocks for stages."""
+        check_values(step)
+        refuse_tied_buffers(step)
+        weights = weights_of(step)
+        make_plain(weights)
+        remember_classes(weights)
+        given = host_tensors(step.host_values, num_micro_batches)
+        with contextlib.ExitStack() as stack:
+            # PopTorch may give weights classes of its own even if it fails, and
+            # refuses to wrap them again: `destroy()` does nothing so early.
+            stack.callback(make_plain, weights)
+            stack.enter_context(changed_numbers_warned(roots))
+            stack.enter_context(mode(step, training=training, root=self.module))
+            config = self.config if training else self.config.inference_config
+            stack.enter_context(stage_blocks(self.module, config))
+            kept = self.config.recompute_patterns if training else ()
+            stack.enter_context(recomputed_between(self.module, kept))
+            return trace(given)
+
+
+def compilation(
+    what: str, example: Batch, display: ProgressDisplay, ipus: IPUs, news: list[str]
+) -> Compile:
+    """Have an executor compiled for an example, once IPUs are free.
+
+    Args:
+        what: "training" or "inference".
+        example: A call's batch.
+        display: Shows that PopTorch compiles, and how long it took.
+        ipus: IPUs that other programs may have.
+        news: Lines that the display shows before; each is shown once.
+    """
+
+    def compile_it(executor: poptorch.PoplarExecutor, values: list[Tensor]) -> None:
+        display.compiling(what)
+        while news:
+            display.noted(news.pop(0))
+        start = time.perf_counter()
+        given = [tensor.contiguous() for tensor in (*example, *values)]
+
+        def attach() -> None:
+            if executor.isCompiled():  # and IPUs were short after it
+                executor.attachToDevice()
+            else:
+                executor.compile(*given)
+
+        ipus.acquire(executor, attach)
+        display.compiled(what, time.perf_counter() - start)
+
+    return compile_it
+
 
 _TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
     weakref.WeakKeyDictionary()
@@ -402,3 +648,85 @@ class Executors:
 def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:
     """The part of a key that two kinds of programs share."""
     return plan, [(tuple(tensor.shape), tensor.dtype) for tensor in example]
+
+
+class Surveyed(NamedTuple):
+    """The findings of a survey of a training program.
+
+    Attributes:
+        survey: The survey, as the emulator gives it.
+        refusals: Errors that `fit` would raise before PopTorch traces the program.
+        warnings: Warnings that it would give meanwhile.
+        tensors: Tensors of the micro-batch.
+    """
+
+    survey: Any
+    refusals: list[IpufitError]
+    warnings: list[IpufitWarning]
+    tensors: list[Tensor]
+
+
+def surveyed(
+    module: torch.nn.Module,
+    config: IPUConfig,
+    structure: SampleStructure,
+    objective: Objective,
+    options: poptorch.Options,
+    plan: BatchPlan,
+    example: Sequence[Tensor],
+) -> Surveyed:
+    """Trace what `fit` would train, and note all that is refused.
+
+    Args:
+        module: The user's module, whose weights are its own. It stays as it is.
+        config: Its stages and precision.
+        structure: Nesting of a batch.
+        objective: Losses and metrics.
+        options: Options of PopTorch.
+        plan: Factors of a call.
+        example: Tensors of a call; the first micro-batch is traced.
+
+    Raises:
+        UnsupportedError: This process runs on PopTorch itself.
+    """
+    rows = plan.micro_batch_size
+    tensors = [tensor[:rows] if tensor.dim() else tensor for tensor in example]
+    moved: list[HostValue] = []
+    while True:
+        values = host_values_of([module, *objective.modules], moved)
+        step = Step(
+            module, config, structure, values, TrainingHead(objective, structure)
+        )
+        refusals = _refusals(
+            partial(refuse_gradient_hooks, [module, *objective.modules]),
+            partial(refuse_synchronised_norms, module, plan),
+            partial(require_trained_weights, step),
+            partial(check_values, step),
+        )
+        with contextlib.ExitStack() as stack:
+            caught = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
+            stack.enter_context(changed_numbers_warned(roots_of(module, objective)))
+            stack.enter_context(mode(step, training=True, root=module))
+            stack.enter_context(stage_blocks(module, config))
+            stack.enter_context(recomputed_between(module, config.recompute_patterns))
+            stack.enter_context(torch.enable_grad())
+            given = [*tensors, *host_tensors(values, 1)]
+            found = survey()(step, given, options, is_training=True)
+        if not isinstance(found.error, MovedOnDeviceError):
+            break
+        moved += found.error.moved
+    given_warnings = [one.message for one in caught]
+    ours = [one for one in given_warnings if isinstance(one, IpufitWarning)]
+    return Surveyed(found, refusals, ours, tensors)
+
+
+def _refusals(*checks: Callable[[], None]) -> list[IpufitError]:
+    """The errors of checks, one of each that fails."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except IpufitError as error:
+            found.append(error)
+    return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes agree: on figures to show, and on the end of a run.
+"""Agreement of several processes: on figures to show, and on the end of a run.
 
 Whatever depends on a clock, a signal or a callback of one process must count for all at
 the same call. Processes exchange that after calls that all of them know: each one if a
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ipufit.callbacks import CallbackList
 from ipufit.distributed import Processes
-from ipufit.engine.objective.figures import Figures
-from ipufit.engine.objective.sums import Sums
+from ipufit.engine.metric_state import Figures, Sums
 from ipufit.errors import ConfigError
 from ipufit.state import RunState
 from ipufit.types import Logs

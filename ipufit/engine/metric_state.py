@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a run: loss, metrics and logged scalars, summed over samples."""
+"""Loss, metrics and logged scalars of a run, summed over samples."""
 
 from __future__ import annotations
 
@@ -7,22 +7,105 @@ import copy
 import itertools
 import math
 from functools import partial
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ipufit._tree import tree_map
 from ipufit.data import Labels
 from ipufit.distributed import Processes
+from ipufit.engine.objective import Objective, shapes_in_errors
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
 from ipufit.metrics import StreamedMetric, detached, flat, in_float32
 from ipufit.scalars import Scalars
 from ipufit.types import Logs
 
-from .objective import Objective, shapes_in_errors
-from .sums import Sums, running_sums
+_WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
+def widened(values: Any) -> Any:
+    """Convert nested tensors to the dtypes that torch's losses and exact sums need.
+
+    Half precision becomes float32, and every whole-number type int64, as which class
+    indices leave a device but in 32 bits.
+
+    Example:
+        >>> widened((torch.zeros(1, dtype=torch.float16), 3))[0].dtype
+        torch.float32
+    """
+
+    def widen(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.dtype == torch.float16:
+            return leaf.to(torch.float32)
+        return leaf.to(torch.int64) if leaf.dtype in _WHOLE_NUMBERS else leaf
+
+    return tree_map(widen, values)
+
+
+def widened_all(outputs: Any, labels: Labels) -> tuple[Any, Labels]:
+    """Convert outputs, targets and weights to the dtypes that losses need."""
+    outputs, targets, weights = widened((outputs, labels.targets, labels.weights))
+    return outputs, labels._replace(targets=targets, weights=weights)
+
+
+class Sums(NamedTuple):
+    """The sums of figures so far, of one process or of all.
+
+    Attributes:
+        vector: The sum of all vectors, float64; None without any.
+        extra: Total and number of rows of each figure that no vector holds, by name.
+    """
+
+    vector: Tensor | None
+    extra: Mapping[str, Sequence[float]]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sums]) -> Sums:
+        """Add up the sums of all processes.
+
+        Example:
+            >>> one = Sums(torch.ones(2), {"loss": (3.0, 1.0)})
+            >>> Sums.joined([one, Sums(None, {"loss": (1.0, 1.0)})])
+            Sums(vector=tensor([1., 1.]), extra={'loss': [4.0, 2.0]})
+        """
+        vectors = [part.vector for part in parts if part.vector is not None]
+        extra: dict[str, list[float]] = {}
+        for part in parts:
+            for name, pair in part.extra.items():
+                before = extra.setdefault(name, [0.0, 0.0])
+                extra[name] = [one + other for one, other in zip(before, pair)]
+        return cls(torch.stack(vectors).sum(dim=0) if vectors else None, extra)
+
+
+def running_sums(sums: Tensor | None, vectors: Tensor, size: int) -> Tensor:
+    """Add vectors to sums, one after the other in float64.
+
+    Adding in another order, or pairs first, would round otherwise.
+
+    Args:
+        sums: The sums so far, `[size]`; None for zeros.
+        vectors: Any number of vectors, one after the other in dim 0.
+        size: Length of a vector.
+
+    Returns:
+        The sums after each vector, `[vectors, size]`, float64.
+
+    Example:
+        >>> running_sums(None, torch.tensor([1.0, 2.0, 10.0, 20.0]), size=2)
+        tensor([[ 1.,  2.],
+                [11., 22.]], dtype=torch.float64)
+    """
+    rows = vectors.numpy().reshape(-1, size)
+    parts = np.empty((1 + len(rows), size))
+    parts[0] = 0.0 if sums is None else sums.numpy()
+    parts[1:] = rows
+    np.add.accumulate(parts, axis=0, out=parts)
+    return torch.from_numpy(parts[1:])
 
 
 class Entry(NamedTuple):

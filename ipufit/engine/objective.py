@@ -1,0 +1,1041 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses and metrics of `compile()`, and what they take of outputs and labels."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from dataclasses import dataclass, replace
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+    Union,
+)
+
+import torch
+from torch import Tensor
+
+from ipufit._poptorch import poptorch
+from ipufit._tree import Structure, is_record, parts_of, tree_map, without
+from ipufit.data import Labels
+from ipufit.engine.trace_checks import ProbabilityObserver, divisions_refused
+from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
+from ipufit.losses import Loss, LossTerms, resolve_loss, smoothed
+from ipufit.metrics import (
+    FunctionMetric,
+    Metric,
+    StreamedMetric,
+    listed_metrics,
+    resolve_metrics,
+)
+from ipufit.mixing import Coefficients, rolled
+from ipufit.scalars import log
+
+
+def named_outputs(outputs: Any) -> dict[str, Any] | None:
+    """Several outputs by name; None if there is only one.
+
+    A dict has its keys, a tuple or list `output_1`, `output_2` and so on, an object
+    such as a data class the names of the attributes that are tensors.
+
+    Example:
+        >>> named_outputs((1, 2)), named_outputs({"a": 1}), named_outputs(3)
+        ({'output_1': 1, 'output_2': 2}, None, None)
+    """
+    if isinstance(outputs, dict):
+        several = {str(name): value for name, value in outputs.items()}
+    elif isinstance(outputs, (tuple, list)):
+        several = {f"output_{i}": value for i, value in enumerate(outputs, 1)}
+    elif is_record(outputs):
+        several = _tensors_of(outputs)
+    else:
+        return None
+    return several if len(several) > 1 else None
+
+
+def only(values: Any) -> Any:
+    """The element of a container that has one; anything else as it is.
+
+    Example:
+        >>> only({"a": 1}), only([1, 2])
+        (1, [1, 2])
+    """
+    if isinstance(values, dict) and len(values) == 1:
+        return next(iter(values.values()))
+    if isinstance(values, (tuple, list)) and len(values) == 1:
+        return values[0]
+    return values
+
+
+def bare(outputs: Any) -> Any:
+    """The tensor that is the only one of an object; otherwise as `only`.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> bare(SimpleNamespace(logits=torch.tensor(1), count=3))
+        tensor(1)
+    """
+    if is_record(outputs):
+        tensors = list(_tensors_of(outputs).values())
+        return tensors[0] if len(tensors) == 1 else outputs
+    return only(outputs)
+
+
+def _tensors_of(record: Any) -> dict[str, Any]:
+    parts = parts_of(record)
+    return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+
+
+def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any:
+    """The part of targets or weights that belongs to one of several outputs.
+
+    Args:
+        values: A dict by name or a sequence by position.
+        name: Name of the output.
+        position: Position of the output.
+        count: Number of outputs.
+        what: Name of the values in messages.
+
+    Raises:
+        DataError: The values have no part for this output.
+
+    Example:
+        >>> part_of({"a": 1}, "a", 0, 2, "targets"), part_of([1, 2], "b", 1, 2, "")
+        (1, 2)
+    """
+    if isinstance(values, dict):
+        if name not in values:
+            raise DataError(
+                f"The {what} have no {name!r}, which the model returns and which has "
+                f"a loss or metric. They have: {', '.join(map(str, values))}."
+            )
+        return values[name]
+    if isinstance(values, (tuple, list)):
+        if len(values) != count:
+            raise DataError(
+                f"There are {len(values)} {what} for {count} outputs: give one for "
+                "each, or a dict by the outputs' names."
+            )
+        return values[position]
+    raise DataError(
+        f"The model returns {count} outputs, and the {what} are one tensor: give "
+        "one for each output, in a list or in a dict by name."
+    )
+
+
+def shapes_of(values: Any) -> str:
+    """Types and shapes of nested tensors, for messages.
+
+    Example:
+        >>> import torch
+        >>> shapes_of((torch.zeros(2, 3), None))
+        'float32 [2, 3]'
+    """
+    shapes = [
+        f"{str(leaf.dtype).replace('torch.', '')} {list(leaf.shape)}"
+        for leaf in Structure.of_outputs(values).flatten(values)
+        if isinstance(leaf, Tensor)
+    ]
+    return ", ".join(shapes) or "nothing"
+
+
+OWN_LOSS = (
+    "'loss' in a dict or an object, as transformers have it; the result of "
+    "poptorch.identity_loss; a scalar alone, or one that a tuple begins or ends with, "
+    "such as (output, loss)"
+)
+"""Everything that is understood as a module's own loss, for messages."""
+
+
+def split_own_loss(
+    outputs: Any, marked: Sequence[Tensor] = ()
+) -> tuple[Tensor | None, Any]:
+    """Split the outputs into the loss that a model returns itself, and the others.
+
+    It is called "loss" in a dict, a named tuple or an object, as transformers have it;
+    else it is the result of `identity_loss`; the first or the last of a tuple if it is
+    a scalar; or all there is, if that is one. Objects stay what they are, without it.
+
+    Args:
+        outputs: Everything that the module returned.
+        marked: Results of `identity_loss`, in the order of the calls. Of several that
+            are returned the last is taken, because it may be made of the others.
+
+    Raises:
+        ConfigError: Two values might be the loss.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> split_own_loss({"loss": torch.tensor(2.0), "logits": 1})
+        (tensor(2.), {'logits': 1})
+        >>> split_own_loss(SimpleNamespace(loss=torch.tensor(2.0), logits=1))
+        (tensor(2.), namespace(loss=None, logits=1))
+        >>> split_own_loss(("logits", torch.tensor(2.0)))
+        (tensor(2.), 'logits')
+        >>> split_own_loss([5])
+        (None, [5])
+    """
+    if isinstance(outputs, Tensor):
+        is_loss = outputs.dim() == 0 or _is_among(outputs, marked)
+        return (outputs, ()) if is_loss else (None, outputs)
+    if isinstance(outputs, (tuple, list)):
+        names = list(getattr(outputs, "_fields", range(len(outputs))))
+        name = _loss_key(dict(zip(names, outputs)), marked)
+        index = _scalar_end(outputs) if name is None else names.index(name)
+        if index is not None:
+            return outputs[index], only((*outputs[:index], *outputs[index + 1 :]))
+    elif isinstance(outputs, dict) or is_record(outputs):
+        parts = parts_of(outputs)
+        key = _loss_key(parts, marked)
+        if key is not None:
+            return parts[key], without(outputs, key)
+    return None, outputs
+
+
+def _is_among(value: Any, tensors: Sequence[Tensor]) -> bool:
+    return any(value is tensor for tensor in tensors)
+
+
+def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
+    """The key "loss", or that of the scalar that was marked last; else None."""
+    if "loss" in outputs:
+        return "loss" if isinstance(outputs["loss"], (Tensor, type(None))) else None
+    for tensor in reversed(marked):
+        for key, value in outputs.items():
+            if value is tensor and tensor.numel() == 1:
+                return key
+    return None
+
+
+def _scalar_end(outputs: Sequence[Any]) -> int | None:
+    """The first or last position of a tuple, if a scalar is there; else None."""
+    ends = sorted({0, len(outputs) - 1}) if outputs else []
+    found = [
+        end
+        for end in ends
+        if isinstance(outputs[end], Tensor)
+        and outputs[end].dim() == 0
+        and outputs[end].is_floating_point()
+    ]
+    if len(found) > 1:
+        raise ConfigError(
+            f"The module returns {len(outputs)} values, of which the first and the "
+            "last are scalars: either may be its loss. Return a dict with 'loss', or "
+            "mark the loss with poptorch.identity_loss(loss, reduction='none')."
+        )
+    return found[0] if found else None
+
+
+def checked_scalar(loss: Tensor) -> Tensor:
+    """Reshape a loss to 0-d: PopTorch gives a loss inside another the shape [1].
+
+    Raises:
+        ConfigError: The loss has several elements.
+    """
+    if loss.numel() != 1:
+        raise ConfigError(
+            f"The module's own loss has shape {tuple(loss.shape)}: it must be a "
+            "scalar, the mean over the samples of a micro-batch."
+        )
+    scalar: Tensor = loss.reshape(())
+    return scalar
+
+
+StepFunction = Callable[[torch.nn.Module, Any], Any]
+"""Computes from the module and a batch what the program needs of them."""
+
+_RETURNS = (
+    "the loss, a tuple (loss, outputs), or a dict with 'loss', 'outputs' and scalars "
+    "to report"
+)
+
+
+class Steps(NamedTuple):
+    """The functions of a model that has a step of its own.
+
+    Attributes:
+        training: Gets the module and a batch; gives the loss, and what is reported.
+        validation: The same in eval mode, for `evaluate`.
+        prediction: Gets the module and inputs; gives outputs. None to call the module.
+    """
+
+    training: StepFunction
+    validation: StepFunction
+    prediction: StepFunction | None = None
+
+
+class Inferred(NamedTuple):
+    """The computation of an inference program.
+
+    Attributes:
+        owns_loss: Whether a loss is among what is computed.
+        step: The user's function; None to call the module.
+        takes_labels: Whether the program gets targets and weights besides inputs.
+        gives_outputs: Whether outputs are needed beside the scalars.
+    """
+
+    owns_loss: bool
+    step: StepFunction | None = None
+    takes_labels: bool = False
+    gives_outputs: bool = True
+
+
+class StepResult(NamedTuple):
+    """The results of a user's step for a batch.
+
+    Attributes:
+        loss: Mean over the samples; None if it gave none.
+        outputs: One row per sample; `()` for nothing.
+    """
+
+    loss: Tensor | None
+    outputs: Any
+
+
+def result_of_step(returned: Any, marked: Sequence[Tensor] = ()) -> StepResult:
+    """Take apart what a step has returned, and log the scalars in it.
+
+    Args:
+        returned: The loss; a dict of "loss", "outputs" and scalars; or all that a
+            module with a loss of its own may return (`split_own_loss`).
+        marked: Results of `identity_loss`.
+
+    Raises:
+        ConfigError: It is nothing of that kind.
+
+    Example:
+        >>> result_of_step({"loss": torch.tensor(2.0), "outputs": [1]})
+        StepResult(loss=tensor(2.), outputs=[1])
+        >>> result_of_step(torch.tensor(2.0))
+        StepResult(loss=tensor(2.), outputs=())
+    """
+    if returned is None:
+        return StepResult(None, ())
+    if type(returned) is not dict:
+        return StepResult(*split_own_loss(returned, marked))
+    rest = {name: v for name, v in returned.items() if name not in ("loss", "outputs")}
+    for name, value in rest.items():
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ConfigError(
+                f"The step returned {name!r}, which is {shapes_of(value)} and no "
+                f"scalar. A step returns {_RETURNS}. Put what belongs to samples "
+                "under 'outputs'."
+            )
+        log(name, value)
+    loss = returned.get("loss")
+    if loss is not None and not isinstance(loss, Tensor):
+        raise ConfigError(
+            f"The step returned {loss!r} as its loss, and must return a tensor that is "
+            "computed from the batch."
+        )
+    return StepResult(loss, returned.get("outputs", ()))
+
+
+def checked_step(name: str, function: Any, *, is_method: bool = False) -> None:
+    """Refuse what can't be called in the place of a module.
+
+    Args:
+        name: Name of the argument or method.
+        function: The function; None is left alone.
+        is_method: Whether it takes a batch alone, as a method of a model does.
+
+    Raises:
+        ConfigError: It is no function, or one of other arguments.
+
+    Example:
+        >>> checked_step("step", "mse")
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: step='mse' is no function ...
+    """
+    if function is not None and not callable(function):
+        raise ConfigError(
+            f"{name}={function!r} is no function of the module and a batch: write "
+            f"`def {name}(module, batch)`, which returns {_RETURNS}."
+        )
+    if function is None:
+        return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # compiled code has none
+        return
+    try:
+        signature.bind(*[None] * (1 if is_method else 2))
+    except TypeError:
+        takes = "(self, batch)" if is_method else "(module, batch)"
+        raise ConfigError(
+            f"{name} has the arguments {signature}, and is called as {name}{takes}. "
+            "An index of the batch would be baked into the program: leave it out."
+        ) from None
+
+
+OutputKey = Union[str, int, None]
+"""Name or position of the output that a loss or metric is for; None for all outputs."""
+
+
+class Part(NamedTuple):
+    """One output with its labels.
+
+    Attributes:
+        name: Name of the output; empty if the model has one output.
+        output: Tensor, or what else the module returns there.
+        target: Target of the same output.
+        weights: Weights of its samples; None without weights.
+    """
+
+    name: str
+    output: Any
+    target: Any
+    weights: Tensor | None
+
+
+def find_parts(
+    key: OutputKey,
+    outputs: Any,
+    labels: Labels,
+    loss_keys: Sequence[OutputKey],
+    *,
+    splits: bool,
+    is_named: bool,
+) -> list[Part]:
+    """Find the outputs that a loss or metric is for.
+
+    Args:
+        key: The output that it was given for.
+        outputs: Everything that the module returned.
+        labels: Targets and weights.
+        loss_keys: Outputs that losses are given for.
+        splits: Without a key it is for each of several outputs, not for all at once.
+        is_named: It has a name, such as "mse", and takes the only tensor of an object;
+            a function of the user's takes the object.
+
+    Raises:
+        ConfigError: The model has no such output.
+        DataError: There are no targets for it.
+        UnsupportedError: Weights are per output, and the outputs are taken at once.
+    """
+    several = named_outputs(outputs)
+    if several is None:
+        _check_single(key, outputs)
+        output = bare(outputs) if is_named or key is not None else only(outputs)
+        return [Part("", output, only(labels.targets), only(labels.weights))]
+    weights = labels.weights
+    if key is None and not splits:
+        if weights is not None and not isinstance(weights, Tensor):
+            raise UnsupportedError(
+                "Sample weights are given per output, and a loss or metric takes "
+                "all outputs at once: give losses and metrics per output too."
+            )
+        return [Part("", outputs, labels.targets, weights)]
+    names, parts = list(several), []
+    for name in _names_of(key, names, labels.targets):
+        position = names.index(name)
+        target = labels.targets
+        if not (isinstance(target, Tensor) and loss_keys in ([name], [position])):
+            target = part_of(target, name, position, len(names), "targets")
+        its = weights
+        if weights is not None and not isinstance(weights, Tensor):
+            its = part_of(weights, name, position, len(names), "sample weights")
+        parts.append(Part(name, several[name], target, its))
+    return parts
+
+
+def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
+    """Names of the outputs that a key means: without a key, of those with targets."""
+    if key is None:
+        with_targets = targets if isinstance(targets, dict) else names
+        return [name for name in names if name in with_targets] or names
+    if isinstance(key, str):
+        _check_key(key, names)
+        return [key]
+    if key >= len(names):
+        raise ConfigError(
+            f"A loss or metric is given for output {key + 1}, and the model "
+            f"returns {len(names)}: {', '.join(names)}."
+        )
+    return [names[key]]
+
+
+def _check_single(key: OutputKey, outputs: Any) -> None:
+    if isinstance(key, int) and key > 0:
+        raise ConfigError(
+            f"A loss or metric is given for output {key + 1}, and the model returns "
+            "one."
+        )
+    if isinstance(key, str) and (isinstance(outputs, dict) or is_record(outputs)):
+        _check_key(key, list(parts_of(outputs)))
+
+
+def _check_key(key: str, names: Sequence[Any]) -> None:
+    if key not in names:
+        raise ConfigError(
+            f"A loss or metric is given for output {key!r}, and the model returns "
+            f"{', '.join(map(str, names))}."
+        )
+
+
+def probability_outputs(
+    outputs: Any, probabilities: ProbabilityObserver
+) -> dict[str, str]:
+    """The outputs that are probabilities, and the functions that they come from.
+
+    Args:
+        outputs: Everything that the module returned.
+        probabilities: Observer of the module's operations.
+
+    Returns:
+        "sigmoid" or "softmax" by the output's name, which is empty for a single
+        output.
+    """
+    parts = named_outputs(outputs) or {"": only(outputs)}
+    functions = {name: probabilities.function_of(part) for name, part in parts.items()}
+    return {name: function for name, function in functions.items() if function}
+
+
+def check_logits(loss: Loss, name: str, functions: dict[str, str]) -> None:
+    """Refuse probabilities as outputs for a loss that takes logits.
+
+    Args:
+        loss: Loss of one output.
+        name: Name of the output; empty for a single one.
+        functions: Result of `probability_outputs`.
+
+    Raises:
+        ConfigError: The output is probabilities.
+
+    Example:
+        >>> from ipufit.losses import resolve_loss
+        >>> check_logits(resolve_loss("bce"), "", {"": "sigmoid"})
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: The loss 'bce' takes logits, and the module's outp...
+    """
+    function = functions.get(name)
+    if function is None or not loss.takes_logits:
+        return
+    output = f"output {name!r}" if name else "output"
+    own = (
+        "torch.nn.BCELoss()"
+        if function == "sigmoid"
+        else "lambda x, y: torch.nn.functional.nll_loss(x.log(), y)"
+    )
+    raise ConfigError(
+        f"The loss {loss.name!r} takes logits, and the module's {output} comes from a "
+        f"{function}: they are probabilities, which would be squashed once more. Leave "
+        f"the {function} out of the module and apply it to what predict() gives, or "
+        f"compile with a loss of probabilities: loss={own}."
+    )
+
+
+AnyMetric = Union[Metric, StreamedMetric]
+
+
+class Measure(NamedTuple):
+    """A metric of one output.
+
+    Attributes:
+        output: The output that it is given for.
+        name: Key in logs, without the output's name.
+        metric: The metric itself.
+        is_weighted: Whether sample weights count.
+        listed_at: Index and length of the list that it was given in, if that isn't a
+            list per output and the metric is about one output; with several outputs
+            such a list must have one metric for each.
+        given: Name, metric or function that it was made from. Measures made from the
+            same ones make the same program.
+    """
+
+    output: OutputKey
+    name: str
+    metric: AnyMetric
+    is_weighted: bool
+    listed_at: tuple[int, int] | None = None
+    given: object = None
+
+    @property
+    def full_name(self) -> str:
+        """Key in logs if the model has several outputs."""
+        if self.output is None:
+            return self.name
+        output = self.output
+        prefix = f"output_{output + 1}" if isinstance(output, int) else output
+        return f"{prefix}_{self.name}"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Losses and metrics of a model.
+
+    Attributes:
+        losses: Losses and their outputs; empty if the module returns its own loss.
+        loss_weights: Weights by output; a loss without one has weight 1.
+        measures: Metrics, in the order in which they were given.
+        num_listed: Length of the list of losses, None among them counted; None if
+            losses aren't given in a list.
+        steps: Functions that compute the loss in the place of the module; None if the
+            module is called.
+    """
+
+    losses: tuple[tuple[OutputKey, Loss], ...]
+    loss_weights: dict[OutputKey, float]
+    measures: tuple[Measure, ...] = ()
+    num_listed: int | None = None
+    steps: Steps | None = None
+
+    @property
+    def owns_loss(self) -> bool:
+        """Whether the module, or a step of the user's, returns its own loss."""
+        return not self.losses
+
+    @property
+    def evaluated(self) -> Inferred:
+        """The computation of a program for `evaluate`."""
+        if self.steps is None:
+            return Inferred(self.owns_loss)
+        return Inferred(
+            True,
+            self.steps.validation,
+            takes_labels=True,
+            gives_outputs=bool(self.measures),
+        )
+
+    @property
+    def predicted(self) -> Inferred:
+        """The computation of a program for `predict`."""
+        if self.steps is None:
+            return Inferred(self.owns_loss)
+        return Inferred(False, self.steps.prediction)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the losses add over samples."""
+        return any(loss.is_sum for _, loss in self.losses)
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Losses that are modules, for their buffers."""
+        functions: list[Any] = [loss.function for _, loss in self.losses]
+        return [f for f in functions if isinstance(f, torch.nn.Module)]
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether some metric needs the outputs themselves."""
+        return any(isinstance(m.metric, StreamedMetric) for m in self.measures)
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether the figures of many rows are surely the sums of those of fewer rows.
+
+        A function of the user's may give one value for all rows that it gets.
+        """
+        return all(loss.each is not None for _, loss in self.losses) and all(
+            isinstance(m.metric, Metric) and not isinstance(m.metric, FunctionMetric)
+            for m in self.measures
+        )
+
+    @property
+    def program_key(self) -> tuple[object, ...]:
+        """The parts that are compiled in, which streamed metrics aren't."""
+        measures = [
+            (
+                *(m.output, m.name, m.is_weighted, m.listed_at),
+                StreamedMetric if isinstance(m.metric, StreamedMetric) else m.given,
+            )
+            for m in self.measures
+        ]
+        losses = [(key, loss.function, loss.is_sum) for key, loss in self.losses]
+        return losses, self.loss_weights, self.num_listed, measures, self.steps
+
+    def fresh(self) -> Objective:
+        """A copy whose streamed metrics share no state with these."""
+        measures = tuple(
+            m._replace(metric=copy.deepcopy(m.metric))
+            if isinstance(m.metric, StreamedMetric)
+            else m
+            for m in self.measures
+        )
+        return replace(self, measures=measures)
+
+    def smoothed(self, amount: float) -> Objective:
+        """The objective with smoothed labels in its losses, which must have classes.
+
+        Args:
+            amount: As for `ipufit.losses.smoothed`.
+        """
+        if not amount:
+            return self
+        losses = tuple((key, smoothed(loss, amount)) for key, loss in self.losses)
+        return replace(self, losses=losses)
+
+    @property
+    def _keys(self) -> list[OutputKey]:
+        """Outputs that losses are given for."""
+        return [key for key, _ in self.losses]
+
+    # Losses -----------------------------------------------------------------
+
+    def loss_terms(
+        self, outputs: Any, labels: Labels, rows: int
+    ) -> dict[str, tuple[LossTerms, float]]:
+        """Compute the terms of every loss, with its weight, by the name of its output.
+
+        Args:
+            outputs: Everything that the module returned.
+            labels: Targets and weights.
+            rows: Number of samples, padding included.
+
+        Raises:
+            ConfigError: The losses don't fit the outputs.
+            DataError: The targets don't fit the losses.
+        """
+        self._check_length(outputs)
+        weights = self._weights_of(outputs)
+        terms = {}
+        for key, loss in self.losses:
+            for part in self._parts_of_loss(key, loss, outputs, labels):
+                with shapes_in_errors(f"The loss {loss.name!r}", part):
+                    term = loss.terms(
+                        part.output, part.target, rows, part.weights, labels.share
+                    )
+                terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
+        return terms
+
+    def check_logits(
+        self, outputs: Any, labels: Labels, probabilities: dict[str, str]
+    ) -> None:
+        """Refuse losses of logits for outputs that are probabilities.
+
+        Args:
+            outputs: Everything that the module returned.
+            labels: Targets and weights.
+            probabilities: Result of `probability_outputs`.
+
+        Raises:
+            ConfigError: There is such a loss.
+        """
+        for key, loss in self.losses if probabilities else ():
+            for part in self._parts_of_loss(key, loss, outputs, labels):
+                check_logits(loss, part.name, probabilities)
+
+    def _check_length(self, outputs: Any) -> None:
+        several = named_outputs(outputs)
+        if several is None or self.num_listed in (None, len(several)):
+            return
+        raise ConfigError(
+            f"The model returns {len(several)} outputs ({', '.join(several)}), and "
+            f"loss is a list of {self.num_listed}: give one for each, None for those "
+            "without a loss, or a dict by the outputs' names."
+        )
+
+    def _weights_of(self, outputs: Any) -> dict[OutputKey, float]:
+        """The weights of the losses, by the names of outputs if one loss is for all."""
+        given = self.loss_weights
+        if not given or self._keys != [None] or list(given) == [None]:
+            return given
+        names = list(named_outputs(outputs) or ())
+        by_place = all(isinstance(key, int) for key in given)
+        strangers = [key for key in given if key not in names]
+        if (by_place and len(given) != len(names)) or (not by_place and strangers):
+            raise ConfigError(
+                f"loss_weights are given for {', '.join(map(repr, given))}, and the "
+                f"model returns {', '.join(names) or 'one output'}: give one weight "
+                "for each output, or a dict by the outputs' names."
+            )
+        return dict(zip(names, given.values())) if by_place else given
+
+    # Metrics ----------------------------------------------------------------
+
+    def measured(
+        self, outputs: Any, labels: Labels
+    ) -> Iterator[tuple[str, Measure, Part, Tensor | None]]:
+        """Every metric with its full name, its output and the weights that count.
+
+        Args:
+            outputs: Everything that the module returned.
+            labels: Targets and weights; shares of 0 mark padding, which doesn't count.
+        """
+        mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
+        for measure in self.measures:
+            output = self._output_of(measure, outputs)
+            is_named = not isinstance(measure.metric, FunctionMetric)
+            (part,) = find_parts(
+                output, outputs, labels, self._keys, splits=False, is_named=is_named
+            )
+            weights = part.weights if measure.is_weighted else None
+            if weights is not None:
+                weights = weights.to(torch.float32)
+            if mask is not None:
+                if weights is None:
+                    weights = mask
+                else:
+                    missing = (1,) * (weights.dim() - 1)
+                    weights = weights.mul(mask.reshape((-1, *missing)))
+            if not part.name:
+                name = measure.name
+            elif measure.output is None:
+                name = f"{part.name}_{measure.metric.name}"
+            else:
+                name = f"{part.name}_{measure.name}"
+            yield name, measure, part, weights
+
+    @staticmethod
+    def _output_of(measure: Measure, outputs: Any) -> OutputKey:
+        """The output of a metric; in a plain list of metrics that is its position."""
+        several = named_outputs(outputs)
+        if measure.output is not None or measure.listed_at is None or several is None:
+            return measure.output
+        position, length = measure.listed_at
+        if length != len(several):
+            raise ConfigError(
+                f"The model returns {len(several)} outputs ({', '.join(several)}), and "
+                f"metrics are a list of {length}: give one for each output, a list of "
+                "lists, or a dict by the outputs' names."
+            )
+        return position
+
+    def _parts_of_loss(
+        self, key: OutputKey, loss: Loss, outputs: Any, labels: Labels
+    ) -> list[Part]:
+        is_one = loss.is_per_output
+        return find_parts(
+            key, outputs, labels, self._keys, splits=is_one, is_named=is_one
+        )
+
+
+@contextlib.contextmanager
+def shapes_in_errors(what: str, part: Part) -> Iterator[None]:
+    """Raise errors of torch's with the shapes that a loss or metric can't take.
+
+    Args:
+        what: Subject of the message: the loss or metric.
+        part: Output, target and weights that it gets.
+
+    Raises:
+        DataError: torch has raised an error.
+        ConfigError: Whole numbers were divided in a program.
+    """
+    try:
+        with divisions_refused(what):
+            yield
+    except (IpufitError, poptorch.Error):
+        raise
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
+            f"{shapes_of(part.target)}: {error}"
+        ) from error
+
+
+def resolve_objective(
+    loss: Any,
+    loss_weights: Any = None,
+    metrics: Any = None,
+    weighted_metrics: Any = None,
+    steps: Steps | None = None,
+) -> Objective:
+    """Resolve the losses and metrics that `compile()` was given.
+
+    Args:
+        loss: A name, module or function; a list or dict of them, or None, per output;
+            None if the module returns its own loss.
+        loss_weights: Numbers, a list or dict of them per output.
+        metrics: Names, metrics and functions in a list, or such lists per output in
+            a list or dict.
+        weighted_metrics: The same, for those that sample weights count in.
+        steps: Functions that compute the loss in the place of the module.
+
+    Raises:
+        ConfigError: A loss, metric or weight is of an unusable type or number.
+        UnknownNameError: A name stands for no loss or metric.
+        UnsupportedError: Some losses add over samples, and some average.
+
+    Example:
+        >>> objective = resolve_objective("mse", None, ["mae", "mae"])
+        >>> [measure.name for measure in objective.measures]
+        ['mae', 'mae_1']
+    """
+    losses = tuple(
+        (key, resolve_loss(item)) for key, item in _per_output(loss) if item is not None
+    )
+    if loss is not None and not losses:
+        raise ConfigError(f"loss={loss!r} has no loss in it.")
+    if len({item.is_sum for _, item in losses}) > 1:
+        raise UnsupportedError(
+            "Some losses add over samples (reduction='sum') and some average: the "
+            "gradients of an update are either added or averaged. Use one kind."
+        )
+    measures: list[Measure] = []
+    for given, is_weighted in ((metrics, False), (weighted_metrics, True)):
+        for key, items in _metrics_per_output(given):
+            taken = {m.name for m in measures if m.output == key}
+            listed = listed_metrics(items)
+            resolved = resolve_metrics([item for _, item in listed])
+            length = len(items) if isinstance(items, (list, tuple)) else 1
+            for (position, item), (name, metric) in zip(listed, resolved.items()):
+                full = f"weighted_{name}" if is_weighted and name in taken else name
+                listed_at = (position, length) if _is_about_one(item) else None
+                measures.append(
+                    Measure(key, full, metric, is_weighted, listed_at, item)
+                )
+    num_listed = len(loss) if isinstance(loss, (list, tuple)) else None
+    weights = _weights(loss_weights, losses)
+    return Objective(losses, weights, tuple(measures), num_listed, steps)
+
+
+def _per_output(loss: Any) -> list[tuple[OutputKey, Any]]:
+    if isinstance(loss, dict):
+        return list(loss.items())
+    if isinstance(loss, (list, tuple)):
+        return list(enumerate(loss))
+    return [(None, loss)]
+
+
+def _metrics_per_output(metrics: Any) -> list[tuple[OutputKey, Any]]:
+    if isinstance(metrics, dict):
+        return list(metrics.items())
+    is_nested = isinstance(metrics, (list, tuple)) and any(
+        isinstance(item, (list, tuple, type(None))) for item in metrics
+    )
+    return list(enumerate(metrics)) if is_nested else [(None, metrics)]
+
+
+def _is_about_one(item: Any) -> bool:
+    """Whether a metric is about one output: all but functions of the user's."""
+    return isinstance(item, (str, Metric, StreamedMetric)) or hasattr(item, "compute")
+
+
+def _weights(
+    loss_weights: Any, losses: Sequence[tuple[OutputKey, Loss]]
+) -> dict[OutputKey, float]:
+    if loss_weights is None:
+        return {}
+    if isinstance(loss_weights, dict):
+        weights: dict[OutputKey, float] = dict(loss_weights)
+    elif isinstance(loss_weights, (list, tuple)):
+        weights = dict(enumerate(loss_weights))
+    else:
+        weights = {None: loss_weights}
+    for key, weight in weights.items():
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight < float("inf"):
+            raise ConfigError(
+                f"loss_weights has {weight!r} for {key!r}: use numbers of 0 or more."
+            )
+    keys = [key for key, _ in losses]
+    strangers = [key for key in weights if key not in keys]
+    if strangers and keys != [None]:
+        raise ConfigError(
+            f"loss_weights has {strangers[0]!r}, for which there is no loss. Losses "
+            f"are given for {', '.join(map(repr, keys))}."
+        )
+    return weights
+
+
+TermsByOutput = Dict[str, Tuple[LossTerms, float]]
+"""Terms and weight of each loss, by the name of its output."""
+
+
+def mixed_loss_terms(
+    objective: Objective, outputs: Any, labels: Labels, rows: int, mixing: Tensor
+) -> TermsByOutput:
+    """Compute the losses of mixed samples, against both targets of each; traceable.
+
+    A weight of a sample goes with its target, wherever that counts.
+
+    Args:
+        objective: Losses and their weights.
+        outputs: Everything that the module returned.
+        labels: Targets, weights and shares of a micro-batch.
+        rows: Number of samples, padding included.
+        mixing: `[rows, 1 or 6]`, of `Mixing.coefficients`.
+
+    Raises:
+        UnsupportedError: A loss gives no value per sample.
+    """
+    share = Coefficients.of(mixing).share
+    own = _weighed(labels, share)
+    others = _weighed(_rolled(labels, None), 1.0 - share)
+    terms = objective.loss_terms(outputs, own, rows)
+    more = objective.loss_terms(outputs, others, rows)
+    return {
+        name: (_added(term, more[name][0]), weight)
+        for name, (term, weight) in terms.items()
+    }
+
+
+def dominant_labels(
+    labels: Labels, mixing: Tensor, micro_batch_size: int | None = None
+) -> Labels:
+    """The labels that metrics see: of each pair of samples the one with more share.
+
+    Args:
+        labels: Targets, weights and shares of rows.
+        mixing: As for `mixed_loss_terms`.
+        micro_batch_size: Rows of a micro-batch; None if the rows are one.
+
+    Example:
+        >>> labels = Labels(torch.tensor([5, 6]))
+        >>> dominant_labels(labels, torch.tensor([[0.9], [0.3]])).targets
+        tensor([5, 5])
+    """
+    is_own = Coefficients.of(mixing).share.ge(0.5)
+    others = _rolled(labels, micro_batch_size)
+
+    def chosen(own: Any, other: Any) -> Any:
+        if not isinstance(own, Tensor):
+            return own
+        shape = (-1, *(1,) * (own.dim() - 1))
+        return torch.where(is_own.reshape(shape).expand(own.shape), own, other)
+
+    return Labels(
+        _zipped(chosen, labels.targets, others.targets),
+        _zipped(chosen, labels.weights, others.weights),
+        labels.share,
+    )
+
+
+def _rolled(labels: Labels, micro_batch_size: int | None) -> Labels:
+    """The targets and weights of the other samples; each row keeps its share."""
+
+    def roll(leaf: Any) -> Any:
+        return rolled(leaf, micro_batch_size) if isinstance(leaf, Tensor) else leaf
+
+    targets, weights = tree_map(roll, (labels.targets, labels.weights))
+    return Labels(targets, weights, labels.share)
+
+
+def _weighed(labels: Labels, share: Tensor) -> Labels:
+    """The labels with weights times parts of the loss, `[rows]`."""
+
+    def weigh(weights: Any) -> Any:
+        if not isinstance(weights, Tensor):
+            return weights
+        shape = (-1, *(1,) * (weights.dim() - 1))
+        return weights.to(torch.float32).mul(share.reshape(shape))
+
+    weights = share if labels.weights is None else tree_map(weigh, labels.weights)
+    return labels._replace(weights=weights)
+
+
+def _added(own: LossTerms, other: LossTerms) -> LossTerms:
+    """The terms of both targets; each sample counts once."""
+    return LossTerms(own.value + other.value, own.total + other.total, own.divisor)
+
+
+def _zipped(function: Any, nested: Any, like: Any) -> Any:
+    """Apply a function to the leaves of two values that nest alike."""
+    rest = iter(_leaves(like))
+    return tree_map(lambda leaf: function(leaf, next(rest)), nested)
+
+
+def _leaves(nested: Any) -> list[Any]:
+    found: list[Any] = []
+    tree_map(found.append, nested)
+    return found

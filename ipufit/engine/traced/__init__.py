@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The modules that PopTorch traces, and what is looked for meanwhile."""

@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of a user's module on the host: names, types, copies, modes.
+
+PopTorch gives classes of its own to the weights of a module that is trained. They fetch
+the newest values from the device when somebody reads a weight. PopTorch remembers them
+after `destroy()` and brings them back with its next compilation, also those of a
+program that is gone. And a buffer that has one can't be copied deeply. So a weight of
+ours has such a class only while the device's value is newer.
+
+Weights of 64 bits: PopTorch sends them as float32 or int32, and brings float64 back
+rounded. Buffers of whole numbers are constants of a program; the host counts up those
+that `forward` only counts up, such as batch norm's `num_batches_tracked`.
+
+0-d buffers go to the device with every call. A value that changes while a model trains,
+such as the weight of a loss that is annealed, can't be a number of the module: numbers
+are baked in. A buffer isn't, but it stays on the device as weights do. So a program
+gets 0-d buffers as inputs. A change counts from the next call on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+import zlib
+from itertools import repeat
+from operator import attrgetter
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+)
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ipufit.errors import ConfigError, UnsupportedError
+
+MODULE = "module."
+"""Prefix of the names of the user's weights in the module that is traced."""
+
+
+def user_name(name: str) -> str:
+    """The user's name for a weight or buffer of the module that is traced.
+
+    Example:
+        >>> user_name("module.layer.weight"), user_name("losses.0.beta")
+        ('layer.weight', 'losses.0.beta')
+    """
+    return name[len(MODULE) :] if name.startswith(MODULE) else name
+
+
+_PLAIN: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+"""The class that each weight had before PopTorch saw it."""
+
+
+def weights_of(module: torch.nn.Module) -> list[Tensor]:
+    """Parameters and buffers, each once.
+
+    Example:
+        >>> len(weights_of(torch.nn.BatchNorm1d(2)))
+        5
+    """
+    return [*module.parameters(), *module.buffers()]
+
+
+_RAISED = object()
+
+
+def unfetched(weight: Tensor, name: str, default: Any = _RAISED) -> Any:
+    """An attribute of a weight, without fetching the weight from its device.
+
+    Args:
+        weight: Tensor on the host, of PopTorch's class or of its own.
+        name: Name of the attribute.
+        default: Value if there is no such attribute, instead of an error.
+
+    Example:
+        >>> unfetched(torch.zeros(2), "ndim")
+        1
+    """
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        try:
+            return object.__getattribute__(weight, name)
+        except AttributeError:
+            if default is _RAISED:
+                raise
+            return default
+
+
+def remember_classes(weights: Iterable[Tensor]) -> None:
+    """Remember the classes of weights before they are wrapped for the first time."""
+    for weight in weights:
+        if weight not in _PLAIN:
+            _PLAIN[weight] = type(weight)
+
+
+def plain_class(weight: Tensor) -> type[Tensor]:
+    """The class that a weight had before PopTorch wrapped it, if it did.
+
+    Example:
+        >>> plain_class(torch.zeros(1))
+        <class 'torch.Tensor'>
+    """
+    return _PLAIN.get(weight, type(weight))
+
+
+def make_plain(weights: Iterable[Tensor]) -> None:
+    """Give weights the classes that they had before they were wrapped."""
+    for weight in weights:
+        weight.__class__ = plain_class(weight)
+
+
+class Wrappers:
+    """The classes of the weights of one training program.
+
+    While they are on, somebody who touches a weight gets the newest values, and may
+    change them, which PopTorch doesn't notice. So a method of ours is called before.
+
+    Args:
+        weights: Weights that PopTorch has just wrapped.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._classes = [(weight, _PLAIN[weight], type(weight)) for weight in weights]
+        self._on_touch: Callable[[], Callable[[], None] | None] = _nobody
+        reference = weakref.ref(self)  # PopTorch keeps its classes for good
+        for wrapper in {new for _, plain, new in self._classes if new is not plain}:
+            _report_touches(wrapper, reference)
+
+    def put_on(self, on_touch: Callable[[], None]) -> None:
+        """Have the weights fetch themselves from the device when they are touched.
+
+        Args:
+            on_touch: A method to call before each touch.
+        """
+        self._on_touch = weakref.WeakMethod(on_touch)
+        for weight, _, wrapper in self._classes:
+            weight.__class__ = wrapper
+
+    def take_off(self) -> None:
+        """Make the weights plain; they keep the values that they have on the host."""
+        for weight, plain, _ in self._classes:
+            weight.__class__ = plain
+
+    def touch(self) -> None:
+        """Call the method for a weight that is about to be touched."""
+        on_touch = self._on_touch()
+        if on_touch is not None:
+            on_touch()
+
+
+def _nobody() -> None:
+    return None
+
+
+def _report_touches(wrapper: Any, reference: weakref.ReferenceType[Wrappers]) -> None:
+    """Report touches of weights of a class before; copies and results are plain."""
+    read, write = wrapper.__getattribute__, wrapper.__setattr__
+
+    def touch() -> None:
+        wrappers = reference()
+        if wrappers is not None:
+            wrappers.touch()
+
+    def get(weight: Tensor, name: str) -> Any:
+        touch()
+        return read(weight, name)
+
+    def put(weight: Tensor, name: str, value: Any) -> None:
+        if name != "__class__":
+            touch()
+        write(weight, name, value)
+
+    wrapper.__getattribute__, wrapper.__setattr__ = get, put
+    wrapper.__torch_function__ = classmethod(_plain_result)
+    wrapper.__deepcopy__ = _deep_copy
+
+
+def _plain_result(
+    cls: type[Tensor], func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
+    """Call a function of torch with plain weights, so that state dicts can be saved."""
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        return func(*args, **(kwargs or {}))
+
+
+def _deep_copy(weight: Tensor, memo: dict[int, Any]) -> Any:
+    """Copy a wrapped weight as a plain one; looking this up has fetched its value."""
+    wrapper = type(weight)
+    make_plain([weight])
+    try:
+        return copy.deepcopy(weight, memo)
+    finally:
+        weight.__class__ = wrapper
+
+
+_LIMITS = torch.iinfo(torch.int32)
+
+
+class ExactWeights:
+    """The exact values of float64 weights, which a device gets rounded.
+
+    Example:
+        >>> table = torch.tensor([0.1], dtype=torch.float64)
+        >>> exact = ExactWeights()
+        >>> exact.remember([table])
+        >>> _ = table.copy_(table.to(torch.float32))  # as a device brings it back
+        >>> exact.restore()
+        >>> table
+        tensor([0.1000], dtype=torch.float64)
+        >>> float(table)
+        0.1
+    """
+
+    def __init__(self) -> None:
+        self._values: list[tuple[Tensor, Tensor]] = []
+
+    def remember(self, weights: Iterable[Tensor]) -> None:
+        """Remember the values that are on the host now, and no earlier ones."""
+        self._values = [
+            (weight, weight.detach().clone())
+            for weight in weights
+            if weight.dtype == torch.float64
+        ]
+
+    def restore(self) -> None:
+        """Give weights that no program has changed their exact values back."""
+        for weight, value in self._values:
+            plain = weight.detach()
+            rounded = value.to(torch.float32).to(torch.float64)
+            if torch.equal(plain.nan_to_num(), rounded.nan_to_num()):
+                plain.copy_(value)
+
+
+def check_values(module: torch.nn.Module) -> None:
+    """Refuse weights that an IPU can't hold: complex ones, and too large integers.
+
+    Args:
+        module: The user's module, or the one that is traced.
+
+    Raises:
+        UnsupportedError: There is such a weight.
+
+    Example:
+        >>> module = torch.nn.Identity()
+        >>> module.register_buffer("start", torch.tensor([2**40]))
+        >>> check_values(module)
+        Traceback (most recent call last):
+        ipufit.errors.UnsupportedError: The buffer start has 1099511627776: an IPU ...
+    """
+    for kind, named in (
+        ("parameter", module.named_parameters()),
+        ("buffer", module.named_buffers()),
+    ):
+        for name, weight in ((user_name(long), weight) for long, weight in named):
+            if weight.is_complex():
+                raise UnsupportedError(
+                    f"The {kind} {name} is of {weight.dtype}, and an IPU has no "
+                    "complex numbers. Keep the real and the imaginary part as real "
+                    "numbers, as torch.view_as_real gives them, and compute with those."
+                )
+            check_integers(name, weight)
+
+
+def check_integers(name: str, buffer: Tensor) -> None:
+    """Refuse a buffer with integers that an IPU can't hold.
+
+    Args:
+        name: Name of the buffer in messages.
+        buffer: Tensor of any dtype; only int64 is looked at.
+
+    Raises:
+        UnsupportedError: An integer needs more than 32 bits.
+    """
+    if buffer.dtype != torch.int64:
+        return
+    is_wrong = buffer.lt(_LIMITS.min).logical_or(buffer.gt(_LIMITS.max))
+    if is_wrong.any():
+        value = int(buffer[is_wrong][0])
+        raise UnsupportedError(
+            f"The buffer {name} has {value}: an IPU has integers of 32 bits, from "
+            f"{_LIMITS.min} to {_LIMITS.max}. Make it smaller, a float, or a plain "
+            "attribute that `forward` doesn't compute with."
+        )
+
+
+_COUNTERS = (torch.nn.modules.batchnorm._NormBase,)
+"""Modules with a 0-d buffer that they change themselves when they are trained."""
+
+
+class HostValue(NamedTuple):
+    """A 0-d buffer that only the host changes."""
+
+    owner: torch.nn.Module
+    name: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """The buffer as it is now."""
+        return self.owner._buffers[self.name]  # type: ignore[return-value]
+
+
+class MovedOnDeviceError(Exception):
+    """`forward` itself changes 0-d buffers, so these have to stay on the device."""
+
+    def __init__(self, moved: list[HostValue]) -> None:
+        super().__init__("0-d buffers are changed by forward")
+        self.moved = moved
+
+
+def host_values_of(
+    modules: Iterable[torch.nn.Module], moved: Collection[HostValue] = ()
+) -> list[HostValue]:
+    """Find the 0-d buffers that only the host changes.
+
+    Args:
+        modules: The user's module, and losses.
+        moved: Buffers that `forward` changes.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> module.register_buffer("beta", torch.tensor(0.5))
+        >>> [value.name for value in host_values_of([module])]
+        ['beta']
+    """
+    found: dict[HostValue, None] = {}
+    for owner in (part for module in modules for part in module.modules()):
+        buffers = vars(owner).get("_buffers")
+        if isinstance(owner, _COUNTERS) or not isinstance(buffers, dict):
+            continue
+        for name, buffer in buffers.items():
+            if isinstance(buffer, Tensor) and buffer.dim() == 0:
+                found[HostValue(owner, name)] = None
+    return [value for value in found if value not in moved]
+
+
+def host_tensors(values: Iterable[HostValue], num_micro_batches: int) -> list[Tensor]:
+    """Make inputs of a call from the host's values, of shape `[micro-batches]` each.
+
+    Args:
+        values: Buffers to take the values of.
+        num_micro_batches: Micro-batches of a call, over all replicas.
+
+    Raises:
+        UnsupportedError: A buffer has an integer that 32 bits can't hold.
+
+    Example:
+        >>> module = torch.nn.Module()
+        >>> module.register_buffer("beta", torch.tensor(0.5))
+        >>> host_tensors([HostValue(module, "beta")], 2)
+        [tensor([0.5000, 0.5000])]
+    """
+    tensors = [(value.name, value.tensor) for value in values]
+    for name, tensor in tensors:
+        check_integers(name, tensor)
+    return [
+        tensor.detach().reshape(1).repeat(num_micro_batches) for _, tensor in tensors
+    ]
+
+
+@contextlib.contextmanager
+def replaced_by_inputs(
+    values: Sequence[HostValue], inputs: Sequence[Tensor]
+) -> Iterator[None]:
+    """Have buffers be the inputs of a program, while it is traced.
+
+    Args:
+        values: Buffers to replace.
+        inputs: One tensor for each, `[1]`: the value in one micro-batch.
+
+    Raises:
+        MovedOnDeviceError: The traced code has changed some of them.
+    """
+    before = [value.tensor for value in values]
+    given = [tensor.reshape(()) for tensor in inputs]
+    versions = [tensor._version for tensor in given]
+    for value, tensor in zip(values, given):
+        value.owner._buffers[value.name] = tensor
+    moved: list[HostValue] = []
+    try:
+        yield
+        moved = [
+            value
+            for value, tensor, version in zip(values, given, versions)
+            if value.tensor is not tensor or tensor._version != version
+        ]
+    finally:
+        for value, buffer in zip(values, before):
+            value.owner._buffers[value.name] = buffer
+    if moved:
+        raise MovedOnDeviceError(moved)
+
+
+Fingerprint = Tuple[int, ...]
+"""A checksum for each weight."""
+
+
+def fingerprint(weights: Iterable[Tensor]) -> Fingerprint:
+    """Compute checksums of the values of weights.
+
+    Nothing cheaper tells that nothing has changed: torch counts no changes that are
+    made through `weight.data`. Reading the weights once costs far less than moving
+    them to a device.
+
+    Args:
+        weights: Tensors on the host, of any type and layout.
+
+    Example:
+        >>> weight = torch.zeros(2)
+        >>> before = fingerprint([weight])
+        >>> _ = weight.data.fill_(1.0)
+        >>> fingerprint([weight]) == before
+        False
+    """
+    return tuple(checksum(weight) for weight in weights)
+
+
+def checksum(tensor: Tensor) -> int:
+    """The CRC-32 of the bytes of a tensor on the host.
+
+    Example:
+        >>> checksum(torch.zeros(2)) == checksum(torch.ones(2))
+        False
+    """
+    plain = tensor.detach().contiguous().reshape(-1)
+    return zlib.crc32(plain.view(torch.uint8).numpy()) if plain.numel() else 0
+
+
+_COUNTED: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def is_counted(buffer: Tensor) -> bool:
+    """Whether the host counts a buffer up, so that its value changes by itself.
+
+    Example:
+        >>> is_counted(torch.tensor(0))
+        False
+    """
+    return buffer in _COUNTED
+
+
+class Counters:
+    """Counts up buffers of a module after each call of its program.
+
+    Args:
+        module: Module that has the buffers.
+        increments: Number that each micro-batch adds, by the buffers' names.
+        micro_batches: Micro-batches that one replica sees in a call.
+
+    Example:
+        >>> norm = torch.nn.BatchNorm1d(2)
+        >>> Counters(norm, {"num_batches_tracked": 1}, 8).count_call()
+        >>> norm.num_batches_tracked
+        tensor(8)
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        increments: Mapping[str, int],
+        micro_batches: int,
+    ) -> None:
+        buffers = dict(module.named_buffers())
+        self._increments = [
+            (buffers[name], number * micro_batches)
+            for name, number in increments.items()
+        ]
+        _COUNTED.update((buffer, True) for buffer, _ in self._increments)
+
+    def count_call(self) -> None:
+        """Count one call, without fetching the buffers from the device."""
+        if self._increments:
+            with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+                for buffer, number in self._increments:
+                    Tensor.add_(buffer, number)
+
+
+@contextlib.contextmanager
+def mode(
+    module: torch.nn.Module, *, training: bool, root: torch.nn.Module | None = None
+) -> Iterator[None]:
+    """Put `module` and its children in train or eval mode, and back.
+
+    PopTorch traces a module in the mode it is in, and calls neither `train` nor
+    `eval` itself. To be trained, submodules that are in eval mode stay so if the user's
+    module is in train mode: somebody has frozen them.
+
+    Args:
+        module: The module that is traced.
+        training: True for train mode, False for eval mode.
+        root: The user's module inside of it.
+
+    Example:
+        >>> module = torch.nn.Dropout()
+        >>> with mode(module, training=False):
+        ...     module.training
+        False
+        >>> module.training
+        True
+    """
+    before: dict[torch.nn.Module, bool] = {m: m.training for m in module.modules()}
+    module.train(training)
+    if training and before[module] and (root is None or before[root]):
+        for child, was_training in before.items():
+            if not was_training:  # frozen by the user, such as batch norm
+                child.training = False
+    try:
+        yield
+    finally:
+        for child, was_training in before.items():
+            child.training = was_training
+
+
+def trained_modes(module: torch.nn.Module) -> list[bool]:
+    """Whether each part of a module is trained in train mode: frozen ones aren't.
+
+    Args:
+        module: The user's module. If it is in train mode, its parts in eval mode are
+            frozen.
+
+    Example:
+        >>> module = torch.nn.Sequential(torch.nn.BatchNorm1d(2).eval())
+        >>> trained_modes(module), trained_modes(module.eval())
+        ([True, False], [True, True])
+    """
+    return [part.training or not module.training for part in module.modules()]
+
+
+class TrainedParts:
+    """The parts of a module that a program trains, and their modes.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> parts = TrainedParts(module)
+        >>> _ = module.bias.requires_grad_(False)
+        >>> parts == TrainedParts(module)
+        False
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._parts = list(module.modules())
+        self._weights = list(module.parameters())
+        self._before = self._now()
+
+    def _now(self) -> tuple[list[bool], list[bool]]:
+        """Modes, and whether each parameter requires a gradient.
+
+        PopTorch fetches all weights when somebody looks at a parameter that it trains:
+        not for this.
+        """
+        modes = list(map(attrgetter("training"), self._parts))
+        if not modes[0]:
+            modes = [True] * len(modes)
+        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+            named = repeat("requires_grad")
+            return modes, list(map(object.__getattribute__, self._weights, named))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainedParts) and other._before == self._before
+
+    def check(self) -> None:
+        """Refuse to go on if somebody has frozen or unfrozen a part.
+
+        Raises:
+            ConfigError: A part has changed; the message names it.
+        """
+        now = self._now()
+        if now == self._before:
+            return
+        names = [name or "module" for name, _ in self._module.named_modules()]
+        weights = [name for name, _ in self._module.named_parameters()]
+        for what, named, is_of, was in (
+            ("train mode", names, now[0], self._before[0]),
+            ("trained", weights, now[1], self._before[1]),
+        ):
+            for name, new, old in zip(named, is_of, was):
+                if new != old:
+                    raise ConfigError(
+                        f"{name} was {'' if old else 'not '}{what} when the model was "
+                        f"compiled and is {'' if new else 'not '}now: the program "
+                        "goes on as it was compiled. Freeze and unfreeze between fits."
+                    )
