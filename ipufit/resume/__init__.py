@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from .finding import find_checkpoint
-from .same_run import check_same_run
-from .settings import compiled_settings, described, numeric_settings
-from .snapshot import Snapshot, calls_done, check_has_run, epochs_to_go, position_of
-from .trained import (
-    TrainedState,
-    check_weights,
-    groups_of_module,
+from .settings import check_same_run, compiled_settings, described, numeric_settings
+from .snapshot import (
+    Snapshot,
+    calls_done,
+    check_has_run,
+    epochs_to_go,
+    find_checkpoint,
+    position_of,
 )
+from .trained import TrainedState, groups_of_module
 
 __all__ = [
     "Snapshot",
@@ -19,7 +20,6 @@ __all__ = [
     "calls_done",
     "check_has_run",
     "check_same_run",
-    "check_weights",
     "compiled_settings",
     "described",
     "epochs_to_go",

@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import fields
+import warnings
+from dataclasses import asdict, fields
 from typing import Any, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ipufit import checkpoint as files
+from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
-from ipufit.engine import Objective
+from ipufit.distributed import get_process_info
+from ipufit.engine import Objective, Training
+from ipufit.errors import ConfigError, OtherLayoutWarning
 from ipufit.optimizers import Optimization
 
-_DEPTH = 4
 NOT_SETTINGS = (
     "params",
     "initial_lr",
@@ -27,6 +31,77 @@ NOT_SETTINGS = (
     "fused",
     "maximize",
 )
+_DEPTH = 4
+_SEEDED = "samples seeded one by one"  # a setting that depends on processes
+
+
+def check_same_run(
+    checkpoint: files.Checkpoint | None,
+    training: Training,
+    num_samples: int | None,
+    settings: Mapping[str, str],
+) -> None:
+    """Refuse to go on with other settings than the checkpoint's.
+
+    Micro-batch, gradient accumulation, replicas and processes may be others, if an
+    update has as many samples. Settings that the checkpoint doesn't have don't count.
+
+    Args:
+        checkpoint: From `Snapshot.take`; None for a new run, which may have any.
+        training: Training of the run that is to go on.
+        num_samples: Number of samples in the data; None if unknown.
+        settings: Further settings of the run, in words.
+
+    Raises:
+        ConfigError: The samples of an update or call, the data or the settings are
+            others.
+
+    Warns:
+        OtherLayoutWarning: What can't go on as it would have.
+    """
+    if checkpoint is None:
+        return
+    saved, now = BatchPlan(**checkpoint.state["plan"]), training.plan
+    odd = _changes(saved, now, "batch_size", "device_iterations")
+    before = checkpoint.state["data"]["num_samples"]
+    if before != num_samples:
+        odd.append(f"samples were {before} and are {num_samples}")
+    was = checkpoint.state.get("settings", {})
+    odd += [
+        f"{name} was {was[name]} and is {text}"
+        for name, text in settings.items()
+        if was.get(name, text) != text
+        if name != _SEEDED or saved.processes == now.processes
+    ]
+    if odd:
+        raise ConfigError(
+            f"The run can't be resumed exactly: {'; '.join(odd)}. Use the settings and "
+            "data that it began with; or, to train on from what was learnt, "
+            "model.load(path) and fit() without resume."
+        )
+    if saved == now or not get_process_info().is_first:
+        return
+    others = ["random numbers of devices, such as dropout masks"]
+    if _changes(saved, now, "replicas", "processes"):
+        others.append("running statistics, which go on from the first replica's")
+    if saved.processes != now.processes:
+        others.append("random numbers of transforms that don't belong to one sample")
+    changes = ", ".join(_changes(saved, now, *asdict(now)))
+    warnings.warn(
+        f"The run goes on in another layout: {changes}. Order of the data, optimizer, "
+        "schedule and figures go on, rounded otherwise. Other than they would have "
+        f"been are {'; '.join(others)}.",
+        OtherLayoutWarning,
+        stacklevel=3,
+    )
+
+
+def _changes(saved: BatchPlan, now: BatchPlan, *names: str) -> list[str]:
+    return [
+        f"{name} was {getattr(saved, name)} and is {getattr(now, name)}"
+        for name in names
+        if getattr(saved, name) != getattr(now, name)
+    ]
 
 
 def compiled_settings(
@@ -105,27 +180,6 @@ def config_in_words(config: IPUConfig) -> dict[str, str]:
         for field in fields(config)
         if getattr(config, field.name) != field.default
     }
-
-
-def check_settings(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The differences between settings.
-
-    Args:
-        saved: Settings by name; those that this version doesn't know are passed over.
-        now: Settings by name.
-
-    Returns:
-        Sentences without an end, such as `"shuffle was True and is False"`.
-
-    Example:
-        >>> check_settings({"shuffle": "True"}, {"shuffle": "False"})
-        ['shuffle was True and is False']
-    """
-    return [
-        f"{name} was {saved[name]} and is {text}"
-        for name, text in now.items()
-        if name in saved and saved[name] != text
-    ]
 
 
 def described(value: Any, depth: int = _DEPTH) -> str:

@@ -1,258 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole state of a run, taken into a checkpoint and put back.
+"""The state of a run: found in files, checked, taken into a checkpoint, put back.
 
 Weights, those of losses, optimiser, averages, schedules, callbacks, History, figures of
 the epoch under way, the position in the data, and the random states of the device and
 of this process.
+
+Each of several processes has a part for itself: sums of figures, random states,
+positions in streams, and buffers that differ. Process 0 has its part where a process
+without others has it, and the sums of all; the parts of the others are in the group of
+tensors `processes`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from dataclasses import asdict, dataclass, field
-from typing import Any, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ipufit import checkpoint as files
+from ipufit._kinds import (
+    anything,
+    count,
+    dict_of,
+    fields,
+    flag,
+    list_of,
+    number,
+    optional,
+    text,
+    whole,
+)
+from ipufit._poptorch import poptorch
+from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
+from ipufit.callbacks.base import CallbackLike
 from ipufit.data import (
+    HostRandomState,
     Position,
+    RandomState,
+    Replay,
     Source,
+    StreamSource,
     TrainingBatches,
+    check_random_state,
+    mixed,
+    packed,
+    random_state,
+    seed_all,
+    unpacked,
 )
-from ipufit.engine import Training
-from ipufit.errors import ConfigError
+from ipufit.distributed import processes
+from ipufit.engine import Sums, Training
+from ipufit.errors import ConfigError, DataError
 from ipufit.state import RunState
+from ipufit.types import PathLike
 
-from .callback_states import callbacks_of, without_arrays
-from .random_states import RandomStates
-from .same_run import has_other_layout
-from .saved_form import COUNTERS, check_form, in_words, of_run
-from .shares import (
-    GROUP,
-    Share,
-    added_up,
-    buffers_of,
-    digests_of,
-    gathered,
-    in_file,
-    num_saved,
-    share_of,
-)
 from .trained import (
     Tensors,
     TrainedState,
+    check_form,
     check_weights,
+    damaged,
     groups_of_module,
+    in_words,
     set_groups,
+    under,
 )
 
-_GROUPS, _LOSSES, _AVERAGE = ("model", "buffers"), "losses", "average"
+AUTO = "auto"
+_COUNTERS = "epoch", "calls", "updates", "samples"
+_STREAMS = "pass", "validation"
+_GLOBAL = "torch", "python", "python_gauss", "numpy", "numpy_gauss"
+_REFERENCE = fields({"$tensor": text, "is_array": flag}, is_closed=True)
+"""What stands for an array in the state of a callback."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything that holds a part of the state of a run.
+def _figures(value: Any, where: str) -> str | None:
+    """The kind of figures, with as many sums as they have."""
+    kinds = {"entries": dict_of(count), "extra": dict_of(list_of(number, 2))}
+    fault = fields({**kinds, "sums": optional(list_of(number))})(value, where)
+    if fault is not None or value["sums"] is None:
+        return fault
+    length = 1 + sum(value["entries"].values())
+    return list_of(number, length)(value["sums"], f"{where}.sums")
 
-    Attributes:
-        batches: The data, and the position in it.
-        hooks: The callbacks.
-        run: Counters of the run.
-        validation: The data to validate on; None for no validation.
-        settings: Settings that a resumed run must have too, in words.
+
+_NUM_BLOCKS = fields(dict.fromkeys(_STREAMS, count))
+_RUN = fields(
+    {
+        "run": fields(
+            {
+                **dict.fromkeys(_COUNTERS, count),
+                "stop_reason": optional(text),
+                "validated": dict_of(number),
+                "validated_calls": count,
+            }
+        ),
+        "data": fields(
+            {
+                "seed": whole,
+                "place": list_of(count, 2),
+                "num_samples": optional(count),
+                "num_blocks": _NUM_BLOCKS,
+            }
+        ),
+        "plan": fields({one.name: count for one in dataclasses.fields(BatchPlan)}),
+        "settings": dict_of(text),
+        "figures": optional(_figures),
+        "callbacks": dict_of(dict_of(anything)),
+        "processes": list_of(
+            fields({"num_blocks": _NUM_BLOCKS, "figures": optional(_figures)})
+        ),
+    }
+)
+
+
+def _of_run(value: Any, where: str) -> str | None:
+    """The kind of the state of a run, besides the trained state of its model."""
+    run = value["run"]
+    if isinstance(run, Mapping):
+        run = {"validated": {}, "validated_calls": 0, **run}
+    fault = _RUN({"processes": [], **value, "run": run}, where)
+    if fault is not None:
+        return fault
+    parts = value.get("processes", [])
+    if max(1, len(parts)) != value["plan"]["processes"]:
+        return f"{where}.processes has {len(parts)} of those in {where}.plan"
+    if not value["run"]["calls"]:
+        return None
+    if value["figures"] is None or value["figures"]["sums"] is None:
+        return f"{where}.figures has none in the middle of an epoch"
+    if any(part["figures"] is None for part in parts):
+        return f"{where}.processes has no figures in the middle of an epoch"
+    return None
+
+
+def find_checkpoint(
+    resume: PathLike | None, callbacks: CallbackLike
+) -> files.Checkpoint | None:
+    """Find the checkpoint of the run that a `fit` goes on with; called by `fit`.
+
+    Args:
+        resume: A checkpoint or a directory of them; `"auto"` for the whole one of the
+            callbacks that is furthest in the run; None for that of a callback which
+            resumes by itself.
+        callbacks: Callbacks of the `fit`.
+
+    Returns:
+        None if there is no checkpoint to go on from.
+
+    Raises:
+        ConfigError: `"auto"`, and no callback keeps checkpoints; or there are none
+            in the directory; or the checkpoint is of a model alone; or processes find
+            other ones.
+        CheckpointError: The checkpoint can't be read, or is damaged.
     """
-
-    training: Training
-    batches: TrainingBatches
-    hooks: CallbackList
-    run: RunState
-    validation: Source | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def trained(self) -> TrainedState:
-        """The part of the state that belongs to the model."""
-        training = self.training
-        return TrainedState(training.executors, training.optimization, training.average)
-
-    @property
-    def _random(self) -> RandomStates:
-        return RandomStates(
-            self.training.executors,
-            self.batches,
-            self.validation,
-            self.run.processes,
+    stores = [
+        store
+        for callback in CallbackList(callbacks).callbacks
+        if resume == AUTO or getattr(callback, "resumes", False)
+        for store in [getattr(callback, "store", None)]
+        if isinstance(store, files.CheckpointStore)
+    ]
+    found = None
+    with files.missing_allowed():
+        if resume is not None and resume != AUTO:
+            found = _checkpoint_at(Path(resume))
+        elif stores:
+            _, found = files.load_newest(stores, stacklevel=4) or (None, None)
+        elif resume == AUTO:
+            raise ConfigError(
+                "resume='auto' goes on from the checkpoints of a callback, and there "
+                "is none that keeps any. Add BackupAndRestore(directory), or give a "
+                "path."
+            )
+        if found is not None:
+            check_has_run(found)
+    if resume is None and not stores:
+        return None
+    runs = processes().gathered(None if found is None else found.state["run"])
+    odd = [index for index, run in enumerate(runs) if run != runs[0]]
+    if odd:
+        where = ["none" if run is None else f"update {run['updates']}" for run in runs]
+        raise ConfigError(
+            f"Process 0 goes on from {where[0]}, and process {odd[0]} from "
+            f"{where[odd[0]]}: all must read the same checkpoint. Keep checkpoints in "
+            "a directory that all hosts share."
         )
-
-    def take(self) -> files.Checkpoint:
-        """Take a checkpoint of the state between two calls.
-
-        Several processes take it together, and each gets the state of all.
-
-        Returns:
-            A checkpoint; its tensors are copies.
-
-        Raises:
-            UnsupportedError: A streamed metric is in the middle of an epoch.
-            ProcessError: Another process has ended.
-        """
-        training, run = self.training, self.run
-        training.executors.common.take_back()
-        if run.is_epoch_done:
-            self.batches.begin_next_pass()
-        trained = self.trained.take()
-        figures = None if run.is_epoch_done else training.figures.state_dict()
-        losses = files.copied_tensors(self._tensors_of_losses())
-        buffers: Tensors = {}
-        if run.processes.are_several:
-            buffers = self._buffers({**trained.tensors, _LOSSES: losses})
-        own = Share(*self._random.take(), figures, digests_of(buffers))
-        shares, others = gathered(run.processes, own, buffers)
-        callbacks: Tensors = {}
-        state = {
-            **trained.state,
-            "run": {
-                **{name: getattr(run, name) for name in COUNTERS},
-                "epoch": run.epoch + run.is_epoch_done,
-                "stop_reason": run.stop_reason,
-                **_validation_of(run),
-            },
-            "data": {
-                "seed": self.batches.seed,
-                "place": list(self.batches.position),
-                "num_samples": self.batches.source.num_samples,
-                "num_blocks": shares[0].num_blocks,
-            },
-            "plan": asdict(training.plan),
-            "settings": dict(self.settings),
-            "figures": added_up([share.figures for share in shares]),
-            "callbacks": without_arrays(self.hooks.state_dict(), callbacks),
-        }
-        groups = {
-            **trained.tensors,
-            "callbacks": callbacks,
-            "random": shares[0].random,
-        }
-        if losses:
-            groups[_LOSSES] = losses
-        if run.processes.are_several:
-            state[GROUP], states = in_file(shares)
-            groups[GROUP] = {**states, **others}
-        state["tensors"] = in_words(groups)
-        return files.Checkpoint(groups, state)
-
-    def _tensors_of_losses(self) -> Tensors:
-        """Tensors of losses, such as a weight that a callback anneals."""
-        return dict([*self._losses.named_parameters(), *self._losses.named_buffers()])
-
-    @property
-    def _losses(self) -> torch.nn.Module:
-        return torch.nn.ModuleList(self.training.figures.objective.modules)
-
-    def _buffers(self, groups: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
-        """Tensors of groups that each process changes for itself, as `"group/name"`.
-
-        A device changes buffers of floats only.
-        """
-        of_module = dict(self.training.executors.module.named_buffers())
-        names = {_LOSSES: dict(self._losses.named_buffers())}
-        return {
-            f"{group}/{name}": tensor
-            for group, tensors in groups.items()
-            if group in (*_GROUPS, _LOSSES, _AVERAGE)
-            for name, tensor in tensors.items()
-            if name in names.get(group, of_module) and tensor.is_floating_point()
-        }
-
-    def check(self, checkpoint: files.Checkpoint) -> None:
-        """Refuse a checkpoint that can't be put back, before any of it is put back.
-
-        Args:
-            checkpoint: A checkpoint that `check_has_run` accepts.
-
-        Raises:
-            DamagedCheckpointError: No run has written it.
-            ConfigError: It is of another model, or the callbacks are others.
-        """
-        self.trained.check(checkpoint)
-        self.hooks.check_state(callbacks_of(checkpoint))
-        if _LOSSES in checkpoint.tensors:
-            check_weights(self._tensors_of_losses(), checkpoint.tensors[_LOSSES])
-        for index in range(1, num_saved(checkpoint)):
-            for group, own in self._groups().items():
-                given = buffers_of(checkpoint, index, group)
-                check_weights({n: t for n, t in own.items() if n in given}, given)
-        self._random.check(checkpoint)
-
-    def _groups(self) -> dict[str, Mapping[str, Tensor]]:
-        of_module = groups_of_module(self.training.executors.module)
-        average = self.training.average
-        groups = {**of_module, _LOSSES: self._tensors_of_losses()}
-        return groups if average is None else {**groups, _AVERAGE: average.averages}
-
-    def put_back(self, checkpoint: files.Checkpoint) -> None:
-        """Go on from a checkpoint, once `on_train_begin` was called.
-
-        Weights and the optimiser's state were put back before: programs have them.
-
-        Args:
-            checkpoint: A checkpoint that `check` accepts, of a run with equal settings.
-
-        Raises:
-            ConfigError: The figures of the epoch under way are others.
-            DamagedCheckpointError: The device can't take the random state.
-        """
-        state, figures = checkpoint.state, self._figures_in(checkpoint)
-        training, run = self.training, self.run
-        if figures is not None:
-            training.figures.check_state(figures)
-        self._random.put_back_device(
-            checkpoint, is_other_layout=has_other_layout(checkpoint, training)
-        )
-        with torch.no_grad():
-            for name, tensor in checkpoint.tensors.get(_LOSSES, {}).items():
-                self._tensors_of_losses()[name].copy_(tensor)
-            self._put_back_buffers(checkpoint)
-        # Callbacks may look at the counters when they load their states.
-        for name in (*COUNTERS, "stop_reason"):
-            setattr(run, name, state["run"][name])
-        run.validated = dict(state["run"].get("validated", {}))
-        run.validated_calls = state["run"].get("validated_calls", 0)
-        self.hooks.load_state_dict(callbacks_of(checkpoint))
-        # on_train_begin may have set other rates than the run had.
-        set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
-        training.optimization.load_state_dict(state["updates"])
-        if figures is not None:
-            training.figures.load_state_dict(figures)
-        self._random.put_back_host(checkpoint)
-
-    def _figures_in(self, checkpoint: files.Checkpoint) -> dict[str, Any] | None:
-        """Figures of this process; among another number of them process 0 has all."""
-        processes, figures = self.run.processes, checkpoint.state["figures"]
-        if num_saved(checkpoint) == processes.count:
-            return share_of(checkpoint, processes.index).figures
-        if figures is None or processes.is_first:
-            return dict(figures) if figures else None
-        return {**figures, "sums": None, "extra": {}}
-
-    def _put_back_buffers(self, checkpoint: files.Checkpoint) -> None:
-        """Set buffers that this process had otherwise than process 0."""
-        processes, executors = self.run.processes, self.training.executors
-        if num_saved(checkpoint) != processes.count:
-            return
-        executors.fetch_weights()
-        for group, own in self._groups().items():
-            for name, tensor in buffers_of(checkpoint, processes.index, group).items():
-                own[name].copy_(tensor)
-        executors.send_weights()
+    return found
 
 
-def _validation_of(run: RunState) -> dict[str, Any]:
-    """The last validation within the epoch under way, if there was one."""
-    if run.is_epoch_done or not run.validated_calls:
-        return {}
-    return {"validated": dict(run.validated), "validated_calls": run.validated_calls}
+def _checkpoint_at(path: Path) -> files.Checkpoint:
+    """Load a checkpoint, or the newest in a directory of checkpoints."""
+    is_one = (path / files.MANIFEST).exists() or not path.is_dir()
+    newest = None
+    if not is_one:
+        newest = files.load_newest([files.CheckpointStore(path)], stacklevel=5)
+    if newest is not None:
+        return newest[1]
+    if is_one or any(files.belongs(file.name) for file in path.iterdir()):
+        return files.load_checkpoint(path)  # or raise an error that names the fault
+    raise ConfigError(f"There is no checkpoint in {str(path)!r} to resume.")
 
 
 def check_has_run(checkpoint: files.Checkpoint) -> None:
@@ -267,7 +221,7 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
             "The checkpoint holds a model, but not the place of a run: it was not "
             "saved while fit() ran. Load it with model.load(path)."
         )
-    check_form(checkpoint, of_run)
+    check_form(checkpoint, _of_run)
 
 
 def position_of(checkpoint: files.Checkpoint) -> Position:
@@ -308,3 +262,420 @@ def epochs_to_go(
     for epoch, is_validated in epochs.items():
         if checkpoint is None or epoch >= run.epoch:
             yield epoch, is_validated
+
+
+class _Part(NamedTuple):
+    """The part of one process.
+
+    Attributes:
+        random: Random states by name.
+        num_blocks: Blocks that each stream has given.
+        figures: Figures of the epoch under way; None between epochs.
+        digests: Digest of each buffer by name.
+    """
+
+    random: Tensors
+    num_blocks: dict[str, int]
+    figures: dict[str, Any] | None
+    digests: dict[str, str]
+
+
+def _num_parts(checkpoint: files.Checkpoint) -> int:
+    return max(1, len(checkpoint.state.get("processes", ())))
+
+
+def _part_of(checkpoint: files.Checkpoint, index: int) -> _Part:
+    state, tensors = checkpoint.state, checkpoint.tensors
+    plain = {"num_blocks": state["data"]["num_blocks"], "figures": state["figures"]}
+    if state.get("processes"):
+        plain = state["processes"][index]
+    random = dict(tensors.get("random", {}))
+    if index:
+        random = under(f"{index}/random/", tensors.get("processes", {}))
+    return _Part(random, plain["num_blocks"], plain["figures"], {})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that holds a part of the state of a run.
+
+    Attributes:
+        batches: The data, and the position in it.
+        hooks: The callbacks.
+        run: Counters of the run.
+        validation: The data to validate on; None for no validation.
+        settings: Settings that a resumed run must have too, in words.
+    """
+
+    training: Training
+    batches: TrainingBatches
+    hooks: CallbackList
+    run: RunState
+    validation: Source | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> TrainedState:
+        """The part of the state that belongs to the model."""
+        training = self.training
+        return TrainedState(training.executors, training.optimization, training.average)
+
+    def take(self) -> files.Checkpoint:
+        """Take a checkpoint of the state between two calls.
+
+        Several processes take it together, and each gets the state of all.
+
+        Returns:
+            A checkpoint; its tensors are copies.
+
+        Raises:
+            UnsupportedError: A streamed metric is in the middle of an epoch.
+            ProcessError: Another process has ended.
+        """
+        training, run = self.training, self.run
+        training.executors.common.take_back()
+        if run.is_epoch_done:
+            self.batches.begin_next_pass()
+        trained = self.trained.take()
+        figures = None if run.is_epoch_done else training.figures.state_dict()
+        callbacks: Tensors = {}
+        groups = {**trained.tensors, "callbacks": callbacks}
+        losses = files.copied_tensors(self._tensors_of_losses())
+        if losses:
+            groups["losses"] = losses
+        buffers = self._float_buffers(groups) if run.processes.are_several else {}
+        digests = {
+            name: hashlib.sha256(
+                one.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+            ).hexdigest()
+            for name, one in buffers.items()
+        }
+        own = _Part(*self._random(), figures, digests)
+        parts = run.processes.gathered(own)
+        groups["random"] = parts[0].random
+        state = {
+            **trained.state,
+            "run": {
+                **{name: getattr(run, name) for name in _COUNTERS},
+                "epoch": run.epoch + run.is_epoch_done,
+                "stop_reason": run.stop_reason,
+            },
+            "data": {
+                "seed": self.batches.seed,
+                "place": list(self.batches.position),
+                "num_samples": self.batches.source.num_samples,
+                "num_blocks": parts[0].num_blocks,
+            },
+            "plan": asdict(training.plan),
+            "settings": dict(self.settings),
+            "figures": _added_up([part.figures for part in parts]),
+            "callbacks": _without_arrays(self.hooks.state_dict(), callbacks),
+        }
+        if run.validated_calls and not run.is_epoch_done:
+            state["run"]["validated"] = dict(run.validated)
+            state["run"]["validated_calls"] = run.validated_calls
+        if run.processes.are_several:
+            state["processes"] = [
+                {"num_blocks": part.num_blocks, "figures": part.figures}
+                for part in parts
+            ]
+            groups["processes"] = self._tensors_of_others(parts, buffers)
+        state["tensors"] = in_words(groups)
+        return files.Checkpoint(groups, state)
+
+    def _random(self) -> tuple[Tensors, dict[str, int]]:
+        """Random states by name, and the blocks that each stream has given.
+
+        A stream goes on by being gone through again from the beginning of its pass, so
+        the states that it began at are kept, and how many blocks it has given. A loader
+        that keeps a state goes on from that.
+        """
+        seeds = self.training.executors.device_random_state() or []
+        signed = [n - 2**64 if n >= 2**63 else n for n in seeds]  # as int64 has them
+        tensors = {"device": torch.tensor(signed, dtype=torch.int64)}
+        now = random_state(self.batches.source.generators)
+        tensors.update({f"host/{name}": state for name, state in now.items()})
+        kept = self.batches.loader_state()
+        if kept is not None:
+            tensors.update({f"loader/{name}": t for name, t in packed(kept).items()})
+        replays = {"pass": self.batches.replay(), "validation": None}
+        if isinstance(self.validation, StreamSource):
+            replays["validation"] = self.validation.first_pass()
+        num_blocks = dict.fromkeys(_STREAMS, 0)
+        for name, replay in replays.items():
+            if replay is not None:
+                num_blocks[name] = replay.num_blocks
+                for time, state in ("start", replay.at_start), ("last", replay.at_last):
+                    tensors.update({f"{name}/{time}/{n}": t for n, t in state.items()})
+        return tensors, num_blocks
+
+    def _tensors_of_others(self, parts: Sequence[_Part], buffers: Tensors) -> Tensors:
+        """Random states of all processes but the first, and buffers that differ."""
+        tensors = {
+            f"{index}/random/{name}": state
+            for index, part in enumerate(parts)
+            if index
+            for name, state in part.random.items()
+        }
+        odd = [
+            name
+            for name, digest in parts[0].digests.items()
+            if any(part.digests[name] != digest for part in parts)
+        ]
+        if odd:
+            everyone = self.run.processes.gathered(
+                {name: buffers[name] for name in odd}
+            )
+            for index, theirs in enumerate(everyone[1:], 1):
+                tensors.update({f"{index}/{name}": t for name, t in theirs.items()})
+        return tensors
+
+    def _losses(self) -> torch.nn.Module:
+        return torch.nn.ModuleList(self.training.figures.objective.modules)
+
+    def _tensors_of_losses(self) -> Tensors:
+        """Tensors of losses, such as a weight that a callback anneals."""
+        losses = self._losses()
+        return dict([*losses.named_parameters(), *losses.named_buffers()])
+
+    def _float_buffers(self, groups: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
+        """Tensors of groups that each process changes for itself, as `"group/name"`.
+
+        A device changes buffers of floats only.
+        """
+        of_module = dict(self.training.executors.module.named_buffers())
+        names = dict.fromkeys(("model", "buffers", "average"), of_module)
+        names["losses"] = dict(self._losses().named_buffers())
+        return {
+            f"{group}/{name}": tensor
+            for group in names
+            for name, tensor in groups.get(group, {}).items()
+            if name in names[group] and tensor.is_floating_point()
+        }
+
+    def _groups(self) -> dict[str, Mapping[str, Tensor]]:
+        groups = groups_of_module(self.training.executors.module)
+        groups["losses"] = self._tensors_of_losses()
+        if self.training.average is not None:
+            groups["average"] = self.training.average.averages
+        return groups
+
+    def check(self, checkpoint: files.Checkpoint) -> None:
+        """Refuse a checkpoint that can't be put back, before any of it is put back.
+
+        Args:
+            checkpoint: A checkpoint that `check_has_run` accepts.
+
+        Raises:
+            DamagedCheckpointError: No run has written it.
+            ConfigError: It is of another model, or the callbacks are others.
+        """
+        self.trained.check(checkpoint)
+        self.hooks.check_state(_callbacks_of(checkpoint))
+        if "losses" in checkpoint.tensors:
+            check_weights(self._tensors_of_losses(), checkpoint.tensors["losses"])
+        others = checkpoint.tensors.get("processes", {})
+        for index in range(_num_parts(checkpoint)):
+            for group, own in self._groups().items():
+                given = under(f"{index}/{group}/", others)
+                check_weights({n: t for n, t in own.items() if n in given}, given)
+            part = _part_of(checkpoint, index)
+            states = [under("host/", part.random)]
+            for name in _STREAMS:
+                replay = _replay(name, part)
+                states += [] if replay is None else [replay.at_start, replay.at_last]
+            device = part.random.get("device")
+            if device is None or device.dtype != torch.int64 or device.dim() != 1:
+                raise damaged(checkpoint, "it has no random state of the device")
+            try:
+                unpacked(under("loader/", part.random))
+                for state in states:
+                    check_random_state(state, self.batches.source.generators)
+            except DataError as error:
+                raise damaged(checkpoint, str(error)) from error
+
+    def put_back(self, checkpoint: files.Checkpoint) -> None:
+        """Go on from a checkpoint, once `on_train_begin` was called.
+
+        Weights and the optimiser's state were put back before: programs have them.
+
+        Args:
+            checkpoint: A checkpoint that `check` accepts, of a run with equal settings.
+
+        Raises:
+            ConfigError: The figures of the epoch under way are others.
+            DamagedCheckpointError: The device can't take the random state.
+        """
+        state, training, run = checkpoint.state, self.training, self.run
+        index, num_parts = run.processes.index, _num_parts(checkpoint)
+        are_as_many = num_parts == run.processes.count
+        part = _part_of(checkpoint, index if are_as_many else 0)
+        figures = part.figures
+        if not are_as_many:  # process 0 has the figures of all
+            figures = state["figures"]
+            if figures is not None and not run.processes.is_first:
+                figures = {**figures, "sums": None, "extra": {}}
+        if figures is not None:
+            training.figures.check_state(figures)
+        self._put_back_device(checkpoint)
+        with torch.no_grad():
+            for name, tensor in checkpoint.tensors.get("losses", {}).items():
+                self._tensors_of_losses()[name].copy_(tensor)
+            if are_as_many:
+                self._put_back_buffers(checkpoint.tensors.get("processes", {}))
+        # Callbacks may look at the counters when they load their states.
+        for name in (*_COUNTERS, "stop_reason"):
+            setattr(run, name, state["run"][name])
+        run.validated = dict(state["run"].get("validated", {}))
+        run.validated_calls = state["run"].get("validated_calls", 0)
+        self.hooks.load_state_dict(_callbacks_of(checkpoint))
+        # on_train_begin may have set other rates than the run had.
+        set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
+        training.optimization.load_state_dict(state["updates"])
+        if figures is not None:
+            training.figures.load_state_dict(figures)
+        # Among another number of processes samples come in the order of process 0.
+        replays = {name: _replay(name, part, is_exact=are_as_many) for name in _STREAMS}
+        if isinstance(self.validation, StreamSource):
+            self.validation.go_on(replays["validation"], is_due=True)
+        states = [
+            under("host/", _part_of(checkpoint, one).random) for one in range(num_parts)
+        ]
+        kept = unpacked(under("loader/", part.random)) if are_as_many else None
+        self.batches.go_on(_host_state(index, states), replays["pass"], kept)
+
+    def _put_back_device(self, checkpoint: files.Checkpoint) -> None:
+        """Set the random states of the device.
+
+        If devices divide the samples otherwise than those of the run did, they all go
+        on from a seed made of their first state.
+        """
+        is_other_layout = checkpoint.state["plan"] != asdict(self.training.plan)
+        index = 0 if is_other_layout else self.run.processes.index
+        seeds = _part_of(checkpoint, index).random["device"].tolist()
+        if is_other_layout and seeds:
+            seeds = [mixed(*seeds)]
+        try:
+            if seeds:
+                seeds = [seed % 2**64 for seed in seeds]
+                self.training.executors.set_device_random_state(seeds)
+        except (ValueError, poptorch.Error) as error:
+            raise damaged(checkpoint, f"its random state is none: {error}") from error
+
+    def _put_back_buffers(self, others: Mapping[str, Tensor]) -> None:
+        """Set buffers that this process had otherwise than process 0."""
+        executors = self.training.executors
+        executors.fetch_weights()
+        for group, own in self._groups().items():
+            given = under(f"{self.run.processes.index}/{group}/", others)
+            for name, tensor in given.items():
+                own[name].copy_(tensor)
+        executors.send_weights()
+
+
+def _replay(name: str, part: _Part, *, is_exact: bool = True) -> Replay | None:
+    """The state of a stream's pass; None if none has begun.
+
+    Args:
+        is_exact: If False, blocks are others, so that none of them is the last one.
+    """
+    num_blocks = part.num_blocks[name]
+    if not num_blocks:
+        return None
+    at_start = under(f"{name}/start/", part.random)
+    at_last = under(f"{name}/last/", part.random)
+    return Replay(num_blocks if is_exact else 0, at_start, at_last)
+
+
+def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
+    """The state of a process; a new one draws other numbers than those that were there.
+
+    Where all had one state, which a script may rely on, a new process has it too. And
+    a loader's own generators give all processes one order.
+    """
+    if index < len(saved):
+        return saved[index]
+    first = saved[0]
+    if len(saved) > 1 and all(
+        torch.equal(first[name], other[name]) for other in saved for name in _GLOBAL
+    ):
+        return first
+    own = [state.tolist() for name, state in first.items() if name in _GLOBAL]
+    digest = hashlib.sha256(repr(own).encode()).digest()
+    before = HostRandomState()
+    seed_all(mixed(int.from_bytes(digest[:8], "little"), index))
+    try:
+        return {**first, **random_state()}
+    finally:
+        before.put_back()
+
+
+def _added_up(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The figures of all processes: their sums added up; None between epochs.
+
+    Example:
+        >>> one = {"entries": {"loss": 1}, "sums": [2.0, 0.5], "extra": {}}
+        >>> _added_up([one, {**one, "sums": None}, one])["sums"]
+        [4.0, 1.0]
+    """
+    given = [one for one in figures if one is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+    vectors = [
+        None if sums is None else torch.tensor(sums, dtype=torch.float64)
+        for sums in (one["sums"] for one in given)
+    ]
+    extras = [one["extra"] for one in given]
+    total = Sums.joined([Sums(*pair) for pair in zip(vectors, extras)])
+    return {
+        **given[0],
+        "sums": None if total.vector is None else total.vector.tolist(),
+        "extra": {name: list(pair) for name, pair in total.extra.items()},
+    }
+
+
+def _without_arrays(value: Any, tensors: Tensors) -> Any:
+    """Replace the arrays in a state by their names, and add them to the tensors.
+
+    Example:
+        >>> tensors = {}
+        >>> _without_arrays({"best": np.ones(2), "wait": 1}, tensors)
+        {'best': {'$tensor': '0', 'is_array': True}, 'wait': 1}
+        >>> tensors
+        {'0': tensor([1., 1.], dtype=torch.float64)}
+    """
+    if isinstance(value, (Tensor, np.ndarray)):
+        name = str(len(tensors))
+        tensors[name] = torch.as_tensor(value).detach().cpu().clone()
+        return {"$tensor": name, "is_array": isinstance(value, np.ndarray)}
+    if isinstance(value, dict):
+        return {key: _without_arrays(one, tensors) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_arrays(one, tensors) for one in value]
+    return value
+
+
+def _callbacks_of(checkpoint: files.Checkpoint) -> Any:
+    """The states of the callbacks in a checkpoint, with their arrays.
+
+    Raises:
+        DamagedCheckpointError: An array is missing.
+    """
+    tensors = checkpoint.tensors.get("callbacks", {})
+
+    def with_arrays(value: Any) -> Any:
+        if isinstance(value, dict) and "$tensor" in value:
+            fault = _REFERENCE(value, "the state of a callback")
+            if fault is None and value["$tensor"] not in tensors:
+                fault = f"callbacks.safetensors lacks {value['$tensor']}"
+            if fault is not None:
+                raise damaged(checkpoint, fault)
+            tensor = tensors[value["$tensor"]]
+            return tensor.numpy() if value["is_array"] else tensor
+        if isinstance(value, dict):
+            return {key: with_arrays(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [with_arrays(one) for one in value]
+        return value
+
+    return with_arrays(checkpoint.state["callbacks"])

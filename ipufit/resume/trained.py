@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that training changes, taken into a checkpoint and put back."""
+"""The state of a model that training changes, taken into a checkpoint and put back.
+
+Checksums show that a file is as it was written, not that it holds a model's state. So
+the form of the state is checked, and compared with the model, before any of it is used.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,44 @@ import torch
 from torch import Tensor
 
 from ipufit import checkpoint as files
-from ipufit._kinds import each_of, fields, like
+from ipufit._kinds import (
+    Kind,
+    anything,
+    count,
+    dict_of,
+    each_of,
+    fields,
+    like,
+    list_of,
+    number,
+    optional,
+    text,
+)
 from ipufit._poptorch import poptorch
 from ipufit.engine import Executors
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, DamagedCheckpointError
 from ipufit.optimizers import Optimization, WeightAverage
 
-from .saved_form import TRAINED_STATE, check_form, check_tensors, in_words
 from .settings import NOT_SETTINGS, config_in_words
 
 Tensors = Dict[str, Tensor]
-_STATE, _PARAM = "ipu_state/", "ipu_param/"
+_OPTIMIZER_STATE = "ipu_state", "ipu_param"
+
+_FORM = fields(
+    {
+        "optimizer": fields(
+            {
+                "class": text,
+                "groups": list_of(dict_of(anything)),
+                "loss_scaling": number,
+            }
+        ),
+        "updates": fields({"num_updates": count, "rates": dict_of(anything)}),
+        "average": optional(fields({"num_updates": count})),
+        "tensors": dict_of(dict_of(text)),
+    }
+)
+"""The state of any model; `config` and `versions` are for people."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +71,7 @@ class TrainedState:
     average: WeightAverage | None
 
     def take(self) -> files.Checkpoint:
-        """A checkpoint of weights, optimiser, averages and the schedule's position.
+        """Take a checkpoint of weights, optimiser, averages and schedule.
 
         Its tensors are copies.
         """
@@ -54,15 +85,15 @@ class TrainedState:
                 average.swap_in()
         optimizer = self.optimization.optimizer
         given = optimizer.state_dict()
-        tensors: Tensors = {}
-        for prefix, name in ((_STATE, "ipu_state"), (_PARAM, "ipu_param")):
-            for key, value in (given.get(name) or {}).items():
-                tensors[prefix + key] = torch.as_tensor(value).detach().clone()
         groups: dict[str, Mapping[str, Tensor]] = {
-            name: files.copied_tensors(of_module)
-            for name, of_module in groups_of_module(self.executors.module).items()
+            name: files.copied_tensors(tensors)
+            for name, tensors in groups_of_module(self.executors.module).items()
         }
-        groups["optimizer"] = tensors
+        groups["optimizer"] = {
+            f"{part}/{name}": torch.as_tensor(value).detach().clone()
+            for part in _OPTIMIZER_STATE
+            for name, value in (given.get(part) or {}).items()
+        }
         state: dict[str, Any] = {
             "optimizer": {
                 "class": type(optimizer).__name__,
@@ -80,41 +111,57 @@ class TrainedState:
             "average": None,
         }
         if average is not None:
-            averaged = average.state_dict()
-            groups["average"] = averaged.pop("averages")
-            state["average"] = averaged
+            state["average"] = average.state_dict()
+            groups["average"] = state["average"].pop("averages")
         state["tensors"] = in_words(groups)
         return files.Checkpoint(groups, state)
 
     def check(self, checkpoint: files.Checkpoint) -> None:
         """Refuse a checkpoint that `put_back` can't take; nothing is changed.
 
-        Args:
-            checkpoint: From a model of the same module and optimizer.
-
         Raises:
             DamagedCheckpointError: No model has written the checkpoint.
             ConfigError: It is from another module, optimizer or schedule.
         """
         optimizer, state = self.optimization.optimizer, checkpoint.state
-        check_form(checkpoint, TRAINED_STATE)
-        check_tensors(checkpoint)
+        check_form(checkpoint, _FORM)
+        listed, given = state["tensors"], in_words(checkpoint.tensors)
+        for group in sorted({*listed, *given}):
+            before, now = listed.get(group, {}), given.get(group, {})
+            for name in sorted({*before, *now}):
+                there, was = now.get(name, "missing"), before.get(name, "missing")
+                if there != was:
+                    raise damaged(
+                        checkpoint,
+                        f"{name} of {group} is {there}, and was {was} when it was "
+                        "saved",
+                    )
+        for group, own in groups_of_module(self.executors.module).items():
+            check_weights(own, checkpoint.tensors.get(group, {}))
         saved = state["optimizer"]
-        for name, own in groups_of_module(self.executors.module).items():
-            check_weights(own, checkpoint.tensors.get(name, {}))
         if saved["class"] != type(optimizer).__name__:
             raise ConfigError(
                 f"The checkpoint is of {saved['class']}, and compile() got "
                 f"{type(optimizer).__name__}. Compile with the same optimizer."
             )
-        self._check_kind_of_average(state["average"])
+        if (state["average"] is None) != (self.average is None):
+            raise ConfigError(
+                "Of checkpoint and optimizer, one keeps an average of the weights "
+                "(ema_momentum) and the other doesn't. Compile with the same optimizer."
+            )
+        if "num_averaged" in (state["average"] or {}):
+            raise ConfigError(
+                "The checkpoint has an equal average of the weights (SWA of version "
+                "0.1), which can't go on. Load the weights alone: "
+                "model.load_weights(path / 'model.safetensors')."
+            )
         groups = [_plain_group(group) for group in optimizer.param_groups]
         if len(saved["groups"]) != len(groups):
             raise ConfigError(
                 f"The checkpoint's optimizer has {len(saved['groups'])} parameter "
                 f"groups, and this one {len(groups)}. Compile with the same optimizer."
             )
-        _check_schedule(self.optimization, state["updates"])
+        self._check_schedule(state["updates"])
         kinds = [fields({n: like(v) for n, v in group.items()}) for group in groups]
         own_form = {
             "optimizer": fields({"groups": each_of(kinds)}),
@@ -123,33 +170,30 @@ class TrainedState:
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
             check_form(checkpoint, fields({"average": self.average.state_kind}))
-            self.average.check_state(self._averages(checkpoint))
+            self.average.check_state(_averages(checkpoint))
 
-    def _check_kind_of_average(self, saved: Mapping[str, Any] | None) -> None:
-        """Refuse the state of another average than is kept.
-
-        Raises:
-            ConfigError: One of the two is missing, or they are of two kinds.
-        """
-        if (saved is None) != (self.average is None):
+    def _check_schedule(self, saved: Mapping[str, Any]) -> None:
+        own = self.optimization.state_dict()
+        names = [
+            (set(rates), set(inner) if isinstance(inner, dict) else set())
+            for rates in (own["rates"], saved["rates"])
+            for inner in [rates.get("scheduler")]  # of torch
+        ]
+        if names[0] != names[1]:
             raise ConfigError(
-                "Of checkpoint and optimizer, one keeps an average of the weights "
-                "(ema_momentum) and the other doesn't. Compile with the same optimizer."
+                "The checkpoint was saved with another learning rate schedule than "
+                "compile() got. Compile with the same lr_schedule."
             )
-        if saved is not None and "num_averaged" in saved:
+        if set(own.get("schedules", ())) != set(saved.get("schedules", ())):
             raise ConfigError(
-                "The checkpoint has an equal average of the weights (SWA of version "
-                "0.1), which can't go on. Load the weights alone: "
-                "model.load_weights(path / 'model.safetensors')."
+                "The checkpoint was saved with schedules of other values than "
+                "compile() got. Compile with the same schedules."
             )
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Set weights, optimiser, averages and schedule as a checkpoint has them.
 
         The training program is dropped before.
-
-        Args:
-            checkpoint: From a model of the same module and optimizer.
 
         Raises:
             DamagedCheckpointError: No model has written the checkpoint.
@@ -160,30 +204,19 @@ class TrainedState:
         saved, tensors = checkpoint.state["optimizer"], checkpoint.tensors
         self.executors.drop_training()
         with torch.no_grad():
-            for name, own in groups_of_module(module).items():
-                for key, tensor in own.items():
-                    tensor.copy_(tensors[name][key])
+            for group, own in groups_of_module(module).items():
+                for name, tensor in own.items():
+                    tensor.copy_(tensors[group][name])
         if tensors["optimizer"]:
+            parts = {p: under(f"{p}/", tensors["optimizer"]) for p in _OPTIMIZER_STATE}
             groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict(
-                {
-                    "ipu_state": under(_STATE, tensors["optimizer"]),
-                    "ipu_param": under(_PARAM, tensors["optimizer"]),
-                    "state": {},
-                    "param_groups": groups,
-                }
-            )
+            optimizer.load_state_dict({**parts, "state": {}, "param_groups": groups})
         set_groups(optimizer, saved["groups"])
         if hasattr(optimizer, "loss_scaling"):
             optimizer.loss_scaling = saved["loss_scaling"]
         self.optimization.load_state_dict(checkpoint.state["updates"])
         if self.average is not None:
-            self.average.load_state_dict(self._averages(checkpoint))
-
-    @staticmethod
-    def _averages(checkpoint: files.Checkpoint) -> dict[str, Any]:
-        averages = checkpoint.tensors.get("average", {})
-        return {**checkpoint.state["average"], "averages": averages}
+            self.average.load_state_dict(_averages(checkpoint))
 
 
 def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]:
@@ -197,9 +230,50 @@ def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]
     return {"model": kept, "buffers": others} if others else {"model": kept}
 
 
+def set_groups(
+    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
+) -> None:
+    """Give parameter groups the settings that a checkpoint has of them."""
+    for group, values in zip(optimizer.param_groups, saved):
+        for name in _plain_group(group):
+            value = values[name]
+            group[name] = tuple(value) if isinstance(value, list) else value
+
+
+def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group's settings as JSON knows them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in group.items()
+        if name not in NOT_SETTINGS
+        and isinstance(value, (bool, int, float, str, tuple, type(None)))
+    }
+
+
+def _averages(checkpoint: files.Checkpoint) -> dict[str, Any]:
+    averages = checkpoint.tensors.get("average", {})
+    return {**checkpoint.state["average"], "averages": averages}
+
+
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """The tensors whose names have a prefix, without it."""
     return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def in_words(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
+    """The dtype and shape of each tensor of each group.
+
+    Example:
+        >>> in_words({"model": {"w": torch.zeros(2, 3)}})
+        {'model': {'w': 'float32 [2, 3]'}}
+    """
+    return {
+        group: {
+            name: f"{str(one.dtype)[len('torch.') :]} {list(one.shape)}"
+            for name, one in named.items()
+        }
+        for group, named in tensors.items()
+    }
 
 
 def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -216,41 +290,20 @@ def check_weights(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Non
         )
 
 
-def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group's settings as JSON knows them."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in group.items()
-        if name not in NOT_SETTINGS
-        and isinstance(value, (bool, int, float, str, tuple, type(None)))
-    }
+def check_form(checkpoint: files.Checkpoint, kind: Kind) -> None:
+    """Refuse a checkpoint whose state is of another kind.
+
+    Raises:
+        DamagedCheckpointError: The state is of another kind.
+    """
+    fault = kind(checkpoint.state, "state")
+    if fault is not None:
+        raise damaged(checkpoint, fault)
 
 
-def _check_schedule(optimization: Optimization, saved: Mapping[str, Any]) -> None:
-    own = optimization.state_dict()
-    if _names(own["rates"]) != _names(saved["rates"]):
-        raise ConfigError(
-            "The checkpoint was saved with another learning rate schedule than "
-            "compile() got. Compile with the same lr_schedule."
-        )
-    if set(own.get("schedules", ())) != set(saved.get("schedules", ())):
-        raise ConfigError(
-            "The checkpoint was saved with schedules of other values than compile() "
-            "got. Compile with the same schedules."
-        )
-
-
-def _names(rates: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """Names in the state of rates, and in that of a scheduler of torch."""
-    inner = rates.get("scheduler")
-    return set(rates), set(inner) if isinstance(inner, dict) else set()
-
-
-def set_groups(
-    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
-) -> None:
-    """Give parameter groups the settings that a checkpoint has of them."""
-    for group, values in zip(optimizer.param_groups, saved):
-        for name in _plain_group(group):
-            value = values[name]
-            group[name] = tuple(value) if isinstance(value, list) else value
+def damaged(checkpoint: files.Checkpoint, fault: str) -> DamagedCheckpointError:
+    """The error of a checkpoint that no model has written."""
+    name = "The checkpoint" if checkpoint.path is None else repr(str(checkpoint.path))
+    return DamagedCheckpointError(
+        f"{name} isn't one that a model has written: {fault}. Use another one."
+    )

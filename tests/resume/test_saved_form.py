@@ -28,7 +28,6 @@ from ipufit import (
 )
 from ipufit.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
 from ipufit.data import random_state
-from ipufit.resume.saved_form import in_words
 from tests.checkpoint.samples import same, same_tensors
 from tests.reference import network, samples
 
@@ -314,6 +313,17 @@ def test_other_tensors_than_the_state_names_are_refused(tmp_path, name):
             seen[outcome(watched, way, path, expected, (group,))] += 1
     assert set(seen) == {"refused"}
     assert seen["refused"] > 200
+
+
+def in_words(tensors):
+    """The dtype and shape of each tensor, as a state has them."""
+    return {
+        group: {
+            name: f"{str(one.dtype)[len('torch.') :]} {list(one.shape)}"
+            for name, one in named.items()
+        }
+        for group, named in tensors.items()
+    }
 
 
 def is_older(tensors, others):

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import Callback, ConfigError, IPUModel, ModelCheckpoint, Optimizer, Schedule
-from ipufit.resume.settings import check_settings, described
+from ipufit.checkpoint import load_checkpoint, write_checkpoint
+from ipufit.resume import described
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -61,7 +62,7 @@ def test_objects_are_told_apart(one, other):
 
 def test_they_are_the_same_in_another_process():
     code = (
-        "import torch; from ipufit.resume.settings import described;"
+        "import torch; from ipufit.resume import described;"
         "loss = torch.nn.CrossEntropyLoss(weight=torch.ones(2));"
         "print(described([loss, torch.relu]))"
     )
@@ -73,10 +74,6 @@ def test_they_are_the_same_in_another_process():
     ]
     assert texts[0] == texts[1]
     assert "weight=array([1.0, 1.0])" in texts[0]
-
-
-def test_names_of_other_versions_are_passed_over():
-    assert check_settings({"gone": "1", "same": "2"}, {"same": "2", "new": "3"}) == []
 
 
 X, Y = torch.zeros(8, 2), torch.zeros(8, 2)
@@ -131,6 +128,17 @@ def test_other_parameters_in_the_groups_are_another_run(tmp_path):
     fit(path, biases, module=module)
     with pytest.raises(ConfigError, match=r"per group was \[3, 1\] and is \[2, 2\]"):
         fit(path, weights, resume=path, module=module)
+
+
+def test_names_of_other_versions_are_passed_over(tmp_path):
+    path = str(tmp_path / "run")
+    fit(path)
+    checkpoint = load_checkpoint(path)
+    settings = checkpoint.state["settings"]
+    del settings["shuffle"]
+    settings["gone"] = "1"
+    write_checkpoint(path, checkpoint)
+    assert fit(path, resume=path, epochs=3, shuffle=False).epoch == [0, 1, 2]
 
 
 def test_more_epochs_are_no_other_run(tmp_path):

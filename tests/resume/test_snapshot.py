@@ -15,7 +15,6 @@ from ipufit import (
     Optimizer,
 )
 from ipufit.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
-from ipufit.resume import TrainedState, check_has_run, check_weights, position_of
 from tests.checkpoint.samples import same
 from tests.reference import network, samples
 
@@ -55,7 +54,7 @@ def test_a_checkpoint_says_where_the_run_is():
         "samples": 8,
         "stop_reason": None,
     }
-    assert position_of(inside) == (0, 2)
+    assert inside.state["data"]["place"] == [0, 2]
     assert inside.state["data"]["seed"] == 5
     assert inside.state["figures"]["sums"][0] == 8
     assert between.state["run"]["epoch"] == 1
@@ -82,60 +81,66 @@ def test_later_updates_do_not_change_what_was_taken():
         ), group
 
 
-def test_a_model_alone_has_no_place():
+def resumed(model, checkpoint, path):
+    write_checkpoint(path, checkpoint)
+    x, y = samples(12)
+    model.fit(x, y, batch_size=4, verbose=0, resume=path)
+
+
+def test_a_model_alone_has_no_place(tmp_path):
     model = make()
     checkpoint = model.checkpoint()
     assert set(checkpoint.tensors) == {"model", "optimizer"}
     with pytest.raises(ConfigError, match="not the place of a run"):
-        check_has_run(checkpoint)
+        resumed(model, checkpoint, tmp_path / "a")
     assert model.checkpoint().state == checkpoint.state
     (_, done) = taken(model)
-    check_has_run(done)
+    resumed(model, done, tmp_path / "b")
     with pytest.raises(ConfigError, match=r"model\.load"):
-        check_has_run(model.checkpoint())  # the run is over
+        resumed(model, model.checkpoint(), tmp_path / "c")  # the run is over
 
 
-def test_a_checkpoint_that_is_refused_changes_nothing():
+def test_a_checkpoint_that_is_refused_changes_nothing(tmp_path):
     model = make()
     other = make(Optimizer("sgd", 0.5, momentum=0.9))
     taken(other)
     before = model.checkpoint()
+    other.save(tmp_path / "a")
     with pytest.raises(ConfigError, match=r"of SGD.*got Adam"):
-        trained_state_of(model).put_back(other.checkpoint())
+        model.load(tmp_path / "a")
     assert same(model.checkpoint(), before)
-    strange = Checkpoint({"model": {}}, before.state)
+    write_checkpoint(tmp_path / "b", Checkpoint({"model": {}}, before.state))
     with pytest.raises(DamagedCheckpointError, match=r"bias of model is missing"):
-        trained_state_of(model).put_back(strange)
+        model.load(tmp_path / "b")
     assert same(model.checkpoint(), before)
-
-
-def trained_state_of(model):
-    settings = model._settings
-    return TrainedState(model._executors, settings.optimization, settings.average)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "module",
     [
-        {},
-        {"w": torch.zeros(3)},
-        {"w": torch.zeros(2, dtype=torch.float16)},
-        {"w": torch.zeros(2), "v": torch.zeros(2)},
+        torch.nn.Linear(2, 1),
+        torch.nn.Linear(3, 1, bias=False),
+        torch.nn.Linear(2, 1, bias=False).half(),
+        torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False)),
     ],
 )
-def test_weights_of_another_module_are_refused(given):
+def test_weights_of_another_module_are_refused(module, tmp_path):
+    models = [IPUModel(torch.nn.Linear(2, 1, bias=False)), IPUModel(module)]
+    for model in models:
+        model.compile("sgd", "mse")
+    models[1].save(tmp_path / "a")
     with pytest.raises(ConfigError, match="another module"):
-        check_weights({"w": torch.zeros(2)}, given)
-    check_weights({"w": torch.zeros(2)}, {"w": torch.ones(2)})
+        models[0].load(tmp_path / "a")
 
 
-def test_a_rate_that_was_set_after_the_last_call_counts_after_loading():
+def test_a_rate_that_was_set_after_the_last_call_counts_after_loading(tmp_path):
     # The state that was read back has the rate of the last call.
     x, y = samples(8)
     model, other = make(Optimizer("sgd", 0.1)), make(Optimizer("sgd", 0.3))
     model.train_on_batch(x, y)
     model.optimizer.param_groups[0]["lr"] = 0.0
-    trained_state_of(other).put_back(model.checkpoint())
+    model.save(tmp_path / "a")
+    other.load(tmp_path / "a")
     before = other.get_weights()
     other.train_on_batch(x, y)
     assert all((a == b).all() for a, b in zip(before, other.get_weights()))
