@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         Throughput,
         WandbLogger,
     )
-    from .check_report import CheckReport, Finding
     from .checkpoint import (
         Checkpoint,
         CheckpointStore,
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
     )
     from .metrics import Metric, StreamedMetric
     from .mixing import Mixing
-    from .model import BenchmarkResult, IPUModel, compare
+    from .model import BenchmarkResult, CheckReport, Finding, IPUModel, compare
     from .optimizers import (
         Frozen,
         LossScaleRamp,
@@ -155,7 +154,6 @@ _HOMES = {
     "_poptorch": ["poptorch"],
     "_version": ["__version__"],
     "batching": ["BatchPlan"],
-    "check_report": ["CheckReport", "Finding"],
     "checkpoint": [
         "Checkpoint",
         "CheckpointStore",
@@ -167,7 +165,7 @@ _HOMES = {
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "mixing": ["Mixing"],
-    "model": ["BenchmarkResult", "IPUModel", "compare"],
+    "model": ["BenchmarkResult", "CheckReport", "Finding", "IPUModel", "compare"],
     "optimizers": [
         "Frozen",
         "LossScaleRamp",

@@ -35,7 +35,6 @@ FLOORS = {
         "data": 3,
         "summary": 3,
         "blocks": 2,
-        "check_report": 2,
         "placement": 2.5,
         "config": 2,
         "doctor": 2,

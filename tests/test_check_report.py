@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ipufit.check_report import (
+from ipufit.model.checking import (
     SEVERITIES,
     CheckReport,
     Finding,
-    parted,
+    _parted,
     report_of,
 )
 
@@ -78,4 +78,4 @@ def test_a_finding_is_a_line():
     ],
 )
 def test_messages_end_with_advice(message, what, advice):
-    assert parted(message) == (what, advice)
+    assert _parted(message) == (what, advice)

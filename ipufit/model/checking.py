@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from ipufit.batching import BatchPlan
 from ipufit.callbacks.base import CallbackLike
-from ipufit.check_report import (
-    NOTE,
-    NUMBERS,
-    SLOW,
-    CheckReport,
-    Finding,
-    parted,
-    report_of,
-)
 from ipufit.data import (
     HostRandomState,
+    SampleStructure,
     Source,
     TrainingBatches,
     column_names,
@@ -31,10 +28,172 @@ from ipufit.data import (
 from ipufit.engine import Training, describe_coverage, surveyed
 from ipufit.errors import DataError, IpufitError
 
-from .check_findings import at, of_dtypes, of_error, of_survey
 from .parts import Model, settings_of
 from .training import training_of
 from .updates_per_call import updates_per_call
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+REFUSED = "refused"
+NUMBERS = "other numbers"
+SLOW = "slow"
+NOTE = "good to know"
+
+SEVERITIES = (REFUSED, NUMBERS, SLOW, NOTE)
+"""The severities of findings, the gravest first.
+
+What is refused doesn't run at all. Other numbers than plain torch's come out of what is
+computed otherwise, or once where torch computes it for every batch.
+"""
+
+_STYLES = {REFUSED: "bold red", NUMBERS: "yellow", SLOW: "cyan", NOTE: "dim"}
+_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z`])")
+_TRACED_NAME = re.compile(r"(?<![\w.])module\.(?=[\w])")
+_NARROWED = {
+    torch.int64: ("int32", NOTE),
+    torch.float64: ("float32", NUMBERS),
+    torch.bfloat16: ("float32", NUMBERS),
+}
+_LARGE_RESULTS = 64 * 2**20
+"""Bytes of a call's results that take noticeable time and memory on the host."""
+
+_OF_CHOICE = ("drop_last", "validation_split", "steps_per_epoch", "validation_updates")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check has found.
+
+    Attributes:
+        severity: "refused", "other numbers", "slow" or "good to know".
+        topic: The subject in a word, such as "operator", "value" or "batch norm".
+        what: One sentence or more: the operator, value or setting, and what happens.
+        advice: A way out; "" if nothing need be done.
+        module: Path of the submodule in which it is; "" for the whole, or none.
+        location: File and line, as in "train.py:12"; "" if no line has caused it.
+        path: Path of the file of `location`; "" if no line is known.
+
+    Example:
+        >>> print(Finding("refused", "value", ".item() needs a value", "Leave it out",
+        ...               "encoder", "train.py:12"))
+        refused: .item() needs a value (train.py:12, in encoder). Leave it out
+    """
+
+    severity: str
+    topic: str
+    what: str
+    advice: str = ""
+    module: str = ""
+    location: str = ""
+    path: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        """The finding in a line."""
+        inside = f"in {self.module}" if self.module else ""
+        where = ", ".join(filter(None, (self.location, inside)))
+        text = (
+            f"{self.severity}: {self.what.rstrip('.')}{f' ({where})' if where else ''}"
+        )
+        return f"{text}. {self.advice}" if self.advice else text
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Everything that a check of a model has found, the gravest first.
+
+    Attributes:
+        title: Class of the module, and the samples of a call.
+        findings: All findings, those that PopTorch refuses first.
+
+    Example:
+        >>> report = CheckReport("Net", (Finding("slow", "calls", "One update each"),))
+        >>> report.is_refused, [finding.topic for finding in report.of("slow")]
+        (False, ['calls'])
+    """
+
+    title: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the model doesn't run as it is."""
+        return bool(self.of(REFUSED))
+
+    def of(self, severity: str) -> tuple[Finding, ...]:
+        """The findings of a severity."""
+        return tuple(one for one in self.findings if one.severity == severity)
+
+    def __str__(self) -> str:
+        """A line for each finding, and a last one that counts them."""
+        return "\n".join([*map(str, self.findings), self._verdict()])
+
+    def as_json(self) -> str:
+        """The report as JSON: `title`, `is_refused`, and `findings` with their fields.
+
+        Example:
+            >>> print(CheckReport("Net", ()).as_json())
+            {
+              "title": "Net",
+              "is_refused": false,
+              "findings": []
+            }
+        """
+        found = [asdict(finding) for finding in self.findings]
+        data = {"title": self.title, "is_refused": self.is_refused, "findings": found}
+        return json.dumps(data, indent=2)
+
+    def table(self) -> Table:
+        """The table that `print` shows."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self.title, caption=self._verdict(), show_lines=True)
+        for name, share in (("Severity", 1), ("Where", 2), ("Finding", 6)):
+            table.add_column(name, ratio=share, overflow="fold")
+        for one in self.findings:
+            where = "\n".join(filter(None, (one.location, one.module)))
+            text = Text(one.what)
+            if one.advice:
+                text.append(f"\n{one.advice}", style="italic")
+            table.add_row(Text(one.severity, _STYLES[one.severity]), Text(where), text)
+        return table
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the table, or one line if there is nothing to show.
+
+        Args:
+            console: Console of rich; standard output by default.
+        """
+        from rich.console import Console
+
+        console = console or Console()
+        if self.findings:
+            console.print(self.table())
+        else:
+            console.print(f"{self.title}: {self._verdict()}", highlight=False)
+
+    def _verdict(self) -> str:
+        counts = [(len(self.of(severity)), severity) for severity in SEVERITIES]
+        shown = ", ".join(f"{count} {severity}" for count, severity in counts if count)
+        if self.is_refused:
+            return f"Doesn't run: {shown}."
+        return f"Nothing is refused{f': {shown}' if shown else ''}."
+
+
+def report_of(title: str, findings: list[Finding]) -> CheckReport:
+    """A report with each finding once, the gravest first.
+
+    Example:
+        >>> found = [Finding("slow", "a", "A"), Finding("refused", "b", "B")] * 2
+        >>> [one.topic for one in report_of("Net", found).findings]
+        ['b', 'a']
+    """
+    once = sorted(
+        dict.fromkeys(findings), key=lambda one: SEVERITIES.index(one.severity)
+    )
+    return CheckReport(title, tuple(once))
 
 
 def check(
@@ -103,9 +262,6 @@ def check(
     return checked(self, arguments)
 
 
-_OF_CHOICE = ("drop_last", "validation_split", "steps_per_epoch", "validation_updates")
-
-
 def checked(model: Model, arguments: Mapping[str, Any]) -> CheckReport:
     """Check a model with the arguments of its `fit`.
 
@@ -126,79 +282,69 @@ def checked(model: Model, arguments: Mapping[str, Any]) -> CheckReport:
     try:
         planned = _planned(model, arguments, findings)
         if planned is not None:
-            plan = planned.training.plan
-            title += f", {plan.samples_per_call} samples per call"
-            findings += _of_calls(planned)
-            findings += _of_program(model, planned)
+            training, batches = planned
+            title += f", {training.plan.samples_per_call} samples per call"
+            findings += _of_calls(training, batches)
+            findings += _of_program(model, training, batches)
     finally:
         before.put_back()
     return report_of(title, findings)
 
 
-class _Planned(NamedTuple):
-    """The parts of a `fit` that is looked at.
-
-    Attributes:
-        training: The training.
-        batches: Its calls.
-    """
-
-    training: Training
-    batches: TrainingBatches
-
-
 def _planned(
     model: Model, arguments: Mapping[str, Any], findings: list[Finding]
-) -> _Planned | None:
-    """The training of a `fit`; None if its arguments don't allow any.
+) -> tuple[Training, TrainingBatches] | None:
+    """Plan the training of a `fit`; None if its arguments don't allow any.
 
     Data that is too little for a call is refused, and the program checked all the same.
     """
     given = {"x": None, "y": None, "sample_weight": None, **arguments}
+    data = given["x"], given["y"], given["sample_weight"]
+    workers: dict[str, Any] = {
+        "num_workers": model.config.num_workers,
+        "processes": model.processes,
+    }
     try:
         source, _ = fit_sources(
-            *(given["x"], given["y"], given["sample_weight"]),
+            *data,
             given.get("validation_split", 0.0),
             given.get("validation_data"),
-            num_workers=model.config.num_workers,
-            processes=model.processes,
+            **workers,
         )
         model._data.target_columns = column_names(given["y"]) or ()
         return _training(model, source, given)
     except DataError as error:
-        findings.append(of_error(error, "data"))
+        findings.append(_of_error(error, "data"))
     except IpufitError as error:
-        findings.append(of_error(error, "config"))
+        findings.append(_of_error(error, "config"))
         return None
     try:
-        data = given["x"], given["y"], given["sample_weight"]
-        source = example_of(
-            *data, num_workers=model.config.num_workers, processes=model.processes
-        )
-        return _training(model, source, given)
+        return _training(model, example_of(*data, **workers), given)
     except IpufitError:  # of which the first one is known
         return None
 
 
-def _training(model: Model, source: Source, given: Mapping[str, Any]) -> _Planned:
+def _training(
+    model: Model, source: Source, given: Mapping[str, Any]
+) -> tuple[Training, TrainingBatches]:
     callbacks = given.get("callbacks")
     of_choice = {name: given[name] for name in _OF_CHOICE if name in given}
-    choose = partial(updates_per_call, model, source, callbacks, None, of_choice)
-    planned = training_of(
+    return training_of(
         model,
         source,
         given.get("batch_size"),
         shuffle=False,
         drop_last=given.get("drop_last", True),
         class_weight=given.get("class_weight"),
-        choose=choose,
+        choose=partial(updates_per_call, model, source, callbacks, None, of_choice),
     )
-    return _Planned(*planned)
 
 
-def _of_calls(planned: _Planned) -> list[Finding]:
+# Findings -----------------------------------------------------------------------------
+
+
+def _of_calls(training: Training, batches: TrainingBatches) -> list[Finding]:
     """Findings about the calls of a pass."""
-    training, batches = planned
     plan, found = training.plan, []
     if batches.num_dropped:
         found.append(
@@ -236,13 +382,10 @@ def _of_calls(planned: _Planned) -> list[Finding]:
     return found
 
 
-_LARGE_RESULTS = 64 * 2**20
-"""Bytes of a call's results that take noticeable time and memory on the host."""
-
-
-def _of_program(model: Model, planned: _Planned) -> list[Finding]:
+def _of_program(
+    model: Model, training: Training, batches: TrainingBatches
+) -> list[Finding]:
     """Findings about the program that is traced."""
-    training, batches = planned
     plan = training.plan
     with torch.no_grad():
         seen = surveyed(
@@ -254,14 +397,14 @@ def _of_program(model: Model, planned: _Planned) -> list[Finding]:
             plan,
             batches.example(),
         )
-    found = [of_error(error, "module") for error in seen.refusals]
-    found += of_survey(seen.survey)
+    found = [_of_error(error, "module") for error in seen.refusals]
+    found += _of_survey(seen.survey)
     for warning in seen.warnings:
-        what, advice = parted(str(warning))
+        what, advice = _parted(str(warning))
         topic = "baked in" if "BakedIn" in type(warning).__name__ else "buffer"
         found.append(Finding(NUMBERS, topic, what, advice))
     found += _of_norms(seen.survey.norms, plan)
-    found += of_dtypes(model.module, batches.structure, seen.tensors)
+    found += _of_dtypes(model.module, batches.structure, seen.tensors)
     size = seen.survey.returned_bytes * plan.micro_batches_per_call
     if size > _LARGE_RESULTS:
         what = (
@@ -287,4 +430,127 @@ def _of_norms(norms: list[Any], plan: BatchPlan) -> list[Finding]:
         f"the {plan.batch_size} of a batch ({shown})"
     )
     advice = "Use a larger micro_batch_size, or GroupNorm, which mixes no samples."
-    return [at(Finding(NUMBERS, "batch norm", what, advice), norms[0])]
+    return [_at(Finding(NUMBERS, "batch norm", what, advice), norms[0])]
+
+
+def _of_error(error: Exception, topic: str, place: Any = None) -> Finding:
+    """The finding that an error is.
+
+    Args:
+        error: Error that `fit` would raise.
+        topic: Its subject.
+        place: Place of the program, as a survey gives it; None for none.
+    """
+    text = str(error)
+    if not isinstance(error, IpufitError):
+        text = f"{type(error).__name__}: {text}"
+    return _finding(REFUSED, topic, text, place, by_colon=False)
+
+
+def _of_survey(survey: Any) -> list[Finding]:
+    """The findings of a survey.
+
+    Args:
+        survey: As the emulator gives it.
+    """
+    found = [
+        _finding(
+            REFUSED if remark.is_refused else NUMBERS,
+            *(remark.topic, remark.message, remark.place),
+        )
+        for remark in survey.remarks
+    ]
+    is_refused = any(remark.is_refused for remark in survey.remarks)
+    error = survey.error
+    is_own = isinstance(error, IpufitError) and not _explains_torch(error)
+    if error is not None and (is_own or not is_refused):
+        found.append(_of_error(error, "program", survey.place))
+        is_refused = True
+    elif error is not None:
+        what = (
+            "After what is refused the program ended here, on the first sample: "
+            f"{type(error).__name__}: {error}"
+        )
+        found.append(_at(Finding(NOTE, "program", what), survey.place))
+    if not survey.is_whole and is_refused:
+        what = "What comes after the place where the program ended wasn't looked at"
+        advice = "Check again when that is mended."
+        found.append(Finding(NOTE, "program", what, advice))
+    return found
+
+
+def _of_dtypes(
+    module: torch.nn.Module, structure: SampleStructure, tensors: Sequence[Tensor]
+) -> list[Finding]:
+    """Findings for tensors of 64 bits, which an IPU doesn't have.
+
+    Args:
+        module: The user's module.
+        structure: Nesting of a batch.
+        tensors: Tensors of a micro-batch.
+    """
+    count = structure.num_inputs
+    named: list[tuple[str, torch.dtype]] = [
+        ("inputs" if index < count else "targets", tensor.dtype)
+        for index, tensor in enumerate(tensors[: structure.num_given])
+    ]
+    named += [(name, weight.dtype) for name, weight in module.named_parameters()]
+    # Counters such as those of batch norm are the host's.
+    named += [(name, b.dtype) for name, b in module.named_buffers() if b.dim()]
+    found = []
+    for dtype, (becomes, severity) in _NARROWED.items():
+        names = list(dict.fromkeys(name for name, one in named if one == dtype))
+        if not names:
+            continue
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        kind = str(dtype).replace("torch.", "")
+        what = f"{kind} becomes {becomes} on an IPU: {shown}"
+        found.append(Finding(severity, "dtype", what))
+    return found
+
+
+def _explains_torch(error: BaseException) -> bool:
+    """Whether an error of ours says with which shapes torch has failed."""
+    cause = error.__cause__
+    return cause is not None and not isinstance(cause, IpufitError)
+
+
+def _finding(
+    severity: str, topic: str, message: str, place: Any, *, by_colon: bool = True
+) -> Finding:
+    what, advice = _parted(_TRACED_NAME.sub("", message), by_colon=by_colon)
+    finding = Finding(severity, topic, what, advice)
+    return finding if place is None else _at(finding, place)
+
+
+def _at(finding: Finding, place: Any) -> Finding:
+    """The finding with a place of the program, as a survey gives it."""
+    first, _, rest = place.module.partition(".")
+    module = rest if first == "module" else place.module
+    location = f"{os.path.basename(place.file)}:{place.line}" if place.file else ""
+    return Finding(
+        *(finding.severity, finding.topic, finding.what, finding.advice),
+        *(module, location, place.file),
+    )
+
+
+def _parted(message: str, *, by_colon: bool = True) -> tuple[str, str]:
+    """Part a message into the problem and the advice at its end.
+
+    Args:
+        message: Sentences; the last of several is the advice.
+        by_colon: Whether the only sentence may be parted at its last colon.
+
+    Example:
+        >>> _parted("Packed sequences are not supported: pad them.")
+        ('Packed sequences are not supported', 'Pad them.')
+        >>> _parted("f() needs a value. Values come later. Return them.")
+        ('f() needs a value. Values come later.', 'Return them.')
+    """
+    sentences = _SENTENCE.split(message.strip())
+    if len(sentences) > 1:
+        return " ".join(sentences[:-1]), sentences[-1]
+    what, mark, advice = message.rpartition(": ")
+    if not by_colon or not mark or len(advice.split()) < 2:
+        return message, ""
+    return what, advice[:1].upper() + advice[1:]

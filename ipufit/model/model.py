@@ -19,7 +19,6 @@ from ipufit.errors import ConfigError
 from ipufit.optimizers import WeightAverage
 
 from . import (
-    batch_planning,
     batches,
     benchmarking,
     building,
@@ -116,7 +115,7 @@ class IPUModel:
     train_on_batch = batches.train_on_batch
     test_on_batch = batches.test_on_batch
     predict_on_batch = batches.predict_on_batch
-    batch_plan = batch_planning.batch_plan
+    batch_plan = planning.batch_plan
     plan = planning.plan
     build = building.build
     check = checking.check

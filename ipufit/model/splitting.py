@@ -32,13 +32,13 @@ def settle(model: Model, source: Source) -> None:
     give_shapes(model.module, source)
     if not model.config.has_open_stages:
         return
-    from .split_of_model import split_of_model  # few processes need it
+    from .measuring import split_of_model  # few processes need it
 
-    chosen = split_of_model(model, model.config, source)
-    now = with_stages(model._given_config, chosen.split.names)
+    names, in_words = split_of_model(model, model.config, source)
+    now = with_stages(model._given_config, names)
     if now.pipeline != model._executors.config.pipeline:
-        model._executors.place(now, str(chosen))
-    model.config = with_stages(model.config, chosen.split.names)
+        model._executors.place(now, in_words)
+    model.config = with_stages(model.config, names)
 
 
 def resolved(self: Model, config: IPUConfig, x: Any = None) -> IPUConfig:
@@ -53,7 +53,7 @@ def resolved(self: Model, config: IPUConfig, x: Any = None) -> IPUConfig:
             "pipeline='auto' needs the shapes of samples, and this model has seen "
             "none: give data, config.resolved(model, x), or call fit() before."
         )
-    from .split_of_model import split_of_model
+    from .measuring import split_of_model
 
     give_shapes(self.module, source)
-    return with_stages(config, split_of_model(self, config, source).split.names)
+    return with_stages(config, split_of_model(self, config, source)[0])
