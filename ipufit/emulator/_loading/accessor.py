@@ -22,7 +22,7 @@ import tempfile
 import weakref
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Iterator, NamedTuple, Sequence, Tuple, Union
 
 import torch
 import torch.utils.data
@@ -142,30 +142,26 @@ class AsynchronousDataAccessor:
         self._num_held = 0
         self._owner = os.getpid()
         context: Any = multiprocessing.get_context(_START_METHODS[sharing_strategy])
-        setup = Setup(
-            dataset=dataset,
-            dataset_path=None,
-            num_slots=buffer_size,
+        worker = _Worker(
+            buffer_size,
+            rebatched_size,
             is_spinning=miss_sleep_time_in_ms == 0,
             load_indefinitely=load_indefinitely,
             early_preload=early_preload,
-            rebatched_size=rebatched_size,
-            rng_state=torch.get_rng_state().numpy().tobytes(),
-            parsers=pickled_parsers(),
         )
+        path = None
         with contextlib.ExitStack() as stack:
             if sharing_strategy == SharingStrategy.FileSystem:
                 directory = stack.enter_context(tempfile.TemporaryDirectory())
                 path = os.path.join(directory, "dataset.pickle")
                 with open(path, "wb") as file:
                     pickle.dump(dataset, file, protocol=4)
-                setup = setup._replace(dataset=None, dataset_path=path)
+                dataset = None
             self._connection, theirs = context.Pipe()
-            inherited = (
-                self._connection if sharing_strategy == SharingStrategy.Fork else None
-            )
+            is_fork = sharing_strategy == SharingStrategy.Fork
+            inherited = self._connection if is_fork else None
             process = context.Process(
-                target=run_worker, args=(theirs, inherited, setup)
+                target=worker.serve, args=(theirs, inherited, dataset, path)
             )
             try:
                 process.start()
@@ -189,7 +185,7 @@ class AsynchronousDataAccessor:
     def _receive_start(self) -> None:
         """Wait for the first reply, and map the slots that the process has made."""
         start = self._receive()
-        if not isinstance(start, Start):
+        if start is None:
             raise createPoptorchError(
                 "AsynchronousDataAccessor worker thread failed to start: its process "
                 "could not read the first element of the dataset. "
@@ -197,12 +193,12 @@ class AsynchronousDataAccessor:
                 "`if __name__ == '__main__'` guard, and datasets must be importable "
                 "from there unless they are forked."
             )
+        self._like, specs = start
         file_descriptor = reduction.recv_handle(self._connection)
         try:
-            self._slots = slots_of(file_descriptor, start.specs, self._num_slots)
+            self._slots = slots_of(file_descriptor, specs, self._num_slots)
         finally:
             os.close(file_descriptor)
-        self._structure = start.structure
 
     def terminate(self) -> None:
         """End the background process; does nothing the second time.
@@ -242,15 +238,14 @@ class AsynchronousDataAccessor:
         with contextlib.suppress(ConnectionError):  # if it is gone, `_receive` tells
             self._connection.send(request)
 
-    def _receive(self) -> Start | Reply | None:
+    def _receive(self) -> Any:
         """Wait for the next reply; None if the process fails, or has ended."""
         with contextlib.suppress(EOFError, ConnectionError):
             while not self._connection.poll(_LIVENESS_PERIOD_SECONDS):
                 # Its children can keep the pipe open after its death.
                 if not self._process.is_alive() and not self._connection.poll(0):
                     return None
-            reply: Start | Reply | None = self._connection.recv()
-            return reply
+            return self._connection.recv()
         return None
 
     def _failure(self) -> str:
@@ -296,7 +291,7 @@ class AsynchronousDataAccessor:
             self._release(self._num_held)
         while True:
             reply = self._receive()
-            if not isinstance(reply, Reply):
+            if reply is None:
                 raise AssertionError(
                     "An error occurred in the data fetcher, the process that reads the "
                     f"dataset. {self._failure()}"
@@ -315,7 +310,7 @@ class AsynchronousDataAccessor:
         tensors = [tensor.view(tensor.shape) for tensor in self._slots[reply.slot]]
         if reply.num_rows is not None:
             tensors = [tensor.narrow(0, 0, reply.num_rows) for tensor in tensors]
-        return self._structure.rebuild(tensors)
+        return _rebuilt(self._like, tensors)
 
     def _require_process(self) -> None:
         require(
@@ -348,18 +343,12 @@ Spec = Tuple[Tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor in a slot."""
 
 
-class Start(NamedTuple):
-    """Reply: the first element was read; the shared file follows."""
-
-    structure: ElementStructure
-    specs: list[Spec]
-
-
 class Reply(NamedTuple):
     """Reply: a slot is filled, or the dataset is exhausted.
 
-    None in its place says that the process ends because of an exception, which it
-    prints.
+    The first reply is another one: the skeleton and the specs of an element, and the
+    shared file follows it. None in place of a reply says that the process ends because
+    of an exception, which it prints.
 
     Attributes:
         generation: Number of the last restart.
@@ -374,107 +363,68 @@ class Reply(NamedTuple):
     is_idle: bool = False
 
 
-class ElementStructure(NamedTuple):
-    """The arrangement of an element's tensors; small when pickled.
+def _skeleton(element: Any) -> Any:
+    """The arrangement of an element's tensors, without the tensors.
 
-    Attributes:
-        keys: Keys of a dict in the order of the first element; None for other types.
-        skeleton: An object of a registered custom type, made of empty tensors.
-        is_tensor: Whether the element is a bare tensor.
+    Returns:
+        None for a tensor, a dict or list of None, or for an object whose exact type has
+        a registered parser one like it of empty tensors.
+
+    Raises:
+        Error: If it is of another type, or has a member that isn't a tensor.
     """
+    parser = custom_arg_parser(element, exact=True)
+    if parser is not None:
+        empty = [torch.empty(0) for _ in parser.yieldTensors(element)]
+        return parser.reconstruct(element, iter(empty))
+    if isinstance(element, Tensor):
+        return None
+    members = element.values() if isinstance(element, dict) else element
+    if not isinstance(element, (dict, list, tuple)) or not all(
+        isinstance(member, Tensor) for member in members
+    ):
+        raise createPoptorchError(
+            "An element must be a tensor, a flat list, tuple or dict of tensors, "
+            f"or of a type with a registered parser; got {_describe(element)}."
+        )
+    return (
+        dict.fromkeys(element) if isinstance(element, dict) else [None] * len(element)
+    )
 
-    keys: tuple[Any, ...] | None
-    skeleton: Any
-    is_tensor: bool
-    num_tensors: int
 
-    @classmethod
-    def of(cls, element: Any) -> ElementStructure:
-        """Read the structure of a dataset's first element.
+def _tensors_of(element: Any, like: Any, count: int | None = None) -> list[Tensor]:
+    """List the detached tensors of an element, in the order of a skeleton.
 
-        Args:
-            element: A tensor, a flat list, tuple or dict of tensors, or an object
-                whose exact type has a registered parser.
+    Raises:
+        Error: If they aren't `count` tensors.
+    """
+    parser = custom_arg_parser(element, exact=True)
+    if parser is not None:
+        tensors = list(parser.yieldTensors(element))
+    elif like is None:
+        tensors = [element]
+    else:
+        tensors = [element[key] for key in like] if type(like) is dict else [*element]
+    if (count is not None and len(tensors) != count) or not all(
+        isinstance(tensor, Tensor) for tensor in tensors
+    ):
+        raise createPoptorchError(
+            f"The first element has {count} tensors, but a later one "
+            f"differs: {_describe(element)}."
+        )
+    return [tensor.detach() for tensor in tensors]
 
-        Raises:
-            Error: If it is of another type, or has a member that isn't a tensor.
 
-        Example:
-            >>> ElementStructure.of({"x": torch.ones(2), "y": torch.ones(1)}).keys
-            ('x', 'y')
-        """
-        parser = custom_arg_parser(element, exact=True)
-        if parser is not None:
-            num_tensors = len(list(parser.yieldTensors(element)))
-            empty = iter([torch.empty(0) for _ in range(num_tensors)])
-            skeleton = parser.reconstruct(element, empty)
-            return cls(None, skeleton, is_tensor=False, num_tensors=num_tensors)
-        if isinstance(element, Tensor):
-            return cls(None, None, is_tensor=True, num_tensors=1)
-        keys = tuple(element) if isinstance(element, dict) else None
-        members = element.values() if isinstance(element, dict) else element
-        if not isinstance(element, (dict, list, tuple)) or not all(
-            isinstance(member, Tensor) for member in members
-        ):
-            raise createPoptorchError(
-                "An element must be a tensor, a flat list, tuple or dict of tensors, "
-                f"or of a type with a registered parser; got {_describe(element)}."
-            )
-        return cls(keys, None, is_tensor=False, num_tensors=len(element))
-
-    def tensors(self, element: Any) -> list[Tensor]:
-        """List the detached tensors of an element, in the order of the first one.
-
-        Raises:
-            Error: If the element has another structure.
-
-        Example:
-            >>> structure = ElementStructure.of([torch.ones(1), torch.ones(2)])
-            >>> structure.tensors([torch.tensor(1), torch.tensor(2)])
-            [tensor(1), tensor(2)]
-        """
-        parser = custom_arg_parser(element, exact=True)
-        if parser is not None:
-            tensors = list(parser.yieldTensors(element))
-        elif self.is_tensor:
-            tensors = [element]
-        elif self.keys is not None:
-            tensors = [element[key] for key in self.keys]
-        else:
-            tensors = list(element)
-        if len(tensors) != self.num_tensors or not all(
-            isinstance(tensor, Tensor) for tensor in tensors
-        ):
-            raise createPoptorchError(
-                f"The first element has {self.num_tensors} tensors, but a later one "
-                f"differs: {_describe(element)}."
-            )
-        return [tensor.detach() for tensor in tensors]
-
-    def rebuild(self, tensors: list[Tensor]) -> Any:
-        """Arrange tensors as in the first element.
-
-        Returns:
-            A tensor, dict, custom object, or a list for any list or tuple: as
-            PopTorch's accessor does.
-
-        Example:
-            >>> structure = ElementStructure.of((torch.ones(1), torch.ones(2)))
-            >>> structure.rebuild([torch.tensor(1), torch.tensor(2)])
-            [tensor(1), tensor(2)]
-        """
-        if self.skeleton is not None:
-            parser = custom_arg_parser(self.skeleton, exact=True)
-            if parser is None:
-                raise createPoptorchError(
-                    f"The parser of {type(self.skeleton).__name__} was unregistered."
-                )
-            return parser.reconstruct(self.skeleton, iter(tensors))
-        if self.is_tensor:
-            return tensors[0]
-        if self.keys is not None:
-            return dict(zip(self.keys, tensors))
-        return list(tensors)
+def _rebuilt(like: Any, tensors: list[Tensor]) -> Any:
+    """Arrange tensors as in a skeleton; a list or tuple is a list, as in PopTorch."""
+    parser = custom_arg_parser(like, exact=True)
+    if parser is not None:
+        return parser.reconstruct(like, iter(tensors))
+    if like is None:
+        return tensors[0]
+    if type(like) in (dict, list):
+        return dict(zip(like, tensors)) if type(like) is dict else tensors
+    raise createPoptorchError(f"The parser of {type(like).__name__} was unregistered.")
 
 
 def _describe(element: Any) -> str:
@@ -544,64 +494,6 @@ def slots_of(
 # The process --------------------------------------------------------------------
 
 
-class Setup(NamedTuple):
-    """Arguments of the process.
-
-    Attributes:
-        dataset: None if it is in a file.
-        dataset_path: Path of the file with the pickled dataset.
-        num_slots: Number of slots of the ring.
-        is_spinning: Whether to poll for requests while the ring is full, not sleep.
-        load_indefinitely: Whether to read the next epoch as soon as one ends.
-        early_preload: Whether to read on before the consumer starts.
-        rebatched_size: Rows to collect in each slot; None leaves elements as they are.
-        rng_state: State of torch's generator to continue from.
-        parsers: The registered parsers of custom types, pickled.
-    """
-
-    dataset: Any
-    dataset_path: str | None
-    num_slots: int
-    is_spinning: bool
-    load_indefinitely: bool
-    early_preload: bool
-    rebatched_size: int | None
-    rng_state: bytes
-    parsers: list[bytes]
-
-
-def run_worker(
-    connection: Connection, inherited: Connection | None, setup: Setup
-) -> None:
-    """Serve one accessor until it stops; the target of the process.
-
-    Args:
-        connection: The process's end of the pipe.
-        inherited: The accessor's end if forking has copied it. It is closed, or the
-            process would never notice that the accessor is gone.
-        setup: The other arguments.
-    """
-    if inherited is not None:
-        inherited.close()
-    torch.set_num_threads(1)  # as in torch's workers: OpenMP doesn't survive a fork
-    if sys.platform == "linux":
-        # The dataset's own workers: to fork this process, which has one thread, spares
-        # each of them seconds of imports. A loader's `multiprocessing_context` wins.
-        multiprocessing.set_start_method("fork", force=True)
-    # An interrupt, or a consumer that is gone, is no failure of the dataset.
-    with contextlib.closing(connection), contextlib.suppress(
-        _Stopped, KeyboardInterrupt
-    ):
-        worker = _Worker(connection, setup)
-        try:
-            worker.run()
-        except _Stopped:
-            raise
-        except Exception:
-            worker.send(None)
-            raise  # multiprocessing prints it to this process's stderr
-
-
 class _Stopped(Exception):
     """The consumer has no more use for this process."""
 
@@ -611,84 +503,124 @@ class _Restarted(Exception):
 
 
 class _Worker:
-    """Reads the dataset, epoch after epoch, into the free slots of the ring."""
+    """Reads the dataset, epoch after epoch, into the free slots of the ring.
 
-    def __init__(self, connection: Connection, setup: Setup) -> None:
-        self._connection = connection
-        self._setup = setup
-        self._num_free = setup.num_slots
+    Args:
+        num_slots: Number of slots of the ring.
+        rebatched_size: Rows to collect in each slot; None leaves elements as they are.
+        is_spinning: Whether to poll for requests while the ring is full, not sleep.
+        load_indefinitely: Whether to read the next epoch as soon as one ends.
+        early_preload: Whether to read on before the consumer starts.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        rebatched_size: int | None,
+        *,
+        is_spinning: bool,
+        load_indefinitely: bool,
+        early_preload: bool,
+    ) -> None:
+        self._num_slots = self._num_free = num_slots
+        self._rebatched_size = rebatched_size
+        self._is_spinning = is_spinning
+        self._load_indefinitely = load_indefinitely
+        self._is_held = not early_preload
+        self._rng_state = torch.get_rng_state().numpy().tobytes()
+        self._parsers = pickled_parsers()
         self._slot = 0
         self._generation = 0
-        self._is_held = not setup.early_preload
         self._has_delivered = False
 
-    def run(self) -> None:
+    def serve(
+        self,
+        connection: Connection,
+        inherited: Connection | None,
+        dataset: Any,
+        path: str | None,
+    ) -> None:
+        """Serve one accessor until it stops; the target of the process.
+
+        Args:
+            connection: The process's end of the pipe.
+            inherited: The accessor's end if forking has copied it. It is closed, or the
+                process would never notice that the accessor is gone.
+            dataset: The dataset; None if it is in a file.
+            path: Path of the file with the pickled dataset.
+        """
+        if inherited is not None:
+            inherited.close()
+        torch.set_num_threads(1)  # as torch's workers: OpenMP doesn't survive a fork
+        if sys.platform == "linux":
+            # The dataset's own workers: to fork this process, which has one thread,
+            # spares each of them seconds of imports. A loader's
+            # `multiprocessing_context` wins.
+            multiprocessing.set_start_method("fork", force=True)
+        self._connection = connection
+        # An interrupt, or a consumer that is gone, is no failure of the dataset.
+        with contextlib.closing(connection), contextlib.suppress(
+            _Stopped, KeyboardInterrupt
+        ):
+            try:
+                self._run(dataset, path)
+            except _Stopped:
+                raise
+            except Exception:
+                self._send(None)
+                raise  # multiprocessing prints it to this process's stderr
+
+    def _run(self, dataset: Any, path: str | None) -> None:
         """Read until `_Stopped`, or an exception of the dataset."""
-        setup = self._setup
-        register_pickled_parsers(setup.parsers)
-        state = torch.frombuffer(bytearray(setup.rng_state), dtype=torch.uint8)
+        register_pickled_parsers(self._parsers)
+        state = torch.frombuffer(bytearray(self._rng_state), dtype=torch.uint8)
         torch.set_rng_state(state)
-        self._dataset = setup.dataset
-        if setup.dataset_path is not None:
-            with open(setup.dataset_path, "rb") as file:
-                self._dataset = pickle.load(file)
-        self._elements: Iterator[Any] = self._begin(iter(self._dataset))
+        if path is not None:
+            with open(path, "rb") as file:
+                dataset = pickle.load(file)
+        elements = self._begin(iter(dataset))
         while True:
             with contextlib.suppress(_Restarted):
-                self._run_epoch()
+                self._run_epoch(dataset, elements)
             # The iterator's own processes end before the dataset starts others.
-            self._elements = iter(())
-            self._elements = iter(self._dataset)
+            elements = iter(())
+            elements = iter(dataset)
 
     def _begin(self, elements: Iterator[Any]) -> Iterator[Any]:
         """Read the first element, and make a ring of slots like it."""
         first = next(elements, self)
         if first is self:
             raise createPoptorchError("The dataset is empty.")
-        self._structure = ElementStructure.of(first)
-        tensors = self._structure.tensors(first)
+        self._like = _skeleton(first)
+        tensors = _tensors_of(first, self._like)
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        size = self._setup.rebatched_size
+        size = self._rebatched_size
         if size is not None:
             _common_rows(tensors, size)
             specs = [((size, *shape[1:]), dtype) for shape, dtype in specs]
-        file_descriptor = shared_file(specs, self._setup.num_slots)
+        file_descriptor = shared_file(specs, self._num_slots)
         try:
-            self._slots = slots_of(file_descriptor, specs, self._setup.num_slots)
-            self.send(Start(self._structure, specs))
+            self._slots = slots_of(file_descriptor, specs, self._num_slots)
+            self._send((self._like, specs))
             reduction.send_handle(self._connection, file_descriptor, os.getppid())
         finally:
             os.close(file_descriptor)
         return itertools.chain([first], elements)
 
-    def _run_epoch(self) -> None:
-        is_rebatched = self._setup.rebatched_size is not None
+    def _run_epoch(self, dataset: Any, elements: Iterator[Any]) -> None:
+        """Fill each slot with one element, or with rows of as many as it takes."""
+        size, num_filled = self._rebatched_size, 0
         self._has_delivered = False
         self._wait_for_slot()
-        (self._fill_rebatched if is_rebatched else self._fill)(self._elements)
-        # An epoch without data isn't repeated unasked: that would never pause.
-        is_idle = not (self._setup.load_indefinitely and self._has_delivered)
-        self.send(Reply(self._generation, is_idle=is_idle))
-        while is_idle:
-            self._receive(wait=True)
-
-    def _fill(self, elements: Iterable[Any]) -> None:
-        """Fill each slot with one element."""
         for element in elements:
-            sources = self._structure.tensors(element)
-            for target, source in zip(self._slots[self._slot], sources):
-                target.copy_(source)
-            self._deliver(None)
-            self._wait_for_slot()
-
-    def _fill_rebatched(self, elements: Iterable[Any]) -> None:
-        """Fill each slot with rows of as many elements as it takes."""
-        size = self._setup.rebatched_size or 0
-        num_filled = 0
-        for element in elements:
-            sources = self._structure.tensors(element)
-            num_rows = _common_rows(sources, size)
-            num_taken = 0
+            sources = _tensors_of(element, self._like, len(self._slots[0]))
+            if size is None:
+                for target, source in zip(self._slots[self._slot], sources):
+                    target.copy_(source)
+                self._deliver(None)
+                self._wait_for_slot()
+                continue
+            num_rows, num_taken = _common_rows(sources, size), 0
             while num_taken < num_rows:
                 count = min(num_rows - num_taken, size - num_filled)
                 for target, source in zip(self._slots[self._slot], sources):
@@ -700,14 +632,19 @@ class _Worker:
                     self._deliver(None)
                     self._wait_for_slot()
                     num_filled = 0
-        if num_filled and not getattr(self._dataset, "rebatched_drop_last", True):
+        if num_filled and not getattr(dataset, "rebatched_drop_last", True):
             self._deliver(num_filled)
+        # An epoch without data isn't repeated unasked: that would never pause.
+        is_idle = not (self._load_indefinitely and self._has_delivered)
+        self._send(Reply(self._generation, is_idle=is_idle))
+        while is_idle:
+            self._receive(wait=True)
 
     def _deliver(self, num_rows: int | None) -> None:
-        self.send(Reply(self._generation, self._slot, num_rows))
+        self._send(Reply(self._generation, self._slot, num_rows))
         self._has_delivered = True
         self._num_free -= 1
-        self._slot = (self._slot + 1) % self._setup.num_slots
+        self._slot = (self._slot + 1) % self._num_slots
         while self._is_held:
             self._receive(wait=True)
 
@@ -716,7 +653,7 @@ class _Worker:
         while self._receive(wait=self._num_free == 0):
             pass
 
-    def send(self, reply: Start | Reply | None) -> None:
+    def _send(self, reply: Any) -> None:
         """Send a reply; None says that this process fails."""
         try:
             self._connection.send(reply)
@@ -734,7 +671,7 @@ class _Worker:
             while not self._connection.poll(0):
                 if not wait:
                     return False
-                if not self._setup.is_spinning:
+                if not self._is_spinning:
                     break
             request: Request = self._connection.recv()
         except (EOFError, ConnectionError) as error:
