@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from ipufit.emulator._layout.layout import (
     synthetic_inputs,
     unwritten_outputs,
 )
-from ipufit.emulator._layout.pod import Lease, Target
+from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import ReplicaGroups
 from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
 from ipufit.emulator._options.options import Options
@@ -178,7 +178,7 @@ class Device:
     Args:
         executable: The model. Its host weights are uploaded from, and downloaded to.
         options: The executor's options.
-        lease: The IPUs; given back when the device is released.
+        lease: Gives the IPUs back.
         rng: The device's random state.
         optimizer: Updates the weights; None for inference.
         processes: The processes that train the model; None if it is this one alone.
@@ -188,7 +188,7 @@ class Device:
         self,
         executable: Executable,
         options: Options,
-        lease: Lease,
+        lease: Callable[[], Any],
         rng: DeviceRng,
         optimizer: OptimizerSync | None,
         processes: Processes | None = None,
@@ -226,7 +226,7 @@ class Device:
                     if processes is not None and settings.rounds_at_random:
                         self._device_optimizer.random = CommonRandom(processes)
         except Exception:
-            lease.end()
+            lease()
             raise
         sums = None if processes is None else GradientSums(processes)
         self._gradients = Gradients(options, layout, self._weights, sums)
@@ -235,7 +235,7 @@ class Device:
         """Keep the optimizer's state on the host, and give the IPUs back."""
         if self._optimizer is not None:
             self._optimizer.detach()
-        self._lease.end()
+        self._lease()
 
     def download(self) -> None:
         """Copy the device's weights to the host; with synthetic data none comes back.

@@ -109,27 +109,6 @@ def compile_model(
     )
 
 
-def check_inference_options(options: Options) -> None:
-    """Refuse options that make inference accumulate gradients.
-
-    Raises:
-        Error: Gradient accumulation isn't 1.
-    """
-    if options.Training.gradient_accumulation == 1:
-        return
-    hint = ""
-    if is_pipelined(options._execution_strategy):
-        hint = (
-            " Use poptorch.Options().deviceIterations to process a sufficient number "
-            "of batches each run for pipelined execution instead."
-        )
-    raise createPoptorchError(
-        "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave "
-        "it as its default value (1) when running a poptorch.inferenceModel()."
-        f"{hint} It is {options.Training.gradient_accumulation}."
-    )
-
-
 def checks_of_program(
     program: Program, layout: Layout, options: Options, *, is_training: bool
 ) -> Iterator[Callable[[], None]]:

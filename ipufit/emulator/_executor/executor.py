@@ -22,7 +22,6 @@ from ipufit.emulator._device.device import (
     PerfCounters,
 )
 from ipufit.emulator._executor.compiling import (
-    check_inference_options,
     compile_model,
 )
 from ipufit.emulator._executor.printing import module_repr
@@ -42,11 +41,12 @@ from ipufit.emulator._executor.wrapping import (
 )
 from ipufit.emulator._layout.device_rng import DeviceRng, check_rng_state
 from ipufit.emulator._layout.layout import Layout
-from ipufit.emulator._layout.pod import Lease
+from ipufit.emulator._layout.pod import lease
 from ipufit.emulator._layout.replica_groups import GroupedParameters, Grouping
 from ipufit.emulator._optimizers.optimizer_sync import NOT_COMPILED, OptimizerSync
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._options.settings import Settings
+from ipufit.emulator._options.strategies import is_pipelined
 from ipufit.emulator._processes import (
     Processes,
     broadcast_weights,
@@ -335,7 +335,7 @@ class PoplarExecutor:
             self._device = Device(
                 executable,
                 self._options,
-                Lease(self, target.num_ipus, target.first_ipu),
+                lease(self, target.num_ipus, target.first_ipu),
                 self._rng,
                 self._optimizer,
                 processes,
@@ -1136,8 +1136,19 @@ def _own_options(options: Options | None, *, is_training: bool) -> Options:
     if own.defaultOutputMode():
         own.outputMode(OutputMode.Final if is_training else OutputMode.All)
     resolve_modes(own)
-    if not is_training:
-        check_inference_options(own)
+    if not is_training and own.Training.gradient_accumulation != 1:
+        hint = ""
+        if is_pipelined(own._execution_strategy):
+            hint = (
+                " Use poptorch.Options().deviceIterations to process a sufficient "
+                "number of batches each run for pipelined execution instead."
+            )
+        raise createPoptorchError(
+            "You must set poptorch.Options().Training.gradientAccumulation to 1 or "
+            "leave it as its default value (1) when running a "
+            f"poptorch.inferenceModel().{hint} It is "
+            f"{own.Training.gradient_accumulation}."
+        )
     own._freeze()
     return own
 
@@ -1273,7 +1284,9 @@ def load(
         executor = trainingModel(saved["model"], options, saved["optimizer"])
     else:
         executor = inferenceModel(saved["model"], options)
-    executor._groupings.add_by_name(executor.model, saved["groupings"])
+    weights = named_weights(executor.model)
+    for name, grouping in saved["groupings"].items():
+        executor._groupings.add(weights[name], grouping)
     executor._load(file)
     if metadata["rng_state"] is not None:
         executor.rng_state = metadata["rng_state"]

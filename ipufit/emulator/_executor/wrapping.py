@@ -17,7 +17,7 @@ import contextlib
 import copy
 import itertools
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Protocol
+from typing import Any, Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -41,12 +41,6 @@ def is_wrapped(item: object) -> bool:
         (True, True)
     """
     return hasattr(type(item), _PLAIN)
-
-
-def register_wrapper_class(wrapper: type[Any]) -> None:
-    """Let instances of a new wrapper class be copied, pickled and unwrapped."""
-    setattr(wrapper, _PLAIN, wrapper.__bases__[0])
-    wrapper.__reduce_ex__ = _reduced  # type: ignore[assignment]
 
 
 def unwrap(item: Any) -> Any:
@@ -138,20 +132,7 @@ def _reduced(item: Any, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, .
     return rewrap, (twin,)
 
 
-class TrainingExecutor(Protocol):
-    """The training executor of a wrapped module, as the wrapper classes use it."""
-
-    @property
-    def _host_weights_version(self) -> Any: ...
-
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """Fetch the weights if the host's are out of date."""
-
-    def destroy(self) -> None:
-        """Fetch the weights and unwrap the module."""
-
-
-def wrap_module(module: torch.nn.Module, executor: TrainingExecutor) -> None:
+def wrap_module(module: torch.nn.Module, executor: Any) -> None:
     """Give a module and its weights the wrapper classes of a training executor.
 
     Args:
@@ -178,16 +159,18 @@ def wrap_module(module: torch.nn.Module, executor: TrainingExecutor) -> None:
     module_class = _module_class(type(module), reference)
     module.__class__ = module_class
     for wrapper in (module_class, parameter_class, buffer_class):
-        register_wrapper_class(wrapper)
+        # Its instances can be unwrapped, copied and pickled.
+        setattr(wrapper, _PLAIN, wrapper.__bases__[0])
+        wrapper.__reduce_ex__ = _reduced  # type: ignore[method-assign]
 
 
-def _fetch(reference: weakref.ReferenceType[TrainingExecutor]) -> bool:
+def _fetch(reference: weakref.ReferenceType[Any]) -> bool:
     executor = reference()
-    return executor is not None and executor.copyWeightsToHostIfNeeded()
+    return executor is not None and bool(executor.copyWeightsToHostIfNeeded())
 
 
 def _weight_class(
-    base: type[Tensor], name: str, reference: weakref.ReferenceType[TrainingExecutor]
+    base: type[Tensor], name: str, reference: weakref.ReferenceType[Any]
 ) -> type[Tensor]:
     """Make a subclass of `base` whose attributes are read after a fetch.
 
@@ -212,7 +195,7 @@ def _weight_class(
 
 def _module_class(
     original: type[torch.nn.Module],
-    reference: weakref.ReferenceType[TrainingExecutor],
+    reference: weakref.ReferenceType[Any],
 ) -> type[torch.nn.Module]:
     """Make a subclass of the user's class whose weights are fetched when read."""
 

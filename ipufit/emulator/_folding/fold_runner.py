@@ -70,39 +70,27 @@ def choose_runner(
 
     `groups` are the weights that differ between groups of replicas.
     """
-    reason = _reason_to_loop(program, layout, settings, groups)
-    if reason is None:
-        return FoldRunner(program)
-    logger.debug("Micro-batches run one after the other: %s", reason)
-    return Runner()
-
-
-def _reason_to_loop(
-    program: Program,
-    layout: Layout,
-    settings: Settings,
-    groups: Mapping[str, ReplicaGroups],
-) -> str | None:
-    if not folds():
-        return "folds are turned off"
-    if layout.steps * layout.replicas == 1:
-        return "there is one only"
-    if groups:
-        return "replicas have weights of their own"
-    if layout.input_groups != layout.replicas:
-        return "replicas share inputs"
-    if settings.rounds_at_random:
-        return "rounding is stochastic"
-    if settings.stops_at_exceptions:
-        return "it is to stop at floating-point exceptions"
-    if program.is_random:
-        return "the program draws random numbers"
-    if program.updated_weights or program.volatile_weights or program.written_inputs:
-        return "the program writes to its buffers or inputs"
-    if program.num_inputs == 0:
-        return "there are no inputs"
-    operations = (original(node.target) for node in program.graph.graph.nodes)
-    return next(filter(None, map(_LOOPED_OPERATIONS.get, operations)), None)
+    writes = program.updated_weights or program.volatile_weights
+    reasons: dict[str, object] = {
+        "folds are turned off": not folds(),
+        "there is one only": layout.steps * layout.replicas == 1,
+        "replicas have weights of their own": groups,
+        "replicas share inputs": layout.input_groups != layout.replicas,
+        "rounding is stochastic": settings.rounds_at_random,
+        "it is to stop at floating-point exceptions": settings.stops_at_exceptions,
+        "the program draws random numbers": program.is_random,
+        "the program writes to its buffers or inputs": writes or program.written_inputs,
+        "there are no inputs": program.num_inputs == 0,
+    }
+    for node in program.graph.graph.nodes:
+        reason = _LOOPED_OPERATIONS.get(original(node.target))
+        if reason is not None:
+            reasons[reason] = True
+    for reason, is_given in reasons.items():
+        if is_given:
+            logger.debug("Micro-batches run one after the other: %s", reason)
+            return Runner()
+    return FoldRunner(program)
 
 
 class FoldRunner(Runner):
@@ -122,8 +110,14 @@ class FoldRunner(Runner):
 
     def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
         """Run the micro-batches of an update, or of an inference call."""
+        count = len(indices)
         # Only the loop has the gradients of each micro-batch.
-        sizes = () if call.watch is not None else self._sizes(call, len(indices))
+        if call.watch is not None or self._is_looped or count < 2:
+            sizes: tuple[int, ...] = ()
+        else:
+            if count not in self._sizes_of:
+                self._sizes_of[count] = self._choose_sizes(call, count)
+            sizes = self._sizes_of[count]
         if not sizes:
             super().run_micro_batches(call, indices, collect)
         elif self._verified.issuperset(sizes):
@@ -132,15 +126,8 @@ class FoldRunner(Runner):
         else:
             self._verify(call, sizes, indices, collect)
 
-    def _sizes(self, call: Call, count: int) -> tuple[int, ...]:
-        """The numbers of micro-batches to run at once; nothing for the loop."""
-        if self._is_looped or count < 2:
-            return ()
-        if count not in self._sizes_of:
-            self._sizes_of[count] = self._choose_sizes(call, count)
-        return self._sizes_of[count]
-
     def _choose_sizes(self, call: Call, count: int) -> tuple[int, ...]:
+        """Choose the numbers of micro-batches to run at once; nothing for the loop."""
         if any(t.dtype == torch.float16 for t in call.weights.trained.values()):
             self._loop_from_now_on("one backward pass would add up in float16")
             return ()
@@ -155,7 +142,13 @@ class FoldRunner(Runner):
             return ()
         num_folds = -(-count // min(count, most))
         size, longer = divmod(count, num_folds)
-        _keep_freed_memory(of_one * (size + bool(longer)))
+        # Have the C library keep the memory that one fold frees for the next. glibc
+        # gives what is free at the end of the heap back to the system, and clears it
+        # again for each fold: a quarter of its time, measured. Whenever a block is
+        # freed that is larger than all before, up to 32 MiB, it keeps twice as much
+        # from then on (mallopt(3), `M_MMAP_THRESHOLD`). So one is, unwritten.
+        num_bytes = of_one * (size + bool(longer))
+        torch.empty(min(num_bytes, _LARGEST_BLOCK), dtype=torch.uint8)
         return (size + 1,) * longer + (size,) * (num_folds - longer)
 
     def _run_folds(
@@ -172,20 +165,17 @@ class FoldRunner(Runner):
             replica = first % call.layout.replicas
             arguments = [*call.weights.arguments[replica], *rows]
             with torch.set_grad_enabled(call.optimizer is not None):
-                results = self._fold(size, arguments)(*arguments)
+                if size not in self._folds:
+                    module: Any = self._program.run
+                    count = len(self._program.weight_names)
+                    self._folds[size] = fold(module.__self__, arguments, count, size)
+                results = self._folds[size](*arguments)
             if call.optimizer is not None and call.gradients is not None:
                 factor = call.optimizer.loss_scale_factor
                 results = call.gradients.add(results, factor)
             call.inputs.note_fold(started, size)
             yield first, tuple(result.detach() for result in results)
             first += size
-
-    def _fold(self, size: int, arguments: list[Tensor]) -> Forward:
-        if size not in self._folds:
-            program: Any = self._program.run
-            num_weights = len(self._program.weight_names)
-            self._folds[size] = fold(program.__self__, arguments, num_weights, size)
-        return self._folds[size]
 
     def _verify(
         self,
@@ -199,7 +189,9 @@ class FoldRunner(Runner):
         num_taken = len(taken)
         looped: list[Results] = []
         super().run_micro_batches(
-            call, indices, lambda _, results: looped.append(_detached(results))
+            call,
+            indices,
+            lambda _, results: looped.append(tuple(r.detach() for r in results)),
         )
         loop_taken, gradients = taken[num_taken:], [t.grad for t in trained]
         del taken[num_taken:]
@@ -281,10 +273,6 @@ def _give(call: Call, first: int, results: Results, collect: Collect) -> None:
         collect(index, of_one)
 
 
-def _detached(results: Results) -> Results:
-    return tuple(tensor.detach() for tensor in results)
-
-
 def _largest(tensor: Tensor | None) -> float:
     if tensor is None or tensor.numel() == 0 or not tensor.is_floating_point():
         return 0.0
@@ -315,21 +303,6 @@ class _Memory(DispatchMode):
                 self.total += storage.nbytes()
                 alive = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
                 self._alive[storage.data_ptr()] = alive
-        self._alive = {p: a for p, a in self._alive.items() if not _is_gone(a[0])}
+        self._alive = {p: a for p, a in self._alive.items() if not a[0].expired()}  # type: ignore[no-untyped-call]
         self.most = max(self.most, sum(size for _, size in self._alive.values()))
         return result
-
-
-def _is_gone(storage: StorageWeakRef) -> bool:
-    return bool(storage.expired())  # type: ignore[no-untyped-call]
-
-
-def _keep_freed_memory(num_bytes: int) -> None:
-    """Have the C library keep the memory that one fold frees for the next.
-
-    glibc gives what is free at the end of the heap back to the system, and clears it
-    again for each fold: a quarter of its time, measured. Whenever a block is freed that
-    is larger than all before, up to 32 MiB, it keeps twice as much from then on
-    (mallopt(3), `M_MMAP_THRESHOLD`). So one is, without being written to.
-    """
-    torch.empty(min(num_bytes, _LARGEST_BLOCK), dtype=torch.uint8)

@@ -15,7 +15,7 @@ import os
 import time
 import weakref
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Callable
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import is_on
@@ -118,19 +118,13 @@ POD = Pod()
 """The pod of this process."""
 
 
-class Lease:
-    """IPUs held by one owner, given back when the owner is garbage.
+def lease(owner: object, count: int, first: int | None = None) -> Callable[[], Any]:
+    """Hold IPUs for an owner until it is garbage, or until the result is called.
 
     Args:
         first: Number of the first IPU; None takes any.
     """
-
-    def __init__(self, owner: object, count: int, first: int | None = None) -> None:
-        self._release = weakref.finalize(owner, POD.release, POD.acquire(count, first))
-
-    def end(self) -> None:
-        """Give the IPUs back; does nothing the second time."""
-        self._release()
+    return weakref.finalize(owner, POD.release, POD.acquire(count, first))
 
 
 @dataclass(frozen=True)

@@ -126,14 +126,6 @@ class GroupedParameters:
         """Have the next compilation group a parameter; the last grouping counts."""
         self._groupings.append((parameter, grouping))
 
-    def add_by_name(
-        self, module: torch.nn.Module, groupings: Mapping[str, Grouping]
-    ) -> None:
-        """Group parameters of a module; the reverse of `by_name`."""
-        weights = named_weights(module)
-        for name, grouping in groupings.items():
-            self.add(weights[name], grouping)
-
     def by_name(self, module: torch.nn.Module) -> dict[str, Grouping]:
         """Map the names of grouped parameters in `module` to their groupings."""
         return {
@@ -157,33 +149,30 @@ class GroupedParameters:
             for name, grouping in self.by_name(module).items()
         }
         for name, groups in resolved.items():
-            _check_rows(name, weights[name], groups)
+            weight, rows = weights[name], len(groups.returned)
+            if weight.dim() == 0:
+                raise createPoptorchError(
+                    "Scalars cannot be passed as per-replica weight tensor values: "
+                    f"parameter {name} has no dimension for its {groups.count} groups "
+                    "of replicas."
+                )
+            if weight.shape[0] != rows:
+                raise createPoptorchError(
+                    f"Parameter {name} is of shape {tuple(weight.shape)}, but its "
+                    f"first dimension must be {rows}: its replicas form {groups.count} "
+                    f"groups, and {rows} values are read back."
+                )
+            if not weight.is_contiguous():
+                raise createPoptorchError(
+                    f"Parameter {name} differs between replicas, so it must be "
+                    "contiguous: create it from `tensor.contiguous()`."
+                )
+            if not weight.is_floating_point():
+                raise createPoptorchError(
+                    f"Parameter {name} is of {weight.dtype}, which is compiled in: "
+                    "only floating-point parameters can differ between replicas."
+                )
         return resolved
-
-
-def _check_rows(name: str, weight: Tensor, groups: ReplicaGroups) -> None:
-    if weight.dim() == 0:
-        raise createPoptorchError(
-            "Scalars cannot be passed as per-replica weight tensor values: parameter "
-            f"{name} has no dimension for its {groups.count} groups of replicas."
-        )
-    rows = len(groups.returned)
-    if weight.shape[0] != rows:
-        raise createPoptorchError(
-            f"Parameter {name} is of shape {tuple(weight.shape)}, but its first "
-            f"dimension must be {rows}: its replicas form {groups.count} groups, and "
-            f"{rows} values are read back."
-        )
-    if not weight.is_contiguous():
-        raise createPoptorchError(
-            f"Parameter {name} differs between replicas, so it must be contiguous: "
-            f"create it from `tensor.contiguous()`."
-        )
-    if not weight.is_floating_point():
-        raise createPoptorchError(
-            f"Parameter {name} is of {weight.dtype}, which is compiled in: only "
-            "floating-point parameters can differ between replicas."
-        )
 
 
 @contextlib.contextmanager

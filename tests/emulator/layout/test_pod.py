@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._layout.pod import POD, Lease, Pod
+from ipufit.emulator._layout.pod import POD, Pod, lease
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def test_a_lease_ends_once_and_with_its_owner():
 
     owner = Owner()
     before = set(POD._held)
-    lease = Lease(owner, 2)
+    end = lease(owner, 2)
     assert len(POD._held - before) == 2
-    lease.end()
-    lease.end()
+    end()
+    end()
     assert before == POD._held
-    lease = Lease(owner, 2)
+    lease(owner, 2)
     del owner
     gc.collect()
     assert before == POD._held
