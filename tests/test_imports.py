@@ -34,7 +34,7 @@ BY_CALLBACKS = {
     "ipufit.callbacks.tensorboard",
 }
 TO_RUN = {
-    "ipufit.emulator._folding.fold_runner",
+    "ipufit.emulator._folding.fold",
     "ipufit.emulator._program.program",
     "ipufit.emulator._tracing.tracer",
     "ipufit.emulator._executor.executor",

@@ -1148,7 +1148,7 @@ def test_nothing_is_folded_if_two_micro_batches_are_too_large():
 
 @pytest.mark.parametrize("wrong", ["results", "gradients"])
 def test_a_fold_that_differs_from_the_loop_is_never_used(wrong, monkeypatch):
-    home = "ipufit.emulator._folding.fold_runner.fold"
+    home = "ipufit.emulator._folding.fold.fold"
     fold = pytest.importorskip("ipufit.emulator._folding.fold").fold
 
     def wrongly_folded(*given):

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled model that holds IPUs: its weights, its optimizer, and its calls."""
+"""A compiled model that holds IPUs: weights, gradients, and calls on micro-batches.
+
+Nothing here is shared with the host's module. Weights move only through `upload`
+and `download`, so that a copy which a script forgets is missing here as it would be
+on a pod.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
+from torch._C import _set_grad_enabled
 
-from ipufit.emulator._device.loop import Call, DeviceWeights, Gradients, Runner, Watch
 from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._ground.torch_extras import device_tensor
 from ipufit.emulator._layout.device_rng import DeviceRng
 from ipufit.emulator._layout.layout import (
     Inputs,
@@ -22,16 +29,441 @@ from ipufit.emulator._layout.layout import (
     unwritten_outputs,
 )
 from ipufit.emulator._layout.pod import Target
-from ipufit.emulator._layout.replica_groups import ReplicaGroups
+from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
+from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer
 from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
-from ipufit.emulator._options.options import Options
-from ipufit.emulator._options.settings import Settings
+from ipufit.emulator._optimizers.settings import OptimizerSettings
+from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._processes import CommonRandom, GradientSums, Processes
-from ipufit.emulator._program.anchors import Anchors
+from ipufit.emulator._program.anchors import UPDATED, Anchors, snapshot
 from ipufit.emulator._program.args import CallArguments
+from ipufit.emulator._program.floating_point import refuse_bad_gradients
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._tracing.half import rounding
-from ipufit.emulator.enums import OutputMode
+from ipufit.emulator.enums import MeanReductionStrategy, OutputMode, ReductionType
+
+Results = Tuple[Tensor, ...]
+"""Tensors that a program returns for one micro-batch."""
+
+Collect = Callable[[int, Results], None]
+"""Takes the index of a micro-batch and its results."""
+
+
+class DeviceWeights:
+    """The weights of one model on its replicas.
+
+    Parameters are equal on all replicas, so they are stored once; grouped ones once
+    for each group. A buffer that the program changes has a copy of its own on each.
+
+    Args:
+        program: Has the names of the weights, and which of them it changes.
+        host: Host tensors by name; their values are uploaded.
+        replicas: The number of replicas.
+        groups: The weights, by name, that differ between groups of replicas.
+
+    Attributes:
+        trained: The weights that have gradients, with one element for each group of
+            a grouped weight.
+        groups_of_elements: For each of these elements the number of groups.
+        arguments: For each replica the weights in the order of the program.
+        is_volatile: Whether the program changes integer weights: `fresh_arguments`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        host: dict[str, Tensor],
+        replicas: int,
+        groups: Mapping[str, ReplicaGroups],
+    ) -> None:
+        self._volatile = [name in program.volatile_weights for name in host]
+        self.is_volatile = any(self._volatile)
+        self._groups = groups
+        self._used = program.used_weights
+        self._replicas: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
+        self.trained: dict[str, Tensor] = {}
+        self.groups_of_elements: dict[str, int] = {}
+        for name in program.weight_names:
+            wants_grad = host[name].requires_grad and host[name].is_floating_point()
+            is_trained = program.has_loss and wants_grad
+            elements = [
+                device_tensor(value, copy=True).requires_grad_(is_trained)
+                for value in self._elements(name, host)
+            ]
+            is_own = name in program.updated_weights and not is_trained
+            for replica, weights in enumerate(self._replicas):
+                element = elements[self._group(name, replica)]
+                weights[name] = element.clone() if is_own else element
+            if is_trained and name in groups:
+                keys = [element_name(name, group) for group in range(len(elements))]
+                self.trained.update(zip(keys, elements))
+                self.groups_of_elements.update(dict.fromkeys(keys, len(elements)))
+            elif is_trained:
+                self.trained[name] = elements[0]
+        self.arguments = [list(weights.values()) for weights in self._replicas]
+
+    def _elements(self, name: str, host: dict[str, Tensor]) -> list[Tensor]:
+        """Give the host's value for each group of replicas; one without groups."""
+        value = host[name].detach()
+        groups = self._groups.get(name)
+        if groups is None:
+            return [value]
+        return [value[groups.row(group)] for group in range(groups.count)]
+
+    def _group(self, name: str, replica: int) -> int:
+        return self._groups[name].members[replica] if name in self._groups else 0
+
+    def of_replicas(self, name: str) -> list[Tensor]:
+        """The tensors of one weight, replica by replica."""
+        return [weights[name] for weights in self._replicas]
+
+    def fresh_arguments(self, replica: int) -> list[Tensor]:
+        """Copy the weights that the program changes but the device doesn't keep."""
+        pairs = zip(self.arguments[replica], self._volatile)
+        return [tensor.clone() if changes else tensor for tensor, changes in pairs]
+
+    @torch.no_grad()
+    def upload(self, host: dict[str, Tensor]) -> None:
+        """Copy the values of some or all of the host's weights to the device."""
+        for name in host:
+            elements = self._elements(name, host)
+            for replica, weights in enumerate(self._replicas):
+                element = elements[self._group(name, replica)]
+                weights[name].copy_(device_tensor(element))
+
+    @torch.no_grad()
+    def download(self, host: dict[str, Tensor]) -> None:
+        """Write the values of the first replica, or group by group, to the host."""
+        for name, tensor in self._replicas[0].items():
+            target = host[name].detach()
+            if name not in self._used:
+                continue
+            if name in self._groups:
+                for row, replica in enumerate(self._groups[name].returned):
+                    target[row].copy_(self._replicas[replica][name])
+            else:
+                target.copy_(tensor)
+
+
+class Gradients:
+    """Computes gradients, adds up those of an update, and takes their sum or mean.
+
+    A mean of P processes divides by P * G * R: each gradient before it is added
+    (`Running`), or their sum afterwards (`Post`). The running mean of a group of
+    replicas divides by G and the size of the group (PopART, `optimizerdecompose.cpp`).
+
+    Args:
+        options: The executor's options.
+        layout: Has G and R.
+        weights: The device's weights.
+        sums: Adds gradients up over processes; None if there is one.
+
+    Attributes:
+        share: Divides the gradients of a micro-batch where they are made.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        layout: Layout,
+        weights: DeviceWeights,
+        sums: GradientSums | None,
+    ) -> None:
+        training = options.Training
+        strategy = training.meanAccumulationAndReplicationReductionStrategy
+        reduction = training.accumulation_and_replication_reduction_type
+        is_mean = reduction == ReductionType.Mean
+        is_running = is_mean and strategy == MeanReductionStrategy.Running
+        replicas = layout.replicas * options.Distributed.numProcesses
+        divisor = layout.gradient_accumulation * replicas if is_mean else 1
+        self.share = divisor if is_running else 1
+        self._divisor = 1 if is_running else divisor
+        self._factors = weights.groups_of_elements if is_running else {}
+        self._trained = weights.trained
+        self._halves = {n for n, t in self._trained.items() if t.dtype == torch.float16}
+        self._is_checked = Settings.of(options).stops_at_exceptions
+        self._sums = sums
+        self._settings: OptimizerSettings | None = None
+        self._scale = 1.0
+        self._accum_type = torch.float32
+        self._accumulated: dict[str, Tensor] = {}
+        self._backward = find_backward()
+        self._seed = torch.empty(())
+        self._seed_key: tuple[object, ...] = ()
+
+    def begin(self, settings: OptimizerSettings) -> None:
+        """Begin a call, and drop the gradients of one that failed midway.
+
+        Args:
+            settings: Their loss scaling multiplies the losses, and the optimizer
+                divides it out. float16 gradients are added up in their `accum_type`.
+        """
+        if settings is not self._settings:
+            self._settings = settings
+            self._scale = settings.loss_scaling.value / self.share
+            self._accum_type = settings.accum_type
+        self._accumulated.clear()
+        for tensor in self._trained.values():
+            tensor.grad = None
+
+    def add(self, results: Results, factor: float) -> Results:
+        """Take the loss from the results of a program, and add its gradients.
+
+        Args:
+            results: The last one is the loss of a micro-batch, or the losses of some.
+            factor: Scales it besides the loss scaling.
+        """
+        *others, loss = results
+        if not loss.requires_grad:  # nothing is trained
+            return tuple(others)
+        key = self._scale * factor, loss.dtype, loss.shape
+        if key != self._seed_key:
+            self._seed, self._seed_key = torch.full_like(loss, key[0]), key
+        self._backward(loss, self._seed)
+        # torch would add them up in float16; a device does as `accum_type` says.
+        for name in self._halves:
+            tensor = self._trained[name]
+            if tensor.grad is not None:
+                gradient = tensor.grad.to(self._accum_type)
+                tensor.grad = None
+                if name in self._accumulated:
+                    self._accumulated[name] += gradient
+                else:
+                    self._accumulated[name] = gradient
+        return tuple(others)
+
+    def take(self) -> dict[str, Tensor | None]:
+        """Give the reduced gradients by name; the next update starts from nothing."""
+        gradients: dict[str, Tensor | None] = {}
+        for name, tensor in self._trained.items():
+            gradients[name] = tensor.grad
+            tensor.grad = None
+        if self._accumulated:
+            gradients.update(self._accumulated)
+            self._accumulated.clear()
+        if self._sums is not None:
+            self._sums.add_up(gradients, self._divisor)
+        for name, factor in self._factors.items():
+            gradient = gradients[name]
+            if gradient is not None:
+                gradient.mul_(factor)
+        if self._divisor != 1 and self._sums is None:
+            present = [g for g in gradients.values() if g is not None]
+            if present:
+                torch._foreach_div_(present, float(self._divisor))
+        if self._is_checked:
+            refuse_bad_gradients(gradients)
+        return gradients
+
+
+@functools.lru_cache(maxsize=None)
+def find_backward() -> Callable[[Tensor, Tensor], None]:
+    """Find a function that adds the gradients of a loss to the `grad` of weights.
+
+    `torch.autograd.backward` looks at its arguments for as long as the whole backward
+    pass of a small network takes. Here they are always one loss, and one gradient of
+    its shape, so torch's engine gets them as they are, if it takes these arguments: it
+    is no public API.
+    """
+    try:
+        engine = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined,unused-ignore]
+
+        def backward(loss: Tensor, gradient: Tensor) -> None:
+            engine(
+                (loss,),
+                (gradient,),
+                False,  # keep the graph
+                False,  # make one of this pass
+                (),  # into the leaves
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
+
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = torch.ones((), requires_grad=True)
+            backward(torch.mul(leaf, 2.0), torch.ones(()))
+    except (AttributeError, TypeError):
+        return torch.autograd.backward
+    is_right = leaf.grad is not None and float(leaf.grad) == 2.0
+    return backward if is_right else torch.autograd.backward
+
+
+class Watch:
+    """Sees the anchored gradients and updates of one call of a training model.
+
+    A gradient is that of one micro-batch on one replica: before gradients are
+    accumulated or reduced, and multiplied by the loss scaling, as the tensor of this
+    name is on a device (PopART, `tensornames.hpp`). What an update leaves is the same
+    for all micro-batches that it is made of.
+
+    Use it as a context manager around the call.
+
+    Args:
+        anchors: The tensors to see.
+        weights: The device's weights.
+        groups: The weights, by name, that differ between groups of replicas.
+        num_replicas: The number of replicas.
+        gradients: Collects the gradients of each micro-batch.
+        updates: Collects the updated tensors, for each micro-batch too.
+        share: The divisor of gradients for a running mean, which is taken out again.
+    """
+
+    def __init__(
+        self,
+        anchors: Anchors,
+        weights: DeviceWeights,
+        groups: Mapping[str, ReplicaGroups],
+        num_replicas: int,
+        gradients: Outputs,
+        updates: Outputs,
+        share: float,
+    ) -> None:
+        self._anchors = anchors
+        self._weights = weights
+        self._groups = groups
+        self._num_replicas = num_replicas
+        self._gradients = gradients
+        self._updates = updates
+        self._share = share
+        self._latest: dict[str, Tensor] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> Watch:
+        for name in set(self._anchors.gradients.values()):
+            elements = {id(t): t for t in self._weights.of_replicas(name)}
+            for element in elements.values():
+                hook = element.register_hook(self._keep(name))  # type: ignore[no-untyped-call,unused-ignore]
+                self._hooks.append(hook)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keep(self, name: str) -> Callable[[Tensor], None]:
+        def keep(gradient: Tensor) -> None:
+            self._latest[name] = gradient
+
+        return keep
+
+    def saw_micro_batch(self, step: int, replica: int) -> None:
+        """Take the gradients of one micro-batch; zeros where none was computed."""
+        values: list[Tensor] = []
+        for name in self._anchors.gradients.values():
+            gradient = self._latest.get(name)
+            if gradient is None:
+                gradient = torch.zeros_like(self._weights.of_replicas(name)[replica])
+            # A copy in any case: torch goes on adding to this memory.
+            values.append(torch.mul(gradient, self._share))
+        self._gradients.add(step, replica, tuple(values))
+
+    def saw_update(self, steps: range, optimizer: DeviceOptimizer) -> None:
+        """Take the tensors that the update of the micro-batches of `steps` has left."""
+        if not self._anchors.after_updates:
+            return
+        tensors = optimizer.tensors()
+        values = [
+            [snapshot(value) for value in self._of_replicas(name, tensors)]
+            for name in self._anchors.after_updates.values()
+        ]
+        for step in steps:
+            for replica, of_replica in enumerate(zip(*values)):
+                self._updates.add(step, replica, of_replica)
+
+    def _of_replicas(self, name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        if name.startswith(UPDATED):
+            return self._weights.of_replicas(name[len(UPDATED) :])
+        for weight, groups in self._groups.items():
+            if name.endswith(f"___{weight}"):
+                return [tensors[element_name(name, g)] for g in groups.members]
+        return [tensors[name]] * self._num_replicas
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All collected tensors, by the user's names."""
+        return {
+            **dict(zip(self._anchors.gradients, self._gradients.tensors())),
+            **dict(zip(self._anchors.after_updates, self._updates.tensors())),
+        }
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call under way.
+
+    Attributes:
+        optimizer: Updates the weights; None for inference.
+        gradients: Gradients of the current update; None for inference.
+        watch: Sees the gradients of each micro-batch, and the tensors that each update
+            leaves; None if none of these is anchored.
+    """
+
+    program: Program
+    weights: DeviceWeights
+    layout: Layout
+    inputs: Inputs
+    outputs: Outputs
+    optimizer: DeviceOptimizer | None = None
+    gradients: Gradients | None = None
+    watch: Watch | None = None
+
+    def collect(self, index: int, results: Results) -> None:
+        """Take the results of a micro-batch, in the order of indices."""
+        step, replica = divmod(index, self.layout.replicas)
+        self.outputs.add(step, replica, results)
+        if self.watch is not None:
+            self.watch.saw_micro_batch(step, replica)
+
+
+class Runner:
+    """Runs the micro-batches of calls one after the other."""
+
+    def run(self, call: Call) -> None:
+        """Run a call: each micro-batch once, and in training D updates.
+
+        Each update accumulates the gradients of G micro-batches on each of R
+        replicas, reduces them, and steps the optimizer once (PopART,
+        `popprograms.cpp`).
+        """
+        optimizer, gradients, layout = call.optimizer, call.gradients, call.layout
+        if optimizer is None or gradients is None:
+            self.run_micro_batches(call, layout.micro_batches, call.collect)
+            return
+        size, replicas = layout.micro_batches_per_update, layout.replicas
+        for first in layout.micro_batches[::size]:
+            self.run_micro_batches(call, range(first, first + size), call.collect)
+            optimizer.step(gradients.take())
+            if call.watch is not None:
+                steps = range(first // replicas, (first + size) // replicas)
+                call.watch.saw_update(steps, optimizer)
+
+    def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
+        """Run the micro-batches of an update, or of an inference call.
+
+        Args:
+            call: Has the program, the weights, the rows, and takes gradients.
+            indices: All replicas of some steps.
+            collect: Called after each micro-batch.
+        """
+        replicas, run = call.layout.replicas, call.program.run
+        optimizer, gradients = call.optimizer, call.gradients
+        records = torch.is_grad_enabled()
+        try:
+            for index in indices:
+                rows = call.inputs.rows(*divmod(index, replicas))
+                weights = (
+                    call.weights.fresh_arguments(index % replicas)
+                    if call.weights.is_volatile
+                    else call.weights.arguments[index % replicas]
+                )
+                # Each time: the program may leave it otherwise.
+                _set_grad_enabled(optimizer is not None)
+                results = run(*weights, *rows)
+                if optimizer is not None and gradients is not None:
+                    results = gradients.add(results, optimizer.loss_scale_factor)
+                collect(index, results)
+        finally:
+            _set_grad_enabled(records)
+
 
 PerfCounters = Dict[str, List[List[float]]]
 Latency = Tuple[float, float, float]

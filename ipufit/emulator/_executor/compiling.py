@@ -11,7 +11,7 @@ import torch
 
 from ipufit.emulator._device.device import Executable
 from ipufit.emulator._executor.wrapping import unwrapped
-from ipufit.emulator._folding.fold_runner import choose_runner
+from ipufit.emulator._folding.fold import choose_runner
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
@@ -22,9 +22,8 @@ from ipufit.emulator._layout.replica_groups import (
 )
 from ipufit.emulator._ops.markers import check_overlap
 from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
-from ipufit.emulator._options.options import Options
+from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._options.popart_keys import validate_popart_options
-from ipufit.emulator._options.settings import Settings
 from ipufit.emulator._options.strategies import (
     ExecutionStrategy,
     ParallelPhasedExecution,

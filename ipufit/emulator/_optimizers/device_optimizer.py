@@ -18,7 +18,7 @@ from torch._C import _set_grad_enabled
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._optimizers.rules import STEP, State, WeightGroup, make_rule, wide
 from ipufit.emulator._optimizers.settings import OptimizerSettings
-from ipufit.emulator._options.settings import Settings
+from ipufit.emulator._options.options import Settings
 from ipufit.emulator.errors import Error
 
 _LOSS_SCALING = "lossScaling_FLOAT"

@@ -17,8 +17,7 @@ from ipufit.emulator._optimizers.settings import (
     check_replaceable,
     optimizer_log,
 )
-from ipufit.emulator._options.options import Options
-from ipufit.emulator._options.settings import Settings
+from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator.enums import MeanReductionStrategy
 from ipufit.emulator.errors import createPoptorchError
 from ipufit.emulator.optim import Optimizer as PoptorchOptimizer
