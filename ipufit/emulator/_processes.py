@@ -21,6 +21,8 @@ from ipufit.emulator._ground.switches import TIMEOUT_VARIABLE, process_timeout
 from ipufit.emulator.errors import createPoptorchError
 
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+_WHOLE_BYTES = 2**18  # of the tensors of all processes
+_PARTED_BYTES = 2**21
 
 
 class Processes:
@@ -195,14 +197,14 @@ def guard_forks() -> None:
 
     It is called once: what is registered stays.
     """
+
+    def let_threads_finish() -> None:
+        if dist.is_available() and dist.is_initialized():
+            time.sleep(0.005)
+            sys._current_frames()  # takes the lock, and so waits until it is free
+
     if sys.version_info < (3, 12) and hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_let_threads_finish)
-
-
-def _let_threads_finish() -> None:
-    if dist.is_available() and dist.is_initialized():
-        time.sleep(0.005)
-        sys._current_frames()  # takes the lock, and so waits until it is free
+        os.register_at_fork(before=let_threads_finish)
 
 
 def check_agreement(processes: Processes, facts: Mapping[str, object]) -> None:
@@ -330,7 +332,16 @@ class GradientSums:
         present = {n: value for n, value in gradients.items() if value is not None}
         names, values = list(present), list(present.values())
         if names != self._names:
-            self._check(sorted(names))
+            if self._names is None:
+                facts = {"the weights that have gradients": sorted(names)}
+                check_agreement(self._processes, facts)
+            elif sorted(names) != sorted(self._names):
+                others = sorted(set(names) ^ set(self._names))
+                raise createPoptorchError(
+                    "Several processes train, and some weights had a gradient in one "
+                    f"update but not in another: {', '.join(others)}. A stand-in for a "
+                    "custom operation must give the same inputs a gradient each time."
+                )
             self._names = names
             members: dict[torch.dtype, list[int]] = {}
             for index in sorted(range(len(names)), key=names.__getitem__):
@@ -343,58 +354,9 @@ class GradientSums:
             message.add_up(values, divisor)
         gradients.update(zip(names, values))
 
-    def _check(self, names: list[str]) -> None:
-        if self._names is None:
-            facts = {"the weights that have gradients": names}
-            check_agreement(self._processes, facts)
-        elif names != sorted(self._names):
-            others = sorted(set(names) ^ set(self._names))
-            raise createPoptorchError(
-                "Several processes train, and some weights had a gradient in one "
-                f"update but not in another: {', '.join(others)}. A stand-in for a "
-                "custom operation must give the same inputs a gradient each time."
-            )
-
 
 class _Message:
-    """The gradients of one type, joined in memory that all updates use.
-
-    Args:
-        processes: The processes of this run.
-        members: Indices of the gradients, in their order in the message.
-        values: All gradients of an update.
-    """
-
-    def __init__(
-        self, processes: Processes, members: Sequence[int], values: Sequence[Tensor]
-    ) -> None:
-        self._members = members
-        own = [values[index] for index in members]
-        self._joined = torch.cat([value.reshape(-1) for value in own])
-        self._sum = Sum(processes, self._joined)
-        parts = torch.split(self._joined, [value.numel() for value in own])
-        self._parts = [part.view(value.shape) for part, value in zip(parts, own)]
-
-    def add_up(self, values: list[Tensor], divisor: float) -> None:
-        """Put sums in the place of contiguous gradients, and into others."""
-        parts = [values[index].reshape(-1) for index in self._members]
-        torch.cat(parts, out=self._joined)
-        self._sum.run()
-        if divisor != 1:
-            self._joined.div_(float(divisor))
-        for index, part in zip(self._members, self._parts):
-            if values[index].is_contiguous():
-                values[index] = part
-            else:
-                values[index].copy_(part)
-
-
-_WHOLE_BYTES = 2**18  # of the tensors of all processes
-_PARTED_BYTES = 2**21
-
-
-class Sum:
-    """Replaces a tensor by its sum over processes, as often as it is run.
+    """The gradients of one type, joined in memory, and summed over processes.
 
     In a step, processes wait for one another. gloo's `all_reduce` takes `2 * (P - 1)`
     steps and sends `2 * (P - 1) / P` of the tensor, the least there is. Up to some
@@ -405,14 +367,21 @@ class Sum:
 
     Args:
         processes: The processes of this run.
-        tensor: 1-d, of one size and type in all of them.
+        members: Indices of the gradients, in their order in the message.
+        values: All gradients of an update.
     """
 
-    def __init__(self, processes: Processes, tensor: Tensor) -> None:
-        self._processes, self._tensor = processes, tensor
+    def __init__(
+        self, processes: Processes, members: Sequence[int], values: Sequence[Tensor]
+    ) -> None:
+        self._processes, self._members = processes, members
+        own = [values[index] for index in members]
+        tensor = self._tensor = torch.cat([value.reshape(-1) for value in own])
+        parts = torch.split(tensor, [value.numel() for value in own])
+        self._parts = [part.view(value.shape) for part, value in zip(parts, own)]
         count, size = processes.count, tensor.numel() * tensor.element_size()
         if size * count <= _WHOLE_BYTES or (count == 2 and size <= _PARTED_BYTES):
-            self.run = self._exchange_whole
+            self._exchange = self._exchange_whole
             others = count - 1
             self._received = tensor.new_empty(others, len(tensor))
             self._sent = tensor if others == 1 else tensor.repeat(others)
@@ -420,15 +389,28 @@ class Sum:
             sizes[processes.index] = 0
             self._sizes = self._own_sizes = sizes
         elif size <= _PARTED_BYTES:
-            self.run = self._exchange_parts
-            parts = tensor.tensor_split(count)
-            self._own = parts[processes.index]
+            self._exchange = self._exchange_parts
+            shares = tensor.tensor_split(count)
+            self._own = shares[processes.index]
             self._received = tensor.new_empty(count, len(self._own))
             self._sent = self._own.repeat(count)
-            self._sizes = [len(part) for part in parts]
+            self._sizes = [len(share) for share in shares]
             self._own_sizes = [len(self._own)] * count
         else:  # gloo's ring
-            self.run = functools.partial(processes.add_up, tensor)
+            self._exchange = functools.partial(processes.add_up, tensor)
+
+    def add_up(self, values: list[Tensor], divisor: float) -> None:
+        """Put sums in the place of contiguous gradients, and into others."""
+        parts = [values[index].reshape(-1) for index in self._members]
+        torch.cat(parts, out=self._tensor)
+        self._exchange()
+        if divisor != 1:
+            self._tensor.div_(float(divisor))
+        for index, part in zip(self._members, self._parts):
+            if values[index].is_contiguous():
+                values[index] = part
+            else:
+                values[index].copy_(part)
 
     def _exchange_whole(self) -> None:
         """Send the tensor to all others, in one step; each process adds up all."""

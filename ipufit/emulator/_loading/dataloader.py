@@ -147,8 +147,31 @@ class DataLoader(TorchDataLoader[Any]):
                     num_workers,
                     num_workers,
                 )
-        else:
-            self._warn_if_indivisible(len(dataset), batch_sampler, num_processes)
+        elif batch_sampler is not None and combined is not None:
+            # PopTorch warns whatever drop_last is.
+            try:
+                num_batches = len(batch_sampler)
+            except TypeError:
+                num_batches = None
+            if num_batches is None or num_batches % self._num_combined:
+                logger.warning(
+                    "The batch sampler gives %s micro-batches and a call takes %d. An "
+                    "incomplete last group is %s.",
+                    "an unknown number of" if num_batches is None else num_batches,
+                    self._num_combined,
+                    "dropped" if drop_last else "smaller than the others",
+                )
+        elif combined and not drop_last and len(dataset) % (combined * num_processes):
+            logger.warning(
+                "The dataset has %d elements, which isn't a multiple of %d = %d per "
+                "call (the combined batch size) * %d processes. With drop_last=False "
+                "the last batch is smaller, and a model compiled for whole batches "
+                "doesn't take it.",
+                len(dataset),
+                combined * num_processes,
+                combined,
+                num_processes,
+            )
         if is_partitioned:
             require(
                 not shuffle or options.exists("random_seed"),
@@ -214,39 +237,6 @@ class DataLoader(TorchDataLoader[Any]):
             )
             # Not a cycle: the process ends as soon as the loader isn't used any more.
             self._accessor._dataset = weakref.proxy(self)
-
-    def _warn_if_indivisible(
-        self, num_elements: int, batch_sampler: Any, num_processes: int
-    ) -> None:
-        if self._combined_batch_size is None:
-            return
-        if batch_sampler is not None:
-            # PopTorch warns whatever drop_last is.
-            try:
-                num_batches = len(batch_sampler)
-            except TypeError:
-                num_batches = None
-            if num_batches is None or num_batches % self._num_combined:
-                logger.warning(
-                    "The batch sampler gives %s micro-batches and a call takes %d. An "
-                    "incomplete last group is %s.",
-                    "an unknown number of" if num_batches is None else num_batches,
-                    self._num_combined,
-                    "dropped" if self._user_drop_last else "smaller than the others",
-                )
-            return
-        per_call = self._combined_batch_size * num_processes
-        if not self._user_drop_last and per_call and num_elements % per_call:
-            logger.warning(
-                "The dataset has %d elements, which isn't a multiple of %d = %d per "
-                "call (the combined batch size) * %d processes. With drop_last=False "
-                "the last batch is smaller, and a model compiled for whole batches "
-                "doesn't take it.",
-                num_elements,
-                per_call,
-                self._combined_batch_size,
-                num_processes,
-            )
 
     @property
     def combinedBatchSize(self) -> int | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options`: how a model is compiled and run; and the settings that the emulator reads."""
+"""`Options`: how a model is compiled and run; `Settings`, read from them."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -56,15 +57,16 @@ class OneOfThreads:
 def added_up(tensors):
     """The sums in all processes, and how many elements each has sent."""
     together = Together(len(tensors))
-    sums = [tensor.clone() for tensor in tensors]
+    sums = [[tensor.clone()] for tensor in tensors]
     with ThreadPoolExecutor(len(tensors)) as pool:
-        started = [
-            pool.submit(_processes.Sum(OneOfThreads(index, together), tensor).run)
-            for index, tensor in enumerate(sums)
-        ]
+        started = []
+        for index, values in enumerate(sums):
+            process: Any = OneOfThreads(index, together)
+            message = _processes._Message(process, [0], values)
+            started.append(pool.submit(message.add_up, values, 1))
         for one in started:
             one.result(SECONDS)
-    return sums, together.sent
+    return [values[0] for values in sums], together.sent
 
 
 @pytest.fixture
