@@ -177,25 +177,21 @@ def uninstall() -> None:
 
 def _refuse_to_hide_a_real_one() -> None:
     for name in _PACKAGES:
-        state = _state_of_real(name)
-        if state:
+        if name in sys.modules:
+            module = sys.modules[name]  # `None` forbids an import
+            is_ours = module is None or module.__name__.startswith(_EMULATOR)
+            state = "imported already"
+        else:
+            spec = find_spec(name)
+            origin = spec and spec.origin  # a mere folder has no origin
+            is_ours = not origin or origin.startswith(_SHIM_FOLDER)
+            state = f"installed ({origin})"
+        if not is_ours:
             raise createPoptorchError(
                 f"A real {name} is {state}, and the emulator would hide it. Run the "
                 "script without the emulator to use IPUs, or insist on the emulator: "
                 "`install(force=True)`, or `--force` on the command line."
             )
-
-
-def _state_of_real(name: str) -> str:
-    """Describe a package of that name that isn't the emulator's; empty if none is."""
-    if name in sys.modules:
-        module = sys.modules[name]  # `None` forbids an import
-        is_ours = module is None or module.__name__.startswith(_EMULATOR)
-        return "" if is_ours else "imported already"
-    spec = find_spec(name)
-    origin = spec and spec.origin  # a mere folder has no origin
-    is_ours = not origin or origin.startswith(_SHIM_FOLDER)
-    return "" if is_ours else f"installed ({origin})"
 
 
 def _take_imported() -> dict[str, ModuleType]:

@@ -65,6 +65,7 @@ class DeviceWeights:
         trained: The weights that have gradients, with one element for each group of
             a grouped weight.
         groups_of_elements: For each of these elements the number of groups.
+        groups: The groups that were given.
         arguments: For each replica the weights in the order of the program.
         is_volatile: Whether the program changes integer weights: `fresh_arguments`.
     """
@@ -78,7 +79,7 @@ class DeviceWeights:
     ) -> None:
         self._volatile = [name in program.volatile_weights for name in host]
         self.is_volatile = any(self._volatile)
-        self._groups = groups
+        self.groups = groups
         self._used = program.used_weights
         self._replicas: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
         self.trained: dict[str, Tensor] = {}
@@ -105,13 +106,13 @@ class DeviceWeights:
     def _elements(self, name: str, host: dict[str, Tensor]) -> list[Tensor]:
         """Give the host's value for each group of replicas; one without groups."""
         value = host[name].detach()
-        groups = self._groups.get(name)
+        groups = self.groups.get(name)
         if groups is None:
             return [value]
         return [value[groups.row(group)] for group in range(groups.count)]
 
     def _group(self, name: str, replica: int) -> int:
-        return self._groups[name].members[replica] if name in self._groups else 0
+        return self.groups[name].members[replica] if name in self.groups else 0
 
     def of_replicas(self, name: str) -> list[Tensor]:
         """The tensors of one weight, replica by replica."""
@@ -138,8 +139,8 @@ class DeviceWeights:
             target = host[name].detach()
             if name not in self._used:
                 continue
-            if name in self._groups:
-                for row, replica in enumerate(self._groups[name].returned):
+            if name in self.groups:
+                for row, replica in enumerate(self.groups[name].returned):
                     target[row].copy_(self._replicas[replica][name])
             else:
                 target.copy_(tensor)
@@ -301,10 +302,8 @@ class Watch:
     Args:
         anchors: The tensors to see.
         weights: The device's weights.
-        groups: The weights, by name, that differ between groups of replicas.
-        num_replicas: The number of replicas.
-        gradients: Collects the gradients of each micro-batch.
-        updates: Collects the updated tensors, for each micro-batch too.
+        mode: Which values come back: a gradient and an update of each micro-batch.
+        returned: Steps whose values come back.
         share: The divisor of gradients for a running mean, which is taken out again.
     """
 
@@ -312,18 +311,14 @@ class Watch:
         self,
         anchors: Anchors,
         weights: DeviceWeights,
-        groups: Mapping[str, ReplicaGroups],
-        num_replicas: int,
-        gradients: Outputs,
-        updates: Outputs,
+        mode: OutputMode,
+        returned: range,
         share: float,
     ) -> None:
         self._anchors = anchors
         self._weights = weights
-        self._groups = groups
-        self._num_replicas = num_replicas
-        self._gradients = gradients
-        self._updates = updates
+        self._gradients = Outputs(mode, returned)
+        self._updates = Outputs(mode, returned)
         self._share = share
         self._latest: dict[str, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -332,19 +327,14 @@ class Watch:
         for name in set(self._anchors.gradients.values()):
             elements = {id(t): t for t in self._weights.of_replicas(name)}
             for element in elements.values():
-                hook = element.register_hook(self._keep(name))  # type: ignore[no-untyped-call,unused-ignore]
+                keep = functools.partial(self._latest.__setitem__, name)
+                hook = element.register_hook(keep)  # type: ignore[no-untyped-call,unused-ignore]
                 self._hooks.append(hook)
         return self
 
     def __exit__(self, *exception: object) -> None:
         for hook in self._hooks:
             hook.remove()
-
-    def _keep(self, name: str) -> Callable[[Tensor], None]:
-        def keep(gradient: Tensor) -> None:
-            self._latest[name] = gradient
-
-        return keep
 
     def saw_micro_batch(self, step: int, replica: int) -> None:
         """Take the gradients of one micro-batch; zeros where none was computed."""
@@ -373,10 +363,10 @@ class Watch:
     def _of_replicas(self, name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         if name.startswith(UPDATED):
             return self._weights.of_replicas(name[len(UPDATED) :])
-        for weight, groups in self._groups.items():
+        for weight, groups in self._weights.groups.items():
             if name.endswith(f"___{weight}"):
                 return [tensors[element_name(name, g)] for g in groups.members]
-        return [tensors[name]] * self._num_replicas
+        return [tensors[name]] * len(self._weights.arguments)
 
     def tensors(self) -> dict[str, Tensor]:
         """All collected tensors, by the user's names."""
@@ -747,10 +737,8 @@ class Device:
             watch = Watch(
                 anchors,
                 self._weights,
-                self._executable.replica_groups,
-                layout.replicas,
-                Outputs(self._mode, self._returned),
-                Outputs(self._mode, self._returned),
+                self._mode,
+                self._returned,
                 self._gradients.share,
             )
         return Call(

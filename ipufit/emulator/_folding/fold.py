@@ -79,7 +79,8 @@ def fold(
     """
     recorder = _Recorder()
     given = [recorder.placeholder(tensor) for tensor in arguments]
-    run = vmap(_Interpreter(program, recorder).run, _dims(arguments, num_weights))
+    dims = (*[None] * num_weights, *[0] * (len(arguments) - num_weights))
+    run = vmap(_Interpreter(program, recorder).run, dims)
     is_fallback_enabled = _functorch._is_vmap_fallback_enabled()
     with recorder:
         rows = [_cut(tensor, count, 0) for tensor in given[num_weights:]]
@@ -89,10 +90,6 @@ def fold(
         finally:
             _functorch._set_vmap_fallback_enabled(is_fallback_enabled)
     return recorder.finish(program, results)
-
-
-def _dims(arguments: Sequence[Tensor], num_weights: int) -> tuple[int | None, ...]:
-    return (*[None] * num_weights, *[0] * (len(arguments) - num_weights))
 
 
 class _Recorder(DispatchMode):
@@ -344,12 +341,13 @@ def _find_rows(name: str, args: Any, kwargs: Any) -> _Rows | None:
     rank = x.dim()
     found: list[tuple[Any, int | None]] = []
     results: tuple[int | None, ...] = (0,)
+    learns = args[5] if len(args) > 5 else kwargs.get("training")  # of batch norm
     if name == "linear" and rank > 1:
         found, results = [(x, None)], (None,)
     elif (
         _OF_IMAGES.get(name) == rank
         or (name == "to" and kwargs.get("memory_format") is torch.channels_last)
-        or (name == "batch_norm" and rank > 1 and not _learns(args, kwargs))
+        or (name == "batch_norm" and rank > 1 and not learns)
     ):
         found = [(x, 0)]
     elif name in ("cross_entropy", "nll_loss") and rank > 1 and len(args) == 2:
@@ -380,11 +378,6 @@ def _find_rows(name: str, args: Any, kwargs: Any) -> _Rows | None:
         return None
     tensors, dims = zip(*found)
     return _Rows(tensors, dims, results)
-
-
-def _learns(args: Any, kwargs: Any) -> bool:
-    """Whether batch norm takes statistics of the batch."""
-    return bool(args[5] if len(args) > 5 else kwargs.get("training"))
 
 
 _RELATIVE = 1e-4

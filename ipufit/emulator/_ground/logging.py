@@ -6,12 +6,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    _StreamHandler = logging.StreamHandler[TextIO]
-else:
-    _StreamHandler = logging.StreamHandler
 
 LEVEL_VARIABLE = "POPTORCH_LOG_LEVEL"
 
@@ -72,7 +66,7 @@ class _Formatter(logging.Formatter):
         return f"[{time}] [{record.name}] [{level}] {record.message}"
 
 
-class _StandardError(_StreamHandler):
+class _StandardError(logging.StreamHandler):  # type: ignore[type-arg]
     """Handler that looks up `sys.stderr` each time: pytest replaces it per test."""
 
     def emit(self, record: logging.LogRecord) -> None:

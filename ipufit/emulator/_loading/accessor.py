@@ -219,16 +219,11 @@ class AsynchronousDataAccessor:
         self._slots = []  # the memory stays for as long as there are elements
         self._send(_STOP)
         self._connection.close()
-        process.join(_PATIENCE_SECONDS)
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             process.join(_PATIENCE_SECONDS)
-        if process.is_alive():
-            process.terminate()
-            process.join(_PATIENCE_SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
+            if process.is_alive():
+                os.kill(process.pid, number)
+        process.join()
         process.close()
 
     def __del__(self) -> None:
