@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Callable, Iterator, Mapping
 
@@ -36,7 +35,7 @@ from ipufit.emulator._program.anchors import (
 )
 from ipufit.emulator._program.args import CallArguments, check_inputs, micro_batch
 from ipufit.emulator._program.checks import check_stages
-from ipufit.emulator._program.floating_point import checked
+from ipufit.emulator._program.floating_point import check_operations
 from ipufit.emulator._program.program import Program, trace
 from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator.enums import CommGroupType, OutputMode
@@ -100,7 +99,7 @@ def compile_model(
             names += optimizer.compile(weights, trained)
         anchors = add_anchors(program, options, names)
         if settings.stops_at_exceptions:
-            program = dataclasses.replace(program, graph=checked(program.graph))
+            check_operations(program.graph)
         runner = choose_runner(program, layout, settings, groups)
     like = arguments.like_meta()
     return Executable(

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import traceback
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
@@ -55,7 +56,6 @@ from ipufit.emulator._program.program import (
 from ipufit.emulator._program.strict import (
     StrictTracer,
     alternative_to,
-    last_node,
     unsupported_nodes,
 )
 from ipufit.emulator._tracing.nodes import (
@@ -468,7 +468,7 @@ class SurveyTracer(StrictTracer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Record an operation with its place."""
-        before = last_node(self.recording)
+        before = next(iter(reversed(self.recording.graph.nodes)), None)
         name = getattr(func, "__name__", str(func))
         compared = tensors_in(args) if name == "equal" else ()
         is_compared = any(map(self.recording.is_on_device, compared))
@@ -531,12 +531,11 @@ class SurveyTracer(StrictTracer):
 
     def compute(self, operation: Operation) -> Any:
         """Run an operation, in a form that torch takes if it is refused."""
-        args, kwargs = map_tensors(
-            (operation.args, operation.kwargs), self.recording.on_device
-        )
         if operation.name in ("numpy", "__array__"):
-            args = map_tensors(args, torch.detach)
-        return operation.function(*args, **kwargs)
+            on_device = self.recording.on_device
+            args = map_tensors(operation.args, lambda t: on_device(t).detach())
+            operation = replace(operation, args=args)
+        return super().compute(operation)
 
     def _note_widening(self, name: str, given: Any, result: Any, place: Place) -> None:
         """Note an operation whose result is float64 though its arguments aren't.

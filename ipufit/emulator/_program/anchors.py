@@ -15,16 +15,16 @@ from __future__ import annotations
 import difflib
 import logging
 import operator
-from typing import Iterable, Iterator, Mapping, NamedTuple
+from collections import Counter
+from typing import Iterable, Mapping, NamedTuple
 
 from torch import Tensor
-from torch.fx.graph import Graph
 from torch.fx.node import Node
 
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.program import Program
 from ipufit.emulator.enums import OutputMode
-from ipufit.emulator.errors import Error, createPoptorchError
+from ipufit.emulator.errors import createPoptorchError
 
 GRADIENT = "Gradient___"
 UPDATED = "UpdatedVar___"
@@ -40,10 +40,7 @@ _OPERATORS = {
 }
 """PopART's names that aren't torch's in camel case, with torch's."""
 _POPART_NAMES = {name: popart for popart, names in _OPERATORS.items() for name in names}
-
-_ARITHMETIC = frozenset(
-    ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
-)
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
 
 
 def operator_name(name: str) -> str:
@@ -55,9 +52,9 @@ def operator_name(name: str) -> str:
         >>> [operator_name(n) for n in ("relu_", "log_softmax", "__radd__", "conv2d")]
         ['Relu', 'LogSoftmax', 'Add', 'Conv']
     """
-    is_special = name.startswith("__")
     base = name.strip("_")
-    if is_special and base[:1] in ("i", "r") and base[1:] in _ARITHMETIC:
+    is_special = name.startswith("__") and base[1:] in _ARITHMETIC
+    if is_special and base[:1] in ("i", "r"):
         base = base[1:]
     camel = "".join(part[:1].upper() + part[1:] for part in base.split("_"))
     return _POPART_NAMES.get(base, camel)
@@ -65,60 +62,42 @@ def operator_name(name: str) -> str:
 
 def named_nodes(program: Program) -> dict[str, Node]:
     """Map names to the nodes of a program's graph that are tensors."""
-    graph = program.graph.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    num_weights = len(program.weight_names)
+    nodes = program.graph.graph.nodes
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    inputs = placeholders[len(program.weight_names) :]
     named = dict(zip(program.weight_names, placeholders))
-    for index, node in enumerate(placeholders[num_weights:]):
-        named["input" if index == 0 else f"input/{index}"] = node
-    counts: dict[str, int] = {}
-    for name, results in _results(graph):
-        count = counts.get(name, 0)
-        counts[name] = count + 1
-        for number, node in enumerate(results):
-            full = f"{name}:{number}"
-            named[f"{full}/{count}" if count else full] = node
-    return named
-
-
-def weight_tensor_names(trained: Iterable[str]) -> Iterator[str]:
-    """Name the gradients of trained weights, and the weights after an update.
-
-    Example:
-        >>> list(weight_tensor_names(["fc.bias"]))
-        ['Gradient___fc.bias', 'UpdatedVar___fc.bias']
-    """
-    for name in trained:
-        yield GRADIENT + name
-        yield UPDATED + name
-
-
-def _results(graph: Graph) -> Iterator[tuple[str, list[Node]]]:
-    """Yield the name of each operator of a graph, and the nodes of its results."""
-    for node in graph.nodes:
-        recorded = node.meta.get("operator")
-        if recorded is None or _is_element(node) or not _has_result(node):
+    named.update((f"input/{i}" if i else "input", n) for i, n in enumerate(inputs))
+    counts: Counter[str] = Counter()
+    for node in nodes:
+        has_result = node.target not in (operator.getitem, setattr, "__setitem__")
+        if "operator" not in node.meta or not has_result:
             continue
-        prefix, function = recorded
+        scope, function = node.meta["operator"]
         if node.target is getattr:  # a property, such as `x.T`
             function = str(node.args[1])
-        yield prefix + operator_name(function), _tensors(node)
-
-
-def _is_element(node: Node) -> bool:
-    return node.target is operator.getitem
-
-
-def _has_result(node: Node) -> bool:
-    return node.target not in (setattr, "__setitem__")
+        name = scope + operator_name(function)
+        suffix = f"/{counts[name]}" if counts[name] else ""
+        counts[name] += 1
+        for number, tensor in enumerate(_tensors(node)):
+            named[f"{name}:{number}{suffix}"] = tensor
+    return named
 
 
 def _tensors(node: Node) -> list[Node]:
     """Nodes of the tensors in a result: the node itself, or its elements' nodes."""
-    elements = [user for user in node.users if _is_element(user)]
-    if not elements:
-        return [node]
-    return [tensor for element in elements for tensor in _tensors(element)]
+    elements = [user for user in node.users if user.target is operator.getitem]
+    found = [tensor for element in elements for tensor in _tensors(element)]
+    return found or [node]
+
+
+def weight_tensor_names(trained: Iterable[str]) -> list[str]:
+    """Name the gradients of trained weights, and the weights after an update.
+
+    Example:
+        >>> weight_tensor_names(["fc.bias"])
+        ['Gradient___fc.bias', 'UpdatedVar___fc.bias']
+    """
+    return [form + name for name in trained for form in (GRADIENT, UPDATED)]
 
 
 logger = logging.getLogger("poptorch::python")
@@ -191,7 +170,13 @@ def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors
         if long_name in nodes:
             results[short_name] = nodes[long_name]
         elif long_name not in names:
-            raise _unknown(short_name, long_name, names)
+            close = difflib.get_close_matches(long_name, names, n=5)
+            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise createPoptorchError(
+                f"Options.anchorTensor({short_name!r}, {long_name!r}): the program has "
+                f"no tensor of that name.{hint} `getTensorNames()` of the compiled "
+                "model lists them all."
+            )
         elif long_name.startswith(GRADIENT):
             gradients[short_name] = long_name[len(GRADIENT) :]
         else:
@@ -204,7 +189,15 @@ def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors
                 short_name,
                 _MODES[options.output_mode],
             )
-    _append_results(program.graph.graph, list(results.values()), program.has_loss)
+    graph = program.graph.graph
+    *_, output = graph.nodes
+    seen = []
+    for node in results.values():
+        with graph.inserting_after(node):
+            seen.append(graph.call_function(snapshot, (node,)))
+    before = list(output.args[0])
+    at = len(before) - program.has_loss
+    output.args = ((*before[:at], *seen, *before[at:]),)
     program.graph.recompile()
     return Anchors(tuple(results), gradients, after_updates)
 
@@ -222,24 +215,3 @@ def snapshot(tensor: Tensor) -> Tensor:
     """
     copy: Tensor = tensor.detach().clone()
     return copy
-
-
-def _append_results(graph: Graph, nodes: list[Node], has_loss: bool) -> None:
-    *_, output = graph.nodes
-    seen = []
-    for node in nodes:
-        with graph.inserting_after(node):
-            seen.append(graph.call_function(snapshot, (node,)))
-    before = list(output.args[0])
-    at = len(before) - has_loss
-    output.args = ((*before[:at], *seen, *before[at:]),)
-
-
-def _unknown(short_name: str, long_name: str, names: list[str]) -> Error:
-    close = difflib.get_close_matches(long_name, names, n=5)
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return createPoptorchError(
-        f"Options.anchorTensor({short_name!r}, {long_name!r}): the program has no "
-        f"tensor of that name.{hint} `getTensorNames()` of the compiled model lists "
-        "them all."
-    )

@@ -28,7 +28,6 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
-from ipufit.emulator._ground.torch_extras import rewritten
 from ipufit.emulator._tracing.half import original, rounded_alike
 from ipufit.emulator._tracing.nodes import function_name, is_in_place
 
@@ -165,6 +164,8 @@ def in_channels_last(
                     left[operand] = program.call_method("contiguous", (new[operand],))
             replaced = left
         new[node] = program.node_copy(node, lambda n: replaced.get(n) or new[n])  # noqa: B023 - it is called here
+        if not is_differentiated and _is_plain_pooling(node):
+            new[node].target = rounded_alike(node.target, max_pool2d)
     rows_and_columns = [shape[:2] for shape in convolutions.values()]
     is_of_single_channels = any(
         columns == 1 < rows and function_name(node) == "conv2d"
@@ -208,32 +209,17 @@ _MOST_PLACES = 3
 """Places of a window along one axis; each is a comparison."""
 
 
-def with_sliced_pooling(graph: GraphModule) -> GraphModule:
-    """Compute max-pooling of a program by comparisons of views.
-
-    Args:
-        graph: A program that isn't differentiated.
-
-    Returns:
-        An equal program; `graph` itself if there is nothing to rewrite.
-    """
-
-    def is_plain(node: Node) -> bool:
-        """Whether a node is max-pooling of whole windows that gives no places."""
-        names = "padding", "dilation", "ceil_mode", "return_indices"
-        given = {**dict(zip(names, node.args[3:])), **node.kwargs}
-        return (
-            original(node.target) in (F.max_pool2d, torch.max_pool2d)
-            and given.get("padding", 0) in (0, (0, 0), [0, 0])
-            and given.get("dilation", 1) in (1, (1, 1), [1, 1])
-            and not given.get("ceil_mode")
-            and not given.get("return_indices")
-        )
-
-    def slice_it(node: Node) -> None:
-        node.target = rounded_alike(node.target, max_pool2d)
-
-    return rewritten(graph, is_plain, slice_it)
+def _is_plain_pooling(node: Node) -> bool:
+    """Whether a node is max-pooling of whole windows that gives no places."""
+    names = "padding", "dilation", "ceil_mode", "return_indices"
+    given = {**dict(zip(names, node.args[3:])), **node.kwargs}
+    return (
+        original(node.target) in (F.max_pool2d, torch.max_pool2d)
+        and given.get("padding", 0) in (0, (0, 0), [0, 0])
+        and given.get("dilation", 1) in (1, (1, 1), [1, 1])
+        and not given.get("ceil_mode")
+        and not given.get("return_indices")
+    )
 
 
 def max_pool2d(

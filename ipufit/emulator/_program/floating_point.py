@@ -10,14 +10,13 @@ weights.
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping
 
+import torch
 from torch import Tensor
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node, map_aggregate
 
-from ipufit.emulator._ground.torch_extras import rewritten
 from ipufit.emulator._tracing.nodes import function_name
 from ipufit.emulator._tracing.operation import tensors_in
 from ipufit.emulator.errors import Error, createPoptorchError
@@ -29,27 +28,23 @@ _COMPARISONS = frozenset(
 )
 
 
-def checked(graph: GraphModule) -> GraphModule:
-    """Copy a recorded program, with a check for exceptions around every operation.
+def check_operations(program: GraphModule) -> None:
+    """Put a check for exceptions around every operation of a program.
 
     Example:
         >>> import torch
         >>> program = torch.fx.symbolic_trace(lambda x: 1.0 / x)
-        >>> checked(program)(torch.zeros(1))
+        >>> check_operations(program)
+        >>> program(torch.zeros(1))
         Traceback (most recent call last):
             ...
         ipufit.emulator.errors.Error: 'poptorch_py_error': Floating point exception...
     """
-    return rewritten(graph, _is_computed, _check)
-
-
-def _is_computed(node: Node) -> bool:
-    is_call = node.op in ("call_function", "call_method")
-    return is_call and not _is_uninitialised(function_name(node))
-
-
-def _check(node: Node) -> None:
-    node.target, node.op = _checking(node), "call_function"
+    for node in program.graph.nodes:
+        is_uninitialised = function_name(node).startswith(("empty", "new_empty"))
+        if node.op in ("call_function", "call_method") and not is_uninitialised:
+            node.target, node.op = _checking(node), "call_function"
+    program.recompile()
 
 
 def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
@@ -73,17 +68,17 @@ def _checking(node: Node) -> Callable[..., Any]:
     name = function_name(node)
 
     def check(*args: Any, **kwargs: Any) -> Any:
-        before = _NotFinite.among((args, kwargs))
+        had_nan, had_infinity = _has_nan_and_infinity((args, kwargs))
         call = getattr(args[0], target) if is_method else target
         result = call(*(args[1:] if is_method else args), **kwargs)
-        after = _NotFinite.among(result)
-        if after.has_nan and not before.has_nan:
+        has_nan, has_infinity = _has_nan_and_infinity(result)
+        if has_nan and not had_nan:
             raise _exception(f"`{name}` gave NaN (an invalid operation)")
-        if after.has_infinity and not (before.has_infinity or before.has_nan):
+        if has_infinity and not (had_infinity or had_nan):
             raise _exception(
                 f"`{name}` gave infinity (an overflow or a division by zero)"
             )
-        if name in _COMPARISONS and before.has_nan:
+        if name in _COMPARISONS and had_nan:
             raise _exception(f"`{name}` compared a NaN")
         return result
 
@@ -91,27 +86,16 @@ def _checking(node: Node) -> Callable[..., Any]:
     return check
 
 
-def _is_uninitialised(name: str) -> bool:
-    return name.startswith(("empty", "new_empty"))
-
-
-class _NotFinite(NamedTuple):
-    """The kinds of values that are not finite among tensors and numbers."""
-
-    has_nan: bool
-    has_infinity: bool
-
-    @classmethod
-    def among(cls, value: Any) -> _NotFinite:
-        tensors = [t for t in tensors_in(value) if t.is_floating_point()]
-        numbers: list[float] = []
-        map_aggregate(value, lambda v: numbers.append(v) if isinstance(v, float) else v)
-        return cls(
-            any(bool(t.isnan().any()) for t in tensors)
-            or any(map(math.isnan, numbers)),
-            any(bool(t.isinf().any()) for t in tensors)
-            or any(map(math.isinf, numbers)),
-        )
+def _has_nan_and_infinity(value: Any) -> tuple[bool, bool]:
+    """Whether there are NaN, and infinities, among nested tensors and numbers."""
+    tensors = [t for t in tensors_in(value) if t.is_floating_point()]
+    numbers: list[Any] = []
+    map_aggregate(value, lambda v: numbers.append(v) if isinstance(v, float) else v)
+    tensors += [torch.tensor(number, dtype=torch.float64) for number in numbers]
+    return (
+        any(bool(tensor.isnan().any()) for tensor in tensors),
+        any(bool(tensor.isinf().any()) for tensor in tensors),
+    )
 
 
 def _exception(what: str) -> Error:

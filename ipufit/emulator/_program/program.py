@@ -24,7 +24,7 @@ from ipufit.emulator._ground.torch_extras import host_tensor
 from ipufit.emulator._ops.control_flow import Body
 from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.channels_last import in_channels_last, with_sliced_pooling
+from ipufit.emulator._program.channels_last import in_channels_last
 from ipufit.emulator._program.checks import compute_as_device, used_ipus
 from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.strict import StrictTracer, refuse_unsupported_operators
@@ -112,12 +112,8 @@ class Program:
         """Rewrite a graph of the program's weights to what runs fastest."""
         if not uses_channels_last():
             return graph
-        program = in_channels_last(
-            graph, self.weight_shapes, is_differentiated=self.has_loss
-        )
-        if self.has_loss or program is graph:
-            return program
-        return with_sliced_pooling(program)
+        shapes = self.weight_shapes
+        return in_channels_last(graph, shapes, is_differentiated=self.has_loss)
 
     @property
     def runs_anything(self) -> bool:

@@ -12,7 +12,7 @@ constants, which are computed while the model is compiled, and unused results.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Collection, Iterator, NamedTuple
+from typing import Any, Callable, Collection, Iterator
 
 from torch import Tensor
 from torch.fx.graph import Graph
@@ -21,9 +21,9 @@ from torch.overrides import resolve_name
 
 from ipufit.emulator._ground.switches import STRICT_VARIABLE
 from ipufit.emulator._ground.torch_extras import DispatchMode
+from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.nodes import constant_nodes
-from ipufit.emulator._tracing.operation import recorded, tensors_in
-from ipufit.emulator._tracing.recording import Recording
+from ipufit.emulator._tracing.operation import Operation, tensors_in
 from ipufit.emulator._tracing.tracer import Tracer
 from ipufit.emulator.errors import createPoptorchError
 
@@ -112,8 +112,6 @@ SUPPORTED_OPERATORS = frozenset(
 """Names of all operators that compile in strict mode."""
 
 
-_OPERATION = "strict_operation"
-_EMULATOR = "ipufit.emulator"
 _ALTERNATIVES = {
     "diag": "x[i, i] with i = torch.arange(n)",
     "diagonal": "x[i, i] with i = torch.arange(n)",
@@ -137,28 +135,17 @@ _ALTERNATIVES = {
 """Unsupported functions, and a replacement that PopTorch compiles."""
 
 
-class _Operation(NamedTuple):
-    """A call of a torch function, and the ATen operators that torch ran for it."""
-
-    function: Callable[..., Any]
-    operators: frozenset[str]
-
-
 class OperatorWatch(DispatchMode):
     """Collects names of the ATen operators that torch runs for one operation.
 
     Operators on constants that were made during the operation don't count.
 
-    Args:
-        recording: Recording of the trace; only operators of its operations count.
-
     Attributes:
         operators: Names without overloads.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self._recording = recording
         self.operators: set[str] = set()
         self._constants: dict[int, Tensor] = {}  # by id; kept alive: ids are reused
 
@@ -170,8 +157,6 @@ class OperatorWatch(DispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operator and collect its name."""
-        if not self._recording.is_running_operation:
-            return func(*args, **(kwargs or {}))
         touched = [id(tensor) for tensor in tensors_in((args, kwargs or {}))]
         result = func(*args, **(kwargs or {}))
         results = {id(tensor): tensor for tensor in tensors_in(result)}
@@ -188,45 +173,13 @@ class OperatorWatch(DispatchMode):
 class StrictTracer(Tracer):
     """A tracer that keeps the ATen operators of each operation."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Record an operation with its operators."""
-        before = last_node(self.recording)
-        with OperatorWatch(self.recording) as watch:
-            result = super().__torch_function__(func, types, args, kwargs)
-        note_operators(self.recording, before, recorded(func), watch)
+    def compute(self, operation: Operation) -> Any:
+        """Run an operation, and note its operators with the nodes that it makes."""
+        with OperatorWatch() as watch:
+            result = super().compute(operation)
+        function = original(operation.function)
+        self.recording.notes["operators"] = function, watch.operators
         return result
-
-
-def last_node(recording: Recording) -> Node | None:
-    """The newest node of a recording; None if there is none."""
-    return next(iter(reversed(recording.graph.nodes)), None)
-
-
-def note_operators(
-    recording: Recording,
-    before: Node | None,
-    function: Callable[..., Any],
-    watch: OperatorWatch,
-) -> None:
-    """Keep the ATen operators of a function with the nodes that it has added.
-
-    Args:
-        recording: Recording of the trace.
-        before: The newest node from before the function ran.
-        function: The function.
-        watch: Watch that it ran under.
-    """
-    operation = _Operation(function, frozenset(watch.operators))
-    for node in reversed(recording.graph.nodes):
-        if node is before:
-            break
-        node.meta.setdefault(_OPERATION, operation)
 
 
 def refuse_unsupported_operators(
@@ -247,7 +200,12 @@ def refuse_unsupported_operators(
             unsupported[name] = unsupported.get(name, set()) | operators
     if unsupported:
         names = ", ".join(sorted(set().union(*unsupported.values())))
-        sources = "; ".join(_advice(function) for function in sorted(unsupported))
+        sources = "; ".join(
+            f"{function} (try {alternative_to(function)})"
+            if alternative_to(function)
+            else function
+            for function in sorted(unsupported)
+        )
         raise createPoptorchError(
             f"Unsupported ops found in compiled model: [{names}]. They come from "
             f"{sources}. Not all operations of torch run on an IPU (PopTorch user "
@@ -271,12 +229,19 @@ def unsupported_nodes(
     """
     constants = constant_nodes(graph, constant_inputs)
     for node in graph.nodes:
-        operation = node.meta.get(_OPERATION)
-        if operation is None or node in constants:
-            continue
-        operators = _unsupported(operation)
-        if operators:
-            yield node, _written(operation.function), operators
+        function, operators = node.meta.get("operators", (None, set()))
+        module = getattr(function, "__module__", None) or ""
+        name = _bare(getattr(function, "__name__", ""))
+        unsupported = operators - SUPPORTED_OPERATORS
+        is_own = module.startswith("ipufit.emulator")
+        if unsupported and not (
+            node in constants or is_own or name in SUPPORTED_OPERATORS
+        ):
+            yield (
+                node,
+                _written(function),
+                {n if "::" in n else f"aten::{n}" for n in unsupported},
+            )
 
 
 def alternative_to(function: str) -> str:
@@ -289,26 +254,9 @@ def alternative_to(function: str) -> str:
     return _ALTERNATIVES.get(_bare(function.rpartition(".")[2]), "")
 
 
-def _unsupported(operation: _Operation) -> set[str]:
-    module = getattr(operation.function, "__module__", None) or ""
-    name = getattr(operation.function, "__name__", "")
-    if module.startswith(_EMULATOR) or _bare(name) in SUPPORTED_OPERATORS:
-        return set()
-    return {_qualified(name) for name in operation.operators - SUPPORTED_OPERATORS}
-
-
-def _advice(function: str) -> str:
-    way = alternative_to(function)
-    return f"{function} (try {way})" if way else function
-
-
 def _bare(name: str) -> str:
     """Remove the underscore at the end of the names of in-place functions."""
     return name if name.endswith("__") else name.rstrip("_")
-
-
-def _qualified(operator: str) -> str:
-    return operator if "::" in operator else f"aten::{operator}"
 
 
 def _written(function: Callable[..., Any]) -> str:

@@ -144,6 +144,7 @@ class Recording:
         begun: The blocks that began, in order.
         block: The block that is active, if any.
         results: Node to its value while tracing.
+        notes: Further metadata of the nodes that are recorded.
         is_running_operation: Whether an operation runs that isn't recorded yet.
     """
 
@@ -166,6 +167,7 @@ class Recording:
         self.begun: list[BlockPlacement] = []
         self.block: BlockPlacement | None = BEFORE_BLOCKS
         self.results: dict[Node, Any] = {}
+        self.notes: dict[str, Any] = {}
         self.is_running_operation = False
         pairs = list(zip(weights.values(), self.copies.values()))
         self._copy_of = {id(host): copy for host, copy in pairs}
@@ -356,6 +358,7 @@ class Recording:
             block=self.block,
             is_whole=all(map(_is_whole, operands)),
             effects=effects,
+            **self.notes,
         )
         self._bind_result(result, node)
 
