@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
-from torch.fx.node import Node
 
 from ipufit.emulator._tracing.nodes import erase_dead
 from ipufit.emulator._tracing.recording import Recording
-from ipufit.emulator._tracing.refusals import host_tensor_among
 from ipufit.emulator._tracing.state import current_trace, is_tracing
 from ipufit.emulator.errors import createPoptorchError
 
@@ -33,87 +31,6 @@ class Body:
     program: GraphModule
     captured: list[Tensor]
     example: list[Tensor]
-
-    @property
-    def graph(self) -> Graph:
-        """The operations of the function."""
-        return self.program.graph
-
-    def run(self, inputs: list[Tensor], captured: list[Tensor]) -> list[Tensor]:
-        """Run it; this may change `inputs` but no tensor of `captured`."""
-        outputs: list[Tensor] = self.program.forward(*inputs, *captured)
-        return outputs
-
-
-def record_body(
-    recording: Recording, function: Callable[[], list[Any]], inputs: list[Tensor]
-) -> Body:
-    """Call `function` once, and take its operations out of the trace's graph.
-
-    Args:
-        recording: Recording of the trace under way.
-        function: The loop's or branch's body; returns a list of tensors.
-        inputs: Tensors that the body uses and that are others in each run.
-
-    Raises:
-        Error: `function` returns something else than tensors of the device, or changes
-            a tensor in place that isn't one of `inputs`.
-    """
-    before = dict(recording.nodes)
-    starts = [before[id(tensor)] for tensor in inputs]
-    outside = [t for t in recording.tensors() if all(t is not i for i in inputs)]
-    versions = [tensor._version for tensor in outside]
-    num_nodes = len(recording.graph.nodes)
-    outputs = function()
-    _check_outputs(recording, outputs)
-    if any(t._version != version for t, version in zip(outside, versions)):
-        raise createPoptorchError(
-            "The body of poptorch.for_loop or poptorch.cond changes a tensor in place "
-            "that is not one of its inputs: on the device it has a copy, and the "
-            "change would be lost. Make it an input, and return it."
-        )
-    after = recording.nodes
-    cut = list(recording.graph.nodes)[num_nodes:]
-    graph, captured = _subgraph(cut, starts, [after[id(t)] for t in outputs])
-    program = GraphModule(recording.root, graph)
-    for node in reversed(cut):
-        recording.graph.erase_node(node)
-    recording.rebind(before)
-    tensor_of = {
-        before[id(t)]: t for t in reversed(recording.tensors()) if id(t) in before
-    }
-    return Body(program, [tensor_of[node] for node in captured], outputs)
-
-
-def _check_outputs(recording: Recording, outputs: list[Any]) -> None:
-    for output in outputs:
-        if not isinstance(output, Tensor):
-            raise createPoptorchError(
-                "The body of poptorch.for_loop or poptorch.cond must return tensors. "
-                f"Got {type(output).__name__}."
-            )
-        if not recording.is_on_device(output):
-            raise host_tensor_among("return", output)
-
-
-def _subgraph(
-    nodes: list[Node], inputs: list[Node], results: list[Node]
-) -> tuple[Graph, list[Node]]:
-    """A graph of copies of `nodes`, and what it takes besides `inputs`."""
-    inside = {*nodes, *inputs}
-    used = [source for node in nodes for source in node.all_input_nodes]
-    captured = list(dict.fromkeys(n for n in [*used, *results] if n not in inside))
-    graph = Graph()
-    copy_of = {
-        node: graph.placeholder(f"argument_{index}")
-        for index, node in enumerate([*inputs, *captured])
-    }
-    for node in nodes:
-        copy_of[node] = graph.node_copy(node, copy_of.__getitem__)
-    outputs = [copy_of[node] for node in results]
-    erase_dead(graph, outputs)
-    graph.output(outputs)
-    return graph, captured
 
 
 _Branch = Tuple[Body, List[Tensor], List[Tensor]]
@@ -150,10 +67,18 @@ def for_loop(
         >>> inferenceModel(Power())(torch.tensor([1.0]))
         tensor([1024.])
     """
-    _check_loop_inputs(inputs)
+    what = "poptorch.for_loop expects input tensors to be a list of tensors."
+    if not isinstance(inputs, list):
+        raise ValueError(f"{what} (Object is not list)")
+    for index, tensor in enumerate(inputs):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{what} (Object contained in list at index {index} is not "
+                "torch.tensor)"
+            )
     trace = current_trace()
     if trace is None:
-        return _as_list(body(*[torch.clone(tensor) for tensor in inputs]))
+        return _as_list(body(*_copies(inputs)))
     trace.refuse_training("for_loop")
     if "for_loop" in trace.constructs:
         raise createPoptorchError(
@@ -162,16 +87,11 @@ def for_loop(
             "poptorch::end_for_loop)."
         )
     count = operator.index(count)
-    trace.require_device("for_loop", inputs)
-    with trace.inside("for_loop"):
-        copies = _copies(inputs)
-        recorded = record_body(trace, lambda: _as_list(body(*copies)), copies)
+    recorded, *given = _record_body(trace, "for_loop", body, inputs)
     _check_same(
         "the body of poptorch.for_loop takes and returns", recorded.example, inputs
     )
-    result: list[Tensor] = trace.record(
-        run_loop, count, recorded, copies, recorded.captured
-    )
+    result: list[Tensor] = trace.record(run_loop, count, recorded, *given)
     return result
 
 
@@ -218,9 +138,14 @@ def cond(
         chosen, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         return _as_list(chosen(*inputs))
     trace.refuse_training("cond")
-    _check_condition(condition)
-    then = _branch(trace, then_body, then_inps)
-    other = _branch(trace, else_body, else_inps)
+    if not isinstance(condition, Tensor) or condition.numel() != 1:
+        got = tuple(condition.shape) if isinstance(condition, Tensor) else condition
+        raise createPoptorchError(
+            "The condition of poptorch.cond must be a tensor of one element on the "
+            f"device. Got {got!r}."
+        )
+    then = _record_body(trace, "cond", then_body, then_inps)
+    other = _record_body(trace, "cond", else_body, else_inps)
     _check_same("the bodies of poptorch.cond return", then[0].example, other[0].example)
     result: list[Tensor] = trace.record(run_branch, condition, then, other)
     return result
@@ -233,7 +158,7 @@ def run_loop(
     if is_tracing():
         return _copies(body.example)
     for _ in range(count):
-        inputs = body.run(_copies(inputs), captured)
+        inputs = body.program.forward(*_copies(inputs), *captured)
     return _copies(inputs)
 
 
@@ -242,17 +167,67 @@ def run_branch(condition: Tensor, then: _Branch, other: _Branch) -> list[Tensor]
     if is_tracing():
         return _copies(then[0].example)
     body, inputs, captured = then if bool(condition) else other
-    return _copies(body.run(_copies(inputs), captured))
+    return _copies(body.program.forward(*_copies(inputs), *captured))
 
 
-def _branch(
-    trace: Recording, body: Callable[..., Any], inputs: list[Tensor]
+def _record_body(
+    trace: Recording, construct: str, function: Callable[..., Any], inputs: list[Tensor]
 ) -> _Branch:
-    trace.require_device("cond", inputs)
-    copies = _copies(inputs)
-    with trace.inside("cond"):
-        recorded = record_body(trace, lambda: _as_list(body(*copies)), copies)
-    return recorded, copies, recorded.captured
+    """Call `function` once, and take its operations out of the trace's graph.
+
+    Args:
+        trace: The trace under way.
+        construct: Name of the function whose body it is.
+        function: The loop's or branch's body.
+        inputs: Tensors that it gets copies of, which are others in each run.
+
+    Raises:
+        Error: `function` returns something else than tensors of the device, or changes
+            a tensor in place that isn't one of its inputs.
+    """
+    trace.require_device(construct, inputs)
+    with trace.inside(construct):
+        copies = _copies(inputs)
+        before = dict(trace.nodes)
+        outside = [t for t in trace.tensors() if all(t is not copy for copy in copies)]
+        versions = [tensor._version for tensor in outside]
+        num_nodes = len(trace.graph.nodes)
+        outputs = _as_list(function(*copies))
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise createPoptorchError(
+                "The body of poptorch.for_loop or poptorch.cond must return tensors. "
+                f"Got {type(output).__name__}."
+            )
+        trace.require_device("return", [output])
+    if any(t._version != version for t, version in zip(outside, versions)):
+        raise createPoptorchError(
+            "The body of poptorch.for_loop or poptorch.cond changes a tensor in place "
+            "that is not one of its inputs: on the device it has a copy, and the "
+            "change would be lost. Make it an input, and return it."
+        )
+    cut = list(trace.graph.nodes)[num_nodes:]
+    starts = [before[id(copy)] for copy in copies]
+    results = [trace.nodes[id(output)] for output in outputs]
+    used = [source for node in cut for source in node.all_input_nodes] + results
+    inside = {*cut, *starts}
+    captured = list(dict.fromkeys(node for node in used if node not in inside))
+    graph = Graph()
+    copy_of = {
+        node: graph.placeholder(f"argument_{index}")
+        for index, node in enumerate([*starts, *captured])
+    }
+    for node in cut:
+        copy_of[node] = graph.node_copy(node, copy_of.__getitem__)
+    erase_dead(graph, [copy_of[node] for node in results])
+    graph.output([copy_of[node] for node in results])
+    for node in reversed(cut):
+        trace.graph.erase_node(node)
+    trace.rebind(before)
+    tensor_of = {before[id(t)]: t for t in reversed(trace.tensors()) if id(t) in before}
+    around = [tensor_of[node] for node in captured]
+    body = Body(GraphModule(trace.root, graph), around, outputs)
+    return body, copies, around
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -261,27 +236,6 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _as_list(outputs: Any) -> list[Any]:
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-
-
-def _check_loop_inputs(inputs: Any) -> None:
-    what = "poptorch.for_loop expects input tensors to be a list of tensors."
-    if not isinstance(inputs, list):
-        raise ValueError(f"{what} (Object is not list)")
-    for index, tensor in enumerate(inputs):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(
-                f"{what} (Object contained in list at index {index} is not "
-                "torch.tensor)"
-            )
-
-
-def _check_condition(condition: Any) -> None:
-    if not isinstance(condition, Tensor) or condition.numel() != 1:
-        got = tuple(condition.shape) if isinstance(condition, Tensor) else condition
-        raise createPoptorchError(
-            "The condition of poptorch.cond must be a tensor of one element on the "
-            f"device. Got {got!r}."
-        )
 
 
 def _check_same(what: str, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:

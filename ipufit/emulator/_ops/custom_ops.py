@@ -176,14 +176,19 @@ def custom_op(
         [tensor([0.])]
     """
     attributes = attributes or {}
-    _check_attributes(attributes)
+    for key, value in attributes.items():
+        _check_attribute(key, value)
     attributes_lists.append(attributes)
     trace = current_trace()
     if trace is None:
         return [torch.zeros_like(example) for example in example_outputs]
     for value in attributes.values():
         for element in _elements(value):
-            _check_range(element)
+            if isinstance(element, float) and abs(element) > _LARGEST_FLOAT:
+                side = "high" if element > 0 else "low"
+                raise createPoptorchError(
+                    f"{element:g} is too {side} for a Popart float attribute."
+                )
     outputs: list[Any]
     inputs, full_name = list(inputs), f"{domain}::{name}"
     trace.require_device(full_name, inputs)
@@ -192,9 +197,27 @@ def custom_op(
         outputs = trace.record(run_custom_op, function, inputs)
     elif domain == DOMAIN and name in SHIPPED_OPERATIONS:
         outputs = [SHIPPED_OPERATIONS[name](*inputs, **attributes)]
+    elif domain == DOMAIN:
+        raise createPoptorchError(
+            f"PopTorch has no custom operation {full_name} for models. There are "
+            f"{', '.join(SHIPPED_OPERATIONS)}; parts of a model run on the host with "
+            "poptorch.CPU."
+        )
     else:
-        raise _unknown(name, domain, domain_version, attributes)
-    _check_outputs(full_name, outputs, list(example_outputs))
+        raise createPoptorchError(
+            f"The custom operation {full_name} (version {domain_version}) is C++ code "
+            "of PopART, which can't be emulated. Say in Python what it computes, before"
+            f" the model is compiled: `ipufit.emulator.register_custom_op({name!r}, "
+            f"{domain!r}, function)` with `def function("
+            f"{', '.join(['*inputs', *attributes])})`, or compose it of torch "
+            "functions, or run this model on real IPUs."
+        )
+    got, expected = _kinds(outputs), _kinds(example_outputs)
+    if got != expected:  # on which the rest of the model relies
+        raise createPoptorchError(
+            f"The custom operation {full_name} returns {', '.join(got) or 'nothing'}, "
+            f"but example_outputs are {', '.join(expected) or 'empty'}."
+        )
     return outputs
 
 
@@ -206,36 +229,7 @@ def run_custom_op(function: Callable[..., Any], inputs: list[Tensor]) -> list[An
     return [o.view_as(o) if isinstance(o, Tensor) else o for o in outputs]
 
 
-def _unknown(
-    name: str, domain: str, domain_version: int, attributes: dict[str, Any]
-) -> Error:
-    if domain == DOMAIN:
-        known = ", ".join(SHIPPED_OPERATIONS)
-        return createPoptorchError(
-            f"PopTorch has no custom operation {domain}::{name} for models. There are "
-            f"{known}; parts of a model run on the host with poptorch.CPU."
-        )
-    parameters = ", ".join(["*inputs", *attributes])
-    return createPoptorchError(
-        f"The custom operation {domain}::{name} (version {domain_version}) is C++ code "
-        "of PopART, which can't be emulated. Say in Python what it computes, before "
-        f"the model is compiled: `ipufit.emulator.register_custom_op({name!r}, "
-        f"{domain!r}, function)` with `def function({parameters})`, or compose it of "
-        "torch functions, or run this model on real IPUs."
-    )
-
-
-def _check_outputs(name: str, outputs: list[Any], examples: list[Tensor]) -> None:
-    """Refuse outputs unlike the examples, which the rest of the model relies on."""
-    got, expected = _kinds(outputs), _kinds(examples)
-    if got != expected:
-        raise createPoptorchError(
-            f"The custom operation {name} returns {', '.join(got) or 'nothing'}, but "
-            f"example_outputs are {', '.join(expected) or 'empty'}."
-        )
-
-
-def _kinds(values: list[Any]) -> list[str]:
+def _kinds(values: Sequence[Any]) -> list[str]:
     return [
         f"{host_tensor(value).dtype} of shape {tuple(value.shape)}"
         if isinstance(value, Tensor)
@@ -263,38 +257,23 @@ def _elements(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _check_attributes(attributes: dict[str, Any]) -> None:
-    for key, value in attributes.items():
-        if not isinstance(key, str):
-            raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
-        _check_ascii(key)
-        elements = _elements(value)
-        if not all(isinstance(element, _ATTRIBUTE_TYPES) for element in elements):
-            raise ValueError(
-                "Attribute values must be floats, ints, strings or a list/tuple of "
-                f"float, ints of strings. {key!r} is {value!r}."
-            )
-        if not all(isinstance(element, type(elements[0])) for element in elements):
-            raise ValueError(
-                "The types in a list/tuple attribute must all be the same. "
-                f"{key!r} is {value!r}."
-            )
-        for element in elements:
-            if isinstance(element, str):
-                _check_ascii(element)
-
-
-def _check_ascii(text: str) -> None:
-    if not text.isascii():
-        raise ValueError(f"{text} contains non-ASCII characters.")
-
-
-def _check_range(value: Any) -> None:
-    if isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
-        side = "high" if value > 0 else "low"
-        raise createPoptorchError(
-            f"{value:g} is too {side} for a Popart float attribute."
+def _check_attribute(key: Any, value: Any) -> None:
+    if not isinstance(key, str):
+        raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
+    elements = _elements(value)
+    if not all(isinstance(element, _ATTRIBUTE_TYPES) for element in elements):
+        raise ValueError(
+            "Attribute values must be floats, ints, strings or a list/tuple of "
+            f"float, ints of strings. {key!r} is {value!r}."
         )
+    if not all(isinstance(element, type(elements[0])) for element in elements):
+        raise ValueError(
+            "The types in a list/tuple attribute must all be the same. "
+            f"{key!r} is {value!r}."
+        )
+    for text in (key, *elements):
+        if isinstance(text, str) and not text.isascii():
+            raise ValueError(f"{text} contains non-ASCII characters.")
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:

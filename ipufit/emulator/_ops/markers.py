@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 import torch
 from torch import Tensor
 from torch.fx.graph import Graph
-from torch.fx.node import Node
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ipufit.emulator._options.strategies import is_pipelined
@@ -479,55 +478,39 @@ def check_overlap(graph: Graph, options: Options, *, has_loss: bool) -> None:
     Raises:
         Error: A mark is in the wrong place, or the options don't allow any.
     """
-    results = list(next(iter(reversed(graph.nodes))).args[0])
-    returned = results[:-1] if has_loss else results
-    marks = [
-        n for n in graph.nodes if n.target in (overlapped_input, overlapped_output)
-    ]
-    for node in marks:
-        if node.target is overlapped_input:
-            _check_input(node, graph)
-        else:
-            _check_output(node, returned)
-    if marks:
-        _check_options(options)
-
-
-def _check_input(mark: Node, graph: Graph) -> None:
-    marked = mark.args[0]
-    inputs = [
-        node
-        for node in graph.nodes
-        if node.op == "placeholder" and str(node.target).startswith("input_")
-    ]
-    if marked not in inputs:
-        raise createPoptorchError(
-            "poptorch.set_overlap_for_input applied on a node which is not a tensor "
-            f"input to the model: {marked}."
-        )
-    if isinstance(marked, Node) and len(marked.users) > 1:
-        raise createPoptorchError(
-            "poptorch.set_overlap_for_input must be the only op applied to an input. "
-            f"This is not the case for input {inputs.index(marked)} to the model. "
-            "Compute with the tensor that it returns."
-        )
-
-
-def _check_output(mark: Node, returned: list[Node]) -> None:
-    if mark not in returned:
-        raise createPoptorchError(
-            "poptorch.set_overlap_for_output applied on a node which is not a tensor "
-            f"output to the model: {mark.args[0]}."
-        )
-    if returned.count(mark) > 1 or mark.args[0] in returned:
-        raise createPoptorchError(
-            "poptorch.set_overlap_for_output cannot be used with a tensor that is "
-            "returned twice. Please check all returned tensors including those nested "
-            "in tuples/lists."
-        )
-
-
-def _check_options(options: Options) -> None:
+    *nodes, output = graph.nodes
+    returned = list(output.args[0])[: -1 if has_loss else None]
+    inputs = [n for n in nodes if str(n.target).startswith("input_")]
+    marks = [n for n in nodes if n.target in (overlapped_input, overlapped_output)]
+    for mark in marks:
+        marked = mark.args[0]
+        if mark.target is overlapped_input and marked not in inputs:
+            raise createPoptorchError(
+                "poptorch.set_overlap_for_input applied on a node which is not a "
+                f"tensor input to the model: {marked}."
+            )
+        if mark.target is overlapped_input and len(marked.users) > 1:
+            raise createPoptorchError(
+                "poptorch.set_overlap_for_input must be the only op applied to an "
+                "input. This is not the case for input "
+                f"{inputs.index(marked)} to the model. Compute with the tensor that it "
+                "returns."
+            )
+        if mark.target is overlapped_output and mark not in returned:
+            raise createPoptorchError(
+                "poptorch.set_overlap_for_output applied on a node which is not a "
+                f"tensor output to the model: {marked}."
+            )
+        if mark.target is overlapped_output and (
+            returned.count(mark) > 1 or marked in returned
+        ):
+            raise createPoptorchError(
+                "poptorch.set_overlap_for_output cannot be used with a tensor that is "
+                "returned twice. Please check all returned tensors including those "
+                "nested in tuples/lists."
+            )
+    if not marks:
+        return
     if is_pipelined(options._execution_strategy):
         raise createPoptorchError(
             "Overlapped IO is not supported with poptorch.PipelinedExecution. If you "

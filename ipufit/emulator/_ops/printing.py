@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 from torch import Tensor
 
@@ -22,79 +22,39 @@ _SMALLEST_FIXED = 1e-4
 
 @dataclass(frozen=True)
 class TensorText:
-    """Makes text of tensors, by the settings of `ipu_print_tensor`.
+    """Makes text of tensors, by the arguments of `ipu_print_tensor`."""
 
-    Attributes:
-        summarise_threshold: Shorten tensors of more elements; 0 for none.
-        edge_items: Elements kept at each end of a dimension that is shortened.
-        max_line_width: Break longer rows; 0 for none.
-        digits: Number of significant digits, without those of the exponent; with 0 all
-            digits are written and columns are not aligned.
-        float_format: `"auto"`, `"fixed"`, `"scientific"` or `"none"`.
-        separator: Text between elements.
-        open_bracket: Text before a dimension.
-        close_bracket: Text after a dimension.
-
-    Example:
-        >>> import torch
-        >>> print(TensorText()(torch.tensor([[1.0, -2.0], [0.5, 10.0]])))
-        (
-         ( 1.00,-2.00)
-         ( 0.50,10.00)
-        )
-    """
-
-    summarise_threshold: int = 1000
-    edge_items: int = 3
-    max_line_width: int = 80
-    digits: int = 4
-    float_format: str = "auto"
-    separator: str = ","
-    open_bracket: str = "("
-    close_bracket: str = ")"
-
-    def __post_init__(self) -> None:
-        if self.float_format not in _FLOAT_FORMATS:
-            raise KeyError(
-                f"float_format {self.float_format!r}: use one of "
-                f"{', '.join(_FLOAT_FORMATS)}."
-            )
+    summarise_threshold: int
+    edge_items: int
+    max_line_width: int
+    digits: int
+    float_format: str
+    separator: str
+    open_bracket: str
+    close_bracket: str
 
     def __call__(self, tensor: Tensor) -> str:
         """The text of `tensor`, one row of its last dimension per line."""
         is_short = not 0 < self.summarise_threshold < tensor.numel()
         values = tensor.detach().tolist() if is_short else self._edges(tensor.detach())
-        texts = self._formatted(values, is_float=tensor.is_floating_point())
-        return self._layers(texts, depth=0)
+        numbers = [value for value in _leaves(values) if value is not _CUT]
+        spec = self._spec(numbers) if tensor.is_floating_point() else "d"
+        width = 0
+        if self.digits:
+            width = max((len(format(number, spec)) for number in numbers), default=0)
+        return self._layers(values, 0, lambda v: format(v, spec).rjust(width))
 
     def _edges(self, tensor: Tensor) -> Any:
         if not tensor.dim():
             return tensor.item()
-        edge = self.edge_items
-        if tensor.shape[0] <= 2 * edge:
+        edge, size = self.edge_items, tensor.shape[0]
+        if size <= 2 * edge:
             return [self._edges(row) for row in tensor]
         first = [self._edges(row) for row in tensor[:edge]]
-        last = [self._edges(row) for row in tensor[tensor.shape[0] - edge :]]
-        return [*first, _CUT, *last]
-
-    # Elements -----------------------------------------------------------------
-
-    def _formatted(self, values: Any, *, is_float: bool) -> Any:
-        """Format the nested values as texts of one width."""
-        numbers = [value for value in _leaves(values) if value is not _CUT]
-        spec = self._spec(numbers) if is_float else "d"
-        width = 0
-        if self.digits:
-            width = max((len(format(number, spec)) for number in numbers), default=0)
-
-        def text(value: Any) -> Any:
-            if isinstance(value, list):
-                return [text(element) for element in value]
-            return value if value is _CUT else format(value, spec).rjust(width)
-
-        return text(values)
+        return [*first, _CUT, *[self._edges(row) for row in tensor[size - edge :]]]
 
     def _spec(self, numbers: list[float]) -> str:
+        """The format of floating-point numbers."""
         if not self.digits or self.float_format == "none":
             return f".{self.digits}g" if self.digits else ""
         finite = [abs(number) for number in numbers if abs(number) < float("inf")]
@@ -106,49 +66,34 @@ class TensorText:
             return f".{self.digits - 1}e"
         return f".{max(self.digits - len(str(int(largest))), 0)}f"
 
-    # Lines --------------------------------------------------------------------
-
-    def _layers(self, texts: Any, depth: int) -> str:
-        if not isinstance(texts, list):
-            return str(texts)
-        if not any(isinstance(element, list) for element in texts):
-            return self._row(texts, depth)
-        indent = " " * (depth + 1)
-        rows = "".join(
-            f"\n{indent}{self._layers(element, depth + 1)}" for element in texts
-        )
-        return f"{self.open_bracket}{rows}\n{' ' * depth}{self.close_bracket}"
-
-    def _row(self, texts: list[str], depth: int) -> str:
+    def _layers(self, values: Any, depth: int, text: Callable[[Any], str]) -> str:
+        if not isinstance(values, list):
+            return values if values is _CUT else text(values)
+        if any(isinstance(element, list) for element in values):
+            indent = " " * (depth + 1)
+            rows = "".join(
+                f"\n{indent}{self._layers(element, depth + 1, text)}"
+                for element in values
+            )
+            return f"{self.open_bracket}{rows}\n{' ' * depth}{self.close_bracket}"
         lines = [" " * depth + self.open_bracket]
-        for index, text in enumerate(texts):
-            is_last = index == len(texts) - 1
-            element = text + (self.close_bracket if is_last else self.separator)
+        for index, value in enumerate(values):
+            is_last = index == len(values) - 1
+            element = self._layers(value, depth, text)
+            element += self.close_bracket if is_last else self.separator
             is_full = 0 < self.max_line_width < len(lines[-1]) + len(element)
             if is_full and index:
                 lines.append(" " * (depth + 2))
             lines[-1] += element
-        if not texts:
+        if not values:
             lines[-1] += self.close_bracket
         return "\n".join(lines)[depth:]
 
 
-def _leaves(values: Any) -> Iterator[Any]:
-    if isinstance(values, list):
-        for element in values:
-            yield from _leaves(element)
-    else:
-        yield values
-
-
-def first_character(text: str) -> str:
-    """The part of a separator or a bracket that reaches the device.
-
-    Example:
-        >>> first_character(", ")
-        ','
-    """
-    return text[:1]
+def _leaves(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        return [values]
+    return [leaf for element in values for leaf in _leaves(element)]
 
 
 def ipu_print_tensor(
@@ -196,19 +141,16 @@ def ipu_print_tensor(
         tensor([1.])
     """
     require_tensor(tensor, "ipu print tensor must take a torch.tensor argument.")
-    text = TensorText(
-        summarise_threshold=summarise_threshold,
-        edge_items=edge_items,
-        max_line_width=max_line_width,
-        digits=digits,
-        float_format=float_format,
-        separator=first_character(separator),
-        open_bracket=first_character(open_bracket),
-        close_bracket=first_character(close_bracket),
-    )
+    if float_format not in _FLOAT_FORMATS:
+        raise KeyError(
+            f"float_format {float_format!r}: use one of {', '.join(_FLOAT_FORMATS)}."
+        )
     trace = current_trace()
     if trace is None:
         return tensor
+    sizes = summarise_threshold, edge_items, max_line_width, digits
+    marks = separator[:1], open_bracket[:1], close_bracket[:1]  # what a device gets
+    text = TensorText(*sizes, float_format, *marks)
     result: Tensor = trace.record(print_tensor, tensor, title, print_gradient, text)
     return result
 

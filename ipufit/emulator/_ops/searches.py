@@ -9,7 +9,7 @@ Transduction with Recurrent Neural Networks", 2012; Hannun et al., 2014).
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Tuple, Union
+from typing import Dict, List, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -124,7 +124,8 @@ def best_paths(
     """
     beams: _Beams = {(): (0.0, _NEVER)}
     for row in log_probs:
-        beams = _likeliest(_extend(beams, row, blank), beam_width)
+        longer = _extend(beams, row, blank).items()
+        beams = dict(sorted(longer, key=lambda item: -_log_add(*item[1]))[:beam_width])
     ranked = [(prefix, _log_add(*ends)) for prefix, ends in beams.items()]
     return sorted(ranked, key=lambda item: -item[1])
 
@@ -152,11 +153,6 @@ def _extend(beams: _Beams, row: list[float], blank: int) -> _Beams:
             else:
                 add((*prefix, label), _NEVER, either + score)
     return after
-
-
-def _likeliest(beams: _Beams, beam_width: int) -> _Beams:
-    ranked = sorted(beams.items(), key=lambda item: -_log_add(*item[1]))
-    return dict(ranked[:beam_width])
 
 
 def _log_add(first: float, second: float) -> float:
@@ -243,13 +239,40 @@ def nearest(
         >>> inferenceModel(Nearest())(x, y).tolist()
         [1, 0]
     """
-    require_tensor(x, "nearest takes torch.tensors of points.")
-    require_tensor(y, "nearest takes torch.tensors of points.")
-    _check_batch_type(batch_x)
-    _check_batch_type(batch_y)
+    for points in (x, y):
+        require_tensor(points, "nearest takes torch.tensors of points.")
+    for batch in (batch_x, batch_y):
+        if batch is not None and not isinstance(batch, (list, Tensor)):
+            raise createPoptorchError(
+                "A batch of nearest must be a list or a tensor. "
+                f"Got {type(batch).__name__}"
+            )
     trace = _device("nearest")
-    _check_points(x, y)
-    _check_batches(batch_x, batch_y, len(x), len(y))
+    shapes = f"Got {list(x.shape)} and {list(y.shape)}."
+    if max(x.dim(), y.dim()) > 2:
+        raise createPoptorchError(
+            f"nearest takes points of at most 2 dimensions. {shapes}"
+        )
+    if x.shape[1:].numel() != y.shape[1:].numel():
+        raise createPoptorchError(
+            f"nearest takes points with the same number of features. {shapes}"
+        )
+    for batch, rows in ((batch_x, len(x)), (batch_y, len(y))):
+        if batch is not None and len(batch) not in (0, rows):
+            raise createPoptorchError(
+                f"A batch of nearest must have one element per point: {rows}, "
+                f"not {len(batch)}."
+            )
+        if isinstance(batch, list) and batch != sorted(batch):
+            raise createPoptorchError(f"A batch of nearest must be sorted: {batch}.")
+    # The values of tensors aren't known while tracing.
+    if not isinstance(batch_x, Tensor) and not isinstance(batch_y, Tensor):
+        one, other = set(batch_x or [0]), set(batch_y or [0])
+        if one != other:
+            raise createPoptorchError(
+                f"Both batches of nearest must have the same ids: {sorted(one)} and "
+                f"{sorted(other)}."
+            )
     result: Tensor = trace.record(find_nearest, x, y, batch_x, batch_y)
     return result
 
@@ -277,9 +300,15 @@ def find_nearest(
     x: Tensor, y: Tensor, batch_x: BatchIndices, batch_y: BatchIndices
 ) -> Tensor:
     """Run `nearest` on the device."""
-    gaps = _as_rows(x)[:, None] - _as_rows(y)[None, :]
-    distance = gaps.square().sum(dim=2)
-    is_other = _batch_of(x, batch_x)[:, None] != _batch_of(y, batch_y)[None, :]
+    rows = [points.reshape(len(points), -1) for points in (x, y)]
+    distance = (rows[0][:, None] - rows[1][None, :]).square().sum(dim=2)
+    ids = [
+        torch.zeros(len(points), dtype=torch.int64)
+        if batch is None or len(batch) == 0
+        else torch.as_tensor(batch)
+        for points, batch in ((x, batch_x), (y, batch_y))
+    ]
+    is_other = ids[0][:, None] != ids[1][None, :]
     return torch.argmin(distance.masked_fill(is_other, math.inf), dim=1)
 
 
@@ -291,54 +320,3 @@ def _device(name: str) -> Recording:
             "only a model that runs on the device may use it."
         )
     return trace
-
-
-def _as_rows(points: Tensor) -> Tensor:
-    return points if points.dim() == 2 else points.reshape(-1, 1)
-
-
-def _batch_of(points: Tensor, batch: BatchIndices) -> Tensor:
-    if batch is None or len(batch) == 0:
-        return torch.zeros(len(points), dtype=torch.int64)
-    return torch.as_tensor(batch)
-
-
-def _check_batch_type(batch: Any) -> None:
-    if batch is not None and not isinstance(batch, (list, Tensor)):
-        raise createPoptorchError(
-            f"A batch of nearest must be a list or a tensor. Got {type(batch).__name__}"
-        )
-
-
-def _check_points(x: Tensor, y: Tensor) -> None:
-    if max(x.dim(), y.dim()) > 2:
-        raise createPoptorchError(
-            "nearest takes points of at most 2 dimensions. "
-            f"Got {list(x.shape)} and {list(y.shape)}."
-        )
-    if x.shape[1:].numel() != y.shape[1:].numel():
-        raise createPoptorchError(
-            "nearest takes points with the same number of features. "
-            f"Got {list(x.shape)} and {list(y.shape)}."
-        )
-
-
-def _check_batches(
-    batch_x: BatchIndices, batch_y: BatchIndices, num_x: int, num_y: int
-) -> None:
-    for batch, rows in ((batch_x, num_x), (batch_y, num_y)):
-        if batch is not None and len(batch) not in (0, rows):
-            raise createPoptorchError(
-                f"A batch of nearest must have one element per point: {rows}, "
-                f"not {len(batch)}."
-            )
-        if isinstance(batch, list) and batch != sorted(batch):
-            raise createPoptorchError(f"A batch of nearest must be sorted: {batch}.")
-    if isinstance(batch_x, Tensor) or isinstance(batch_y, Tensor):
-        return  # their values aren't known while tracing
-    one, other = set(batch_x or [0]), set(batch_y or [0])
-    if one != other:
-        raise createPoptorchError(
-            f"Both batches of nearest must have the same ids: {sorted(one)} and "
-            f"{sorted(other)}."
-        )

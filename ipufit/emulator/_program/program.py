@@ -316,7 +316,7 @@ def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
     for node in graph.nodes:
         part = getattr(root, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(part, Body):
-            graphs += with_bodies(part.graph, root)
+            graphs += with_bodies(part.program.graph, root)
     return graphs
 
 
