@@ -19,7 +19,6 @@ from .host_calls import (
 )
 from .loop import (
     Evaluation,
-    Remarking,
     Training,
     describe_coverage,
     in_passes,
@@ -58,7 +57,6 @@ __all__ = [
     "NoForwardError",
     "Objective",
     "OutputSize",
-    "Remarking",
     "StepFunction",
     "Steps",
     "Sums",

@@ -22,7 +22,6 @@ from typing import (
     NamedTuple,
     Sequence,
     Tuple,
-    TypeVar,
 )
 
 import torch
@@ -48,7 +47,7 @@ from ipufit.engine.device import WatchedGradients
 from ipufit.engine.host_calls import bytes_of
 from ipufit.engine.metric_state import Figures, vector_of, widened_all
 from ipufit.engine.objective import OWN_LOSS, dominant_labels
-from ipufit.engine.processes import Agreement
+from ipufit.engine.processes import ProcessSync
 from ipufit.engine.program import Executors
 from ipufit.errors import (
     ConfigError,
@@ -209,17 +208,17 @@ class Rows(NamedTuple):
         outputs = tree_map(_copied, self.outputs) if outputs_too else self.outputs
         return self._replace(outputs=outputs, labels=labels)
 
-    def laid_out(self) -> Rows:
+    def contiguous(self) -> Rows:
         """The same in memory that is laid out row by row.
 
         Programs of other calls may lay out the same outputs otherwise, and a sum goes
         over memory in its order.
         """
-        outputs = tree_map(_laid_out, self.outputs)
+        outputs = tree_map(_contiguous, self.outputs)
         return self._replace(outputs=outputs)
 
 
-class WaitingRows:
+class RowBuffer:
     """Outputs of calls with the labels of their rows, until they make a group.
 
     Loss and metrics of a group take some twenty operations, which cost the same for ten
@@ -233,7 +232,7 @@ class WaitingRows:
 
     Example:
         >>> import torch
-        >>> waiting = WaitingRows(rows_per_pass=2, by_pass=True)
+        >>> waiting = RowBuffer(rows_per_pass=2, by_pass=True)
         >>> for value in (1.0, 2.0):
         ...     outputs = torch.full((3,), value)
         ...     for group in waiting.groups(outputs, Labels(torch.zeros(3)), 3):
@@ -321,34 +320,8 @@ def _copied(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _laid_out(leaf: Any) -> Any:
+def _contiguous(leaf: Any) -> Any:
     return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
-
-
-class Remarking(ProgressDisplay):
-    """Has a display say more about a program that was compiled.
-
-    Args:
-        display: The display.
-        remark: The text that it gets.
-    """
-
-    def __init__(self, display: ProgressDisplay, remark: str) -> None:
-        super().__init__()
-        self._display = display
-        self._remark = remark
-
-    def compiling(self, what: str) -> None:
-        """Pass it on."""
-        self._display.compiling(what)
-
-    def noted(self, line: str) -> None:
-        """Pass it on."""
-        self._display.noted(line)
-
-    def compiled(self, what: str, seconds: float, remark: str = "") -> None:
-        """Pass it on, with the remark."""
-        self._display.compiled(what, seconds, self._remark)
 
 
 def remark_on_passes(choice: Choice | None) -> str:
@@ -407,7 +380,8 @@ class Training:
             self.optimization,
             self.figures.objective,
             sorted(self.watched.anchors),
-            display if self.choice is None else Remarking(display, self.remark),
+            display,
+            self.remark,
         )
         self.figures.adopt(entries)
 
@@ -550,8 +524,9 @@ class Evaluation:
             self.batches,
             self.plan,
             self.options,
-            display if self.choice is None else Remarking(display, self.remark),
+            display,
             self.figures.objective.evaluated,
+            self.remark,
         )
         has_scalars = self._executors.gives_scalars
         if self.figures.objective.steps is not None and not has_scalars:
@@ -590,7 +565,7 @@ class Evaluation:
         self._waiting, self._look = self._no_rows(), None
         run.stop_evaluating = False
         hooks.on_test_begin({})
-        agreement = Agreement(run.processes, hooks, run, "on_test_batch_end")
+        processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
         for number, call in enumerate(awaited(self.batches)):
             if not call.num_real_of_all:  # there for the scalars of single rows only
                 self._add_singles(call)
@@ -602,17 +577,17 @@ class Evaluation:
                 # Unfit targets fail now, and figures get names.
                 self._look_at_waiting()
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
-            logs = agreement.running(self.figures, self._look_at_waiting)
+            logs = processes.running(self.figures, self._look_at_waiting)
             hooks.on_test_batch_end(last, logs)
-            agreement.settle()
-            if agreement.ends_evaluation or run.is_evicted:
+            processes.sync()
+            if processes.ends_evaluation or run.is_evicted:
                 break
         self._count_waiting()
         self.figures.gather()
         hooks.on_test_end(self.figures.logs())
         return self.figures.logs()
 
-    def _no_rows(self) -> WaitingRows:
+    def _no_rows(self) -> RowBuffer:
         """Make an empty store of rows, which it groups by passes or pass by pass.
 
         A function of the user's may give one value for all rows that it gets. And rows
@@ -621,7 +596,7 @@ class Evaluation:
         objective = self.figures.objective
         is_joined = objective.is_streamed and self.figures.processes.are_several
         by_pass = is_joined or not objective.is_additive
-        return WaitingRows(self.plan.samples_per_update, by_pass=by_pass)
+        return RowBuffer(self.plan.samples_per_update, by_pass=by_pass)
 
     def _look_at_waiting(self) -> Tensor | None:
         """The sums of rows that go on waiting; None if there are none.
@@ -679,7 +654,7 @@ class Evaluation:
             self._count(group, self._vector(group))
 
     def _vector(self, rows: Rows) -> Tensor:
-        outputs, labels, num_rows = rows.laid_out()
+        outputs, labels, num_rows = rows.contiguous()
         outputs, labels = widened_all(outputs, labels)
         with torch.no_grad():
             objective = self.figures.objective
@@ -710,9 +685,6 @@ class Evaluation:
 
 def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:
     return {name: column[index] for name, column in values.items()}
-
-
-T = TypeVar("T")
 
 
 class EvictedError(Exception):
@@ -746,36 +718,22 @@ def ended_in_order(
         raise
 
 
-def until_stopped(
-    items: Iterable[T], run: RunState, settle: Callable[[], None] = lambda: None
-) -> Iterator[T]:
-    """Give calls or epochs until the run is to stop, and save between them if asked.
+def has_ended(run: RunState, sync: Callable[[], None]) -> bool:
+    """Save a run if asked, after a call or an epoch, and return whether it ends.
 
     Args:
-        items: The calls of an epoch, or epochs.
         run: State of the run.
-        settle: Has what one process wants count for all.
+        sync: Makes a request of one process count for all.
 
     Raises:
         EvictedError: The process was told to end, and the run was saved.
-
-    Example:
-        >>> run = RunState()
-        >>> for epoch in until_stopped(range(9), run):
-        ...     if epoch == 2:
-        ...         run.stop("seen enough")
-        >>> epoch
-        2
     """
-    for item in items:
-        yield item
-        run.act()
-        settle()
-        run.heed_eviction()
-        if run.stop_reason == EVICTED:
-            raise EvictedError
-        if run.is_ending:
-            return
+    run.act()
+    sync()
+    run.heed_eviction()
+    if run.stop_reason == EVICTED:
+        raise EvictedError
+    return run.is_ending
 
 
 @contextlib.contextmanager
@@ -835,76 +793,6 @@ def heard_eviction(run: RunState) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
-@dataclass(frozen=True)
-class Validations:
-    """Validates the weights that training has reached, and keeps the figures.
-
-    Attributes:
-        evaluation: The evaluation on the validation's samples; None for none.
-        every_calls: Calls of an epoch from one validation to the next; None for none
-            within epochs.
-        hooks: Callbacks of the run.
-        run: State of the run, which has the epoch's last validation.
-        display: Hears of compilations.
-    """
-
-    evaluation: Evaluation | None
-    every_calls: int | None
-    hooks: CallbackList
-    run: RunState
-    display: ProgressDisplay
-
-    def between(self, calls: Epochs) -> Iterator[Call]:
-        """Give the calls of an epoch, and validate before some of them.
-
-        A validation comes before its next call is taken from the data. So a run that is
-        saved meanwhile goes on with the validation.
-
-        Args:
-            calls: The calls of the epoch.
-
-        Raises:
-            EvictedError: The process was told to end.
-        """
-        self._validate_if_due(calls)
-        for call in awaited(calls):
-            yield call
-            self._validate_if_due(calls)
-
-    def at_end(self, calls: Epochs, *, is_validated: bool) -> Logs:
-        """Validate after an epoch.
-
-        Args:
-            calls: The calls of the epoch.
-            is_validated: Whether the end of the epoch is to be validated.
-
-        Returns:
-            Figures of the epoch's last validation; empty if it had none.
-
-        Raises:
-            EvictedError: The process was told to end.
-        """
-        if is_validated and self.run.validated_calls != self.run.calls:
-            self._validate(calls)
-        return self.run.validated
-
-    def _validate_if_due(self, calls: Epochs) -> None:
-        done = self.run.calls
-        if self.every_calls is None or not done or done % self.every_calls:
-            return
-        if self.run.validated_calls != done:  # else the run was resumed after it
-            self._validate(calls)
-
-    def _validate(self, calls: Epochs) -> None:
-        if self.evaluation is None:
-            return
-        with undone_if_evicted(self.run, calls.generators):
-            self.evaluation.prepare(self.display)
-            figures = self.evaluation.run(self.hooks, self.run)
-        self.run.directions.update(self.evaluation.figures.directions)
-        self.run.validated, self.run.validated_calls = figures, self.run.calls
-
-
 EpochToGo = Tuple[int, bool]
 """The number of an epoch, from 0, and whether it is validated."""
 
@@ -940,35 +828,56 @@ def train(
         DataError: An epoch had not one call.
     """
     updates = training.plan.device_iterations
-    validations = Validations(validation, validation_calls, hooks, run, display)
+
+    def validate() -> None:
+        if validation is None or run.validated_calls == run.calls:
+            return  # a run that was resumed after the validation goes on
+        with undone_if_evicted(run, calls.generators):
+            validation.prepare(display)
+            figures = validation.run(hooks, run)
+        run.directions.update(validation.figures.directions)
+        run.validated, run.validated_calls = figures, run.calls
+
+    def validate_if_due() -> None:
+        # Before the next call is taken from the data: a run that is saved meanwhile
+        # goes on with the validation.
+        if validation_calls and run.calls and run.calls % validation_calls == 0:
+            validate()
+
     hooks.on_train_begin({})
     heard = "on_train_batch_end", "on_batch_end"
     with ended_in_order(training, hooks, run):
         numbers = training.optimization.numbers
-        agreement = Agreement(run.processes, hooks, run, *heard, facts=numbers)
-        for epoch, is_validated in until_stopped(epochs, run, agreement.settle_now):
+        processes = ProcessSync(run.processes, hooks, run, *heard, facts=numbers)
+        for epoch, is_validated in epochs:
             if not run.calls:  # else it was begun before the run was interrupted
                 run.begin_epoch(epoch)
                 training.figures.reset()
                 hooks.on_epoch_begin(epoch, {})
-            to_make = validations.between(calls)
-            for call in until_stopped(to_make, run, agreement.settle):
+            validate_if_due()
+            for call in awaited(calls):
                 first = run.calls * updates
                 hooks.on_train_batch_begin(first, {})
                 training.run(call)
                 run.count_call(updates, call.num_real_of_all)
                 _warn_if_not_finite(training, run, first)
-                logs = agreement.running(training.figures)
+                logs = processes.running(training.figures)
                 hooks.on_train_batch_end(first + updates - 1, logs)
+                if has_ended(run, processes.sync):
+                    break
+                validate_if_due()
             _check_length(calls, training, run)
-            validated = validations.at_end(calls, is_validated=is_validated)
+            if is_validated:
+                validate()
             training.figures.gather()  # an eviction before saves each process's own
             figures = training.figures.logs()
-            figures.update({f"val_{name}": v for name, v in validated.items()})
+            figures.update({f"val_{name}": v for name, v in run.validated.items()})
             figures = dict(sorted(figures.items()))
             hooks.on_epoch_end(epoch, dict(figures))
             run.end_epoch(figures)
             training.optimization.end_epoch()
+            if has_ended(run, processes.sync_now):
+                break
     training.finish()
     if run.processes.are_several:
         training.executors.share_buffers()
@@ -993,7 +902,7 @@ def predictions(
         Tensors, nested as the module returns them, one row per sample.
     """
     run.stop_predicting = False
-    agreement = Agreement(run.processes, hooks, run, "on_predict_batch_end")
+    processes = ProcessSync(run.processes, hooks, run, "on_predict_batch_end")
     program = executors.inference_program
     hooks.on_predict_begin({})
     for number, call in enumerate(awaited(batches)):
@@ -1015,8 +924,8 @@ def predictions(
         last = first + batches.num_passes(call.num_real_of_all) - 1
         hooks.on_predict_batch_end(last, {"outputs": outputs})
         yield outputs
-        agreement.settle()
-        if agreement.ends_prediction:
+        processes.sync()
+        if processes.ends_prediction:
             break
     hooks.on_predict_end({})
 

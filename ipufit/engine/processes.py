@@ -27,7 +27,7 @@ _SECONDS_BETWEEN = 0.1
 _MOST_CALLS = 1000
 
 
-class Agreement:
+class ProcessSync:
     """The calls of an epoch, evaluation or prediction after which processes agree.
 
     A process without others agrees with itself, at no cost.
@@ -89,18 +89,18 @@ class Agreement:
         everyone = self._processes.gathered(figures.sums(more()))
         return figures.running(Sums.joined(everyone))
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Have a request of any process to end something count for all, if it is due.
 
         Called after each call.
         """
         if self._processes.are_several:
             if self._is_due:
-                self.settle_now()
+                self.sync_now()
                 self._next = self._calls + 1 + self._interval
             self._calls += 1
 
-    def settle_now(self) -> None:
+    def sync_now(self) -> None:
         """Have a request of any process to end something count for all."""
         run, processes = self._run, self._processes
         if not processes.are_several:

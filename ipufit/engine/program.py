@@ -259,38 +259,6 @@ class Builder:
             return trace(given)
 
 
-def compilation(
-    what: str, example: Batch, display: ProgressDisplay, ipus: IPUs, news: list[str]
-) -> Compile:
-    """Have an executor compiled for an example, once IPUs are free.
-
-    Args:
-        what: "training" or "inference".
-        example: A call's batch.
-        display: Shows that PopTorch compiles, and how long it took.
-        ipus: IPUs that other programs may have.
-        news: Lines that the display shows before; each is shown once.
-    """
-
-    def compile_it(executor: poptorch.PoplarExecutor, values: list[Tensor]) -> None:
-        display.compiling(what)
-        while news:
-            display.noted(news.pop(0))
-        start = time.perf_counter()
-        given = [tensor.contiguous() for tensor in (*example, *values)]
-
-        def attach() -> None:
-            if executor.isCompiled():  # and IPUs were short after it
-                executor.attachToDevice()
-            else:
-                executor.compile(*given)
-
-        ipus.acquire(executor, attach)
-        display.compiled(what, time.perf_counter() - start)
-
-    return compile_it
-
-
 _TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
     weakref.WeakKeyDictionary()
 )
@@ -335,6 +303,7 @@ class Executors:
         objective: Objective,
         watched: list[str],
         display: ProgressDisplay,
+        remark: str,
     ) -> tuple[Entry, ...]:
         """Have the training program attached; its next call has the host's weights.
 
@@ -350,6 +319,7 @@ class Executors:
             objective: Losses and metrics.
             watched: Names of the gradients that come back.
             display: Shows that PopTorch compiles.
+            remark: Text that it shows afterwards.
 
         Returns:
             The figures in the vectors that calls return.
@@ -383,7 +353,7 @@ class Executors:
                     optimization.optimizer,
                     own,
                     plan.micro_batches_per_call,
-                    self._compile("training", example, display),
+                    self._compile("training", example, display, remark),
                 ),
             )
         self._training = program
@@ -409,6 +379,7 @@ class Executors:
         options: poptorch.Options,
         display: ProgressDisplay,
         inferred: Inferred,
+        remark: str = "",
     ) -> None:
         """Have the inference program attached, with what training has learnt.
 
@@ -418,6 +389,7 @@ class Executors:
             options: Options of PopTorch.
             display: Shows that PopTorch compiles.
             inferred: The computation of the program.
+            remark: Text that the display shows after a compilation.
         """
         self.common.begin_alike(self.fetch_weights)
         self.fetch_weights()
@@ -436,7 +408,7 @@ class Executors:
                     batches.structure,
                     own,
                     plan.micro_batches_per_call,
-                    self._compile("inference", example, display),
+                    self._compile("inference", example, display, remark),
                     inferred,
                 ),
             )
@@ -463,8 +435,35 @@ class Executors:
         kept.add(key, program)
         return program
 
-    def _compile(self, what: str, example: Batch, display: ProgressDisplay) -> Compile:
-        return compilation(what, example, display, self._ipus, self._news)
+    def _compile(
+        self, what: str, example: Batch, display: ProgressDisplay, remark: str
+    ) -> Compile:
+        """Have an executor compiled for an example, once IPUs are free.
+
+        Args:
+            what: "training" or "inference".
+            example: A call's batch.
+            display: Shows that PopTorch compiles, and how long it took.
+            remark: Text that it shows afterwards.
+        """
+
+        def compile_it(executor: poptorch.PoplarExecutor, values: list[Tensor]) -> None:
+            display.compiling(what)
+            while self._news:
+                display.noted(self._news.pop(0))
+            start = time.perf_counter()
+            given = [tensor.contiguous() for tensor in (*example, *values)]
+
+            def attach() -> None:
+                if executor.isCompiled():  # and IPUs were short after it
+                    executor.attachToDevice()
+                else:
+                    executor.compile(*given)
+
+            self._ipus.acquire(executor, attach)
+            display.compiled(what, time.perf_counter() - start, remark)
+
+        return compile_it
 
     def drop_incomplete(self) -> None:
         """Destroy the programs that may have baked in values which nobody compares.

@@ -24,7 +24,6 @@ from ipufit.distributed import exchanges_off
 from ipufit.engine import (
     Inferred,
     NoForwardError,
-    Remarking,
     Training,
     remark_on_passes,
 )
@@ -302,10 +301,11 @@ def _built(
     for inferred, source, plan, options, choice in inferences:
         watch = Watch(display, options)
         remark = remark_on_passes(choice)
-        shown = watch if choice is None else Remarking(watch, remark)
         batches = inference_batches(model, source, plan, options, None)
         try:
-            model._executors.prepare_inference(batches, plan, options, shown, inferred)
+            model._executors.prepare_inference(
+                batches, plan, options, watch, inferred, remark
+            )
         except NoForwardError:
             if trained is None or inferred.step is not None:
                 raise

@@ -15,7 +15,6 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import InferenceBatches, Source, as_source, column_names
 from ipufit.engine import (
-    Remarking,
     in_passes,
     joined,
     predictions,
@@ -228,9 +227,9 @@ def outputs_of_calls(
     batches = inference_batches(model, source, plan, options, max_rows)
 
     def prepare(display: ProgressDisplay) -> None:
-        if choice is not None:
-            display = Remarking(display, remark_on_passes(choice))
-        model._executors.prepare_inference(batches, plan, options, display, inferred)
+        model._executors.prepare_inference(
+            batches, plan, options, display, inferred, remark_on_passes(choice)
+        )
 
     if _env.compile_only() is not None:
         compile_only.compiled(model, "inference", plan, options, prepare)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ipufit.callbacks import Callback, CallbackList
 from ipufit.distributed import Processes, ProcessInfo
-from ipufit.engine.processes import Agreement
+from ipufit.engine.processes import ProcessSync
 from ipufit.state import RunState
 
 
@@ -48,11 +48,11 @@ def exchanges(num_calls, seconds_per_call, *callbacks):
     run = RunState(processes=processes)
     hooks = CallbackList(list(callbacks))
     hooks.set_run(run)
-    agreement = Agreement(processes, hooks, run, "on_train_batch_end", clock=clock)
+    agreement = ProcessSync(processes, hooks, run, "on_train_batch_end", clock=clock)
     counts = []
     for _ in range(num_calls):
         clock.now += seconds_per_call
-        agreement.settle()
+        agreement.sync()
         counts.append(processes.exchanges)
     return counts, run
 
@@ -78,14 +78,14 @@ def test_a_wish_of_one_process_counts_once_it_was_exchanged():
     run = RunState(processes=processes)
     hooks = CallbackList([])
     hooks.set_run(run)
-    agreement = Agreement(processes, hooks, run, "on_train_batch_end")
+    agreement = ProcessSync(processes, hooks, run, "on_train_batch_end")
     run.stop("seen enough")
     assert run.is_stopping
     assert not run.is_ending
-    agreement.settle_now()
+    agreement.sync_now()
     assert run.is_ending
     run.tell_to_end()
     assert not run.is_evicted
-    agreement.settle_now()
+    agreement.sync_now()
     assert run.is_evicted
     assert processes.exchanges == 2

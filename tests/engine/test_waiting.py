@@ -12,7 +12,7 @@ import ipufit.engine.loop
 from ipufit import Callback, IPUConfig, IPUModel
 from ipufit.callbacks import ProgressDisplay
 from ipufit.data import Labels
-from ipufit.engine.loop import WaitingRows
+from ipufit.engine.loop import RowBuffer
 from ipufit.engine.objective import Objective
 from tests import reference
 from tests.strategies import examples
@@ -137,7 +137,7 @@ def test_targets_that_do_not_fit_fail_at_the_first_call():
 
 
 def test_rows_that_wait_are_copied():
-    waiting, target = WaitingRows(3, by_pass=False), torch.zeros(3)
+    waiting, target = RowBuffer(3, by_pass=False), torch.zeros(3)
     outputs = {"a": torch.zeros(3, 2), "b": None}
     assert list(waiting.groups(outputs, Labels((target,)), 3)) == []
     target.fill_(1)  # as a loader does
@@ -150,7 +150,7 @@ def test_rows_that_wait_are_copied():
 
 
 def test_groups_fill_a_mebibyte():
-    waiting = WaitingRows(1024, by_pass=False)
+    waiting = RowBuffer(1024, by_pass=False)
     given = [(torch.zeros(1024, 16), Labels(), 1024)] * 17  # 64 KiB
     groups = [group for one in given for group in waiting.groups(*one)]
     assert [group.num_rows for group in groups] == [16 * 1024]
@@ -170,7 +170,7 @@ def test_groups_are_the_same_however_many_rows_a_call_has(
     outputs, targets = torch.arange(2.0 * total).reshape(total, 2), torch.arange(total)
 
     def cut_into(sizes):
-        waiting, done, found = WaitingRows(rows_per_pass, by_pass=by_pass), 0, []
+        waiting, done, found = RowBuffer(rows_per_pass, by_pass=by_pass), 0, []
         for size in sizes:
             rows = slice(done, done + size)
             given = outputs[rows], Labels(targets[rows].clone())
