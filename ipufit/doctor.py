@@ -19,7 +19,7 @@ import platform
 import re
 import shutil
 import sys
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
 from ipufit import _env
 from ipufit._version import __version__
@@ -67,6 +67,10 @@ class Finding(NamedTuple):
     is_wrong: bool = False
 
 
+Found = Tuple[Any, ...]
+"""Name, value, advice and whether it is wrong: a `Finding` without its topic."""
+
+
 def examine() -> tuple[Finding, ...]:
     """Look at all that ipufit runs on. Nothing is changed, and nothing raises.
 
@@ -75,15 +79,17 @@ def examine() -> tuple[Finding, ...]:
         >>> found["back end"].value.split(":")[0] in ("emulator", "PopTorch")
         True
     """
-    looks: tuple[Callable[[], list[Finding]], ...] = (
-        _back_end,
-        _versions,
-        _poptorch,
-        _devices,
-        _extras,
-        _variables,
+    looks = {
+        "Back end": _back_end,
+        "Versions": _versions,
+        "Poplar SDK": _poplar_sdk,
+        "IPUs": _ipus,
+        "Optional packages": _extras,
+        "Environment": _variables,
+    }
+    return tuple(
+        Finding(topic, *one) for topic, look in looks.items() for one in look()
     )
-    return tuple(finding for look in looks for finding in look())
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -103,7 +109,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print data for programs")
     given = parser.parse_args(arguments)
     found = examine()
-    sys.stdout.write(_as_json(found) if given.json else in_words(found))
+    if given.json:
+        text = json.dumps([finding._asdict() for finding in found], indent=2) + "\n"
+    else:
+        text = in_words(found)
+    sys.stdout.write(text)
     sys.exit(int(any(finding.is_wrong for finding in found)))
 
 
@@ -129,37 +139,32 @@ def in_words(found: Sequence[Finding]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _as_json(found: Sequence[Finding]) -> str:
-    return json.dumps([finding._asdict() for finding in found], indent=2) + "\n"
-
-
 # What is looked at --------------------------------------------------------------------
 
 
-def _back_end() -> list[Finding]:
-    """Which PopTorch runs the models, and why."""
-    topic, name = "Back end", "back end"
+def _back_end() -> Iterator[Found]:
+    name, is_there = "back end", _is_there("poptorch")
     try:
         wanted = _env.backend()
     except ConfigError as error:
-        return [Finding(topic, name, "none", str(error), is_wrong=True)]
-    is_there = _is_there("poptorch")
-    if wanted == "emulator":
-        value = "emulator: IPUFIT_BACKEND=emulator asks for it"
-        return [Finding(topic, name, value), *_trial(topic)]
-    if is_there:
-        why = "it is installed" if wanted == "auto" else "IPUFIT_BACKEND asks for it"
-        return [Finding(topic, name, f"PopTorch: {why}")]
-    if wanted == "poptorch":
+        yield name, "none", str(error), True
+        return
+    if wanted == "poptorch" and not is_there:
         why = "IPUFIT_BACKEND=poptorch insists on PopTorch, which isn't installed"
-        return [Finding(topic, name, f"none: {why}", _HOW_TO_INSTALL, is_wrong=True)]
-    value = "emulator: PopTorch isn't installed"
-    return [Finding(topic, name, value, _HOW_TO_INSTALL), *_trial(topic)]
+        yield name, f"none: {why}", _HOW_TO_INSTALL, True
+    elif wanted == "emulator":
+        yield name, "emulator: IPUFIT_BACKEND=emulator asks for it"
+        yield _trial()
+    elif is_there:
+        why = "it is installed" if wanted == "auto" else "IPUFIT_BACKEND asks for it"
+        yield name, f"PopTorch: {why}"
+    else:
+        yield name, "emulator: PopTorch isn't installed", _HOW_TO_INSTALL
+        yield _trial()
 
 
-def _trial(topic: str) -> list[Finding]:
+def _trial() -> Found:
     """Whether a model runs on the emulator, with what variables say of it."""
-    name = "trial"
     logger = logging.getLogger("ipufit")
     was_disabled, logger.disabled = logger.disabled, True
     try:
@@ -170,77 +175,81 @@ def _trial(topic: str) -> list[Finding]:
         model.destroy()
     except Exception as error:  # noqa: BLE001 - that is what it looks for
         value = f"a small model fails: {type(error).__name__}: {error}"
-        advice = "Mend that: your models would end with the same error"
-        return [Finding(topic, name, value, advice, is_wrong=True)]
+        return (
+            "trial",
+            value,
+            "Mend that: your models would end with the same error",
+            True,
+        )
     finally:
         logger.disabled = was_disabled
-    return [Finding(topic, name, "a small model runs")]
+    return "trial", "a small model runs"
 
 
-def _versions() -> list[Finding]:
-    """Python, torch and the other packages that ipufit always needs."""
-    topic = "Versions"
+def _versions() -> Iterator[Found]:
     has_poptorch = _is_there("poptorch")
-    python = platform.python_version()
     is_odd = has_poptorch and sys.version_info[:2] != POPTORCH_PYTHON
     asked = "PopTorch 3.3 and 3.4 are built for Python 3.8 and torch 2.0.1"
-    found = [
-        Finding(topic, "ipufit", __version__),
-        Finding(topic, "Python", python, asked if is_odd else ""),
-        Finding(topic, "system", f"{platform.system()}, {platform.machine()}"),
-    ]
+    yield "ipufit", __version__
+    yield "Python", platform.python_version(), asked if is_odd else ""
+    yield "system", f"{platform.system()}, {platform.machine()}"
     for package in ("torch", "numpy", "rich", "safetensors"):
         version = _installed(package)
-        advice, is_wrong = "", version == "missing"
-        if is_wrong:
-            advice = f"pip install {package}"
-        elif package == "torch" and has_poptorch:
-            advice = "" if version.startswith(POPTORCH_TORCH) else asked
-        found.append(Finding(topic, package, version, advice, is_wrong))
-    return found
+        if version == "missing":
+            yield package, version, f"pip install {package}", True
+            continue
+        is_odd = package == "torch" and not version.startswith(POPTORCH_TORCH)
+        yield package, version, asked if has_poptorch and is_odd else ""
 
 
-def _poptorch() -> list[Finding]:
-    """The parts of the Poplar SDK: whether they are there, and PopTorch imports."""
-    topic = "Poplar SDK"
-    enabled = os.environ.get("POPLAR_SDK_ENABLED", "")
-    found = [Finding(topic, "SDK", enabled or "not enabled in this shell")]
+def _poplar_sdk() -> Iterator[Found]:
+    yield "SDK", os.environ.get("POPLAR_SDK_ENABLED", "") or "not enabled in this shell"
     module, error = _real_poptorch()
     if error is not None:
         value = f"can't be imported: {type(error).__name__}: {error}"
         advice = "Source the enable.sh of the SDK's poplar and popart folders"
-        found.append(Finding(topic, "poptorch", value, advice, is_wrong=True))
+        yield "poptorch", value, advice, True
     elif module is not None:
         where = os.path.dirname(module.__file__ or "")
-        found.append(Finding(topic, "poptorch", f"{module.__version__}, in {where}"))
+        yield "poptorch", f"{module.__version__}, in {where}"
     else:
-        value = "installed, not used" if _is_there("poptorch") else "missing"
-        found.append(Finding(topic, "poptorch", value))
-    value = "installed" if _is_there("popdist") else "missing"
-    found.append(Finding(topic, "popdist", value))
+        yield "poptorch", "installed, not used" if _is_there("poptorch") else "missing"
+    yield "popdist", "installed" if _is_there("popdist") else "missing"
     for tool in ("poprun", "popc", "gc-monitor"):
-        found.append(Finding(topic, tool, shutil.which(tool) or "missing"))
-    return found
+        yield tool, shutil.which(tool) or "missing"
 
 
-def _devices() -> list[Finding]:
-    """The IPUs that PopTorch can see."""
-    topic = name = "IPUs"
+def _ipus() -> Iterator[Found]:
     poptorch, _ = _real_poptorch()
     if poptorch is None:
-        return [Finding(topic, name, "not looked for: PopTorch isn't used")]
-    if not poptorch.ipuHardwareIsAvailable(1):
+        yield "IPUs", "not looked for: PopTorch isn't used"
+    elif not poptorch.ipuHardwareIsAvailable(1):
         advice = (
             "Look at gc-monitor and at IPUOF_VIPU_API_PARTITION_ID; POPTORCH_IPU_MODEL "
             "and POPTORCH_SMALL_IPU_MODEL must not be set"
         )
-        return [Finding(topic, name, "none", advice, is_wrong=True)]
-    count = 1
-    while count < _MOST_IPUS and poptorch.ipuHardwareIsAvailable(2 * count):
-        count *= 2
-    version = poptorch.ipuHardwareVersion()
-    value = f"up to {count} for one program, of version {version}"
-    return [Finding(topic, name, value)]
+        yield "IPUs", "none", advice, True
+    else:
+        count = 1
+        while count < _MOST_IPUS and poptorch.ipuHardwareIsAvailable(2 * count):
+            count *= 2
+        version = poptorch.ipuHardwareVersion()
+        yield "IPUs", f"up to {count} for one program, of version {version}"
+
+
+def _extras() -> Iterator[Found]:
+    for extra, package in EXTRAS.items():
+        version = _installed(package)
+        advice = f'pip install "ipufit[{extra}]"' if version == "missing" else ""
+        yield package, version, advice
+
+
+def _variables() -> Iterator[Found]:
+    names = sorted(name for name in os.environ if name.startswith(_PREFIXES))
+    if not names:
+        yield "variables", "none of IPUFIT_*, POPTORCH_*, POPLAR_*, IPUOF_*"
+    for name in names:
+        yield name, "set" if _SECRET.search(name) else os.environ[name]
 
 
 def _real_poptorch() -> tuple[Any, Exception | None]:
@@ -260,26 +269,6 @@ def _is_there(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # something else stands under its name in this process
         return False
-
-
-def _extras() -> list[Finding]:
-    """The optional packages."""
-    found = []
-    for extra, package in EXTRAS.items():
-        version = _installed(package)
-        advice = f'pip install "ipufit[{extra}]"' if version == "missing" else ""
-        found.append(Finding("Optional packages", package, version, advice))
-    return found
-
-
-def _variables() -> list[Finding]:
-    """Environment variables that change what runs."""
-    names = sorted(name for name in os.environ if name.startswith(_PREFIXES))
-    topic = "Environment"
-    shown = {n: "set" if _SECRET.search(n) else os.environ[n] for n in names}
-    return [Finding(topic, *pair) for pair in shown.items()] or [
-        Finding(topic, "variables", "none of IPUFIT_*, POPTORCH_*, POPLAR_*, IPUOF_*")
-    ]
 
 
 def _installed(package: str) -> str:
