@@ -26,17 +26,17 @@ MOST_CALL_BYTES = 64 * 2**20
 """Bytes on the host that inputs and outputs of a call may take in one process."""
 
 MOST_UPDATES = 64
-"""Updates of the largest call: the price of a call is little beside so many."""
+"""Updates of the largest call: the price of a call is little beside theirs."""
 
 MOST_WORK = 2**31
 """Largest product of weights and samples of a call in one process.
 
-A dense network multiplies each weight three times with each sample: with so many that
-takes less than a second on one core. Larger updates gain next to nothing from sharing a
+A dense network multiplies each weight three times with each sample, and does this work
+in less than a second on one core. Larger updates gain next to nothing from sharing a
 call, and bars, Ctrl-C and SIGTERM wait for the end of it."""
 
 MOST_PASSES = 512
-"""Passes of the largest call: the price of a call is nothing beside so many."""
+"""Passes of the largest call: the price of a call is nothing beside theirs."""
 
 MOST_LOADED_PASSES = 16
 """Passes of the largest call of samples that are loaded one by one."""
@@ -49,9 +49,9 @@ MOST_FORWARD_WORK = 3 * MOST_WORK
 an update multiplies each weight three times with each sample."""
 
 _MOST_PADDING = 16
-"""One pass of padding may come with so many others."""
+"""Passes of data for each pass of padding."""
 
-_MOST_NEAREST = 2
+_MOST_NEAREST = 2  # batch sizes on either side
 
 
 class Choice(NamedTuple):
@@ -133,25 +133,25 @@ def chosen_inference_iterations(
     most: int = MOST_PASSES,
     work_per_pass: int = 0,
 ) -> Choice:
-    """Choose the passes of a call: the least ones times a number of three bits.
+    """Choose the micro-batches of a call: `least` times 1, 2, 3, ... 8, 10, 12, 14, 16.
 
-    They are as many as keep within four bounds: `MOST_CALL_BYTES`; `MOST_FORWARD_WORK`;
-    `most`; and padding of a sixteenth of the passes beyond the padding that the least
-    ones have too. The least ones are always allowed.
+    The number is as large as four bounds allow: `MOST_CALL_BYTES`; `MOST_FORWARD_WORK`;
+    `most`; and padding of a sixteenth of the passes, beyond the padding that calls of
+    `least` passes have. `least` is always allowed.
 
     Args:
-        passes: Numbers of passes over data, each divided into calls by itself. Most
-            data are gone through once. Single rows follow in calls of their own. One
-            whose number isn't known is left out.
-        bytes_per_pass: Bytes of a pass that one process holds: inputs, outputs and
-            targets. None if unknown, which gives `MOST_UNKNOWN_PASSES` at most.
-        least: Passes that each call must have, for the stages of a pipeline.
-        most: Passes that a call may have.
-        work_per_pass: Product of the weights and of the samples of a pass in one
+        passes: Number of micro-batches of each pass over data. Most data are gone
+            through once; single rows follow in calls of their own. A pass of unknown
+            length is left out.
+        bytes_per_pass: Bytes of inputs, outputs and targets of a micro-batch in one
+            process. None if unknown, which gives `MOST_UNKNOWN_PASSES` at most.
+        least: Micro-batches that each call must have, for the stages of a pipeline.
+        most: Micro-batches that a call may have.
+        work_per_pass: Number of weights times the samples of a micro-batch in one
             process.
 
     Returns:
-        The number of passes, and what keeps it from being larger.
+        The number, and what keeps it from being larger.
 
     Example:
         >>> chosen_inference_iterations([500], bytes_per_pass=2_500)
