@@ -30,8 +30,7 @@ from ipufit.emulator._layout.layout import (
 )
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
-from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer
-from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
+from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer, OptimizerSync
 from ipufit.emulator._optimizers.settings import OptimizerSettings
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._processes import CommonRandom, GradientSums, Processes

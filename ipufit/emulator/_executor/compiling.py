@@ -20,7 +20,7 @@ from ipufit.emulator._layout.replica_groups import (
     one_element_each,
 )
 from ipufit.emulator._ops.markers import check_overlap
-from ipufit.emulator._optimizers.optimizer_sync import OptimizerSync
+from ipufit.emulator._optimizers.device_optimizer import OptimizerSync
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._options.popart_keys import validate_popart_options
 from ipufit.emulator._options.strategies import (

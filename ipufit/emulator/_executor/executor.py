@@ -43,7 +43,7 @@ from ipufit.emulator._layout.device_rng import DeviceRng, check_rng_state
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import lease
 from ipufit.emulator._layout.replica_groups import GroupedParameters, Grouping
-from ipufit.emulator._optimizers.optimizer_sync import NOT_COMPILED, OptimizerSync
+from ipufit.emulator._optimizers.device_optimizer import NOT_COMPILED, OptimizerSync
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._options.strategies import is_pipelined
 from ipufit.emulator._processes import (

@@ -108,7 +108,11 @@ class _Recorder(DispatchMode):
 
     def constant(self, name: str, tensor: Tensor) -> Tensor:
         """Add a tensor that the program has as an attribute."""
-        return _noted(tensor, self._graph.get_attr(name))
+        self._is_paused = True
+        try:
+            return _noted(tensor, self._graph.get_attr(name))
+        finally:
+            self._is_paused = False
 
     def set_grad_enabled(self, is_enabled: bool) -> None:
         """Record gradients from here on, or stop it."""
@@ -422,7 +426,9 @@ def choose_runner(
     writes = program.updated_weights or program.volatile_weights
     reasons: dict[str, object] = {
         "folds are turned off": not folds(),
-        "there is one only": layout.steps * layout.replicas == 1,
+        "there is one only": len(layout.micro_batches) == 1,
+        "an update comes after each": program.has_loss
+        and layout.micro_batches_per_update == 1,
         "replicas have weights of their own": groups,
         "replicas share inputs": layout.input_groups != layout.replicas,
         "rounding is stochastic": settings.rounds_at_random,
