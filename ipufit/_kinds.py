@@ -89,11 +89,11 @@ def dict_of(kind: Kind) -> Kind:
     return check
 
 
-def fields(kinds: Mapping[str, Kind], *, is_closed: bool = False) -> Kind:
+def fields(kinds: Mapping[str, Any], *, is_closed: bool = False) -> Kind:
     """A dict with these keys.
 
     Args:
-        kinds: Kind of each value, by its key.
+        kinds: Kind of each value, by its key; a dict of kinds for a dict of values.
         is_closed: If True, other keys are refused; else they don't matter.
 
     Example:
@@ -104,18 +104,19 @@ def fields(kinds: Mapping[str, Kind], *, is_closed: bool = False) -> Kind:
         >>> kind({"epoch": 1}, "run")
         'run lacks reason'
     """
+    parts = {n: fields(k) if isinstance(k, Mapping) else k for n, k in kinds.items()}
 
     def check(value: Any, where: str) -> str | None:
         if not _is_object(value):
             return _wrong(value, where, "a dict")
-        for name in kinds:
+        for name in parts:
             if name not in value:
                 return f"{where} lacks {name}"
-        others = [name for name in value if name not in kinds]
+        others = [name for name in value if name not in parts]
         if is_closed and others:
             return f"{where} has {others[0][:40]!r}, which doesn't belong there"
         return _first(
-            kind(value[name], f"{where}.{name}") for name, kind in kinds.items()
+            kind(value[name], f"{where}.{name}") for name, kind in parts.items()
         )
 
     return check

@@ -14,9 +14,14 @@ from .format import (
     copied_tensors,
     names_that_differ,
 )
-from .store import CheckpointStore, load_newest
+from .store import (
+    BackgroundWriter,
+    CheckpointStore,
+    load_newest,
+    missing_allowed,
+    written_by_one,
+)
 from .weights import load_weights, save_weights
-from .writing import BackgroundWriter, missing_allowed, written_by_one
 
 __all__ = [
     "MANIFEST",

@@ -27,8 +27,8 @@ from ipufit.types import PathLike
 
 from .directory import MAX_READS, read_group, read_manifest
 from .format import MANIFEST, STATE, SUFFIX, Moment, names_that_differ, tied_names
+from .store import missing_allowed, written_by_one
 from .weights import load_weights, read_moment, save_weights
-from .writing import missing_allowed, written_by_one
 
 _Candidates = List[Tuple[Path, Optional[Moment]]]
 _Damaged = Dict[Path, Exception]
@@ -115,62 +115,52 @@ def average_checkpoints(
         raise ConfigError(f"ema={ema!r} must be from 0 to below 1, or None for a mean.")
     if mode not in ("min", "max", None):
         raise ConfigError(f'mode={mode!r} must be "min", "max" or None.')
-    average: dict[str, Tensor] = {}
     with missing_allowed():
-        names, average = _averaged(Path(directory), last, best, ema, mode, pattern)
+        folder = Path(directory)
+        damaged: _Damaged = {}
+        for _ in range(MAX_READS):
+            chosen = _candidates(folder, pattern, damaged)
+            if last is not None:
+                chosen = chosen[-last:]
+            elif best is not None and chosen:
+                chosen = _best(chosen, folder, best, mode)
+            average = _average(chosen, ema, damaged)
+            if average is not None:
+                break
+        else:
+            raise CheckpointError(
+                f"Checkpoints in {str(directory)!r} were deleted {MAX_READS} times "
+                "before they were read: another process writes them faster than this "
+                "one reads."
+            )
+        texts = " ".join(str(error) for error in damaged.values())
+        if not chosen and damaged:
+            raise DamagedCheckpointError(
+                f"Every checkpoint in {str(directory)!r} is damaged. {texts}"
+            )
+        if not chosen:
+            raise MissingCheckpointError(
+                f"There is no checkpoint in {str(directory)!r} to average. Give the "
+                "directory that ModelCheckpoint writes to, or another pattern=."
+            )
+        if damaged:
+            them = "it" if len(damaged) == 1 else "them"
+            text = f"{texts} The average leaves {them} out."
+            warnings.warn(text, CheckpointWarning, stacklevel=2)
+        wanted = last or best
+        if wanted is not None and len(chosen) < wanted:
+            warnings.warn(
+                f"{wanted} checkpoints were asked for, and {len(chosen)} in "
+                f"{str(directory)!r} can be averaged: the average is of these.",
+                CheckpointWarning,
+                stacklevel=2,
+            )
         if save_to is not None:
-            target: PathLike = save_to
-            written_by_one(lambda: save_weights(average, target, averaged=names))
-    return average
-
-
-def _averaged(
-    directory: Path,
-    last: int | None,
-    best: int | None,
-    ema: float | None,
-    mode: str | None,
-    pattern: str,
-) -> tuple[list[str], dict[str, Tensor]]:
-    """Return the names of the checkpoints that were averaged, and their average."""
-    damaged: _Damaged = {}
-    for _ in range(MAX_READS):
-        chosen = _candidates(directory, pattern, damaged)
-        if last is not None:
-            chosen = chosen[-last:]
-        elif best is not None and chosen:
-            chosen = _best(chosen, directory, best, mode)
-        average = _average(chosen, ema, damaged)
-        if average is not None:
-            break
-    else:
-        raise CheckpointError(
-            f"Checkpoints in {str(directory)!r} were deleted {MAX_READS} times before "
-            "they were read: another process writes them faster than this one reads."
-        )
-    texts = " ".join(str(error) for error in damaged.values())
-    if not chosen and damaged:
-        raise DamagedCheckpointError(
-            f"Every checkpoint in {str(directory)!r} is damaged. {texts}"
-        )
-    if not chosen:
-        raise MissingCheckpointError(
-            f"There is no checkpoint in {str(directory)!r} to average. Give the "
-            "directory that ModelCheckpoint writes to, or another pattern=."
-        )
-    if damaged:
-        them = "it" if len(damaged) == 1 else "them"
-        text = f"{texts} The average leaves {them} out."
-        warnings.warn(text, CheckpointWarning, stacklevel=3)
-    wanted = last or best
-    if wanted is not None and len(chosen) < wanted:
-        warnings.warn(
-            f"{wanted} checkpoints were asked for, and {len(chosen)} in "
-            f"{str(directory)!r} can be averaged: the average is of these.",
-            CheckpointWarning,
-            stacklevel=3,
-        )
-    return [path.name for path, _ in chosen], average
+            target, weights = save_to, average
+            names = [path.name for path, _ in chosen]
+            written_by_one(lambda: save_weights(weights, target, averaged=names))
+        return average
+    return {}
 
 
 def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates:

@@ -23,7 +23,7 @@ import re
 import secrets
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterable, Iterator
+from typing import Any, BinaryIO, Callable, Iterable
 
 from torch import Tensor
 
@@ -393,20 +393,33 @@ def _read(
             raise MissingCheckpointError(
                 f"There is no checkpoint at {str(target)!r}. Check the path."
             )
-        folder = None
-        with _blaming(found, "its directory"), contextlib.suppress(FileNotFoundError):
-            folder = os.open(found, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if folder is None:
-            continue
         try:
-            return (found, *_read_opened(found, folder, is_wanted))
-        except CheckpointError:
-            current = _current_path(target)
-            with contextlib.suppress(FileNotFoundError):
-                if current and os.path.samestat(os.stat(current), os.fstat(folder)):
-                    raise
-        finally:
-            os.close(folder)
+            folder = os.open(found, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _blamed(found, "its directory", error) from error
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, folder)
+            name = MANIFEST
+            try:
+                file = stack.enter_context(_opened(folder, name))
+                manifest = load_manifest(file.read(_MAX_MANIFEST_BYTES + 1))
+                files = {}
+                for name, written in manifest.files.items():
+                    files[name] = stack.enter_context(_opened(folder, name))
+                    size = os.fstat(files[name].fileno()).st_size
+                    if size != written.size:
+                        raise ValueError(f"it has {size} bytes, and had {written.size}")
+                contents = {}  # read when all are open: a writer takes only names away
+                for name in filter(is_wanted, files):
+                    contents[name] = _content(name, files[name], manifest.files[name])
+                return found, manifest, contents
+            except (OSError, ValueError) as error:
+                current = _current_path(target)
+                with contextlib.suppress(FileNotFoundError):
+                    if current and os.path.samestat(os.stat(current), os.fstat(folder)):
+                        raise _blamed(found, name, error) from error
     raise CheckpointError(
         f"Checkpoint {str(target)!r} was replaced {MAX_READS} times while it was read: "
         "another process writes it faster than this one reads. Save less often, or "
@@ -414,31 +427,15 @@ def _read(
     )
 
 
-def _read_opened(
-    path: Path, folder: int, is_wanted: Callable[[str], bool]
-) -> tuple[Manifest, dict[str, Any]]:
-    """Read files of the checkpoint in an open directory.
-
-    All are opened before any is read: a writer that replaces the checkpoint meanwhile
-    takes only their names away.
-    """
-    with contextlib.ExitStack() as stack:
-        with _blaming(path, MANIFEST):
-            file, size = stack.enter_context(_opened(folder, MANIFEST))
-            if size > _MAX_MANIFEST_BYTES:
-                raise ValueError(f"it has {size} bytes, too many")
-            manifest = load_manifest(file.read())
-        files = {}
-        for name, written in manifest.files.items():
-            with _blaming(path, name):
-                files[name], size = stack.enter_context(_opened(folder, name))
-                if size != written.size:
-                    raise ValueError(f"it has {size} bytes, and had {written.size}")
-        contents: dict[str, Any] = {}
-        for name in filter(is_wanted, files):
-            with _blaming(path, name):
-                contents[name] = _content(name, files[name], manifest.files[name])
-        return manifest, contents
+def _opened(folder: int, name: str) -> BinaryIO:
+    """Open a regular file right in a directory; links aren't followed."""
+    # Without O_NONBLOCK opening a pipe would wait for a writer.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def _content(name: str, file: BinaryIO, written: Written) -> Any:
@@ -458,50 +455,21 @@ def _content(name: str, file: BinaryIO, written: Written) -> Any:
     return state
 
 
-@contextlib.contextmanager
-def _opened(folder: int, name: str) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a regular file right in a directory, and tell its size.
-
-    Links aren't followed.
-    """
-    # Without O_NONBLOCK opening a pipe would wait for a writer.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=folder)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise ValueError("it is no regular file")
-    with os.fdopen(descriptor, "rb") as file:
-        yield file, status.st_size
-
-
-@contextlib.contextmanager
-def _blaming(path: Path, name: str) -> Iterator[None]:
-    """Raise errors with the names of the checkpoint and the file they are about.
-
-    Raises:
-        DamagedCheckpointError: Instead of any ValueError, and of an OSError whose cause
-            is the file itself.
-        CheckpointError: Instead of any other OSError.
-    """
-    try:
-        yield
-    except CheckpointError as error:
-        raise type(error)(f"Checkpoint {str(path)!r}: {error}") from error
-    except ValueError as error:
-        raise DamagedCheckpointError(
-            f"Checkpoint {str(path)!r} is damaged: {name}: {error}. Use another one."
-        ) from error
-    except OSError as error:
-        is_link = error.errno == errno.ELOOP
-        reason = "it is a symbolic link" if is_link else error.strerror
-        kind, what, advice = CheckpointError, "can't be read", ""
-        if error.errno in _DAMAGES:
-            kind, what, advice = (
-                DamagedCheckpointError,
-                "is damaged",
-                " Use another one.",
-            )
-        raised = kind(f"Checkpoint {str(path)!r} {what}: {name}: {reason}.{advice}")
-        raised.errno = error.errno
-        raise raised from error
+def _blamed(path: Path, name: str, cause: Exception) -> CheckpointError:
+    """Make an error that names the checkpoint and the file which it is about."""
+    if isinstance(cause, CheckpointError):
+        return type(cause)(f"Checkpoint {str(path)!r}: {cause}")
+    number = getattr(cause, "errno", None)
+    reason = cause.strerror if isinstance(cause, OSError) else cause
+    if number == errno.ELOOP:
+        reason = "it is a symbolic link"
+    if isinstance(cause, ValueError) or number in _DAMAGES:
+        error: CheckpointError = DamagedCheckpointError(
+            f"Checkpoint {str(path)!r} is damaged: {name}: {reason}. Use another one."
+        )
+    else:
+        error = CheckpointError(
+            f"Checkpoint {str(path)!r} can't be read: {name}: {reason}."
+        )
+    error.errno = number
+    return error

@@ -48,13 +48,9 @@ _MOMENT = {
     "value": optional(number),
     "mode": optional(text),
 }
-_RECORD = {
-    "sequence": count,
-    "epoch": count,
-    "update": count,
-    "metric": optional(number),
-}
-_MANIFEST: dict[str, Kind] = {
+_COUNTS = "sequence", "epoch", "update"
+_RECORD = {**dict.fromkeys(_COUNTS, count), "metric": optional(number)}
+_MANIFEST = {
     "ipufit": text,
     "torch": text,
     "record": optional(fields(_RECORD)),
@@ -171,7 +167,7 @@ def load_json(data: bytes) -> Any:
     value = json.loads(
         data.decode("utf-8"),
         object_pairs_hook=_object,
-        parse_constant=_refuse_constant,
+        parse_constant=_finite,
         parse_float=_finite,
         parse_int=_short,
     )
@@ -238,14 +234,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _refuse_constant(token: str) -> Any:
-    raise ValueError(f"{token} is no JSON")
-
-
 def _finite(token: str) -> float:
     value = float(token)
     if not math.isfinite(value):
-        raise ValueError(f"the number {token[:60]} is too large")
+        raise ValueError(f"{token[:60]} is no number, or too large")
     return value
 
 
@@ -264,27 +256,20 @@ def dump_manifest(files: Mapping[str, Written], moment: Moment | None) -> bytes:
     It has a checksum of its own: `manifest_sha256` is that of its bytes with 64 zeros
     in the place of the digits.
     """
-    record = None
-    if moment is not None and moment.sequence is not None:
-        record = {
-            "sequence": moment.sequence,
-            "epoch": moment.epoch,
-            "update": moment.update,
-            "metric": moment.value,
-        }
     content: dict[str, Any] = {
         "format": _FORMAT,
         "version": _VERSION,
         "manifest_sha256": _NO_DIGEST,
         "ipufit": __version__,
         "torch": str(torch.__version__),
-        "record": record,
+        "record": None,
     }
     if moment is not None:
         content["moment"] = moment.plain()
-    content["files"] = [
-        {"name": name, **written._asdict()} for name, written in files.items()
-    ]
+        if moment.sequence is not None:
+            values = moment.sequence, moment.epoch, moment.update, moment.value
+            content["record"] = dict(zip(_RECORD, values))
+    content["files"] = [{"name": name, **one._asdict()} for name, one in files.items()]
     data = dump_json(content, indent=1)
     digest = hashlib.sha256(data).hexdigest()
     return data.replace(_NO_DIGEST.encode(), digest.encode(), 1)

@@ -13,18 +13,23 @@ import itertools
 import math
 import os
 import re
+import sys
 import threading
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, TypeVar
 
+from ipufit import _env
+from ipufit.distributed import processes
 from ipufit.errors import (
     CheckpointError,
     CheckpointWarning,
     ConfigError,
     DamagedCheckpointError,
     MissingCheckpointError,
+    UnsupportedError,
 )
 from ipufit.types import PathLike
 
@@ -38,10 +43,167 @@ from .directory import (
     write_checkpoint,
 )
 from .format import Checkpoint, Moment
-from .writing import written_by_one
 
+T = TypeVar("T")
+
+_ALIKE = {"ConfigError": ConfigError, "UnsupportedError": UnsupportedError}
+"""Errors that others raise as they are: callers catch them."""
 _NAME = re.compile(r"update-[0-9]{8,}(-[0-9]+)?")
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
+
+
+def written_by_one(write: Callable[[], T]) -> T:
+    """Have process 0 write something, and wait for it in the other processes.
+
+    Each process of a run must call this. A process without others writes by itself.
+
+    Args:
+        write: Writes, and returns something that can be pickled, such as the path;
+            called in process 0 alone.
+
+    Returns:
+        The result of process 0, in every process, once it is written.
+
+    Raises:
+        Exception: `write` has raised it; in process 0.
+        CheckpointError: `write` has raised an error with this text and `errno`; in the
+            other processes. A ConfigError or an UnsupportedError is one there, too.
+        ProcessError: Another process has ended.
+
+    Example:
+        >>> written_by_one(lambda: "run/update-00000010")
+        'run/update-00000010'
+    """
+    everyone = processes()
+    if not everyone.are_several:
+        return write()
+    if everyone.is_first:
+        try:
+            result = write()
+        except Exception as error:
+            errno = getattr(error, "errno", None)
+            everyone.first((None, type(error).__name__, str(error), errno))
+            raise
+        everyone.first((result, None, "", None))
+        return result
+    heard: Any = everyone.first((None, None, "", None))
+    result, kind, text, errno = heard
+    if kind in _ALIKE:
+        raise _ALIKE[kind](text)
+    if kind is not None:
+        failure = CheckpointError(text)
+        failure.errno = errno
+        raise failure
+    return result
+
+
+class BackgroundWriter:
+    """Runs one writing job at a time in a thread, and loses none.
+
+    A job that is asked for while another runs waits, and takes its copy only then. So
+    there is one copy in memory, however slow the disk is. A process that ends normally
+    waits for the thread.
+
+    Of several processes the first writes. All of them must call `write` and `wait`, in
+    which they exchange how the last job went; the thread exchanges nothing.
+
+    Example:
+        >>> writer, written = BackgroundWriter(), []
+        >>> writer.write(lambda: lambda: "run-001", then=written.append)
+        >>> writer.wait()
+        >>> written
+        ['run-001']
+        >>> writer.close()
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        # Where another process writes there is no future.
+        self._last: tuple[Future[Any] | None, Callable[[Any], None]] | None = None
+
+    def write(
+        self, take: Callable[[], Callable[[], Any]], then: Callable[[Any], None]
+    ) -> None:
+        """Wait for the last job, then start the next one.
+
+        Args:
+            take: Called in this thread when no job runs any more. It returns the next
+                job, which is called in the other thread. So whatever the job writes
+                must be a copy that doesn't change.
+            then: Gets the result of the job. It is called in this thread, by the next
+                call of a method.
+
+        Raises:
+            Exception: The last job has raised it.
+        """
+        self.wait()
+        if not processes().is_first:
+            take()  # which may need all processes
+            self._last = None, then
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="ipufit-checkpoint")
+        waiting = [take()]
+        # The job is popped, so that its copy is freed before `then` is called.
+        self._last = self._thread.submit(lambda: waiting.pop()()), then
+
+    def wait(self) -> None:
+        """Wait until the job has ended.
+
+        Raises:
+            Exception: The job has raised it.
+        """
+        self._end_job(written_by_one)
+
+    def close(self) -> None:
+        """Wait until the job has ended, and end the thread; a new job starts another.
+
+        Other processes hear nothing of it: they may have failed, or this one.
+
+        Raises:
+            Exception: The job has raised it.
+        """
+        try:
+            self._end_job(lambda result: result())
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+
+    def _end_job(self, hear: Callable[[Callable[[], Any]], Any]) -> None:
+        if self._last is not None:
+            future, then = self._last
+            if future is not None:
+                wait([future])  # if this is interrupted, close() will wait again
+            self._last = None
+            then(hear(lambda: None if future is None else future.result()))
+
+
+@contextlib.contextmanager
+def missing_allowed() -> Iterator[None]:
+    """Go on after a checkpoint that isn't there, if programs are only compiled.
+
+    Nothing is saved then, so a script that trains, saves and loads would end there, and
+    its later programs wouldn't be compiled. What is missing is said.
+
+    Raises:
+        MissingCheckpointError: Programs are run.
+
+    Example:
+        >>> with missing_allowed():
+        ...     raise MissingCheckpointError("There is none.")
+        Traceback (most recent call last):
+        ipufit.errors.MissingCheckpointError: There is none.
+    """
+    try:
+        yield
+    except MissingCheckpointError as error:
+        if _env.compile_only() is None:
+            raise
+        sys.stderr.write(
+            f"ipufit: {error} Weights stay as they are, because nothing is saved where "
+            "programs are only compiled.\n"
+        )
 
 
 class _Entry(NamedTuple):
@@ -49,22 +211,8 @@ class _Entry(NamedTuple):
     moment: Moment
 
     @property
-    def sequence(self) -> int:
-        return self.moment.sequence or 0
-
-
-class _Listing(NamedTuple):
-    """The checkpoints of a store.
-
-    Attributes:
-        entries: Checkpoints whose manifests and sizes are right, oldest first.
-        damaged: Errors of damaged checkpoints, by path.
-        refused: Errors of checkpoints that a newer version wrote, or can't be read.
-    """
-
-    entries: list[_Entry]
-    damaged: dict[Path, CheckpointError]
-    refused: list[CheckpointError]
+    def order(self) -> tuple[int, int, str]:
+        return self.moment.sequence or 0, self.moment.update, self.path.name
 
 
 class CheckpointStore:
@@ -157,7 +305,7 @@ class CheckpointStore:
         """
         with self._lock:
             self._delete_leftovers()
-            entries = self._listed().entries
+            entries = self._listed({}, is_strict=False)
             path = self.directory / f"update-{moment.update:08d}"
             for number in itertools.count(2):
                 if not os.path.lexists(path):
@@ -167,12 +315,12 @@ class CheckpointStore:
                 moment,
                 value=None if moment.value is None else float(moment.value),
                 mode=self.mode,
-                sequence=1 + max((entry.sequence for entry in entries), default=0),
+                sequence=1 + max((entry.order[0] for entry in entries), default=0),
             )
             write_checkpoint(path, checkpoint, moment=moment)
             self._known_damaged.discard(path)
             if self.keep_last is not None:
-                entries = self._listed().entries
+                entries = self._listed({}, is_strict=False)
                 sound = self._without_damaged(entries)
                 kept = self._best_of(sound) if self.keep_best else []
                 oldest = sound[-self.keep_last :][0]  # the one just written, at least
@@ -240,8 +388,9 @@ class CheckpointStore:
     def _clear(self) -> None:
         with self._lock:
             self._delete_leftovers()
-            listing = self._listed()
-            for path in (*(entry.path for entry in listing.entries), *listing.damaged):
+            damaged: dict[Path, CheckpointError] = {}
+            entries = self._listed(damaged, is_strict=False)
+            for path in (*(entry.path for entry in entries), *damaged):
                 if not foreign_files(path):
                     _try(remove, path)
             with contextlib.suppress(OSError):  # somebody's files are in it
@@ -249,10 +398,7 @@ class CheckpointStore:
 
     def _sound(self) -> list[_Entry]:
         """List the checkpoints that aren't known to be damaged, oldest first."""
-        listing = self._listed()
-        for error in listing.refused:
-            raise error
-        return self._without_damaged(listing.entries)
+        return self._without_damaged(self._listed({}))
 
     def _without_damaged(self, entries: list[_Entry]) -> list[_Entry]:
         return [entry for entry in entries if entry.path not in self._known_damaged]
@@ -277,19 +423,25 @@ class CheckpointStore:
                 if _LEFTOVER.fullmatch(name):
                     _try(delete, self.directory / name)
 
-    def _listed(self) -> _Listing:
-        """List the checkpoints, while another process may write and delete some.
+    def _listed(
+        self, damaged: dict[Path, CheckpointError], *, is_strict: bool = True
+    ) -> list[_Entry]:
+        """List the checkpoints whose manifests and sizes are right, oldest first.
 
-        Raises:
-            CheckpointError: Checkpoints are always deleted before they are read.
+        Another process may write and delete some meanwhile.
+
+        Args:
+            damaged: Gets the errors of damaged checkpoints.
+            is_strict: Whether to raise for a checkpoint that a newer version wrote, or
+                that can't be read. Otherwise it is left out.
         """
         for _ in range(MAX_READS):
-            listing, is_stale, names = _Listing([], {}, []), False, []
+            entries: list[_Entry] = []
+            names: list[str] = []
+            is_stale = False
             if self.directory.is_dir():
                 with os.scandir(self.directory) as found:
-                    names = [
-                        one.name for one in found if one.is_dir(follow_symlinks=False)
-                    ]
+                    names = [f.name for f in found if f.is_dir(follow_symlinks=False)]
             for name in sorted(filter(_NAME.fullmatch, names)):
                 path = self.directory / name
                 try:
@@ -297,17 +449,15 @@ class CheckpointStore:
                 except MissingCheckpointError:
                     is_stale = True
                 except DamagedCheckpointError as error:
-                    listing.damaged[path] = error
-                except CheckpointError as error:
-                    listing.refused.append(error)
+                    damaged[path] = error
+                except CheckpointError:
+                    if is_strict:
+                        raise
                 else:
                     if moment is not None and moment.sequence is not None:
-                        listing.entries.append(_Entry(path, moment))
-            if listing.entries or not is_stale:
-                listing.entries.sort(
-                    key=lambda e: (e.sequence, e.moment.update, e.path.name)
-                )
-                return listing
+                        entries.append(_Entry(path, moment))
+            if entries or not is_stale:
+                return sorted(entries, key=lambda entry: entry.order)
         raise _always_deleted([self])
 
 
@@ -351,14 +501,8 @@ def load_newest(
 def _load_newest(
     stores: Sequence[CheckpointStore], stacklevel: int
 ) -> tuple[Path, Checkpoint] | None:
-    to_try: list[list[_Entry]] = []
     damaged: dict[Path, CheckpointError] = {}
-    for store in stores:
-        listing = store._listed()
-        for error in listing.refused:
-            raise error
-        damaged.update(listing.damaged)
-        to_try.append(listing.entries)
+    to_try = [store._listed(damaged) for store in stores]
     while any(to_try):
         entries = max(filter(None, to_try), key=lambda entries: _progress(entries[-1]))
         path, moment = entries.pop()

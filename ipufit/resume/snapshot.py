@@ -91,26 +91,22 @@ def _figures(value: Any, where: str) -> str | None:
     return list_of(number, length)(value["sums"], f"{where}.sums")
 
 
-_NUM_BLOCKS = fields(dict.fromkeys(_STREAMS, count))
+_NUM_BLOCKS = dict.fromkeys(_STREAMS, count)
 _RUN = fields(
     {
-        "run": fields(
-            {
-                **dict.fromkeys(_COUNTERS, count),
-                "stop_reason": optional(text),
-                "validated": dict_of(number),
-                "validated_calls": count,
-            }
-        ),
-        "data": fields(
-            {
-                "seed": whole,
-                "place": list_of(count, 2),
-                "num_samples": optional(count),
-                "num_blocks": _NUM_BLOCKS,
-            }
-        ),
-        "plan": fields({one.name: count for one in dataclasses.fields(BatchPlan)}),
+        "run": {
+            **dict.fromkeys(_COUNTERS, count),
+            "stop_reason": optional(text),
+            "validated": dict_of(number),
+            "validated_calls": count,
+        },
+        "data": {
+            "seed": whole,
+            "place": list_of(count, 2),
+            "num_samples": optional(count),
+            "num_blocks": _NUM_BLOCKS,
+        },
+        "plan": {one.name: count for one in dataclasses.fields(BatchPlan)},
         "settings": dict_of(text),
         "figures": optional(_figures),
         "callbacks": dict_of(dict_of(anything)),

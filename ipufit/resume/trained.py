@@ -41,14 +41,12 @@ _OPTIMIZER_STATE = "ipu_state", "ipu_param"
 
 _FORM = fields(
     {
-        "optimizer": fields(
-            {
-                "class": text,
-                "groups": list_of(dict_of(anything)),
-                "loss_scaling": number,
-            }
-        ),
-        "updates": fields({"num_updates": count, "rates": dict_of(anything)}),
+        "optimizer": {
+            "class": text,
+            "groups": list_of(dict_of(anything)),
+            "loss_scaling": number,
+        },
+        "updates": {"num_updates": count, "rates": dict_of(anything)},
         "average": optional(fields({"num_updates": count})),
         "tensors": dict_of(dict_of(text)),
     }
@@ -163,13 +161,14 @@ class TrainedState:
             )
         self._check_schedule(state["updates"])
         kinds = [fields({n: like(v) for n, v in group.items()}) for group in groups]
-        own_form = {
-            "optimizer": fields({"groups": each_of(kinds)}),
+        own_form: dict[str, Any] = {
+            "optimizer": {"groups": each_of(kinds)},
             "updates": self.optimization.state_kind,
         }
+        if self.average is not None:
+            own_form["average"] = self.average.state_kind
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
-            check_form(checkpoint, fields({"average": self.average.state_kind}))
             self.average.check_state(_averages(checkpoint))
 
     def _check_schedule(self, saved: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def test_an_interrupt_while_it_waits_loses_no_failure(monkeypatch):
     writer = BackgroundWriter()
     writer.write(lambda: fail, lambda _: None)
     with monkeypatch.context() as patch:
-        patch.setattr("ipufit.checkpoint.writing.wait", interrupted)
+        patch.setattr("ipufit.checkpoint.store.wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             writer.wait()
     with pytest.raises(OSError, match="disk is full"):

@@ -145,8 +145,8 @@ def test_pipes_and_directories_are_refused_at_once(path):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b'{"loss": NaN}', "NaN is no JSON"),
-        (b'{"loss": -Infinity}', "-Infinity is no JSON"),
+        (b'{"loss": NaN}', "NaN is no number"),
+        (b'{"loss": -Infinity}', "-Infinity is no number"),
         (b'{"loss": 1e999}', "too large"),
         (b'{"a": 1, "b": {"c": 1, "c": 1}}', "'c' is there twice"),
         (b'{"a": 1, "\\u0061": 1}', "'a' is there twice"),
@@ -255,7 +255,7 @@ def test_what_is_too_large_isnt_even_read(path, monkeypatch):
         load_checkpoint(path)
     with open(path / "manifest.json", "ab") as file:
         file.truncate(2**21)
-    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json.*too many"):
+    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json"):
         load_checkpoint(path)
 
 
