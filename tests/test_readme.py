@@ -117,8 +117,8 @@ CLAIMS = {
     ],
     "Fast with nothing set.": [
         "test_left_open.py::*",
-        "emulator/update/test_fused_kernels.py::*",
-        "emulator/program/test_memory_format.py::*",
+        "emulator/optimizers/test_updates.py::*",
+        "emulator/program/test_channels_last.py::*",
         "emulator/test_folding.py::*",
     ],
     "Known before it is compiled.": [
