@@ -20,7 +20,7 @@ from ipufit.checkpoint import (
     BackgroundWriter,
     Checkpoint,
     CheckpointStore,
-    Moment,
+    SavedAt,
     save_weights,
     write_checkpoint,
     written_by_one,
@@ -255,16 +255,16 @@ class ModelCheckpoint(MonitorCallback):
         except (ConfigError, UnsupportedError) as error:
             warn_of_unsaved_eviction(error)
 
-    def _moment(self, logs: dict[str, Any]) -> Moment:
+    def _moment(self, logs: dict[str, Any]) -> SavedAt:
         """When it is saved, and the figure then, by which the best can be averaged."""
         value = logs.get(self.monitor)
         if value is None:
-            return Moment(self.run.updates)
+            return SavedAt(self.run.updates)
         mode = direction_of(self.monitor, self.run.directions)
         mode = mode if self.mode == "auto" else self.mode
-        return Moment(self.run.updates, self.monitor, float(value), mode)
+        return SavedAt(self.run.updates, self.monitor, float(value), mode)
 
-    def _write_weights(self, epoch: int, path: str, moment: Moment) -> None:
+    def _write_weights(self, epoch: int, path: str, moment: SavedAt) -> None:
         if self._writer is None:
             self.model.save_weights(path, moment=moment)
             self._say_finished(epoch, path)
@@ -275,7 +275,7 @@ class ModelCheckpoint(MonitorCallback):
                 lambda: partial(_write_weights, path, moment, model.copied_weights()),
             )
 
-    def _write(self, epoch: int, path: str, moment: Moment) -> None:
+    def _write(self, epoch: int, path: str, moment: SavedAt) -> None:
         self._do(epoch, lambda: partial(_write_whole, path, moment, self._checkpoint()))
 
     def _keep(self, store: CheckpointStore, epoch: int, value: float | None) -> None:
@@ -284,7 +284,7 @@ class ModelCheckpoint(MonitorCallback):
             lambda: partial(
                 store.save_here,
                 self._checkpoint(),
-                Moment(
+                SavedAt(
                     self.run.updates,
                     self.monitor,
                     value,
@@ -346,12 +346,12 @@ class ModelCheckpoint(MonitorCallback):
         return True
 
 
-def _write_weights(path: str, moment: Moment, weights: dict[str, Any]) -> str:
+def _write_weights(path: str, moment: SavedAt, weights: dict[str, Any]) -> str:
     save_weights(weights, path, moment=moment)
     return path
 
 
-def _write_whole(path: str, moment: Moment, checkpoint: Checkpoint) -> str:
+def _write_whole(path: str, moment: SavedAt, checkpoint: Checkpoint) -> str:
     write_checkpoint(path, checkpoint, moment=moment)
     return path
 

@@ -26,11 +26,11 @@ from ipufit.errors import (
 from ipufit.types import PathLike
 
 from .directory import MAX_READS, read_group, read_manifest
-from .format import MANIFEST, STATE, SUFFIX, Moment, names_that_differ, tied_names
+from .format import MANIFEST, STATE, SUFFIX, SavedAt, names_that_differ, tied_names
 from .store import missing_allowed, written_by_one
 from .weights import load_weights, read_moment, save_weights
 
-_Candidates = List[Tuple[Path, Optional[Moment]]]
+_Candidates = List[Tuple[Path, Optional[SavedAt]]]
 _Damaged = Dict[Path, Exception]
 
 
@@ -209,7 +209,7 @@ def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates
     moments = [moment for _, moment in candidates if moment is not None]
     are_of_store = all(moment.sequence is not None for moment in moments)
 
-    def order(candidate: tuple[Path, Moment | None]) -> list[Any]:
+    def order(candidate: tuple[Path, SavedAt | None]) -> list[Any]:
         """Sort by what all of them tell: a store's numbers, updates, or their names."""
         path, moment = candidate
         parts = re.split(r"([0-9]+)", path.name)  # numbers by their size

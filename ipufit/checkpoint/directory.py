@@ -42,7 +42,7 @@ from .format import (
     SUFFIX,
     Checkpoint,
     Manifest,
-    Moment,
+    SavedAt,
     Written,
     belongs,
     dump_json,
@@ -205,7 +205,7 @@ def delete(directory: Path) -> None:
 
 
 def write_checkpoint(
-    path: PathLike, checkpoint: Checkpoint, *, moment: Moment | None = None
+    path: PathLike, checkpoint: Checkpoint, *, moment: SavedAt | None = None
 ) -> None:
     """Write a checkpoint, or leave the old one whole.
 

@@ -74,7 +74,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Moment:
+class SavedAt:
     """When in a run weights were saved, and the figure that they had then.
 
     Args:
@@ -110,7 +110,7 @@ class Manifest(NamedTuple):
     """The files of a checkpoint by name, and when it was saved, if that is known."""
 
     files: Mapping[str, Written]
-    moment: Moment | None
+    moment: SavedAt | None
 
 
 def belongs(name: str) -> bool:
@@ -250,7 +250,7 @@ def _short(token: str) -> int:
 # The manifest ------------------------------------------------------------------------
 
 
-def dump_manifest(files: Mapping[str, Written], moment: Moment | None) -> bytes:
+def dump_manifest(files: Mapping[str, Written], moment: SavedAt | None) -> bytes:
     """Encode `manifest.json`.
 
     It has a checksum of its own: `manifest_sha256` is that of its bytes with 64 zeros
@@ -312,11 +312,11 @@ def load_manifest(data: bytes) -> Manifest:
     if record is not None:
         monitor, mode = (moment.monitor, moment.mode) if moment else (None, None)
         figures = record["update"], monitor, record["metric"], mode
-        moment = Moment(*figures, record["epoch"], record["sequence"])
+        moment = SavedAt(*figures, record["epoch"], record["sequence"])
     return Manifest(files, moment)
 
 
-def moment_of(given: Any) -> Moment:
+def moment_of(given: Any) -> SavedAt:
     """Check the plain values of a moment.
 
     Raises:
@@ -331,7 +331,7 @@ def moment_of(given: Any) -> Moment:
     _check(fields(_MOMENT), given, "moment")
     if given["mode"] not in ("min", "max", None):
         raise ValueError("moment.mode is neither min nor max")
-    return Moment(**{name: given[name] for name in _MOMENT})
+    return SavedAt(**{name: given[name] for name in _MOMENT})
 
 
 def _check(kind: Kind, value: Any, name: str) -> None:

@@ -42,7 +42,7 @@ from .directory import (
     remove,
     write_checkpoint,
 )
-from .format import Checkpoint, Moment
+from .format import Checkpoint, SavedAt
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ def missing_allowed() -> Iterator[None]:
 
 class _Entry(NamedTuple):
     path: Path
-    moment: Moment
+    moment: SavedAt
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -295,10 +295,10 @@ class CheckpointStore:
         Warns:
             CheckpointWarning: An old checkpoint couldn't be deleted.
         """
-        moment = Moment(int(update), monitor, metric, epoch=int(epoch))
+        moment = SavedAt(int(update), monitor, metric, epoch=int(epoch))
         return written_by_one(lambda: self.save_here(checkpoint, moment))
 
-    def save_here(self, checkpoint: Checkpoint, moment: Moment) -> Path:
+    def save_here(self, checkpoint: Checkpoint, moment: SavedAt) -> Path:
         """Write a checkpoint in this process, as `save` does in one for all.
 
         It exchanges nothing, so that a thread may call it.

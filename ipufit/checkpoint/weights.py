@@ -31,7 +31,7 @@ from .directory import replace_file
 from .format import (
     MOMENT_KEY,
     SUFFIX,
-    Moment,
+    SavedAt,
     dump_json,
     dump_tensors,
     load_json,
@@ -50,7 +50,7 @@ def save_weights(
     weights: Mapping[str, Tensor],
     path: PathLike,
     *,
-    moment: Moment | None = None,
+    moment: SavedAt | None = None,
     averaged: Sequence[str] | None = None,
 ) -> None:
     """Write weights to a file, or leave the old file whole.
@@ -120,7 +120,7 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
         return _state_dict(target, file)
 
 
-def read_moment(path: Path) -> tuple[Moment | None, bool]:
+def read_moment(path: Path) -> tuple[SavedAt | None, bool]:
     """Read when weights were saved, if a file says so, and whether it is an average.
 
     Raises:

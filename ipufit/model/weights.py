@@ -85,7 +85,7 @@ def set_weights(self: Model, weights: Sequence[Any] | Mapping[str, Any]) -> None
 
 
 def save_weights(
-    self: Model, path: PathLike, *, moment: files.Moment | None = None
+    self: Model, path: PathLike, *, moment: files.SavedAt | None = None
 ) -> None:
     """Write the weights to a safetensors file, under the module's own names.
 

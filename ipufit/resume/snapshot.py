@@ -260,8 +260,8 @@ def epochs_to_go(
             yield epoch, is_validated
 
 
-class _Part(NamedTuple):
-    """The part of one process.
+class _ProcessState(NamedTuple):
+    """The state that one process has for itself.
 
     Attributes:
         random: Random states by name.
@@ -276,11 +276,11 @@ class _Part(NamedTuple):
     digests: dict[str, str]
 
 
-def _num_parts(checkpoint: files.Checkpoint) -> int:
+def _num_processes(checkpoint: files.Checkpoint) -> int:
     return max(1, len(checkpoint.state.get("processes", ())))
 
 
-def _part_of(checkpoint: files.Checkpoint, index: int) -> _Part:
+def _process_state(checkpoint: files.Checkpoint, index: int) -> _ProcessState:
     state, tensors = checkpoint.state, checkpoint.tensors
     plain = {"num_blocks": state["data"]["num_blocks"], "figures": state["figures"]}
     if state.get("processes"):
@@ -288,7 +288,7 @@ def _part_of(checkpoint: files.Checkpoint, index: int) -> _Part:
     random = dict(tensors.get("random", {}))
     if index:
         random = under(f"{index}/random/", tensors.get("processes", {}))
-    return _Part(random, plain["num_blocks"], plain["figures"], {})
+    return _ProcessState(random, plain["num_blocks"], plain["figures"], {})
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ class Snapshot:
             ).hexdigest()
             for name, one in buffers.items()
         }
-        own = _Part(*self._random(), figures, digests)
+        own = _ProcessState(*self._random(), figures, digests)
         parts = run.processes.gathered(own)
         groups["random"] = parts[0].random
         state = {
@@ -405,7 +405,9 @@ class Snapshot:
                     tensors.update({f"{name}/{time}/{n}": t for n, t in state.items()})
         return tensors, num_blocks
 
-    def _tensors_of_others(self, parts: Sequence[_Part], buffers: Tensors) -> Tensors:
+    def _tensors_of_others(
+        self, parts: Sequence[_ProcessState], buffers: Tensors
+    ) -> Tensors:
         """Random states of all processes but the first, and buffers that differ."""
         tensors = {
             f"{index}/random/{name}": state
@@ -471,11 +473,11 @@ class Snapshot:
         if "losses" in checkpoint.tensors:
             check_weights(self._tensors_of_losses(), checkpoint.tensors["losses"])
         others = checkpoint.tensors.get("processes", {})
-        for index in range(_num_parts(checkpoint)):
+        for index in range(_num_processes(checkpoint)):
             for group, own in self._groups().items():
                 given = under(f"{index}/{group}/", others)
                 check_weights({n: t for n, t in own.items() if n in given}, given)
-            part = _part_of(checkpoint, index)
+            part = _process_state(checkpoint, index)
             states = [under("host/", part.random)]
             for name in _STREAMS:
                 replay = _replay(name, part)
@@ -503,9 +505,9 @@ class Snapshot:
             DamagedCheckpointError: The device can't take the random state.
         """
         state, training, run = checkpoint.state, self.training, self.run
-        index, num_parts = run.processes.index, _num_parts(checkpoint)
-        are_as_many = num_parts == run.processes.count
-        part = _part_of(checkpoint, index if are_as_many else 0)
+        index, num_saved = run.processes.index, _num_processes(checkpoint)
+        are_as_many = num_saved == run.processes.count
+        part = _process_state(checkpoint, index if are_as_many else 0)
         figures = part.figures
         if not are_as_many:  # process 0 has the figures of all
             figures = state["figures"]
@@ -535,7 +537,8 @@ class Snapshot:
         if isinstance(self.validation, StreamSource):
             self.validation.go_on(replays["validation"], is_due=True)
         states = [
-            under("host/", _part_of(checkpoint, one).random) for one in range(num_parts)
+            under("host/", _process_state(checkpoint, one).random)
+            for one in range(num_saved)
         ]
         kept = unpacked(under("loader/", part.random)) if are_as_many else None
         self.batches.go_on(_host_state(index, states), replays["pass"], kept)
@@ -548,7 +551,7 @@ class Snapshot:
         """
         is_other_layout = checkpoint.state["plan"] != asdict(self.training.plan)
         index = 0 if is_other_layout else self.run.processes.index
-        seeds = _part_of(checkpoint, index).random["device"].tolist()
+        seeds = _process_state(checkpoint, index).random["device"].tolist()
         if is_other_layout and seeds:
             seeds = [mixed(*seeds)]
         try:
@@ -569,7 +572,7 @@ class Snapshot:
         executors.send_weights()
 
 
-def _replay(name: str, part: _Part, *, is_exact: bool = True) -> Replay | None:
+def _replay(name: str, part: _ProcessState, *, is_exact: bool = True) -> Replay | None:
     """The state of a stream's pass; None if none has begun.
 
     Args:

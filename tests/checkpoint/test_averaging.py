@@ -16,7 +16,7 @@ from ipufit import CheckpointStore, IPUModel, ModelCheckpoint, average_checkpoin
 from ipufit.callbacks import LambdaCallback
 from ipufit.checkpoint import (
     Checkpoint,
-    Moment,
+    SavedAt,
     averaging,
     load_weights,
     save_weights,
@@ -41,7 +41,7 @@ def write(folder, values, form="e{}.safetensors", **figures):
     for index, value in enumerate(values):
         moments = {"update": value, "monitor": "val_loss", "mode": "min"}
         named = {name: given[index] for name, given in figures.items()}
-        moment = Moment(**moments, **named) if figures else None
+        moment = SavedAt(**moments, **named) if figures else None
         path = folder / form.format(value)
         if form.endswith(".safetensors"):
             save_weights(weights_of(value), path, moment=moment)
@@ -102,7 +102,7 @@ def test_a_store_s_checkpoints_are_in_its_order_and_have_its_metric(tmp_path):
 
 def test_checkpoints_from_before_figures_were_written_need_a_mode(tmp_path):
     for number in (1, 2):
-        moment = Moment(number, value=float(number), sequence=number)
+        moment = SavedAt(number, value=float(number), sequence=number)
         path = tmp_path / f"update-0000000{number}"
         taken = Checkpoint({"model": weights_of(number)})
         write_checkpoint(path, taken, moment=moment)
@@ -301,10 +301,10 @@ def test_both_kinds_in_one_directory_are_refused(tmp_path):
 
 def test_figures_of_several_names_are_refused(tmp_path):
     save_weights(
-        weights_of(1), tmp_path / "1.safetensors", moment=Moment(1, "a", 1.0, "min")
+        weights_of(1), tmp_path / "1.safetensors", moment=SavedAt(1, "a", 1.0, "min")
     )
     save_weights(
-        weights_of(2), tmp_path / "2.safetensors", moment=Moment(2, "b", 1.0, "min")
+        weights_of(2), tmp_path / "2.safetensors", moment=SavedAt(2, "b", 1.0, "min")
     )
     with pytest.raises(ConfigError, match="different figures: a, b"):
         average_checkpoints(tmp_path, best=1)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from ipufit.checkpoint import (
     Checkpoint,
-    Moment,
+    SavedAt,
     load_checkpoint,
     read_manifest,
     write_checkpoint,
@@ -53,7 +53,7 @@ def test_plain_torch_and_safetensors_load_the_model(tmp_path):
 
 
 def test_the_manifest_lists_every_file_and_who_wrote_it(tmp_path):
-    moment = Moment(20, "loss", float("-inf"), "min", epoch=1, sequence=3)
+    moment = SavedAt(20, "loss", float("-inf"), "min", epoch=1, sequence=3)
     write_checkpoint(tmp_path / "a", sample(), moment=moment)
     manifest = read_manifest(tmp_path / "a")
     assert {*manifest.files, "manifest.json"} == {*names(tmp_path / "a")}
