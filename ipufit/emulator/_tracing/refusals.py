@@ -18,7 +18,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
 
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._tracing.operation import Operation, requested_device, tensors_in
+from ipufit.emulator._tracing.operation import (
+    NodesById,
+    Operation,
+    requested_device,
+    tensors_in,
+)
 from ipufit.emulator.errors import Error, createPoptorchError
 
 _VALUE_READERS = {
@@ -106,6 +111,25 @@ def value_needed(what: str) -> Error:
         "exist only when the compiled model runs. Compute with tensors "
         "(torch.where, masks), or take the value from the output of the model."
     )
+
+
+def plain_number(value: Any, nodes: NodesById, name: str) -> Any:
+    """The number of a tensor of the host, whole and single; others stay as they are.
+
+    Raises:
+        Error: It is a tensor of the device; the message names the function.
+    """
+    if not isinstance(value, Tensor) or not is_whole_number(value):
+        return value
+    if id(value) in nodes:
+        raise value_needed(f"a tensor as a size, dimension or index of `{name}`")
+    return int(value)
+
+
+def is_whole_number(tensor: Tensor) -> bool:
+    """Whether a tensor is a single whole number."""
+    is_fraction = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() == 1 and not is_fraction and tensor.dtype != torch.bool
 
 
 def text_without_values(operation: Operation) -> str:

@@ -18,94 +18,58 @@ from torch.fx.node import Node
 
 from ipufit.emulator._tracing.nodes import function_name
 from ipufit.emulator._tracing.operation import NodesById, Operation
+from ipufit.emulator._tracing.refusals import plain_number
 from ipufit.emulator._tracing.state import (
     current_trace,
     is_tracing,
     require_tensor,
 )
-from ipufit.emulator.errors import Error, createPoptorchError
+from ipufit.emulator.errors import createPoptorchError
 
 _CASTS = frozenset({"clone", "int", "long", "positive", "short", "to"})
 _SIGNS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
 
 
-def with_constant_bounds(operation: Operation, nodes: NodesById) -> Operation:
-    """Read the bounds of slices that are tensors of the host: they are constants.
+def with_plain_index(operation: Operation, nodes: NodesById) -> Operation:
+    """Put numbers in the places of tensors in `tensor[index]` that need their values.
+
+    Single numbers and bounds of slices that are tensors of the host are constants. With
+    slices whose ends are on the device the operation becomes `moving_slices`.
+
+    Raises:
+        Error: A single number is on the device, or the size of a slice that moves isn't
+            a constant, or isn't positive.
 
     Example:
         >>> x = torch.zeros(3)
         >>> args = (x, (slice(torch.tensor([1]), None), 0))
         >>> read = Operation(Tensor.__getitem__, "__getitem__", args, {})
-        >>> with_constant_bounds(read, {}).args[1]
+        >>> with_plain_index(read, {}).args[1]
         (slice(1, None, None), 0)
     """
-    if operation.name not in ("__getitem__", "__setitem__"):
+    name = operation.name
+    if name not in ("__getitem__", "__setitem__"):
         return operation
-
-    def number(bound: Any) -> Any:
-        is_constant = isinstance(bound, Tensor) and id(bound) not in nodes
-        return int(bound) if is_constant else bound
-
-    def constant(index: Any) -> Any:
-        if isinstance(index, tuple):
-            return tuple(map(constant, index))
-        if isinstance(index, slice):
-            return slice(*map(number, (index.start, index.stop, index.step)))
-        return index
-
     tensor, index, *values = operation.args
-    return replace(operation, args=(tensor, constant(index), *values))
-
-
-def with_moving_slices(operation: Operation, nodes: NodesById) -> Operation:
-    """Make `moving_slices` of `tensor[index]` with slices whose ends are on the device.
-
-    Raises:
-        Error: The size of such a slice isn't a constant, or isn't positive.
-
-    Example:
-        >>> x = torch.zeros(3)
-        >>> read = Operation(Tensor.__getitem__, "__getitem__", (x, slice(1, 3)), {})
-        >>> with_moving_slices(read, {}) is read
-        True
-    """
-    if operation.name not in ("__getitem__", "__setitem__"):
-        return operation
-    sizes = moving_sizes(operation.args[1], nodes)
-    if not sizes or operation.name == "__setitem__":
-        return operation
-    args = (*operation.args, sizes)
-    return Operation(moving_slices, moving_slices.__name__, args, {})
-
-
-def moving_sizes(index: Any, nodes: NodesById) -> dict[int, int]:
-    """Find the slices whose ends are on the device, and their sizes.
-
-    Args:
-        index: The index in `tensor[index]`.
-        nodes: Node of each tensor on the device.
-
-    Returns:
-        Position of the slice among the parts of `index` to its size.
-
-    Raises:
-        Error: A size isn't a constant, or isn't positive.
-
-    Example:
-        >>> moving_sizes((slice(1, 3), 0), {})
-        {}
-    """
-    sizes = {}
-    for position, part in enumerate(_parts(index)):
+    parts, sizes = list(_parts(index)), {}
+    for place, part in enumerate(parts):
         if isinstance(part, slice):
-            ends = (part.start, part.stop)
-            if any(isinstance(end, Tensor) and id(end) in nodes for end in ends):
-                start, stop = (_from_origin(end, nodes) for end in ends)
-                if start[0] is not stop[0]:
-                    raise _size_varies()
-                sizes[position] = stop[1] - start[1]
-                check_size(sizes[position])
-    return sizes
+            start, stop, step = (
+                int(bound)
+                if isinstance(bound, Tensor) and id(bound) not in nodes
+                else bound
+                for bound in (part.start, part.stop, part.step)
+            )
+            parts[place] = slice(start, stop, step)
+            if isinstance(start, Tensor) or isinstance(stop, Tensor):
+                sizes[place] = _size(start, stop, nodes)
+        elif isinstance(part, Tensor) and part.dim() == 0 and part.dtype != torch.uint8:
+            parts[place] = plain_number(part, nodes, name)
+    index = tuple(parts) if isinstance(index, tuple) else parts[0]
+    if sizes and name == "__getitem__":
+        args = (tensor, index, sizes)
+        return Operation(moving_slices, moving_slices.__name__, args, {})
+    return replace(operation, args=(tensor, index, *values))
 
 
 def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
@@ -114,7 +78,7 @@ def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
     Args:
         tensor: The tensor to index.
         index: The index in `tensor[index]`.
-        sizes: The result of `moving_sizes`.
+        sizes: Position of a slice that moves among the parts of `index` to its size.
 
     Raises:
         Error: A size doesn't divide the dimension.
@@ -126,9 +90,12 @@ def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
     """
     parts = list(_parts(index))
     for position, size in sizes.items():
-        dim = _dimension(parts, position, tensor.dim())
-        part = parts[position]
-        check_factor(size, tensor.shape[dim])
+        dims = [0 if part is None else 1 for part in parts]
+        for place, part in enumerate(parts):
+            if part is Ellipsis:
+                dims[place] = tensor.dim() - (sum(dims) - 1)
+        dim, part = sum(dims[:position]), parts[position]
+        _check_factor(size, tensor.shape[dim])
         step = 1 if part.step is None else part.step
         tensor = slice_tensor(tensor, dim, part.start, size, step)
         parts[position] = slice(None)
@@ -140,27 +107,18 @@ def slice_tensor(
     tensor: Tensor, dim: int, start: Tensor, size: int, step: int
 ) -> Tensor:
     """Run `dynamic_slice` on the device."""
-    positions = slice_positions(tensor, dim, start, size, step)
+    positions = _positions(tensor, dim, start, size, step)
     return torch.index_select(tensor, dim, positions)
 
 
-def slice_positions(
-    tensor: Tensor, dim: int, start: Tensor, size: int, step: int
-) -> Tensor:
+def _positions(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
     """Positions along `dim` that a slice takes, wrapping around at the end."""
     first = start.reshape(-1)[:1].long()
     return torch.remainder(first + torch.arange(0, size, step), tensor.shape[dim])
 
 
-def check_factor(size: int, length: int) -> None:
-    """Refuse a size that doesn't divide the dimension.
-
-    Raises:
-        Error: `length` is no multiple of `size`.
-
-    Example:
-        >>> check_factor(2, 4)
-    """
+def _check_factor(size: int, length: int) -> None:
+    """Refuse a size that doesn't divide the dimension."""
     if length % size:
         raise createPoptorchError(
             f"The size of the slice ({size}) must be a factor of the slicing "
@@ -168,15 +126,8 @@ def check_factor(size: int, length: int) -> None:
         )
 
 
-def check_size(size: int) -> None:
-    """Refuse a size that isn't positive.
-
-    Raises:
-        Error: `size` is 0 or negative.
-
-    Example:
-        >>> check_size(1)
-    """
+def _check_size(size: int) -> None:
+    """Refuse a size that isn't positive."""
     if size == 0:
         raise createPoptorchError("The start and end of a slice must be different.")
     if size < 0:
@@ -190,19 +141,24 @@ def _parts(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-def _dimension(parts: list[Any], position: int, rank: int) -> int:
-    """The dimension that the part at `position` indexes."""
-    dims = [0 if part is None else 1 for part in parts]
-    for place, part in enumerate(parts):
-        if part is Ellipsis:
-            dims[place] = rank - (sum(dims) - 1)
-    return sum(dims[:position])
+def _size(start: Any, stop: Any, nodes: NodesById) -> int:
+    """The size of a slice with an end on the device."""
+    if isinstance(start, Tensor) and isinstance(stop, Tensor):
+        (origin, before), (other, after) = (
+            _from_origin(e, nodes) for e in (start, stop)
+        )
+        if origin is other:
+            _check_size(after - before)
+            return after - before
+    raise createPoptorchError(
+        "The size of the sliced tensor must be a constant for each execution of the "
+        "model when running on the IPU: write `x[a : a + n]` with a number n, or use "
+        "poptorch.dynamic_slice."
+    )
 
 
-def _from_origin(end: Any, nodes: NodesById) -> tuple[Node, int]:
+def _from_origin(end: Tensor, nodes: NodesById) -> tuple[Node, int]:
     """The tensor that an end is computed from, and the constant added to it."""
-    if not isinstance(end, Tensor):
-        raise _size_varies()
     node, offset = nodes[id(end)], 0
     while node.op in ("call_function", "call_method"):
         name = function_name(node)
@@ -224,14 +180,6 @@ def _constant(value: Any) -> int | None:
         while isinstance(value, (list, tuple)) and len(value) == 1:
             value = value[0]
     return value if isinstance(value, int) else None
-
-
-def _size_varies() -> Error:
-    return createPoptorchError(
-        "The size of the sliced tensor must be a constant for each execution of the "
-        "model when running on the IPU: write `x[a : a + n]` with a number n, or use "
-        "poptorch.dynamic_slice."
-    )
 
 
 _INDEX_TYPES = (torch.int16, torch.int32, torch.int64)
@@ -264,13 +212,13 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
     _require_int(step, "Step")
     trace = current_trace()
     if trace is None:
-        first = _first_of(start)
+        first = int(start.reshape(-1)[0])
         key = (slice(None),) * (dim % tensor.dim())
         return tensor[(*key, slice(first, first + size, step))]
-    check_size(size)
+    _check_size(size)
     if step < 1:
         raise createPoptorchError(f"Slicing step must be at least 1. Got {step}.")
-    check_factor(size, tensor.shape[dim])
+    _check_factor(size, tensor.shape[dim])
     return trace.record(slice_tensor, tensor, dim, start, size, step)
 
 
@@ -303,16 +251,19 @@ def dynamic_update(
             "input and src tensors must have same dimensionality. "
             f"({input.dim()}) vs ({src.dim()})"
         )
-    types = (_device_dtype(input), _device_dtype(src))
+    # A device has no types of 64 bits.
+    narrow = {torch.int64: torch.int32, torch.float64: torch.float32}
+    narrow = narrow if is_tracing() else {}
+    types = [narrow.get(t.dtype, t.dtype) for t in (input, src)]
     if types[0] != types[1]:
         raise createPoptorchError(
             f"input and src tensor must have same dtype. ({types[0]} vs {types[1]})"
         )
     trace = current_trace()
     if trace is None:
-        first = _first_of(start)
+        first = int(start.reshape(-1)[0])
         return torch.slice_scatter(input, src, dim, first, first + size, 1)
-    check_size(size)
+    _check_size(size)
     result: Tensor = trace.record(update_tensor, input, src, dim, start, size)
     return result
 
@@ -321,12 +272,8 @@ def update_tensor(
     tensor: Tensor, src: Tensor, dim: int, start: Tensor, size: int
 ) -> Tensor:
     """Run `dynamic_update` on the device."""
-    positions = slice_positions(tensor, dim, start, size, 1)
+    positions = _positions(tensor, dim, start, size, 1)
     return torch.index_copy(tensor, dim, positions, src)
-
-
-def _first_of(start: Tensor) -> int:
-    return int(start.reshape(-1)[0])
 
 
 def _check_position(dim: Any, start: Any, size: Any, function: str) -> None:
@@ -344,9 +291,3 @@ def _require_int(value: Any, what: str) -> None:
         raise createPoptorchError(
             f"{what} must be an integer. Got {type(value).__name__}."
         )
-
-
-def _device_dtype(tensor: Tensor) -> torch.dtype:
-    """The type of a tensor where it is computed: a device has no types of 64 bits."""
-    narrow = {torch.int64: torch.int32, torch.float64: torch.float32}
-    return narrow.get(tensor.dtype, tensor.dtype) if is_tracing() else tensor.dtype

@@ -37,6 +37,8 @@ from ipufit.emulator._tracing.operation import (
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import (
     host_tensor_among,
+    is_whole_number,
+    plain_number,
     refuse_custom_backward,
     refuse_dynamic_shape,
     refuse_gradients,
@@ -45,12 +47,8 @@ from ipufit.emulator._tracing.refusals import (
     tensors_are_equal,
     text_without_values,
     untraceable,
-    value_needed,
 )
-from ipufit.emulator._tracing.slices import (
-    with_constant_bounds,
-    with_moving_slices,
-)
+from ipufit.emulator._tracing.slices import with_plain_index
 from ipufit.emulator.errors import Error
 
 _SCHEMAS = {"interpolate": "__interpolate"}
@@ -64,16 +62,14 @@ _FACTORIES = frozenset(
 )
 """Functions whose arguments are sizes, without a tensor."""
 
-_INT = "int"
-_LIST = "List[int]"
 _SEVERAL = "int, int, ..."
-_TENSOR = "Tensor"
 
 
 def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
     """Put ints in the places of the host's tensors that torch takes for ints.
 
-    Tensors that aren't in such a place stay.
+    For a tensor of the device torch would need the value, as `.item()` does. The
+    schemas of torch's operators say which places these are.
 
     Raises:
         Error: A tensor of the device is in such a place.
@@ -86,98 +82,54 @@ def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
         >>> with_plain_sizes(Operation(Tensor.add, "add", (x, n), {}), {}).args
         (tensor([0., 0., 0., 0.]), tensor(2))
     """
-    if not any(map(_is_whole_number, operation.tensors())):
+    name, is_index = operation.name, operation.name in ("__getitem__", "__setitem__")
+    if is_index or not any(map(is_whole_number, operation.tensors())):
         return operation
-    name, args, kwargs = operation.name, operation.args, operation.kwargs
     is_method = getattr(Tensor, name, None) is operation.function
 
-    def plain(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not _is_whole_number(value):
-            return value
-        if id(value) in nodes:
-            raise value_needed(f"a tensor as a size, dimension or index of `{name}`")
-        return int(value)
-
-    def in_place(place: int | str, value: Any) -> Any:
+    def plain(place: int | str, value: Any) -> Any:
         forms = _forms(name, place, is_method=is_method)
         if isinstance(value, Tensor):
-            is_taken = _SEVERAL in forms or (_INT in forms and value.dim() == 0)
-            is_refused = bool(forms) and id(value) in nodes
-            return plain(value) if is_taken or is_refused else value
-        if _LIST in forms and isinstance(value, (tuple, list)):
-            return type(value)(map(plain, value))
+            is_taken = _SEVERAL in forms or ("int" in forms and value.dim() == 0)
+            is_taken = is_taken or (bool(forms) and id(value) in nodes)
+            return plain_number(value, nodes, name) if is_taken else value
+        if "List[int]" in forms and isinstance(value, (tuple, list)):
+            return type(value)(plain_number(v, nodes, name) for v in value)
         return value
 
-    def in_index(value: Any) -> Any:
-        is_single = isinstance(value, Tensor) and value.dim() == 0
-        return plain(value) if is_single and value.dtype != torch.uint8 else value
-
-    if name in ("__getitem__", "__setitem__"):
-        index = args[1]
-        index = tuple(map(in_index, index)) if type(index) is tuple else in_index(index)
-        return replace(operation, args=(args[0], index, *args[2:]))
     return replace(
         operation,
-        args=tuple(in_place(place, value) for place, value in enumerate(args)),
-        kwargs={key: in_place(key, value) for key, value in kwargs.items()},
+        args=tuple(plain(place, value) for place, value in enumerate(operation.args)),
+        kwargs={key: plain(key, value) for key, value in operation.kwargs.items()},
     )
 
 
-def new_of_size(operation: Operation, nodes: NodesById) -> Operation:
-    """Make `new_empty` of `new` with a size.
-
-    In a graph the size becomes a tuple, and `new` of a tuple takes values.
-
-    Example:
-        >>> x = torch.zeros(4)
-        >>> new_of_size(Operation(Tensor.new, "new", (x, x.shape), {}), {}).name
-        'new_empty'
-    """
-    if operation.name == "new" and isinstance(operation.args[-1], torch.Size):
-        return replace(operation, function=Tensor.new_empty, name="new_empty")
-    return operation
-
-
-def _is_whole_number(tensor: Tensor) -> bool:
-    is_fraction = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.numel() == 1 and not is_fraction and tensor.dtype != torch.bool
-
-
 @functools.lru_cache(maxsize=None)
-def _forms(name: str, place: int | str, *, is_method: bool) -> frozenset[str]:
+def _forms(name: str, place: int | str, *, is_method: bool) -> set[str]:
     """The forms in which a function takes ints in a place; empty if it takes none."""
+
+    def form(argument: Any) -> str:
+        kind = str(argument.type)
+        if "Tensor" in kind:
+            return "Tensor"
+        return kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
+
     found: set[str] = set()
     operator = f"aten::{_SCHEMAS.get(name, name)}"
     for schema in _jit_get_schemas_for_operator(operator):
-        by_name = {argument.name: _form(argument) for argument in schema.arguments}
-        positional = [_form(a) for a in schema.arguments if not a.kwarg_only]
-        if positional[:1] != [_TENSOR] and name not in _FACTORIES:
+        positional = [form(a) for a in schema.arguments if not a.kwarg_only]
+        if positional[:1] != ["Tensor"] and name not in _FACTORIES:
             continue  # a form for strings and lists of TorchScript
         if isinstance(place, str):
-            found.add(by_name.get(place, ""))
-        elif place and is_method and positional[1:] == [_LIST]:
-            found.update((_LIST, _SEVERAL))  # as in `x.view(2, 3)`
+            found.update(form(a) for a in schema.arguments if a.name == place)
+        elif place and is_method and positional[1:] == ["List[int]"]:
+            found.update(("List[int]", _SEVERAL))  # as in `x.view(2, 3)`
         else:
             found.update(positional[place : place + 1])
-    if _TENSOR in found and name not in _READ_BY_TORCH:
-        return frozenset()
-    return frozenset(found & {_INT, _LIST, _SEVERAL})
+    if "Tensor" in found and name not in _READ_BY_TORCH:
+        return set()
+    return found & {"int", "List[int]", _SEVERAL}
 
-
-def _form(argument: Any) -> str:
-    kind = str(argument.type)
-    if _TENSOR in kind:
-        return _TENSOR
-    return kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
-
-
-_REWRITES: tuple[Callable[[Operation, NodesById], Operation], ...] = (
-    new_of_size,
-    with_plain_sizes,
-    with_constant_bounds,
-    with_moving_slices,
-)
-"""Change an operation into the form that runs and is recorded, in this order."""
 
 _ANSWERS: dict[str, Callable[[Operation], Any]] = {
     "__repr__": text_without_values,
@@ -230,8 +182,11 @@ class Tracer(TorchFunctionMode):
         if "device" in kwargs:
             kwargs = {**kwargs, "device": self._device(kwargs["device"])}
         operation = Operation(func, name, args, kwargs)
-        for rewrite in _REWRITES:
-            operation = rewrite(operation, self.recording.nodes)
+        if name == "new" and isinstance(args[-1], torch.Size):
+            # In a graph the size becomes a tuple, and `new` of a tuple takes values.
+            operation = replace(operation, function=Tensor.new_empty, name="new_empty")
+        operation = with_plain_sizes(operation, self.recording.nodes)
+        operation = with_plain_index(operation, self.recording.nodes)
         touched = operation.tensors()
         on_device = [t for t in touched if self.recording.is_on_device(t)]
         is_creating = creates_on_device(operation)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._ops.searches import find_nearest, sample_farthest
 from tests.emulator._models import Function
 from tests.strategies import examples
 
@@ -30,7 +29,7 @@ def test_the_farthest_point_comes_next():
     assert result.dtype == torch.int32
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
     st.floats(0.1, 1.0),
@@ -39,7 +38,7 @@ def test_the_farthest_point_comes_next():
 def test_each_sample_is_as_far_as_can_be(sizes, ratio, random_start):
     ptr = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
     points = torch.rand(ptr[-1], 2)
-    chosen = sample_farthest(points, ptr, ratio, random_start).tolist()
+    chosen = run(lambda x: poptorch.fps(x, ptr, ratio, random_start), points).tolist()
     for begin, end in zip(ptr, ptr[1:]):
         count = math.ceil((end - begin) * ratio)
         segment, chosen = chosen[:count], chosen[count:]
@@ -73,14 +72,16 @@ def test_fps_checks_its_arguments(arguments):
         poptorch.fps(*arguments)
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(0, 99))
 def test_the_nearest_point_of_the_batch_is_found(num_x, num_y, batches, seed):
     torch.manual_seed(seed)
     x, y = torch.rand(num_x * batches, 3), torch.rand(num_y * batches, 3)
     of_x = [batch for batch in range(batches) for _ in range(num_x)]
     of_y = [batch for batch in range(batches) for _ in range(num_y)]
-    for index, found in enumerate(find_nearest(x, y, of_x, torch.tensor(of_y))):
+    ids = torch.tensor(of_y)
+    result = run(lambda x, y, ids: poptorch.nearest(x, y, of_x, ids), x, y, ids)
+    for index, found in enumerate(result.tolist()):
         same = [j for j in range(len(y)) if of_y[j] == of_x[index]]
         assert found == min(same, key=lambda j: (x[index] - y[j]).norm().item())
 
