@@ -7,7 +7,7 @@ is.
 
 from __future__ import annotations
 
-from typing import Any, Callable, TypeVar, overload
+from typing import Any, Callable, TypeVar
 
 import torch
 
@@ -15,7 +15,6 @@ from ipufit.emulator._tracing.state import enclosing_trace
 from ipufit.emulator.errors import createPoptorchError, require
 
 _ResultT = TypeVar("_ResultT")
-_ModuleT = TypeVar("_ModuleT", bound=torch.nn.Module)
 
 
 class Block(torch.nn.Module):
@@ -142,20 +141,6 @@ class _BeginBlockHook:
 def is_block_hook(hook: object) -> bool:
     """Whether a forward-pre-hook is one that `BeginBlock` registered."""
     return isinstance(hook, _BeginBlockHook)
-
-
-@overload
-def BeginBlock(  # type: ignore[overload-overlap]  # modules are callable too
-    layer_to_call: _ModuleT, user_id: str | None = None, ipu_id: int | None = None
-) -> _ModuleT: ...
-
-
-@overload
-def BeginBlock(
-    layer_to_call: Callable[..., Any],
-    user_id: str | None = None,
-    ipu_id: int | None = None,
-) -> LegacyBeginBlockFn: ...
 
 
 def BeginBlock(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C import _set_grad_enabled
 from torch.fx.graph import Graph
-from torch.fx.node import Node, map_aggregate
+from torch.fx.node import Node, base_types, map_aggregate
 from torch.overrides import is_tensor_method_or_property
 
 from ipufit.emulator._ground.torch_extras import device_tensor
@@ -39,19 +39,7 @@ from ipufit.emulator._tracing.refusals import (
 )
 from ipufit.emulator.errors import createPoptorchError
 
-_LITERALS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type(Ellipsis),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
+_LITERALS = (*base_types, type(None), type(Ellipsis))
 """Types that `torch.fx` can write into the code that it generates."""
 
 _BATCH_NORMS = (

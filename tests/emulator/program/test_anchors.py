@@ -9,7 +9,6 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode
-from ipufit.emulator._program.anchors import resolve_modes
 from tests.emulator._models import ONE, Function, said, wrap
 
 
@@ -218,9 +217,9 @@ def test_anchors_are_logged_with_their_modes(mode, shown, caplog):
 )
 def test_anchors_without_a_mode_take_over_that_of_the_options(mode, expected):
     options = anchoring({"free": "a", "fixed": ("b", OutputMode.All)}, outputMode=mode)
-    resolve_modes(options)
-    assert options.anchored_tensors["free"] == ["a", True, *expected]
-    assert options.anchored_tensors["fixed"] == ["b", False, OutputMode.All, 1]
+    anchors = poptorch.inferenceModel(nn.Identity(), options).options.anchored_tensors
+    assert anchors["free"] == ["a", True, *expected]
+    assert anchors["fixed"] == ["b", False, OutputMode.All, 1]
 
 
 def test_wrapping_resolves_the_modes_in_the_executors_options_only():

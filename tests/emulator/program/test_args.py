@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 
 import pytest
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._program.args import ArgsParser
 from tests.strategies import examples
 
 Point = collections.namedtuple("Point", ["x", "y"])
@@ -21,9 +21,28 @@ ONE = torch.ones(2)
 TWO = torch.full((2,), 2.0)
 
 
+def model_of(forward):
+    """A model with the signature of `forward`, and the calls that it gets."""
+    module, seen = nn.Module(), []
+
+    @functools.wraps(forward)
+    def noting(*args, **kwargs):
+        seen.append((args, kwargs))
+
+    module.forward = noting
+    return poptorch.inferenceModel(module), seen
+
+
 def parse(forward, *args, **kwargs):
-    parsed = ArgsParser(forward).parse(args, kwargs, is_compiling=True)
-    return parsed.args, parsed.kwargs
+    executor, seen = model_of(forward)
+    executor.compile(*args, **kwargs)
+    return seen[-1]
+
+
+class Echo(nn.Module):
+    def forward(self, first, second=None, *rest, key=None, **others):
+        leaves = [first, second, rest, key, others]
+        return [t * 2 for t in poptorch.flattenTensorStructure(leaves)]
 
 
 def plain(a, b, c=3):
@@ -94,22 +113,21 @@ def test_keyword_only_arguments_fail_as_in_poptorch():
 
 
 def test_dicts_get_a_warning_when_compiling(caplog):
-    parser = ArgsParser(plain)
-    parser.parse(({}, 1), {}, is_compiling=False)
-    assert caplog.text == ""
-    parser.parse(({}, 1), {}, is_compiling=True)
+    executor, _ = model_of(plain)
+    executor.compile({}, ONE)
     assert "partial support" in caplog.text
+    caplog.clear()
+    executor({}, ONE)
+    assert "partial support" not in caplog.text
 
 
 def test_strided_tensors_are_made_contiguous_with_one_warning(caplog):
-    parser = ArgsParser(plain)
-    strided = torch.arange(6).reshape(2, 3).T
+    strided = torch.arange(6.0).reshape(2, 3).T
+    executor = poptorch.inferenceModel(Echo())
     for _ in range(2):
-        parsed = parser.parse(
-            (strided, [(strided,)], {"k": strided}), {}, is_compiling=0
-        )
-        assert all(tensor.is_contiguous() for tensor in parsed.tensors())
-        assert torch.equal(parsed.args[1][0][0], strided)
+        results = executor(strided, [(strided,)], key={"k": strided})
+        for result in results:
+            assert torch.equal(result, strided * 2)
     assert caplog.text.count("not contiguous") == 1
 
 
@@ -137,42 +155,66 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from([plain, variadic, open_ended, many]),
     st.lists(VALUES, min_size=1, max_size=4),
     st.lists(VALUES, max_size=4),
     st.booleans(),
 )
-def test_the_short_way_takes_nothing_that_the_long_way_refuses(
-    forward, first, later, is_same
-):
-    parser = ArgsParser(forward)
-    try:
-        inspect.signature(forward).bind(*first)  # else nothing is ever compiled
-        compiled = parser.parse(tuple(first), {}, is_compiling=True).like_meta()
-    except (TypeError, AssertionError, poptorch.Error):
-        assume(False)
+def test_a_call_is_taken_by_position_as_it_is_by_name(forward, first, later, is_same):
+    """Calls without names take a short way where they can."""
+    signature = inspect.signature(forward)
     later = tuple(first if is_same else later)
-    short = parser.plain_tensors(later, compiled)
-    are_tensors = all(type(v) is torch.Tensor and v.is_contiguous() for v in later)
-    if is_same and are_tensors:
-        assert short is not None
-    if short is not None:
-        arguments = parser.parse(later, {}, is_compiling=False)
-        parser.validate(compiled, arguments)
-        long = arguments.tensors(like=compiled)
-        assert len(short) == len(long)
-        assert all(left is right for left, right in zip(short, long))
+    try:
+        names = signature.bind(*later).arguments
+        signature.bind(*first)
+    except TypeError:
+        assume(False)
+    assume(len(names) == len(later))  # else some can't be named
+
+    def outcome(*args, **kwargs):
+        module = nn.Module()
+        module.forward = functools.wraps(forward)(
+            lambda *a, **k: [t * 2 for t in poptorch.flattenTensorStructure((a, k))]
+        )
+        executor = poptorch.inferenceModel(module)
+        executor.compile(*first)
+        try:
+            return [result.tolist() for result in executor(*args, **kwargs)]
+        except (poptorch.Error, AssertionError) as error:
+            return str(error)
+        finally:
+            executor.destroy()
+
+    try:
+        by_name = outcome(**names)
+    except TypeError:
+        assume(False)
+    assert outcome(*later) == by_name
+    if is_same:
+        assert isinstance(by_name, list)
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (torch.ones(3), "Shape mismatch"),
+        (ONE.int(), "Data type mismatch"),
+        (nn.Parameter(ONE), "Type mismatch"),
+        (3, "Type mismatch"),
+    ],
+)
+def test_a_tensor_by_position_is_held_to_the_compiled_one(later, message):
+    executor, _ = model_of(lambda x, y=None: None)
+    executor.compile(ONE)
+    with pytest.raises(poptorch.Error, match=f"{message} for x"):
+        executor(later)
+    with pytest.raises(poptorch.Error, match="mismatch for y"):
+        executor(ONE, 4)
 
 
 # Later calls ------------------------------------------------------------------
-
-
-class Echo(nn.Module):
-    def forward(self, first, second=None, *rest, key=None, **others):
-        leaves = [first, second, rest, key, others]
-        return [t * 2 for t in poptorch.flattenTensorStructure(leaves)]
 
 
 def check(compiled, later):

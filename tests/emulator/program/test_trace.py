@@ -10,9 +10,6 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.program import trace
-from ipufit.emulator._tracing.state import is_tracing
 from tests.emulator._models import Function
 
 
@@ -30,15 +27,6 @@ class Stateful(nn.Module):
     def forward(self, x):
         self.change(self, x)
         return x * self.weight + self.total
-
-
-def make_program(module, *inputs, is_training=False):
-    return trace(
-        module,
-        CallArguments(inputs, {}),
-        strategy=poptorch.PipelinedExecution(),
-        is_training=is_training,
-    )
 
 
 def reassign(model, x):
@@ -104,7 +92,6 @@ def test_a_module_is_as_it_was_after_an_error_in_forward():
     with pytest.raises(ZeroDivisionError):
         poptorch.inferenceModel(model)(torch.ones(2))
     assert model.total is before
-    assert not is_tracing()
     assert not poptorch.isRunningOnIpu()
 
 
@@ -129,7 +116,7 @@ def test_batch_norm_may_do_with_its_statistics_what_it_wants():
     poptorch.inferenceModel(nn.Sequential(Eager(2)))(torch.ones(3, 2))
 
 
-# What the program knows ---------------------------------------------------------
+# What is changed ----------------------------------------------------------------
 
 
 class Updates(nn.Module):
@@ -148,60 +135,49 @@ class Updates(nn.Module):
         return self.norm(x) + self.read + self.direct + self.whole
 
 
-def test_a_program_knows_what_it_changes():
-    program = make_program(Updates(), torch.randn(3, 2))
-    statistics = {"norm.running_mean", "norm.running_var"}
-    assert program.updated_weights == {"direct", "viewed", *statistics}
-    assert program.unsynchronised_weights == {"direct", "viewed"}
-    assert program.volatile_weights == {"whole"}  # the count of batches is never read
-    assert program.written_inputs == ()
+def test_weights_that_a_program_changes_come_back():
+    module = Updates()
+    executor = poptorch.inferenceModel(module)
+    for _ in range(2):
+        executor(torch.ones(3, 2))
+    executor.copyWeightsToHost()
+    assert module.direct.tolist() == [2.0]
+    assert module.viewed.tolist() == [5.0, 0.0]
+    assert module.whole.tolist() == [0]  # a constant of the program
+    assert module.read.tolist() == [0.0]
+    torch.testing.assert_close(module.norm.running_mean, torch.full((2,), 0.19))
 
 
-def test_a_program_knows_the_inputs_that_it_changes():
+def test_changes_of_inputs_reach_the_caller():
     def forward(m, x, y, z):
         z[0] = 1
         x.add_(y)
-        return x
+        return x * 1, z * 1
 
-    program = make_program(Function(forward), *(torch.ones(2) for _ in range(3)))
-    assert program.written_inputs == (0, 2)
-
-
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (lambda m, x: x * 2, False),
-        (lambda m, x: x + torch.rand(1), True),
-        (lambda m, x: nn.functional.dropout(x), True),
-        (lambda m, x: nn.functional.dropout(x, training=False), False),
-        (lambda m, x: x.clone().normal_(), True),
-    ],
-)
-def test_a_program_knows_whether_it_draws_numbers(function, expected):
-    assert make_program(Function(function), torch.ones(2)).is_random is expected
-
-
-def test_a_program_runs_on_the_weights_it_is_given():
-    program = make_program(nn.Linear(1, 1), torch.ones(1, 1))
-    assert program.weight_names == ("weight", "bias")
-    (out,) = program.run(torch.tensor([[3.0]]), torch.tensor([4.0]), torch.ones(1, 1))
-    assert out.item() == 7
+    inputs = [torch.zeros(2), torch.ones(2), torch.zeros(2)]
+    executor = poptorch.inferenceModel(Function(forward))
+    for count in (1.0, 2.0):
+        x, z = executor(*inputs)
+        assert (x.tolist(), z.tolist()) == ([count, count], [1.0, 0.0])
+        assert [i[0].item() for i in inputs] == [count, 1.0, 1.0]
 
 
 def test_tied_weights_are_one_weight_of_the_program():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[1].weight = module[0].weight
-    program = make_program(module, torch.ones(1, 2))
-    assert program.weight_names == ("0.weight", "0.bias", "1.bias")
+    executor = poptorch.inferenceModel(module)
+    executor.compile(torch.ones(1, 2))
+    assert executor.getTensorNames()[:3] == ["0.weight", "0.bias", "1.bias"]
 
 
-def test_tracing_under_no_grad_is_tracing_for_training_all_the_same():
+def test_compiling_under_no_grad_is_compiling_for_training_all_the_same():
     class Loss(nn.Linear):
         def forward(self, x):
             return poptorch.identity_loss(super().forward(x), "sum")
 
+    module = Loss(1, 1)
+    before = module.weight.detach().clone()
+    sgd = poptorch.optim.SGD(module.parameters(), lr=1.0)
     with torch.no_grad():
-        program = make_program(Loss(1, 1), torch.ones(1, 1), is_training=True)
-    weight, bias = torch.ones(1, 1, requires_grad=True), torch.ones(1)
-    *_, loss = program.run(weight, bias, torch.ones(1, 1))
-    assert loss.requires_grad
+        poptorch.trainingModel(module, None, sgd)(torch.ones(1, 1))
+    torch.testing.assert_close(module.weight.detach(), before - 1)
