@@ -30,7 +30,7 @@ class Size(NamedTuple):
 ROOMS = {
     "emulator": (Size(93, 12451, 92531), "emulator"),
     "engine and model": (Size(44, 9303, 71987), "engine model"),
-    "data": (Size(11, 3341, 26143), "data"),
+    "data": (Size(11, 2665, 20860), "data"),
     "metrics and losses": (Size(21, 1843, 15841), "metrics losses"),
     "optimizers": (Size(19, 1924, 14773), "optimizers"),
     "callbacks": (Size(32, 2221, 18133), "callbacks"),

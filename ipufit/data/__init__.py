@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from .cached import CachedDataset
-from .calls import Call, Epochs, InferenceBatches, Loading, TrainingBatches, pad
-from .datasets import is_stream
+from .calls import Call, Epochs, InferenceBatches, TrainingBatches, pad
+from .datasets import Source
 from .order import Position
 from .random_state import (
     HostRandomState,
@@ -22,19 +22,19 @@ from .sources import (
     example_of,
     fit_sources,
     generated_like,
+    is_stream,
     num_trained_on,
     validation_source,
 )
 from .streams import (
-    IndexedSource,
     Replay,
-    Source,
     StreamSource,
     generators_of,
     packed,
     unpacked,
 )
 from .structure import NOTHING, Labels, SampleStructure, column_names
+from .workers import Loading
 
 __all__ = [
     "NOTHING",
@@ -42,7 +42,6 @@ __all__ = [
     "Call",
     "Epochs",
     "HostRandomState",
-    "IndexedSource",
     "InferenceBatches",
     "Labels",
     "Loading",

@@ -3,25 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
-from dataclasses import dataclass, field
-from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from dataclasses import replace
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan, check_positive
@@ -30,308 +17,17 @@ from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
 from ipufit.types import Batch
 
-from .datasets import ArrayDataset, SeededRows, StackedRows
+from .datasets import ALONE, FlatDataset, Source
 from .mixing import ClassWeights, MixedRows
-from .order import BEGINNING, Division, InOrder, Order, Position
-from .random_state import HostRandomState, RandomState, random_state, set_random_state
-from .streams import ALONE, Block, LoaderState, Pass, Replay, Source, StreamSource
-from .workers import Carrier, ErrorReport, ReportedRows
+from .order import BEGINNING, Division, Order, Position, padded
+from .random_state import RandomState, random_state, set_random_state
+from .streams import LoaderState, Pass, Replay, StreamSource
+from .workers import CallLoader, Loading
 
+PLAIN = Loading()
 
-def shares(
-    num_real: int,
-    rows: int,
-    rows_per_update: int,
-    num_of_all: Tensor | None = None,
-    num_processes: int = 1,
-) -> Tensor:
-    """How much each row of a call counts in the loss of its update.
-
-    Args:
-        num_real: Number of real rows; they come before the padding.
-        rows: Number of rows of the call.
-        rows_per_update: Number of rows of one update; divides `rows`.
-        num_of_all: Number of real rows of all processes in each update; None if there
-            is one process.
-        num_processes: Number of processes, which have as many rows each.
-
-    Returns:
-        `[rows]`, float32: 0 for padding. The real rows of an update add up to the
-        number of its rows, over all processes, so that the mean over all rows is the
-        mean over real rows.
-
-    Example:
-        >>> shares(3, rows=6, rows_per_update=2)
-        tensor([1., 1., 2., 0., 0., 0.])
-        >>> shares(1, 2, 2, num_of_all=torch.tensor([3]), num_processes=2)
-        tensor([1.3333, 0.0000])
-    """
-    is_real = torch.arange(rows).lt(num_real).to(torch.float32)
-    per_update = is_real.reshape(-1, rows_per_update)
-    if num_of_all is None:
-        num_of_all = per_update.sum(dim=1)
-    counts = num_of_all.unsqueeze(1).clamp(min=1)
-    return torch.flatten(per_update * (rows_per_update * num_processes / counts))
-
-
-def pad(batch: Sequence[Tensor], rows: int) -> Batch:
-    """The batch with its last row repeated up to `rows`.
-
-    Example:
-        >>> pad([torch.tensor([1, 2])], 4)
-        [tensor([1, 2, 2, 2])]
-    """
-    missing = rows - len(batch[0])
-    if not missing:
-        return list(batch)
-    return [torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in batch]
-
-
-def rebatched(blocks: Iterable[Block], rows: int) -> Iterator[tuple[Batch, int]]:
-    """Cuts and joins blocks of any number of rows into batches of `rows`.
-
-    Rows that wait for the next block are copied, because an asynchronous loader uses
-    its memory again.
-
-    Args:
-        blocks: Blocks of the same structure.
-        rows: Number of rows of a batch.
-
-    Yields:
-        A batch and its number of rows, which is less than `rows` only at the end.
-
-    Example:
-        >>> blocks = [[torch.tensor([1, 2])], [torch.tensor([3])]]
-        >>> [batch[0].tolist() for batch, _ in rebatched(blocks, 2)]
-        [[1, 2], [3]]
-    """
-    kept: list[Block] = []
-    num_kept = 0
-    for block in blocks:
-        at, size = 0, len(block[0])
-        while size - at >= rows - num_kept:
-            end = at + rows - num_kept
-            kept.append([leaf[at:end] for leaf in block])
-            yield _joined(kept), rows
-            kept, num_kept, at = [], 0, end
-        if at < size:
-            kept.append([leaf[at:].clone() for leaf in block])
-            num_kept += size - at
-    if num_kept:
-        yield _joined(kept), num_kept
-
-
-def _joined(parts: Sequence[Block]) -> Batch:
-    if len(parts) == 1:
-        return parts[0]
-    return [torch.cat(leaves) for leaves in zip(*parts)]
-
-
-def first_rows(blocks: Iterator[Block], most: int | None) -> Iterator[Block]:
-    """The blocks up to `most` rows in all; every block if `most` is None."""
-    if most is None:
-        yield from blocks
-        return
-    if not most:
-        return  # a generator would lose what is drawn of it
-    for block in blocks:
-        yield [leaf[:most] for leaf in block]
-        most -= min(most, len(block[0]))
-        if not most:
-            return
-
-
-def collate(samples: Any) -> Batch:
-    """Stack flat samples into the tensors of a call.
-
-    Raises:
-        DataError: The samples have different shapes.
-
-    Example:
-        >>> [t.shape for t in collate([(torch.zeros(3), 1), (torch.zeros(3), 0)])]
-        [torch.Size([2, 3]), torch.Size([2])]
-    """
-    if isinstance(samples, StackedRows):
-        return list(samples)
-    try:
-        return list(default_collate(samples))
-    except RuntimeError as error:
-        raise DataError(
-            "Samples of different shapes can't share a call, because the shapes of a "
-            f"compiled model are fixed: {error}. Pad or crop them to one shape."
-        ) from error
-
-
-@dataclass(frozen=True, eq=False)
-class GatheredCalls:
-    """The whole calls of each pass over tensors, with copies of their rows.
-
-    A loader would take the order apart into single indices and put them together again
-    for each batch, which takes most of the time of a small call.
-
-    Args:
-        dataset: Samples in memory.
-        order: Order of the samples; gives new indices, or keys, for each pass.
-        rows: Number of rows of a call.
-
-    Example:
-        >>> import torch
-        >>> calls = GatheredCalls(ArrayDataset([torch.arange(5)]), Order(5, 5), 2)
-        >>> [call[0].tolist() for call in calls]
-        [[0, 1], [2, 3]]
-    """
-
-    dataset: ArrayDataset
-    order: Order | InOrder
-    rows: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        indices = self.order.indices()
-        if self.dataset.rows is not None:  # keys have the number of the pass in them
-            indices = indices.remainder(len(self.dataset))
-        for first in range(0, len(indices) - self.rows + 1, self.rows):
-            part = indices[first : first + self.rows]
-            yield self.dataset.gathered(part)
-
-    def terminate(self) -> None:
-        """Do nothing: unlike a loader, this has no processes to end."""
-
-
-Part = Tuple[Batch, int]
-"""Rows of one process, padded to a call or not, and how many of them are samples."""
-
-
-class Shared(NamedTuple):
-    """The rows of a call that one process has.
-
-    Attributes:
-        batch: Rows of a call, padded.
-        num_real: Number of its rows that are samples; they come first.
-        num_of_all: Sums over all processes of what was counted.
-    """
-
-    batch: Batch
-    num_real: int
-    num_of_all: Tensor
-
-
-def shared(
-    source: StreamSource,
-    blocks: Iterator[Block],
-    division: Division,
-    processes: Processes,
-    count: Callable[[int], Tensor],
-    *,
-    skipped: int = 0,
-    max_rows: int | None = None,
-    last: Sequence[Tensor] = (),
-) -> Iterator[Shared]:
-    """The calls of a pass over a stream, up to the one for which nobody has samples.
-
-    Args:
-        source: The stream.
-        blocks: Its pass.
-        division: The rows of each process.
-        processes: All processes.
-        count: Makes of the number of samples that this process has for a call what is
-            to be added up over all processes.
-        skipped: Number of calls to leave out at the beginning.
-        max_rows: Number of samples of all processes after which to stop; None for all.
-        last: The row before, of which nothing is left; empty at the beginning.
-    """
-    parts = endless(_parts(source, blocks, division, max_rows), source, last)
-    for _ in itertools.islice(parts, skipped):  # now, not when the first call is asked
-        pass
-    return agreed(parts, division, processes, count)
-
-
-def endless(
-    parts: Iterator[Part], source: StreamSource, last: Sequence[Tensor] = ()
-) -> Iterator[Part]:
-    """The rows of this process for each call, then calls of one row that is no sample.
-
-    It repeats the last row, as padding does, so that a resumed run has the same one.
-
-    Args:
-        parts: Rows of this process for each call.
-        source: The stream, whose first sample is the row if `parts` is empty.
-        last: The row before those of `parts`; empty if there is none.
-    """
-    for batch, num_real in parts:
-        last = [leaf[-1:].clone() for leaf in batch]  # loaders use memory again
-        yield batch, num_real
-    while True:
-        yield list(last or source.example(1)), 0
-
-
-def agreed(
-    parts: Iterator[Part],
-    division: Division,
-    processes: Processes,
-    count: Callable[[int], Tensor],
-) -> Iterator[Shared]:
-    """Calls of what each process has, up to the one for which nobody has samples.
-
-    Args:
-        parts: Rows of this process for each call, from `endless`.
-        division: As for `shared`.
-        processes: As for `shared`.
-        count: As for `shared`.
-    """
-    for batch, num_real in parts:
-        num_of_all = processes.summed(count(num_real))
-        if not num_of_all.any():
-            return
-        yield Shared(pad(batch, division.rows), num_real, num_of_all)
-
-
-def _parts(
-    source: StreamSource,
-    blocks: Iterator[Block],
-    division: Division,
-    most: int | None,
-) -> Iterator[Part]:
-    """Rows of this process for each call."""
-    if source.own_loading is not None:
-        # Samples to leave out are loaded, too: transforms draw random numbers.
-        own = _loaded(source, blocks, division, most)
-        return rebatched(own, division.rows)
-    if source.is_own_part:
-        own_most = None if most is None else division.num_of_part(most)
-        return rebatched(first_rows(blocks, own_most), division.rows)
-    whole = rebatched(first_rows(blocks, most), division.rows_of_all)
-    return (_cut(batch, count, division) for batch, count in whole)
-
-
-def _cut(batch: Batch, count: int, division: Division) -> tuple[Batch, int]:
-    """The rows of this process, of a batch for all that may lack some at the end."""
-    whole = pad(batch, division.rows_of_all)
-    return [division.own(leaf) for leaf in whole], division.num_own(count)
-
-
-def _loaded(
-    source: StreamSource,
-    batches_of_indices: Iterator[Block],
-    division: Division,
-    most: int | None,
-) -> Iterator[Block]:
-    """The samples of this process, loaded by index."""
-    loading: Any = source.own_loading
-    indices = itertools.islice(itertools.chain.from_iterable(batches_of_indices), most)
-    rows = division.rows_of_all
-    own = division.own(torch.arange(rows)).tolist()
-    size = min(division.block, source.rows_of_first)
-
-    def groups() -> Iterator[list[object]]:
-        while True:
-            call = list(itertools.islice(indices, rows))
-            if not call:
-                return
-            mine = [call[row] for row in own if row < len(call)]
-            for at in range(0, len(mine), size):
-                yield mine[at : at + size]
-
-    return (source.block_of(batch) for batch in loading.load(groups()))
+Rows = Tuple[Batch, Tuple[int, ...]]
+"""Rows of a call of this process, and the number of samples of each process in it."""
 
 
 class Call(NamedTuple):
@@ -355,179 +51,227 @@ class Call(NamedTuple):
     num_singles: int = 0
 
 
-class Loading(NamedTuple):
-    """How map-style data is loaded.
-
-    Attributes:
-        num_workers: Number of processes that load; 0 to load in this one.
-        mode: `loader_mode` of `IPUConfig`.
-    """
-
-    num_workers: int = 0
-    mode: str = "sync"
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether other processes load the samples."""
-        return self.num_workers > 0 or self.mode != "sync"
-
-    def seeds(self, dataset: Any, processes: Processes) -> bool:
-        """Whether each sample is loaded with random numbers of its own.
-
-        That is so where other processes load, and where several train: a sample is the
-        same whichever of them has it. Samples in memory draw nothing. (A subset of
-        them has such numbers, too, so that runs are those in which it was loaded.)
-
-        Args:
-            dataset: Map-style dataset; None for a stream.
-            processes: Processes that divide the samples.
-        """
-        is_drawing = dataset is not None and not _is_whole_array(dataset)
-        return is_drawing and (self.is_elsewhere or processes.are_several)
-
-
-def _is_whole_array(dataset: Any) -> bool:
-    return isinstance(dataset, ArrayDataset) and dataset.rows is None
-
-
-PLAIN = Loading()
-
-_PREFETCHED = 2
-"""Calls that each process loads ahead: torch's default."""
-
-_MODES = {
-    "sync": poptorch.DataLoaderMode.Sync,
-    "async": poptorch.DataLoaderMode.Async,
-    "async_rebatched": poptorch.DataLoaderMode.AsyncRebatched,
-}
-
-
-@dataclass(eq=False)
-class CallLoader:
-    """Loads whole calls of a map-style dataset.
+def shares(
+    num_real: int,
+    rows: int,
+    rows_per_update: int,
+    num_of_all: Tensor,
+    num_processes: int = 1,
+) -> Tensor:
+    """Compute how much each row of a call counts in the loss of its update.
 
     Args:
-        dataset: Items are flat tuples of tensors; None for a stream.
-        plan: The factors of a call.
-        options: Options of the model.
-        loading: Which processes load, and how.
-        seed: Seed of which each sample gets random numbers of its own; None to have
-            all draw from the generators of this process.
+        num_real: Number of real rows; they come before the padding.
+        rows: Number of rows of the call.
+        rows_per_update: Number of rows of one update; divides `rows`.
+        num_of_all: Number of real rows of all processes in each update.
+        num_processes: Number of processes, which have as many rows each.
+
+    Returns:
+        `[rows]`, float32: 0 for padding. The real rows of an update add up to the
+        number of its rows, over all processes, so that the mean over all rows is the
+        mean over real rows.
+
+    Example:
+        >>> shares(3, 6, 2, torch.tensor([2, 1, 0]))
+        tensor([1., 1., 2., 0., 0., 0.])
+        >>> shares(1, 2, 2, num_of_all=torch.tensor([3]), num_processes=2)
+        tensor([1.3333, 0.0000])
     """
+    is_real = torch.arange(rows).lt(num_real).to(torch.float32)
+    per_update = is_real.reshape(-1, rows_per_update)
+    counts = num_of_all.unsqueeze(1).clamp(min=1)
+    return torch.flatten(per_update * (rows_per_update * num_processes / counts))
 
-    dataset: Any
-    plan: BatchPlan
-    options: poptorch.Options
-    loading: Loading
-    seed: int | None
-    _loader: Any = field(default=None, init=False)
-    _report: ErrorReport = field(default_factory=ErrorReport, init=False)
 
-    def batches(self, order: Callable[[], Order | InOrder]) -> Iterator[Batch]:
-        """Begin a pass: make the iterator now, which draws from torch's generator.
+def pad(batch: Sequence[Tensor], rows: int) -> Batch:
+    """The batch with its last row repeated up to `rows`.
 
-        Args:
-            order: Makes the order of this pass and those that follow; called when the
-                processes that load are started.
+    Example:
+        >>> pad([torch.tensor([1, 2])], 4)
+        [tensor([1, 2, 2, 2])]
+    """
+    missing = rows - len(batch[0])
+    if not missing:
+        return list(batch)
+    return [torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in batch]
 
-        Returns:
-            The batches of calls, as lists of tensors.
 
-        Raises:
-            DataError: The process that loads has failed.
-        """
-        with self._loading_errors():
-            if self._loader is None:
-                self._loader = self._new_loader(order())
-            is_gathered = type(self._loader) is GatheredCalls
-            if is_gathered and not _is_whole_array(self.dataset):
-                # Runs on subsets were those of a loader, which draws a seed each pass.
-                iter(DataLoader([0]))  # type: ignore[arg-type]
-            return self._each(iter(self._loader))
+def rebatched(blocks: Iterable[Batch], rows: int) -> Iterator[tuple[Batch, int]]:
+    """Cuts and joins blocks of any number of rows into batches of `rows`.
 
-    def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
-        with self._loading_errors():
-            batch = self._next(iterator)
-            while batch is not None:  # `for` calls iter(), and PopTorch's begins anew
-                yield list(batch)
-                batch = self._next(iterator)
+    Rows that wait for the next block are copied, because an asynchronous loader uses
+    its memory again.
 
-    def _next(self, iterator: Iterator[Any]) -> Any:
-        """The next batch; None at the end."""
-        is_array = isinstance(self.dataset, ArrayDataset)
-        if self.seed is None or self.loading.is_elsewhere or is_array:
-            return next(iterator, None)
-        before = HostRandomState()  # samples that are loaded here seed its generators
-        try:
-            return next(iterator, None)
-        finally:
-            before.put_back()
+    Args:
+        blocks: Blocks of the same structure.
+        rows: Number of rows of a batch.
+
+    Yields:
+        A batch and its number of rows, which is less than `rows` only at the end.
+
+    Example:
+        >>> blocks = [[torch.tensor([1, 2])], [torch.tensor([3])]]
+        >>> [batch[0].tolist() for batch, _ in rebatched(blocks, 2)]
+        [[1, 2], [3]]
+    """
+    kept: list[Batch] = []
+    num_kept = 0
+    for block in blocks:
+        at, size = 0, len(block[0])
+        while size - at >= rows - num_kept:
+            end = at + rows - num_kept
+            kept.append([leaf[at:end] for leaf in block])
+            yield _joined(kept), rows
+            kept, num_kept, at = [], 0, end
+        if at < size:
+            kept.append([leaf[at:].clone() for leaf in block])
+            num_kept += size - at
+    if num_kept:
+        yield _joined(kept), num_kept
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    return parts[0] if len(parts) == 1 else [torch.cat(leaf) for leaf in zip(*parts)]
+
+
+def first_rows(blocks: Iterator[Batch], most: int | None) -> Iterator[Batch]:
+    """The blocks up to `most` rows in all; every block if `most` is None."""
+    if most is None:
+        yield from blocks
+        return
+    if not most:
+        return  # a generator would lose what is drawn of it
+    for block in blocks:
+        yield [leaf[:most] for leaf in block]
+        most -= min(most, len(block[0]))
+        if not most:
+            return
+
+
+class _Batches:
+    """Loads, cuts and shares the rows of calls."""
+
+    def __init__(
+        self,
+        source: Source,
+        plan: BatchPlan,
+        options: poptorch.Options,
+        loading: Loading,
+        processes: Processes,
+    ) -> None:
+        self.source = source
+        self.structure = source.structure
+        self._plan = plan
+        self._rows = plan.samples_per_call
+        self._options = options
+        self._loading = loading
+        self._processes = processes
+        self._division = Division.of(processes, plan)
+        self.is_seeded = loading.seeds(source.dataset, processes)
+        self._loader: CallLoader | None = None
 
     def close(self) -> None:
-        """End the processes that load; the next pass starts others."""
-        self._report.take()  # deletes its file
-        loader, self._loader = self._loader, None
-        if loader is None:
-            return
-        loader.terminate()
-        # Workers outlive an epoch, and torch has no public way to end them while
-        # something refers to their iterator, such as the traceback of an error.
-        workers = getattr(loader, "_iterator", None)
-        if workers is not None:
-            workers._shutdown_workers()
+        """End the processes that load samples; the next pass starts others."""
+        if self._loader is not None:
+            self._loader.close()
 
-    @contextlib.contextmanager
-    def _loading_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (AssertionError, poptorch.Error) as error:
-            if "data fetcher" not in str(error) and "worker" not in str(error):
-                raise
-            raise DataError(
-                f"Samples could not be loaded. {error}\n{self._report.take()}".rstrip()
-            ) from error
+    def _loaded(self, order: Order | Tensor, seed: int) -> Iterator[Batch]:
+        """Begin a pass over a map-style dataset; torch's generator is drawn from now.
 
-    def _new_loader(self, order: Order | InOrder) -> Any:
-        dataset, plan, loading = self.dataset, self.plan, self.loading
-        if isinstance(dataset, ArrayDataset) and not loading.is_elsewhere:
-            return GatheredCalls(dataset, order, plan.samples_per_call)
-        if self.seed is not None:
-            dataset = SeededRows(dataset, self.seed)
-        collating: Any = collate
-        if loading.mode != "sync":
-            dataset = ReportedRows(dataset, self._report)
-            collating = functools.partial(self._report.calling, collate)
-        ahead: dict[str, Any] = {}
-        if loading.num_workers:
-            collating = Carrier(collating, _PREFETCHED + 1)
-            ahead["prefetch_factor"] = _PREFETCHED
-        # Starting processes draws a seed for them from the generator. A resumed run
-        # starts them once more than others do, which must not change torch's own.
-        starts_here = loading.num_workers > 0 and loading.mode == "sync"
-        mode = loading.mode
-        if mode == "async_rebatched" and plan.samples_per_call == 1:
-            mode = "async"  # PopTorch refuses to rebatch calls of one row
-        return poptorch.DataLoader(
-            self.options,
-            dataset,
-            batch_size=plan.micro_batch_size,
-            num_workers=loading.num_workers,
-            drop_last=True,
-            auto_distributed_partitioning=False,  # the order is divided already
-            mode=_MODES[mode],
-            collate_fn=collating,
-            sampler=order,
-            generator=torch.Generator() if starts_here else None,
-            **ahead,
+        Args:
+            order: Keys of the samples of this process.
+            seed: Seed of the random numbers that samples draw, if they have their own.
+        """
+        dataset: Any = self.source.dataset
+        if self.source.is_in_memory and not self._loading.is_elsewhere:
+            if dataset.rows is not None:
+                torch.empty((), dtype=torch.int64).random_()  # as a loader draws a seed
+            keys = order if isinstance(order, Tensor) else order.indices()
+            ends = range(self._rows, len(keys) + 1, self._rows)
+            return (dataset.gathered(keys[end - self._rows : end]) for end in ends)
+        if self._loader is None:
+            if isinstance(dataset, FlatDataset):
+                dataset = replace(dataset)
+            self._loader = CallLoader(dataset, self._plan, self._options, self._loading)
+        if isinstance(self._loader.dataset, FlatDataset) and self.is_seeded:
+            self._loader.dataset.seed = seed
+        return self._loader.batches(
+            order.tolist() if isinstance(order, Tensor) else order
         )
 
+    def _parts(
+        self, source: StreamSource, blocks: Iterator[Batch], most: int | None = None
+    ) -> Iterator[tuple[Batch, int]]:
+        """Cut a stream's pass into rows of this process for each call.
 
-_Rows = Tuple[Batch, int, int, Optional[Tensor]]
-"""The batch of a call, its number of real rows and that of all processes; and how many
-of those are in each update, where that needn't follow from their number."""
+        Args:
+            source: The stream.
+            blocks: Its pass.
+            most: Number of samples of all processes after which to stop.
+        """
+        division, count = self._division, self._processes.count
+        if source.own_loading is not None:
+            # Samples to leave out are loaded, too: transforms draw random numbers.
+            batches = source.own_loading.load(self._groups(source, blocks, most))
+            return rebatched(map(source.block_of, batches), self._rows)
+        if source.is_own_part or count == 1:
+            if most is not None:  # the first processes take one more if they must
+                most = most // count + (division.index < most % count)
+            return rebatched(first_rows(blocks, most), self._rows)
+        whole = rebatched(first_rows(blocks, most), division.rows_of_all)
+        return (
+            (
+                [division.own(leaf) for leaf in pad(batch, division.rows_of_all)],
+                division.num_of_each(num_real)[division.index],
+            )
+            for batch, num_real in whole
+        )
+
+    def _groups(
+        self, source: StreamSource, blocks: Iterator[Any], most: int | None
+    ) -> Iterator[list[Any]]:
+        """Group the indices of this process's samples, of batches of all indices."""
+        indices = itertools.islice(itertools.chain.from_iterable(blocks), most)
+        own = self._division.own(torch.arange(self._division.rows_of_all)).tolist()
+        size = min(self._division.block, source.rows_of_first)
+        while True:
+            call = list(itertools.islice(indices, self._division.rows_of_all))
+            if not call:
+                return
+            mine = [call[row] for row in own if row < len(call)]
+            for at in range(0, len(mine), size):
+                yield mine[at : at + size]
+
+    def _shared(
+        self, parts: Iterator[tuple[Batch, int]], last: Sequence[Tensor] = ()
+    ) -> Iterator[Rows]:
+        """Yield calls until no process has samples left.
+
+        Before each call the processes say how many samples they have for it. So all
+        make the same number of calls, however uneven the ends of their streams are. A
+        process without samples repeats the last row that it had, as padding does.
+
+        Args:
+            parts: Rows of this process for each call, and how many of them are samples.
+            last: The row before those of `parts`; empty if there is none.
+        """
+        are_several = self._processes.are_several
+        while True:
+            batch, num_real = next(parts, ([], 0))
+            each: tuple[int, ...] = (num_real,)
+            if are_several:
+                counts = torch.zeros(self._processes.count, dtype=torch.int64)
+                counts[self._processes.index] = num_real
+                each = tuple(self._processes.summed(counts).tolist())
+            if not any(each):
+                return
+            if are_several and batch:
+                last = [leaf[-1:].clone() for leaf in batch]  # memory is used again
+            yield pad(batch or last or self.source.example(1), self._rows), each
 
 
-class TrainingBatches:
+class TrainingBatches(_Batches):
     """The calls of a pass over the data.
 
     Args:
@@ -577,15 +321,12 @@ class TrainingBatches:
         start: Position = BEGINNING,
         processes: Processes = ALONE,
     ) -> None:
-        self.source = source
-        self.structure = source.structure
+        super().__init__(source, plan, options, loading, processes)
+        self.position = start
         self._class_weights: ClassWeights | None = None
         if class_weight is not None:
             self._class_weights = ClassWeights(class_weight, source.structure)
             self.structure = self._class_weights.structure
-        self._rows = plan.samples_per_call
-        self._processes = processes
-        self._division = Division.of(processes, plan)
         rows_of_all = self._division.rows_of_all
         is_padding = drop_last in ("pad", False)
         count = source.num_samples
@@ -599,7 +340,7 @@ class TrainingBatches:
         may_be_short = isinstance(source, StreamSource) or (count or 0) % rows_of_all
         self._is_padding = is_padding and bool(may_be_short)
         if self._is_padding:
-            self.structure = self.structure.padded()
+            self.structure = replace(self.structure, is_padded=True)
         self._mixed_rows: MixedRows | None = None
         if mixing is not None:
             self._mixed_rows = MixedRows(
@@ -611,7 +352,6 @@ class TrainingBatches:
         self.num_empty_updates = 0
         if count is not None:
             self._count(count)
-        self.is_seeded = loading.seeds(source.dataset, processes)
         if shuffle or self.is_seeded or mixing is not None:
             if seed is None:
                 # Drawn here and not in a process that loads: those copy this one.
@@ -619,37 +359,35 @@ class TrainingBatches:
             seed = processes.first(seed)
         self.seed = seed or 0
         self._shuffle = shuffle
-        own = self.seed if self.is_seeded else None
-        self._loader = CallLoader(source.dataset, plan, options, loading, own)
-        self.position = start
         self._pass: Pass | None = None
         self._is_exhausted = self._is_going_on = False
         self._kept: LoaderState | None = None
 
-    def _count(self, num_samples: int, in_updates: Tensor | None = None) -> None:
+    def _count(
+        self, num_samples: int, last_of_each: tuple[int, ...] | None = None
+    ) -> None:
         """Set the number of calls of a pass, and what its last call lacks.
 
         Args:
             num_samples: Number of samples of all processes.
-            in_updates: How many of them are in each update of the last call; None if
-                each call is full before the next begins.
+            last_of_each: Samples of each process in the last call; None if each update
+                is full before the next begins.
         """
-        if in_updates is not None and self._is_padding:
-            self.num_calls = self.position.calls
-            self.num_empty_updates = int(in_updates.eq(0).sum())
+        rows = self._division.rows_of_all
+        self.num_calls = self.position.calls
+        if last_of_each is None:
+            self.num_calls = -(-num_samples // rows)
+            last_of_each = self._division.num_of_each(num_samples % rows or rows)
+        if not self._is_padding:
+            self.num_calls, self.num_dropped = divmod(num_samples, rows)
             return
-        rows, num_updates = self._division.rows_of_all, self._division.num_updates
-        self.num_calls, left = divmod(num_samples, rows)
-        if left and self._is_padding:
-            self.num_calls += 1
-            self.num_empty_updates = (rows - left) // (rows // num_updates)
-        else:
-            self.num_dropped, self.num_empty_updates = left, 0
+        in_updates = self._division.num_in_updates(last_of_each)
+        self.num_empty_updates = int(in_updates.eq(0).sum())
 
     # A run that is resumed ----------------------------------------------------
 
     def replay(self) -> Replay | None:
-        """The state of the pass, with which its blocks can be drawn again.
+        """Return the state of the pass, with which its blocks can be drawn again.
 
         It is None if no pass has begun, and for samples that are taken by index, which
         needn't be drawn again.
@@ -661,7 +399,7 @@ class TrainingBatches:
         return self.source.first_pass()
 
     def loader_state(self) -> LoaderState | None:
-        """The state of a loader that keeps one; None if nothing was taken of it yet.
+        """Return the state of a loader that keeps one; None if it wasn't begun yet.
 
         Raises:
             DataError: The loader's own error.
@@ -670,16 +408,13 @@ class TrainingBatches:
         if not isinstance(source, StreamSource) or not source.is_stateful:
             return None
         if self.position.calls and self._pass is not None:
-            taken = self.position.calls * self._rows_of_pass(source)
+            is_part = source.is_own_part or not self._processes.are_several
+            drawn = self._rows if is_part else self._division.rows_of_all
+            taken = self.position.calls * drawn
             return self._pass.kept(source.loader_state(), taken)
         if source.first_pass() is not None:
             return None
         return LoaderState(source.loader_state(), [], has_ended=True)
-
-    def _rows_of_pass(self, source: StreamSource) -> int:
-        """Rows of a call that are drawn in this process."""
-        is_part = source.is_own_part or not self._processes.are_several
-        return self._rows if is_part else self._division.rows_of_all
 
     def go_on(
         self, now: RandomState, replay: Replay | None, kept: LoaderState | None = None
@@ -703,14 +438,10 @@ class TrainingBatches:
 
     # Calls --------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the processes that load samples; the next pass starts others."""
-        self._loader.close()
-
     def example(self) -> Batch:
         """A batch that looks like that of a call."""
-        whole = self._division.rows_of_all
-        return self._completed(self.source.example(self._rows), self._rows, whole)
+        example = self.source.example(self._rows)
+        return self._completed(example, (self._rows,) * self._processes.count)
 
     def begin_next_pass(self) -> None:
         """Move to the beginning of the next pass if all of this one was given out."""
@@ -721,132 +452,103 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[Call]:
         """The calls of one pass, from the current position on."""
         self.begin_next_pass()
+        source, index = self.source, self._processes.index
+        rows_of_all = self._division.rows_of_all
         is_going_on, self._is_going_on = self._is_going_on, False
         # Coming to the position draws numbers that the interrupted run has drawn.
-        now = random_state(self.source.generators) if is_going_on else None
-        kept, self._kept = self._kept, None
-        num_samples = 0
-        if not isinstance(self.source, StreamSource):
-            batches = self._indexed()
-        elif self._processes.are_several:
-            num_samples = self.position.calls * self._division.rows_of_all
-            batches = self._shared(self.source, kept)
+        now = random_state(source.generators) if is_going_on else None
+        if isinstance(source, StreamSource):
+            batches = self._streamed(source)
         else:
-            batches = self._streamed(self.source)
-            if kept is not None:
-                num_samples = kept.num_drawn - kept.num_left
-            skipped = self.position.calls if kept is None else 0
-            for _, num_real, *_ in itertools.islice(batches, skipped):
-                num_samples += num_real
+            batches = self._indexed()
         if now is not None:
-            set_random_state(now, self.source.generators)
-        in_updates = None
-        for batch, num_real, num_all, in_updates in batches:
+            set_random_state(now, source.generators)
+        num_samples = self.position.calls * rows_of_all
+        each = None
+        for batch, each in batches:
+            num_all = sum(each)
             num_samples += num_all
-            if num_all < self._division.rows_of_all and not self._is_padding:
+            if num_all < rows_of_all and not self._is_padding:
                 break  # what is left at the end
-            self.source.check(batch, self._sample_of)
+            source.check(batch, self._sample_of)
             self.position = self.position._replace(calls=self.position.calls + 1)
-            batch = pad(batch, self._rows)
-            batch = self._completed(batch, num_real, num_all, in_updates)
-            yield Call(batch, num_real, num_all)
-        if isinstance(self.source, StreamSource):
-            self._count(num_samples, in_updates)
+            yield Call(self._completed(batch, each), each[index], num_all)
+        if isinstance(source, StreamSource):
+            self._count(num_samples, each)
         self._is_exhausted = True
 
-    def _begun_pass(self, source: StreamSource) -> Iterator[Block]:
+    def _streamed(self, source: StreamSource) -> Iterator[Rows]:
+        """Cut a stream into calls, from the position on."""
+        kept, self._kept = self._kept, None
         blocks = source.blocks()
         self._pass = blocks if isinstance(blocks, Pass) else None
-        return blocks
+        parts = self._parts(source, blocks)
+        last: Sequence[Tensor] = []
+        if kept is not None:
+            last = [leaf[-1:] for leaf in kept.rows]
+        else:
+            for batch, _ in itertools.islice(parts, self.position.calls):
+                last = [leaf[-1:].clone() for leaf in batch]
+        return self._shared(parts, last)
 
-    def _streamed(self, source: StreamSource) -> Iterator[_Rows]:
-        """Batches of one process, from the beginning of the pass."""
-        blocks = self._begun_pass(source)
-        return ((batch, n, n, None) for batch, n in rebatched(blocks, self._rows))
-
-    def _shared(
-        self, source: StreamSource, kept: LoaderState | None
-    ) -> Iterator[_Rows]:
-        """Batches of one of several processes, from the position on."""
-        parts = shared(
-            source,
-            self._begun_pass(source),
-            self._division,
-            self._processes,
-            self._division.num_in_blocks,
-            skipped=self.position.calls if kept is None else 0,
-            last=() if kept is None else [leaf[-1:] for leaf in kept.rows],
-        )
-        return (
-            (part.batch, part.num_real, int(part.num_of_all.sum()), part.num_of_all)
-            for part in parts
-        )
-
-    def _indexed(self) -> Iterator[_Rows]:
-        """Batches of samples that are taken by index, from the position on."""
+    def _indexed(self) -> Iterator[Rows]:
+        """Load samples that are taken by index, from the position on."""
         done = self.position.calls
         if done and done == self.num_calls:
             return iter(())  # PopTorch's asynchronous loader refuses to load nothing
-        batches = self._loader.batches(lambda: self._order(tells_pass=self.is_seeded))
-        division, rows = self._division, self._division.rows_of_all
-        num_left = range((self.source.num_samples or 0) - done * rows, 0, -rows)
-        counts = (min(left, rows) for left in num_left)
+        count, rows = self.source.num_samples or 0, self._division.rows_of_all
+        lefts = range(count - done * rows, 0, -rows)
         return (
-            (batch, division.num_own(count), count, None)
-            for batch, count in zip(batches, counts)
+            (batch, self._division.num_of_each(min(left, rows)))
+            for batch, left in zip(self._loaded(self._order(), self.seed), lefts)
         )
 
-    def _order(self, *, tells_pass: bool = False) -> Order:
+    def _order(self) -> Order:
         """The order of samples that are taken by index, from the position on."""
         count = self.source.num_samples or 0
-        rows = self._division.rows_of_all
-        is_divided = self._processes.are_several
-        is_whole = self._is_padding or is_divided
+        is_whole = self._is_padding or self._processes.are_several
         return Order(
             count,
-            (self.num_calls or 0) * rows if is_whole else count,
+            (self.num_calls or 0) * self._division.rows_of_all if is_whole else count,
             self.seed if self._shuffle else None,
             self.position,
-            rows,
-            tells_pass=tells_pass,
-            division=self._division if is_divided else None,
+            self._division,
+            tells_pass=self.is_seeded,
         )
 
     def _sample_of(self, row: int) -> int:
         """The index of the sample in a row of the next call."""
         if isinstance(self.source, StreamSource):
             return self.position.calls * self._rows + row
-        return int(self._order().indices()[row])
+        return int(self._order().indices()[row]) % (self.source.num_samples or 1)
 
-    def _completed(
-        self,
-        batch: Batch,
-        num_real: int,
-        num_all: int,
-        in_updates: Tensor | None = None,
-    ) -> Batch:
-        """The batch with class weights, shares and coefficients of rows appended.
+    def _completed(self, batch: Batch, each: tuple[int, ...]) -> Batch:
+        """Append class weights, shares and mixing coefficients of rows to a batch.
 
         Args:
-            num_real: Number of its real rows.
-            num_all: Number of real rows of all processes in the call.
-            in_updates: Number of those in each update; None if they come first.
+            batch: Tensors of a call.
+            each: Number of real rows of each process.
         """
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
         if self._is_padding:
             division = self._division
-            if in_updates is None and division.count > 1:
-                in_updates = division.num_in_updates(num_all)
+            in_updates = division.num_in_updates(each)
             batch.append(
-                shares(num_real, self._rows, division.block, in_updates, division.count)
+                shares(
+                    each[division.index],
+                    self._rows,
+                    division.block,
+                    in_updates,
+                    division.count,
+                )
             )
         if self._mixed_rows is not None:
             batch.append(self._mixed_rows.of(batch, self.seed, self.position))
         return batch
 
 
-class InferenceBatches:
+class InferenceBatches(_Batches):
     """The calls that cover every sample once, in order.
 
     Args:
@@ -854,7 +556,7 @@ class InferenceBatches:
         options: Options of the inference model.
         max_rows: Number of samples after which to stop; None for all samples.
         loading: How map-style data is loaded.
-        seed: Seed of samples that other processes load: the same in every pass.
+        seed: Seed of samples that an asynchronous loader loads: the same in every pass.
         processes: Processes that divide the samples.
 
     Attributes:
@@ -875,17 +577,11 @@ class InferenceBatches:
         seed: int | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        self.source = source
-        self.structure = source.structure
+        super().__init__(source, plan, options, loading, processes)
         self.has_singles = False
-        self._plan = plan
-        self._rows = plan.samples_per_call
-        self._processes = processes
-        self._division = Division.of(processes, plan)
         self._max_rows = max_rows
-        own = (seed or 0) if loading.seeds(source.dataset, processes) else None
-        self._loader = CallLoader(source.dataset, plan, options, loading, own)
-        self._ongoing: Iterator[Block] | None = None
+        self._seed = seed or 0
+        self._ongoing: Iterator[Batch] | None = None
 
     @property
     def num_samples(self) -> int | None:
@@ -919,11 +615,8 @@ class InferenceBatches:
             num_rows: Number of samples of all processes. The first one has as many of
                 them in each call as any.
         """
-        return -(-self._division.num_own(num_rows, 0) // self._plan.samples_per_update)
-
-    def close(self) -> None:
-        """End the processes that load samples; the next pass starts others."""
-        self._loader.close()
+        of_first = self._division.num_of_each(num_rows)[0]
+        return -(-of_first // self._plan.samples_per_update)
 
     def example(self, *, inputs_only: bool = True) -> Batch:
         """Tensors that look like those of a call."""
@@ -935,123 +628,71 @@ class InferenceBatches:
         Calls for single rows have no real rows.
         """
         if isinstance(self.source, StreamSource):
-            is_shared = self._processes.are_several
-            streamed = self._shared if is_shared else self._streamed
-            yield from streamed(self.source)
-            return
-        count = self.num_samples or 0
-        division, size = self._division, self._plan.micro_batch_size
+            return self._streamed(self.source)
+        return self._indexed()
+
+    def _indexed(self) -> Iterator[Call]:
+        count, size = self.num_samples or 0, self._plan.micro_batch_size
+        division = self._division
         rows = division.rows_of_all
-        single_rows = self._num_singles(count) * size
         # Samples first, then single rows, in calls of their own.
-        for batch, done in zip(
-            self._loader.batches(lambda: self._order(count)),
-            range(0, self._whole(count) + self._whole(single_rows), rows),
-        ):
-            self.source.check(batch, partial(_sample_of, division, done))
-            num_all = min(max(count - done, 0), rows)
-            left = single_rows - (done - self._whole(count))
-            num_singles = 0 if num_all else division.num_own(min(left, rows)) // size
+        num_singles = self._num_singles(count)
+        singles = torch.arange(count - num_singles, count).repeat_interleave(size)
+        num_calls, num_of_singles = -(-count // rows), -(-len(singles) // rows)
+        order = division.own(
+            torch.cat(
+                [
+                    padded(torch.arange(count), num_calls * rows),
+                    padded(singles, num_of_singles * rows),
+                ]
+            )
+        )
+        seed = self._seed
+        if self.is_seeded and self._loading.mode == "sync":
+            # Each pass draws other numbers, as without processes that load.
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+            seed = self._processes.first(seed)
+        for number, batch in enumerate(self._loaded(order, seed)):
+            at = number * self._rows
+            self.source.check(batch, lambda row, at=at: int(order[at + row]))  # type: ignore[misc]
+            num_all = min(max(count - number * rows, 0), rows)
             each = division.num_of_each(num_all)
-            yield Call(batch, each[division.index], num_all, each, num_singles)
-
-    def _whole(self, num_rows: int) -> int:
-        """Rows of whole calls that hold `num_rows`."""
-        return num_rows + -num_rows % self._division.rows_of_all
-
-    def _order(self, count: int) -> InOrder:
-        size, division = self._plan.micro_batch_size, self._division
-        singles = range(count - self._num_singles(count), count)
-        further = [row for row in singles for _ in range(size)]
-        return InOrder(count, division.rows_of_all, further, division)
+            left = 0
+            if not num_all:
+                left = min(len(singles) - (number - num_calls) * rows, rows)
+            of_single = division.num_of_each(left)[division.index] // size
+            yield Call(batch, each[division.index], num_all, each, of_single)
 
     def _streamed(self, source: StreamSource) -> Iterator[Call]:
-        batch: Batch = []
-        done = 0
-        for batch, num_real in rebatched(self._blocks(source), self._rows):
-            source.check(batch, done.__add__)
-            done += num_real
-            yield Call(pad(batch, self._rows), num_real, num_real, (num_real,))
-        if not done:
-            raise _spent()
-        for singles, num_rows in self._single_rows(batch, len(batch[0])):
-            num_singles = num_rows // self._plan.micro_batch_size
-            yield Call(pad(singles, self._rows), 0, 0, (0,), num_singles)
-
-    def _shared(self, source: StreamSource) -> Iterator[Call]:
-        division, processes = self._division, self._processes
+        index, size = self._processes.index, self._plan.micro_batch_size
+        blocks = self._ongoing
+        if blocks is None:
+            blocks = source.blocks()
+            if self._max_rows is not None and source.is_one_shot:
+                self._ongoing = blocks  # of a generator the next ones come then
         last: Batch = []
         last_real = done = 0
-        for batch, num_real, num_of_each in shared(
-            source,
-            self._blocks(source, first=False),
-            division,
-            processes,
-            self._as_of_this_process,
-            max_rows=self._max_rows,
-        ):
+        for batch, each in self._shared(self._parts(source, blocks, self._max_rows)):
             source.check(batch, done.__add__)
-            each = tuple(num_of_each.tolist())
             done += sum(each)
-            if num_real:  # this process's part may have ended before those of others
-                last, last_real = batch, num_real
-            yield Call(batch, num_real, sum(each), each)
+            if each[index]:  # this part may have ended before those of others
+                last, last_real = batch, each[index]
+            yield Call(batch, each[index], sum(each), each)
         if not done:
-            raise _spent()
+            raise DataError(
+                "There are no more samples: a generator can be gone through once. Pass "
+                "a loader or a dataset, which can be begun anew."
+            )
         if not self.has_singles:
             return
-        singles = endless(self._single_rows(last, last_real), source)
-        count = self._as_of_this_process
-        for batch, num_rows, _ in agreed(singles, division, processes, count):
-            num_singles = num_rows // self._plan.micro_batch_size
-            yield Call(batch, 0, 0, (0,) * processes.count, num_singles)
-
-    def _as_of_this_process(self, count: int) -> Tensor:
-        """A number of this process in the place that it has among all."""
-        counts = torch.zeros(self._processes.count, dtype=torch.int64)
-        counts[self._processes.index] = count
-        return counts
-
-    def _single_rows(self, batch: Batch, num_real: int) -> Iterator[tuple[Batch, int]]:
-        """The rows of the last, incomplete micro-batch, each in one of its own."""
-        num_singles = self._num_singles(num_real)
-        size = self._plan.micro_batch_size
-        if not num_singles:
-            return iter(())
-        rows = slice(num_real - num_singles, num_real)
-        block = [leaf[rows].repeat_interleave(size, dim=0) for leaf in batch]
-        return rebatched([block], self._rows)
-
-    def _blocks(self, source: StreamSource, *, first: bool = True) -> Iterator[Block]:
-        """The blocks to go through: the first ones; of a generator the next ones.
-
-        Args:
-            first: Whether to cut them after `max_rows`.
-        """
-        if self._max_rows is None:
-            return source.blocks()
-        if source.is_one_shot and self._ongoing is None:
-            self._ongoing = source.blocks()
-        blocks = self._ongoing or source.blocks()
-        return first_rows(blocks, self._max_rows) if first else blocks
-
-
-def _sample_of(division: Division, done: int, row: int) -> int:
-    """The index of a sample in the data.
-
-    Args:
-        division: The rows of this process.
-        done: Number of samples of all processes before this call.
-        row: Row of the call in this process.
-    """
-    return done + division.place_of(row)
-
-
-def _spent() -> DataError:
-    return DataError(
-        "There are no more samples: a generator can be gone through once. Pass a "
-        "loader or a dataset, which can be begun anew."
-    )
+        # The rows of the last, incomplete micro-batch, each in one of its own.
+        rows = slice(last_real - self._num_singles(last_real), last_real)
+        singles = [leaf[rows].repeat_interleave(size, dim=0) for leaf in last]
+        none = (0,) * self._processes.count
+        for batch, each in self._shared(
+            rebatched([singles] if last else [], self._rows)
+        ):
+            yield Call(batch, 0, 0, none, each[index] // size)
 
 
 class Epochs:
@@ -1121,11 +762,13 @@ class Epochs:
     def __iter__(self) -> Iterator[Call]:
         """The calls of the next epoch."""
         if self._calls is None:
-            yield from self._batches
-            return
+            return iter(self._batches)
+        return self._some(self._calls)
+
+    def _some(self, num_calls: int) -> Iterator[Call]:
         self.ran_out = False
         done, self._calls_done = self._calls_done, 0
-        for number in range(done, self._calls):
+        for number in range(done, num_calls):
             call = self._next(may_restart=number == 0)
             if call is None:
                 self.ran_out = True

@@ -4,290 +4,115 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     Subset,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
+    _utils,
     default_collate,
+    get_worker_info,
 )
-from torch.utils.data.distributed import DistributedSampler
 
-from ipufit._poptorch import poptorch
+from ipufit.distributed import Processes
 from ipufit.errors import DataError
+from ipufit.types import Batch
 
-from .random_state import HostRandomState, mixed, seed_all
+from .random_state import mixed, seed_all
 from .structure import (
+    NOTHING,
     SampleStructure,
     as_tensor,
-    is_frame,
+    check_integers,
     split_columns,
-    stacked_leaves,
     without_columns,
 )
 
-_SAMPLERS = (
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+ALONE = Processes()
 
 
-def is_array_like(x: Any) -> bool:
-    """Whether `x` is an array, a frame, or arrays and frames nested."""
-    return (
-        isinstance(x, (Tensor, np.ndarray))
-        or is_frame(x)
-        or (isinstance(x, (tuple, list, Mapping)) and len(x) > 0)
-    )
+@dataclass(frozen=True)
+class Parts:
+    """Takes a sample or a batch apart: inputs, targets, sample weights.
 
-
-def is_indexed(x: Any) -> bool:
-    """Whether `x` is a dataset whose samples are taken by index."""
-    if isinstance(x, (IterableDataset, DataLoader)):
-        return False
-    is_dataset = isinstance(x, Dataset) or is_hugging_face(x)
-    return is_dataset and hasattr(x, "__len__") and hasattr(x, "__getitem__")
-
-
-def is_hugging_face(x: Any) -> bool:
-    """Whether `x` looks like a dataset of Hugging Face, whose samples are dicts.
-
-    Example:
-        >>> is_hugging_face([{"a": 1}])
-        False
-    """
-    return hasattr(x, "column_names") and hasattr(x, "features")
-
-
-def is_stream(x: Any) -> bool:
-    """Whether `x` is an iterable, but no collection of arrays."""
-    return isinstance(x, Iterable) and not isinstance(
-        x, (str, bytes, set, frozenset, tuple, list, Mapping)
-    )
-
-
-def batch_size_of(x: Any) -> int | None:
-    """The batch size of the user's loader: the samples of one update."""
-    if isinstance(x, poptorch.DataLoader):
-        combined = x.combinedBatchSize
-        return None if combined is None else combined // x.options.device_iterations
-    size = getattr(x, "batch_size", None)
-    return size if isinstance(size, int) else None
-
-
-def length_of(x: Any) -> int | None:
-    """The number of samples that a torch loader will give; None if unknown."""
-    if not isinstance(x, DataLoader) or isinstance(x.dataset, IterableDataset):
-        return None
-    kind = type(x.batch_sampler)
-    is_known = kind is BatchSampler or kind.__module__.startswith("torchdata.")
-    if x.batch_size is None or not is_known:
-        return None  # a sampler of batches needn't give all of one size
-    if isinstance(x, poptorch.DataLoader) or not hasattr(x.sampler, "__len__"):
-        return None
-    sampler: Any = x.sampler
-    count = len(sampler)
-    return count - count % x.batch_size if x.drop_last else count
-
-
-def gives_what_it_says(x: Any) -> bool:
-    """Whether the number that `length_of` gives of a loader is certain.
-
-    It isn't where code of the user's may give more or fewer samples: a collate function
-    that leaves some out, a sampler, or a loader of another class.
-
-    Example:
-        >>> loader = DataLoader(range(8), batch_size=4)
-        >>> gives_what_it_says(loader)
-        True
-        >>> loader.collate_fn = list
-        >>> gives_what_it_says(loader)
-        False
-    """
-    return (
-        type(x) is DataLoader
-        and type(x.sampler) in _SAMPLERS
-        and x.collate_fn is default_collate
-    )
-
-
-def num_loaded_ahead(x: Any) -> int | None:
-    """The number of samples that a loader's workers load ahead; None without workers.
-
-    Example:
-        >>> loader = DataLoader([1], batch_size=4, num_workers=1, prefetch_factor=5)
-        >>> num_loaded_ahead(loader)
-        20
-        >>> num_loaded_ahead(DataLoader(range(8), batch_size=4))
-    """
-    if not isinstance(x, DataLoader) or not x.num_workers:
-        return None
-    return (x.prefetch_factor or 2) * x.num_workers * (x.batch_size or 1)
-
-
-def describe(x: Any) -> str:
-    """The type of `x`, for error messages.
-
-    Example:
-        >>> describe(3), describe(np.zeros(1))
-        ('a int', 'a numpy.ndarray')
-    """
-    return f"a {type(x).__module__}.{type(x).__qualname__}".replace("builtins.", "")
-
-
-_Items = List[Any]
-
-_MOST_COMPARED = 32
-"""Samples of a batch that are read both ways: a call may have thousands of them."""
-
-
-class TogetherReader:
-    """Reads samples by `__getitems__` if that gives what `__getitem__` gives.
-
-    Of the first batch, and of each that is larger than those before, up to 32 samples
-    are read both ways. Both must give the same. `__getitems__` must draw no random
-    numbers, because it would draw them in another order, or with other seeds. A dataset
-    that fails in either is read sample by sample from then on.
+    As in Keras, a tuple or list of one to three elements holds these parts, and
+    anything else is inputs. Columns that are named as targets are taken out of a dict.
 
     Args:
-        dataset: The user's map-style dataset.
-
-    Example:
-        >>> class Numbers(list):
-        ...     def __getitems__(self, indices):
-        ...         print("together")
-        ...         return [self[index] for index in indices]
-        >>> numbers = Numbers([5, 6, 7])
-        >>> reader = TogetherReader(numbers)
-        >>> def read(indices):
-        ...     singly = lambda places: [numbers[indices[at]] for at in places]
-        ...     return reader.items(indices, singly, lambda places, a, b: a == b)
-        >>> read([0, 1])
-        together
-        [5, 6]
-        >>> read([2, 1])
-        together
-        [7, 6]
+        columns: Names of the target columns; None if targets have no names.
+        is_single: Whether the target is the one column itself, not a dict of it.
+        name: Name of the data in error messages.
+        has_lists: Whether lists of numbers are arrays, as in rows of Hugging Face's
+            datasets.
+        inputs_only: Whether targets and weights are left out.
+        left_out: Columns to leave out.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._num_tried = 1  # a batch of one sample says nothing
-        self._is_used = together_of(dataset) is not None
+    columns: Sequence[str] | None = None
+    is_single: bool = False
+    name: str = "x"
+    has_lists: bool = False
+    inputs_only: bool = False
+    left_out: Sequence[str] = ()
 
-    def items(
-        self,
-        indices: Sequence[int],
-        singly: Callable[[Sequence[int]], _Items],
-        are_same: Callable[[Sequence[int], _Items, _Items], bool],
-    ) -> _Items:
-        """The samples of some indices.
+    def __call__(self, sample: Any) -> Sequence[Any]:
+        """Take a sample or batch apart.
 
-        Args:
-            indices: Indices of the samples.
-            singly: Reads samples one by one, those at some places among the indices.
-            are_same: Tells whether two lists of samples are the same, both of those at
-                some places.
+        Raises:
+            DataError: There are more than three parts, or a column is missing.
         """
-        places = range(len(indices))
-        together = together_of(self._dataset) if self._is_used else None
-        if together is None or len(indices) == 1:
-            return singly(places)
-        before = HostRandomState()
-        if len(indices) > self._num_tried:
-            self._num_tried = len(indices)
-            compared = _compared(len(indices))
-            some = singly(compared)
-            items = _others(together, indices, compared, some, are_same)
-            self._is_used = items is not None
-            if len(some) == len(indices):
-                return some
-        else:
-            items = together(indices)
-            self._is_used = len(items) == len(indices) and not before.has_changed()
-        if items is not None and self._is_used:
-            return items
-        before.put_back()
-        return singly(places)
+        if isinstance(sample, (tuple, list)) and self.columns is None:
+            if len(sample) not in (1, 2, 3):
+                raise DataError(
+                    f"Samples of `{self.name}` have {len(sample)} parts; they must be "
+                    "an input, a pair (input, target), or a triple with a sample "
+                    "weight. Their parts may nest."
+                )
+            return sample[:1] if self.inputs_only else sample
+        if isinstance(sample, Mapping) and not isinstance(sample, dict):
+            sample = dict(sample)  # transformers' tokenizers give such mappings
+        sample = without_columns(sample, self.left_out)
+        if self.has_lists:
+            sample = table_row(sample)
+        if self.columns is None:
+            return (sample,)
+        where = f"A sample of `{self.name}`"
+        parts = split_columns(sample, self.columns, self.is_single, where)
+        return parts[:1] if self.inputs_only else parts
 
 
-def _compared(count: int) -> Sequence[int]:
-    """Places of samples to compare, from the first to the last of a batch."""
-    if count <= _MOST_COMPARED:
-        return range(count)
-    return [at * (count - 1) // (_MOST_COMPARED - 1) for at in range(_MOST_COMPARED)]
+def table_row(row: Any) -> Any:
+    """Return a row of a Hugging Face dataset with arrays for lists of numbers.
 
-
-def _others(
-    together: Callable[[Sequence[int]], _Items],
-    indices: Sequence[int],
-    places: Sequence[int],
-    some: _Items,
-    are_same: Callable[[Sequence[int], _Items, _Items], bool],
-) -> _Items | None:
-    """Samples that are read together; None unless they are those read singly.
-
-    Args:
-        together: The `__getitems__` of the dataset.
-        indices: Indices of the samples.
-        places: Places among the indices whose samples are compared.
-        some: Samples at these places that were read singly.
-        are_same: As for `TogetherReader.items`.
+    Example:
+        >>> table_row({"a": [1, 2], "b": "text"})
+        {'a': array([1, 2]), 'b': 'text'}
     """
-    now = HostRandomState()
-    seed_all(0)  # other than what the last sample was read with
-    before = HostRandomState()
-    try:
-        items = together(indices)
-        if len(items) != len(indices) or before.has_changed():
-            return None
-        return items if are_same(places, some, [items[at] for at in places]) else None
-    except Exception:  # noqa: BLE001 - a method of the user's may raise anything
-        return None
-    finally:
-        now.put_back()
+    if not isinstance(row, dict):
+        return row
+    arrays = {
+        key: np.asarray(value)
+        for key, value in row.items()
+        if isinstance(value, (list, tuple))
+    }
+    numbers = {key: one for key, one in arrays.items() if one.dtype.kind in "biuf"}
+    return {**row, **numbers}
 
 
-def together_of(dataset: Any) -> Callable[[Sequence[int]], _Items] | None:
-    """The method that reads several samples at once; None if there is none to trust.
-
-    A `Subset` reads those of its dataset. A class that has its own `__getitem__` and
-    inherits `__getitems__` would be passed over by the latter.
-    """
-    if type(dataset) is Subset:
-        inner, chosen = together_of(dataset.dataset), dataset.indices
-        if inner is None:
-            return None
-        read = inner
-        return lambda indices: read([chosen[index] for index in indices])
-    together = getattr(dataset, "__getitems__", None)
-    if not callable(together) or isinstance(dataset, Subset):
-        return None
-    mro = type(dataset).__mro__
-    definers = [
-        next((at for at, kind in enumerate(mro) if name in vars(kind)), len(mro))
-        for name in ("__getitems__", "__getitem__")
-    ]
-    return together if definers[0] <= definers[1] else None
-
-
-class StackedRows(tuple):  # type: ignore[type-arg]
-    """Rows that were gathered by index already, so that `collate` leaves them alone."""
+class StackedRows(Tuple[Tensor, ...]):
+    """Tensors of a batch, so that `collate` leaves them alone."""
 
     __slots__ = ()
+
+
+def collate(samples: Any) -> Batch:
+    """Stack flat samples into the tensors of a call."""
+    is_stacked = isinstance(samples, StackedRows)
+    return list(samples if is_stacked else default_collate(samples))
 
 
 class ArrayDataset(Dataset):  # type: ignore[type-arg]
@@ -316,7 +141,7 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
         return StackedRows(self.gathered(torch.as_tensor(indices)))
 
     def gathered(self, indices: Tensor) -> list[Tensor]:
-        """Copies of the rows of some samples."""
+        """Copy the rows of some samples."""
         rows = indices if self.rows is None else self.rows[indices]
         return [torch.index_select(tensor, 0, rows) for tensor in self.tensors]
 
@@ -330,19 +155,20 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         parts_of: Takes a sample apart: inputs, targets, weights.
         structure: How a sample nests.
         name: Name of the dataset in error messages.
+        seed: Seed of the random numbers that samples draw, mixed with the number of the
+            pass and the index of the sample; None to leave random numbers alone. The
+            random state of another process can't be saved. With such seeds a run that
+            is resumed in mid-epoch, or with another number of processes, draws the
+            same. Indices are keys then: index + number of the pass * number of samples.
+        likes: Shape and type of each leaf; those of the first sample if empty.
     """
 
     dataset: Any
     parts_of: Callable[[Any], Sequence[Any]]
     structure: SampleStructure
     name: str
-    _first: list[tuple[torch.Size, torch.dtype]] | None = field(
-        default=None, init=False
-    )
-    _reader: TogetherReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._reader = TogetherReader(self.dataset)
+    seed: int | None = None
+    likes: list[tuple[torch.Size, torch.dtype]] = field(default_factory=list)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -350,227 +176,269 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """One sample; numbers become tensors."""
-        return self._flat(self.dataset[int(index)], index)
+        return self._flat(self._item(int(index)), index)
 
     def __getitems__(self, indices: Sequence[int]) -> StackedRows | list[Any]:
         """A batch of samples: torch's loaders use this method if it exists."""
-        users = self.dataset
-        return self.batch(
-            indices, lambda places: [users[int(indices[at])] for at in places]
-        )
+        together = _getitems_of(self.dataset)
+        if together is None:
+            items = [self._item(index) for index in indices]
+        else:
+            self._begin(indices[0])
+            items = together([int(index) % len(self) for index in indices])
+            if len(items) != len(indices):
+                raise DataError(
+                    f"__getitems__ of `{self.name}` gave {len(items)} samples for "
+                    f"{len(indices)} indices."
+                )
+        leaves = self._stacked(items) if self.likes else None
+        if leaves is not None:
+            return StackedRows(leaves)
+        return [self._flat(item, index) for item, index in zip(items, indices)]
 
-    def batch(
-        self, indices: Sequence[int], singly: Callable[[Sequence[int]], list[Any]]
-    ) -> StackedRows | list[Any]:
-        """A batch of samples.
+    def _item(self, key: int) -> Any:
+        return self.dataset[self._begin(key)]
 
-        Args:
-            indices: Indices of the samples.
-            singly: Gets samples of the user's dataset one by one, those at some places
-                among the indices.
-
-        Returns:
-            The tensors of the batch; or flat samples, if these have leaves other than
-            tensors, arrays and numbers.
-
-        Raises:
-            DataError: A sample can't be used, or is unlike the first.
-        """
-        rows = [int(index) for index in indices]
-
-        def are_same(
-            places: Sequence[int], items: list[Any], others: list[Any]
-        ) -> bool:
-            return all(
-                _are_equal(self._flat(one, rows[at]), self._flat(other, rows[at]))
-                for at, one, other in zip(places, items, others)
-            )
-
-        items = self._reader.items(rows, singly, are_same)
-        if self._first is not None:
-            parts = [self.parts_of(item) for item in items]
-            leaves = stacked_leaves(parts, self.structure, self._first)
-            if leaves is not None:
-                return StackedRows(leaves)
-        return [self._flat(item, index) for item, index in zip(items, rows)]
+    def _begin(self, key: int) -> int:
+        """Seed the random numbers of a sample, and return its index."""
+        number, index = divmod(int(key), len(self))
+        if self.seed is not None:
+            seed_all(mixed(self.seed, number, index))
+        return index
 
     def _flat(self, item: Any, index: int) -> tuple[Tensor, ...]:
-        where = f"Sample {int(index)} of `{self.name}`"
+        where = f"Sample {int(index) % len(self)} of `{self.name}`"
         leaves = self.structure.flatten_like("sample 0", self.parts_of(item), where)
         tensors = tuple(as_tensor(leaf, where) for leaf in leaves)
-        self._check(tensors, where)
-        return tensors
-
-    def _check(self, tensors: Sequence[Tensor], where: str) -> None:
-        """Refuse samples unlike the first: an asynchronous loader would cast them."""
-        own = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        if self._first is None:
-            self._first = own
-        for (shape, dtype), (first_shape, first_dtype) in zip(own, self._first):
-            if shape != first_shape:
+        if not self.likes:
+            self.likes += [(tensor.shape, tensor.dtype) for tensor in tensors]
+        for tensor, (shape, dtype) in zip(tensors, self.likes):
+            if tensor.shape != shape:
                 raise DataError(
-                    f"{where} has shape {tuple(shape)} and sample 0 has "
-                    f"{tuple(first_shape)}: samples of different shapes can't share a "
+                    f"{where} has shape {tuple(tensor.shape)} and sample 0 has "
+                    f"{tuple(shape)}: samples of different shapes can't share a "
                     "call, because the shapes of a compiled model are fixed. Pad or "
                     "crop them to one shape."
                 )
-            if dtype != first_dtype:
+            if tensor.dtype != dtype:
                 raise DataError(
-                    f"{where} is of {dtype} and sample 0 of {first_dtype}: the types "
+                    f"{where} is of {tensor.dtype} and sample 0 of {dtype}: the types "
                     "of a compiled model are fixed. Convert all samples to one."
                 )
+        return tensors
+
+    def _stacked(self, items: Sequence[Any]) -> list[Tensor] | None:
+        """Stack plain tensors, arrays and numbers; None if one needs a closer look."""
+        try:
+            rows = [self.structure.flatten(self.parts_of(item)) for item in items]
+            leaves = [_stacked_leaf(column) for column in zip(*rows)]
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            return None
+        for leaf, (shape, dtype) in zip(leaves, self.likes):
+            if leaf is None or leaf.shape[1:] != shape or leaf.dtype != dtype:
+                return None
+            if leaf.requires_grad or leaf.layout != torch.strided or not leaf.is_cpu:
+                return None
+        return leaves  # type: ignore[return-value]
 
 
-def _are_equal(leaves: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(leaves) == len(others) and all(
-        one.dtype == other.dtype and torch.equal(one, other)
-        for one, other in zip(leaves, others)
-    )
+def _stacked_leaf(values: Sequence[Any]) -> Tensor | None:
+    kind = type(values[0])
+    if any(type(value) is not kind for value in values):
+        return None
+    if kind in (bool, int, float):
+        numbers = torch.tensor(values)
+        return None if kind is float and torch.isinf(numbers).any() else numbers
+    if kind is np.ndarray:
+        if not all(one.flags.c_contiguous and one.flags.writeable for one in values):
+            return None
+        values = [torch.from_numpy(value) for value in values]
+    dtype = values[0].dtype
+    if any(value.dtype is not dtype for value in values):
+        return None  # torch would promote them
+    stacked = torch.stack(tuple(values))
+    # Processes that load stack into shared memory, which has torch's own strides.
+    return stacked if get_worker_info() is None else stacked.contiguous()
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Takes a sample or a batch apart: inputs, targets, sample weights.
+def _getitems_of(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
+    """Return the method that reads several samples at once; None without one.
 
-    As in Keras, a tuple or list of one to three elements holds these parts, and
-    anything else is inputs. Columns that are named as targets are taken out of a dict.
+    A `Subset` reads those of its dataset. A class that has its own `__getitem__` and
+    inherits `__getitems__` would be passed over by the latter.
+    """
+    if type(dataset) is Subset:
+        read, chosen = _getitems_of(dataset.dataset), dataset.indices
+        if read is None:
+            return None
+        inner = read
+        return lambda indices: inner([chosen[index] for index in indices])
+    together: Any = getattr(dataset, "__getitems__", None)
+    if isinstance(dataset, Subset) or not callable(together):
+        return None
+    for kind in type(dataset).__mro__:
+        if "__getitem__" in vars(kind) and "__getitems__" not in vars(kind):
+            return None
+        if "__getitems__" in vars(kind):
+            break
+    reading: Callable[[Sequence[int]], list[Any]] = together
+    return reading
 
-    Args:
-        columns: Names of the target columns; None if targets have no names.
-        is_single: Whether the target is the one column itself, not a dict of it.
-        name: Name of the data in error messages.
-        has_lists: Whether lists of numbers are arrays, as in rows of Hugging Face's
-            datasets.
-        inputs_only: Whether targets and weights are ignored, whatever they are.
-        left_out: Columns to ignore.
+
+def is_hugging_face(x: Any) -> bool:
+    """Check for a dataset of Hugging Face, whose samples are dicts.
 
     Example:
-        >>> Parts()((1, 2)), Parts(["b"], True)({"a": 1, "b": 2})
-        ((1, 2), ({'a': 1}, 2))
+        >>> is_hugging_face([{"a": 1}])
+        False
     """
-
-    columns: Sequence[str] | None = None
-    is_single: bool = False
-    name: str = "x"
-    has_lists: bool = False
-    inputs_only: bool = False
-    left_out: Sequence[str] = ()
-
-    @property
-    def _has_columns(self) -> bool:
-        return bool(self.columns is not None or self.has_lists or self.left_out)
-
-    def __call__(self, sample: Any) -> Sequence[Any]:
-        """The parts of a sample or batch.
-
-        Raises:
-            DataError: There are more than three parts, or a column is missing.
-        """
-        parts = self._parts(sample)
-        return parts[:1] if self.inputs_only else parts
-
-    def _parts(self, sample: Any) -> Sequence[Any]:
-        if type(sample) is tuple and 0 < len(sample) <= 3 and not self._has_columns:
-            return sample
-        if isinstance(sample, Mapping) and not isinstance(sample, dict):
-            sample = dict(sample)  # transformers' tokenizers give such mappings
-        sample = without_columns(sample, self.left_out)
-        if self.has_lists:
-            sample = table_row(sample)
-        if self.columns is not None:
-            where = f"A sample of `{self.name}`"
-            return split_columns(sample, self.columns, self.is_single, where)
-        if not isinstance(sample, (tuple, list)):
-            return (sample,)
-        if len(sample) not in (1, 2, 3):
-            raise DataError(
-                f"Samples of `{self.name}` have {len(sample)} parts; they must be an "
-                "input, a pair (input, target), or a triple with a sample weight. "
-                "Their parts may nest."
-            )
-        return sample
+    return hasattr(x, "column_names") and hasattr(x, "features")
 
 
 @dataclass(frozen=True, eq=False)
 class IterableRows(IterableDataset):  # type: ignore[type-arg]
-    """An iterable of samples as a dataset, which torch's loaders need.
+    """An iterable of samples as a dataset that several processes may load.
+
+    Each of them has a copy of the dataset. One that asks
+    `torch.utils.data.get_worker_info()` for the number of its process before its first
+    sample divides itself. Of any other, a process keeps every n-th sample.
 
     Args:
         rows: Samples; can be gone through several times.
+        name: Name of the data in error messages.
     """
 
     rows: Iterable[Any]
+    name: str = "x"
 
     def __iter__(self) -> Iterator[Any]:
-        """The samples."""
-        return iter(self.rows)
+        """The samples that this process gives."""
+        info: Any = get_worker_info()
+        if info is None or info.num_workers == 1:
+            yield from self.rows
+            return
+        worker: Any = _utils.worker
+        noting = _NotingInfo(info, self.rows)
+        worker._worker_info = noting
+        try:
+            is_divided = None
+            for number, sample in enumerate(self.rows):
+                has_asked = noting.has_asked
+                if is_divided is None:
+                    is_divided = has_asked
+                elif is_divided != has_asked:
+                    raise DataError(
+                        f"`{self.name}` asks get_worker_info() which process loads it "
+                        "only after its first sample, when samples are divided "
+                        "already. Ask at the beginning of __iter__."
+                    )
+                if is_divided or number % info.num_workers == info.id:
+                    yield sample
+        finally:
+            worker._worker_info = info
 
 
-def table_row(row: Any) -> Any:
-    """A row of a Hugging Face dataset, with arrays for lists of numbers.
+class _NotingInfo:
+    """Stands in for a `WorkerInfo`, and notes that its numbers are read."""
 
-    Example:
-        >>> table_row({"a": [1, 2], "b": "text"})
-        {'a': array([1, 2]), 'b': 'text'}
-    """
-    if not isinstance(row, dict):
-        return row
-    return {key: _array_of(value) for key, value in row.items()}
+    def __init__(self, info: Any, dataset: Any) -> None:
+        self._info = info
+        self.dataset = dataset
+        self.has_asked = False
 
-
-def _array_of(value: Any) -> Any:
-    """Lists of numbers as an array; anything else unchanged."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    array = np.asarray(value)
-    return array if array.dtype.kind in "biuf" else value
+    def __getattr__(self, name: str) -> Any:
+        self.has_asked = self.has_asked or name in ("id", "num_workers")
+        return getattr(self._info, name)
 
 
-@dataclass(frozen=True, eq=False)
-class SeededRows(Dataset):  # type: ignore[type-arg]
-    """A map-style dataset that seeds all random numbers before it loads a sample.
+class Source:
+    """Samples of one structure.
 
     Args:
-        seed: Seed of the run.
+        structure: How a sample nests.
+        num_samples: Number of samples; None if unknown.
+        name: Name of the data in error messages.
+        dataset: Map-style dataset, whose items are the leaves of `structure`; None for
+            a stream, or an example.
+        first: The leaves of the first sample; read from the dataset if empty.
 
-    Example:
-        >>> import torch
-        >>> from torch.utils.data import Dataset
-        >>> class Noise(Dataset):
-        ...     def __len__(self):
-        ...         return 3
-        ...     def __getitem__(self, index):
-        ...         return torch.rand(())
-        >>> rows = SeededRows(Noise(), seed=1)
-        >>> rows[2] == rows[2], rows[2] == rows[2 + 3]  # of the next pass
-        (tensor(True), tensor(False))
+    Attributes:
+        batch_size: Batch size of the user's own loader; None if there is none.
+        is_in_memory: Whether the samples are arrays, of which any number is there at
+            once.
+        generators: Random generators that the user's own loader draws from.
+        is_one_shot: Whether the samples can be gone through only once.
+        num_certain: Number of samples of a pass, if it is certain; None else. An
+            example has that of its data.
+        num_ahead: Number of samples that workers of the user's own loader load ahead;
+            None without such.
     """
 
-    dataset: Any
-    seed: int
+    def __init__(
+        self,
+        structure: SampleStructure,
+        num_samples: int | None,
+        name: str = "x",
+        dataset: ArrayDataset | FlatDataset | None = None,
+        first: Sequence[Tensor] = (),
+    ) -> None:
+        self.structure = structure
+        self.num_samples = num_samples
+        self.name = name
+        self.batch_size: int | None = None
+        self.dataset = dataset
+        self.is_in_memory = isinstance(dataset, ArrayDataset)
+        self._first = list(first)
+        self.generators: Sequence[torch.Generator] = ()
+        self.is_one_shot = False
+        self.num_certain = None if dataset is None else num_samples
+        self.num_ahead: int | None = None
 
-    def __len__(self) -> int:
-        """The number of samples."""
-        return len(self.dataset)
+    def first(self) -> list[Tensor]:
+        """Return the leaves of the first sample, which is read once."""
+        if not self._first and self.dataset is not None:
+            self._first = list(self.dataset[0])
+        return list(self._first)
 
-    def __getitem__(self, key: int) -> Any:
-        """One sample. Its key is its index + number of the pass * number of samples."""
-        return self.dataset[self._begun(key)]
+    def require_targets(self, name: str, purpose: str) -> None:
+        """Refuse samples without targets.
 
-    def __getitems__(self, keys: Sequence[int]) -> Any:
-        """A batch of samples: torch's loaders use this method if it exists."""
-        indices = [int(key) % len(self) for key in keys]
-        if isinstance(self.dataset, ArrayDataset):
-            return self.dataset.__getitems__(indices)
-        if not isinstance(self.dataset, FlatDataset):
-            return [self[key] for key in keys]
-        users = self.dataset.dataset
-        return self.dataset.batch(
-            indices, lambda places: [users[self._begun(keys[at])] for at in places]
-        )
+        Raises:
+            DataError: Samples have no targets, or targets or weights are no numbers.
+        """
+        targets, weights = self.structure.targets, self.structure.weights
+        if not weights.num_leaves and weights != NOTHING:
+            raise DataError(
+                f"The sample weights of `{name}` are no numbers: the first is "
+                f"{weights.rebuild([])!r}."
+            )
+        if not targets.num_leaves and targets != NOTHING:
+            raise DataError(
+                f"The targets of `{name}` are no numbers: the first is "
+                f"{targets.rebuild([])!r}. Encode them as numbers."
+            )
+        if not targets.num_leaves:
+            raise DataError(
+                f"`{name}` has no targets to {purpose} with: pass y, or a dataset of "
+                "pairs (input, target)."
+            )
 
-    def _begun(self, key: int) -> int:
-        """The index of a sample, whose random numbers are seeded now."""
-        number, index = divmod(int(key), len(self))
-        seed_all(mixed(self.seed, number, index))
-        return index
+    def example(self, rows: int, *, inputs_only: bool = False) -> list[Tensor]:
+        """A batch that holds the first sample `rows` times, in shared memory."""
+        leaves = self.first()
+        if inputs_only:
+            leaves = leaves[: self.structure.num_inputs]
+        return [leaf.expand(rows, *leaf.shape) for leaf in leaves]
+
+    def check(self, batch: Sequence[Tensor], sample_of: Callable[[int], int]) -> None:
+        """Refuse numbers that an IPU can't hold; arrays were checked when they came.
+
+        Args:
+            batch: Tensors of a call.
+            sample_of: Gives the index of the sample in a row of the batch.
+
+        Raises:
+            DataError: An integer needs more than 32 bits.
+        """
+        if not self.is_in_memory:
+            check_integers(batch, self.structure, self.name, sample_of)

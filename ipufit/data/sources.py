@@ -1,14 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes samples in any of the forms that users have them."""
+"""Takes samples in any of the forms that users have them.
+
+Arrays and map-style datasets are taken by index. Loaders, iterables and generators
+are streams, which keep their own samplers, collate functions and workers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data.distributed import DistributedSampler
 
 from ipufit._poptorch import poptorch
 from ipufit.distributed import Processes
@@ -16,34 +32,22 @@ from ipufit.errors import DataError
 
 from .cached import CachedDataset, arrays_behind
 from .datasets import (
+    ALONE,
     ArrayDataset,
     FlatDataset,
     IterableRows,
     Parts,
-    batch_size_of,
-    describe,
-    gives_what_it_says,
-    is_array_like,
+    Source,
     is_hugging_face,
-    is_indexed,
-    is_stream,
-    length_of,
-    num_loaded_ahead,
 )
 from .random_state import HostRandomState
 from .streams import (
-    ALONE,
-    IndexedSource,
     OwnLoading,
-    PartsOfNoted,
     RowsAreNoSamplesError,
-    Source,
     StreamSource,
-    divided_by_its_rule,
     generators_of,
     has_own_indices,
-    is_own_part_of,
-    noting,
+    is_divided,
 )
 from .structure import (
     NOTHING,
@@ -58,114 +62,9 @@ from .structure import (
     split_columns,
     without_columns,
 )
-from .workers import WorkerSamples
 
 _MOST_ARRAYS = 8
 """Lists of more arrays are probably lists of samples."""
-
-
-def from_arrays(
-    x: Any, y: Any = None, sample_weight: Any = None, *, name: str
-) -> IndexedSource:
-    """Samples of nested arrays, with dim 0 counting samples.
-
-    Args:
-        x: Inputs.
-        y: Targets; None if there are none.
-        sample_weight: Weights; None if all samples weigh the same.
-        name: Name of the inputs in error messages.
-
-    Raises:
-        DataError: The arrays are empty, hold no numbers or too large ones, or their
-            lengths differ.
-    """
-    wheres = (f"`{name}`", "`y`", "`sample_weight`")
-    values = (x, y, sample_weight)
-    given = [unframed(value, where) for value, where in zip(values, wheres)]
-    structure = SampleStructure.of(given)
-    for value, where, part in zip(given, wheres, structure.parts):
-        if part == NOTHING and value is None:
-            continue
-        if not part.num_leaves:
-            raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
-        if any(isinstance(n, (bool, int, float)) for n in part.flatten(value)):
-            raise DataError(
-                f"{where} holds a single number where an array belongs: dim 0 counts "
-                "samples. Make a list of numbers an array, as with torch.tensor."
-            )
-    leaves = [as_tensor(leaf, f"`{name}`") for leaf in structure.flatten(given)]
-    _check_lengths(structure, leaves, name)
-    tensors = same_rows(leaves, f"`{name}`")
-    if not len(tensors[0]):
-        raise DataError(f"`{name}` has no samples.")
-    return in_memory(tensors, structure, name)
-
-
-def in_memory(
-    tensors: list[Tensor],
-    structure: SampleStructure,
-    name: str,
-    rows: Tensor | None = None,
-) -> IndexedSource:
-    """Samples of the leaves of a structure, `[num_samples, ...]`.
-
-    Args:
-        tensors: The leaves.
-        structure: How samples nest.
-        name: Name of the data in error messages.
-        rows: Rows of the tensors that are samples; None if all are.
-
-    Raises:
-        DataError: An integer needs more than 32 bits.
-    """
-    checked = tensors
-    if rows is not None:  # only integers are looked at
-        checked = [t[rows if t.dtype == torch.int64 else rows[:0]] for t in tensors]
-    check_integers(checked, structure, name)
-    dataset = ArrayDataset(tensors, rows)
-    return IndexedSource(dataset, structure, len(dataset), name)
-
-
-def unframed(value: Any, where: str) -> Any:
-    """Nested arrays, with an array in the place of every frame.
-
-    Args:
-        value: Nested arrays and frames.
-        where: Name of the value in error messages.
-    """
-    if is_frame(value):
-        return frame_values(value, where)
-    if isinstance(value, Mapping):
-        return {key: unframed(element, where) for key, element in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(unframed(element, where) for element in value)
-    return value
-
-
-def _check_lengths(
-    structure: SampleStructure, leaves: Sequence[Tensor], name: str
-) -> None:
-    lengths = [len(leaf) for leaf in leaves if leaf.dim()]
-    if len(set(lengths)) <= 1:
-        return
-    num_inputs, num_targets = structure.num_inputs, structure.targets.num_leaves
-    parts = {
-        "inputs": lengths[:num_inputs],
-        "targets": lengths[num_inputs : num_inputs + num_targets],
-        "weights": lengths[num_inputs + num_targets :],
-    }
-    advice = ""
-    if any(p.kind is list and p.num_leaves > _MOST_ARRAYS for p in structure.parts):
-        advice = (
-            " A list has one array for each input or target; make rows of samples "
-            "one array, as with numpy.stack or torch.stack."
-        )
-    counts = [f"{n} {short_list(some)}" for n, some in parts.items() if some]
-    raise DataError(
-        f"The arrays of `{name}` have different numbers of samples: "
-        f"{', '.join(counts)}. Dim 0 must be the same for all.{advice}"
-    )
-
 
 _STREAM_ROWS = 64
 """Samples that are stacked at a time when a dataset gives them one by one."""
@@ -217,7 +116,7 @@ def as_source(
     if is_array_like(x):
         x = without_columns(x, left_out)
         if columns is not None:
-            x, y = _split_table(x, columns, is_single, f"`{name}`")
+            x, y = split_columns(x, columns, is_single, f"`{name}`")
         return from_arrays(x, None if inputs_only else y, sample_weight, name=name)
     if not is_indexed(x) and not is_stream(x):
         raise DataError(
@@ -227,24 +126,12 @@ def as_source(
         )
     has_lists = is_hugging_face(x)
     parts_of = Parts(columns, is_single, name, has_lists, inputs_only, left_out)
-    # A subclass of TensorDataset may do more than give its tensors.
-    is_tensors = type(x) is TensorDataset and len(x.tensors) <= 3
-    _refuse_beside(x, None if columns and not is_tensors else y, sample_weight)
-    if is_tensors:
-        return from_arrays(*parts_of(x.tensors), name=name)
-    if type(x) is CachedDataset:
-        return _from_cache(x, parts_of, name)
-    found = arrays_behind(x)
-    if found is not None:
-        source = _from_subset(*found, parts_of, name)
-        if source is not None:
-            return source
+    _refuse_beside(x, None if columns else y, sample_weight)
     if is_indexed(x):
         return _from_dataset(x, parts_of, name)
-    if isinstance(x, IterableDataset):
-        return _from_samples(x, parts_of, name, num_workers, processes)
-    if is_hugging_face(x):
-        return _from_samples(x, parts_of, name, 0, processes)
+    if isinstance(x, IterableDataset) or is_hugging_face(x):
+        workers = num_workers if isinstance(x, IterableDataset) else 0
+        return _from_samples(x, parts_of, name, workers, processes)
     return _from_batches(x, parts_of, name, processes)
 
 
@@ -277,60 +164,180 @@ def as_batch(
     return StreamSource([parts], _identity, name="x")
 
 
-def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> IndexedSource:
-    num_samples = len(dataset)
-    if not num_samples:
+def from_arrays(
+    x: Any, y: Any = None, sample_weight: Any = None, *, name: str
+) -> Source:
+    """Samples of nested arrays, with dim 0 counting samples.
+
+    Args:
+        x: Inputs.
+        y: Targets; None if there are none.
+        sample_weight: Weights; None if all samples weigh the same.
+        name: Name of the inputs in error messages.
+
+    Raises:
+        DataError: The arrays are empty, hold no numbers or too large ones, or their
+            lengths differ.
+    """
+    wheres = (f"`{name}`", "`y`", "`sample_weight`")
+    values = (x, y, sample_weight)
+    given = [unframed(value, where) for value, where in zip(values, wheres)]
+    structure = SampleStructure.of(given)
+    for value, where, part in zip(given, wheres, structure.parts):
+        if part == NOTHING and value is None:
+            continue
+        if not part.num_leaves:
+            raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
+        if any(isinstance(n, (bool, int, float)) for n in part.flatten(value)):
+            raise DataError(
+                f"{where} holds a single number where an array belongs: dim 0 counts "
+                "samples. Make a list of numbers an array, as with torch.tensor."
+            )
+    leaves = [as_tensor(leaf, f"`{name}`") for leaf in structure.flatten(given)]
+    _check_lengths(structure, leaves, name)
+    tensors = same_rows(leaves, f"`{name}`")
+    if not len(tensors[0]):
         raise DataError(f"`{name}` has no samples.")
-    structure = SampleStructure.of(parts_of(dataset[0]))
-    flat = FlatDataset(dataset, parts_of, structure, name)
-    flat[0]  # bad samples are refused here, not in the middle of a run
-    return IndexedSource(flat, structure, num_samples, name)
-
-
-def _from_cache(dataset: CachedDataset, parts_of: Parts, name: str) -> IndexedSource:
-    parts = parts_of(dataset.stacked)  # nests as a sample does
-    structure = SampleStructure.of(parts)
-    leaves = structure.flatten(parts)
-    tensors = [as_tensor(leaf, "A cached sample") for leaf in leaves]
     return in_memory(tensors, structure, name)
 
 
-def _from_subset(
-    base: Any, rows: Tensor, parts_of: Parts, name: str
-) -> IndexedSource | None:
-    """Samples of a subset of data in memory; None if it has to be converted."""
-    is_cache = type(base) is CachedDataset
-    parts = parts_of(base.stacked if is_cache else base.tensors)
-    structure = SampleStructure.of(parts)
-    leaves = structure.flatten(parts)
-    if any(leaf.dtype == torch.float64 for leaf in leaves):
-        return None  # as float32 only samples of the subset may be too large
-    tensors = [as_tensor(leaf, f"A sample of `{name}`") for leaf in leaves]
-    return in_memory(tensors, structure, name, rows)
+def in_memory(
+    tensors: list[Tensor],
+    structure: SampleStructure,
+    name: str,
+    rows: Tensor | None = None,
+) -> Source:
+    """Samples of the leaves of a structure, `[num_samples, ...]`.
+
+    Args:
+        tensors: The leaves.
+        structure: How samples nest.
+        name: Name of the data in error messages.
+        rows: Rows of the tensors that are samples; None if all are.
+
+    Raises:
+        DataError: An integer needs more than 32 bits.
+    """
+    checked = tensors
+    if rows is not None:  # only integers are looked at
+        checked = [t[rows if t.dtype == torch.int64 else rows[:0]] for t in tensors]
+    check_integers(checked, structure, name)
+    dataset = ArrayDataset(tensors, rows)
+    return Source(structure, len(dataset), name, dataset)
+
+
+def unframed(value: Any, where: str) -> Any:
+    """Nested arrays, with an array in the place of every frame.
+
+    Args:
+        value: Nested arrays and frames.
+        where: Name of the value in error messages.
+    """
+    if is_frame(value):
+        return frame_values(value, where)
+    if isinstance(value, Mapping):
+        return {key: unframed(element, where) for key, element in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(unframed(element, where) for element in value)
+    return value
+
+
+def _check_lengths(
+    structure: SampleStructure, leaves: Sequence[Tensor], name: str
+) -> None:
+    lengths = [len(leaf) for leaf in leaves if leaf.dim()]
+    if len(set(lengths)) <= 1:
+        return
+    num_inputs, num_targets = structure.num_inputs, structure.targets.num_leaves
+    parts = {
+        "inputs": lengths[:num_inputs],
+        "targets": lengths[num_inputs : num_inputs + num_targets],
+        "weights": lengths[num_inputs + num_targets :],
+    }
+    advice = ""
+    if any(p.kind is list and p.num_leaves > _MOST_ARRAYS for p in structure.parts):
+        advice = (
+            " A list has one array for each input or target; make rows of samples "
+            "one array, as with numpy.stack or torch.stack."
+        )
+    counts = [f"{n} {short_list(some)}" for n, some in parts.items() if some]
+    raise DataError(
+        f"The arrays of `{name}` have different numbers of samples: "
+        f"{', '.join(counts)}. Dim 0 must be the same for all.{advice}"
+    )
+
+
+_STREAM_ROWS = 64
+"""Samples that are stacked at a time when a dataset gives them one by one."""
+
+
+def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
+    num_samples = len(dataset)
+    if not num_samples:
+        raise DataError(f"`{name}` has no samples.")
+    base, rows = arrays_behind(dataset) or (None, None)
+    if base is not None:
+        stacked = base.stacked if isinstance(base, CachedDataset) else base.tensors
+        parts = parts_of(stacked)  # nests as a sample does
+        structure = SampleStructure.of(parts)
+        leaves = structure.flatten(parts)
+        # As float32 only samples that the subset hasn't may be too large.
+        if rows is None or all(leaf.dtype != torch.float64 for leaf in leaves):
+            tensors = [as_tensor(leaf, f"A sample of `{name}`") for leaf in leaves]
+            return in_memory(tensors, structure, name, rows)
+    structure = SampleStructure.of(parts_of(dataset[0]))
+    flat = FlatDataset(dataset, parts_of, structure, name)
+    flat[0]  # bad samples are refused here, not in the middle of a run
+    return Source(structure, num_samples, name, flat)
 
 
 def _from_samples(
     samples: Any, parts_of: Parts, name: str, num_workers: int, processes: Processes
 ) -> StreamSource:
-    samples = divided_by_its_rule(samples, processes)
-    is_own_part = processes.are_several and is_own_part_of(samples, processes, name)
-    if not isinstance(samples, IterableDataset):
-        samples = IterableRows(samples)
-    if num_workers > 1:
-        samples = WorkerSamples(samples, name)
+    is_own_part = processes.are_several and is_divided(samples, processes, name)
+    is_whole_table = getattr(samples, "_distributed", True) is None
+    if processes.are_several and is_hugging_face(samples) and is_whole_table:
+        # The package is there, as it has made this dataset.
+        from datasets.distributed import (  # type: ignore[import-not-found,unused-ignore]
+            split_dataset_by_node,
+        )
+
+        samples = split_dataset_by_node(samples, processes.index, processes.count)
+        is_own_part = True
+    if not isinstance(samples, IterableDataset) or num_workers > 1:
+        samples = IterableRows(samples, name)
     collate = _Collate(parts_of, name)
     loader = DataLoader(
         samples, _STREAM_ROWS, num_workers=num_workers, collate_fn=collate
     )
-    return _stream(loader, _identity, name, None, processes, is_own_part)
+    return StreamSource(
+        loader, _identity, name=name, processes=processes, is_own_part=is_own_part
+    )
 
 
 def _from_batches(
     batches: Any, parts_of: Parts, name: str, processes: Processes
 ) -> StreamSource:
     count, size = length_of(batches), batch_size_of(batches)
-    is_own_part = processes.are_several and is_own_part_of(batches, processes, name)
-    stream = _stream(batches, parts_of, name, count, processes, is_own_part)
+    settings: dict[str, Any] = {
+        "name": name,
+        "num_samples": count,
+        "processes": processes,
+        "is_own_part": processes.are_several and is_divided(batches, processes, name),
+    }
+    stream = None
+    if processes.are_several and not settings["is_own_part"]:
+        before = HostRandomState(generators_of(batches))
+        if has_own_indices(batches):
+            loading = OwnLoading(batches, processes.index)
+            try:
+                stream = StreamSource(
+                    batches, parts_of, own_loading=loading, **settings
+                )
+            except RowsAreNoSamplesError:
+                before.put_back()
+    if stream is None:
+        stream = StreamSource(batches, parts_of, **settings)
     stream.batch_size = size or stream.rows_of_first
     if stream.rows_of_first not in (size, count):
         stream.num_samples = None  # a collate function makes rows of its own
@@ -342,32 +349,6 @@ def _from_batches(
         if stream.num_samples is not None:
             stream.num_samples *= processes.count
     return stream
-
-
-def _stream(
-    blocks: Any,
-    parts_of: Callable[[Any], Sequence[Any]],
-    name: str,
-    count: int | None,
-    processes: Processes,
-    is_own_part: bool,
-) -> StreamSource:
-    """A stream of batches, taken apart where several processes share a loader's."""
-    settings: dict[str, Any] = {"name": name, "num_samples": count}
-    if not processes.are_several:
-        return StreamSource(blocks, parts_of, **settings)
-    settings.update(processes=processes, is_own_part=is_own_part or None)
-    if not is_own_part and has_own_indices(blocks):
-        before = HostRandomState(generators_of(blocks))
-        loading = OwnLoading(blocks, processes.index)
-        try:
-            return StreamSource(blocks, parts_of, own_loading=loading, **settings)
-        except RowsAreNoSamplesError:
-            before.put_back()
-    noted = None if is_own_part else noting(blocks)
-    if noted is not None:
-        return StreamSource(noted, PartsOfNoted(parts_of), **settings)
-    return StreamSource(blocks, parts_of, **settings)
 
 
 @dataclass(frozen=True)
@@ -389,17 +370,6 @@ def _identity(parts: Any) -> Any:
     return parts
 
 
-def _split_table(
-    table: Any, columns: Sequence[str], is_single: bool, where: str
-) -> tuple[Any, Any]:
-    """Inputs and targets of a frame or a dict of arrays."""
-    if not is_frame(table):
-        return split_columns(table, columns, is_single, where)
-    series = {name: table[name] for name in getattr(table, "columns", ())}
-    inputs, targets = split_columns(series, columns, is_single, where)
-    return table[list(inputs)], targets
-
-
 def _refuse_beside(x: Any, y: Any, sample_weight: Any) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(value, DataLoader):
@@ -412,30 +382,6 @@ def _refuse_beside(x: Any, y: Any, sample_weight: Any) -> None:
                 f"`{name}` was given beside {describe(x)}, whose samples contain it "
                 "themselves: pass arrays, or samples (input, target, weight)."
             )
-
-
-class ExampleSource(Source):
-    """The first sample of a source, of which there are as many as one asks for.
-
-    Args:
-        source: The data; only its first sample is taken.
-    """
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source.structure, None, source.name)
-        self.batch_size = source.batch_size
-        self.num_certain = source.num_certain
-        self._is_in_memory = source.is_in_memory
-        self._first = source.first()
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether the samples of the data are arrays."""
-        return self._is_in_memory
-
-    def first(self) -> list[Tensor]:
-        """The leaves of the first sample."""
-        return list(self._first)
 
 
 def example_of(
@@ -497,7 +443,10 @@ def example_of(
         before.put_back()
     if is_whole or isinstance(source, StreamSource):
         return source
-    return ExampleSource(source)
+    first = Source(source.structure, None, source.name, first=source.first())
+    first.batch_size, first.num_certain = source.batch_size, source.num_certain
+    first.is_in_memory = source.is_in_memory
+    return first
 
 
 def _filled(value: Any) -> Any:
@@ -632,7 +581,7 @@ def split_validation(
     tensors = whole.dataset.tensors
     parts = ([t[:at] for t in tensors], [t[at:] for t in tensors])
     train, validation = (
-        IndexedSource(ArrayDataset(part), whole.structure, len(part[0]))
+        Source(whole.structure, len(part[0]), dataset=ArrayDataset(part))
         for part in parts
     )
     return train, validation
@@ -652,7 +601,7 @@ _DISTINCT = 64
 _RANGES = {torch.uint8: (0, 256), torch.bool: (0, 2)}
 
 
-def generated_like(source: Source, n: int) -> IndexedSource:
+def generated_like(source: Source, n: int) -> Source:
     """Random inputs in memory, of the shapes and types that others have.
 
     Whole numbers are drawn from the range of the first sample's. Targets and weights
@@ -679,3 +628,105 @@ def generated_like(source: Source, n: int) -> IndexedSource:
             drawn = torch.randint(least, bound, shape, generator=generator)
         tensors.append(drawn.to(dtype)[torch.arange(n) % len(drawn)])
     return in_memory(tensors, source.structure, source.name)
+
+
+_SAMPLERS = (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+
+def is_array_like(x: Any) -> bool:
+    """Whether `x` is an array, a frame, or arrays and frames nested."""
+    return (
+        isinstance(x, (Tensor, np.ndarray))
+        or is_frame(x)
+        or (isinstance(x, (tuple, list, Mapping)) and len(x) > 0)
+    )
+
+
+def is_indexed(x: Any) -> bool:
+    """Whether `x` is a dataset whose samples are taken by index."""
+    if isinstance(x, (IterableDataset, DataLoader)):
+        return False
+    is_dataset = isinstance(x, Dataset) or is_hugging_face(x)
+    return is_dataset and hasattr(x, "__len__") and hasattr(x, "__getitem__")
+
+
+def is_stream(x: Any) -> bool:
+    """Whether `x` is an iterable, but no collection of arrays."""
+    return isinstance(x, Iterable) and not isinstance(
+        x, (str, bytes, set, frozenset, tuple, list, Mapping)
+    )
+
+
+def batch_size_of(x: Any) -> int | None:
+    """The batch size of the user's loader: the samples of one update."""
+    if isinstance(x, poptorch.DataLoader):
+        combined = x.combinedBatchSize
+        return None if combined is None else combined // x.options.device_iterations
+    size = getattr(x, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def length_of(x: Any) -> int | None:
+    """The number of samples that a torch loader will give; None if unknown."""
+    if not isinstance(x, DataLoader) or isinstance(x.dataset, IterableDataset):
+        return None
+    kind = type(x.batch_sampler)
+    is_known = kind is BatchSampler or kind.__module__.startswith("torchdata.")
+    if x.batch_size is None or not is_known:
+        return None  # a sampler of batches needn't give all of one size
+    if isinstance(x, poptorch.DataLoader) or not hasattr(x.sampler, "__len__"):
+        return None
+    sampler: Any = x.sampler
+    count = len(sampler)
+    return count - count % x.batch_size if x.drop_last else count
+
+
+def gives_what_it_says(x: Any) -> bool:
+    """Whether the number that `length_of` gives of a loader is certain.
+
+    It isn't where code of the user's may give more or fewer samples: a collate function
+    that leaves some out, a sampler, or a loader of another class.
+
+    Example:
+        >>> loader = DataLoader(range(8), batch_size=4)
+        >>> gives_what_it_says(loader)
+        True
+        >>> loader.collate_fn = list
+        >>> gives_what_it_says(loader)
+        False
+    """
+    return (
+        type(x) is DataLoader
+        and type(x.sampler) in _SAMPLERS
+        and x.collate_fn is default_collate
+    )
+
+
+def num_loaded_ahead(x: Any) -> int | None:
+    """The number of samples that a loader's workers load ahead; None without workers.
+
+    Example:
+        >>> loader = DataLoader([1], batch_size=4, num_workers=1, prefetch_factor=5)
+        >>> num_loaded_ahead(loader)
+        20
+        >>> num_loaded_ahead(DataLoader(range(8), batch_size=4))
+    """
+    if not isinstance(x, DataLoader) or not x.num_workers:
+        return None
+    return (x.prefetch_factor or 2) * x.num_workers * (x.batch_size or 1)
+
+
+def describe(x: Any) -> str:
+    """The type of `x`, for error messages.
+
+    Example:
+        >>> describe(3), describe(np.zeros(1))
+        ('a int', 'a numpy.ndarray')
+    """
+    return f"a {type(x).__module__}.{type(x).__qualname__}".replace("builtins.", "")

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
-from ipufit._tree import CONSTANT, ConstantChangedError, Structure
+from ipufit._tree import ConstantChangedError, Structure
 from ipufit.errors import DataError
 
 NOTHING = Structure(tuple)
@@ -87,10 +86,6 @@ class SampleStructure:
     def parts(self) -> tuple[Structure, Structure, Structure]:
         """Structures of the inputs, the targets and the weights."""
         return self.inputs, self.targets, self.weights
-
-    def padded(self) -> SampleStructure:
-        """The same structure, with the share of each row."""
-        return replace(self, is_padded=True)
 
     def split(self, tensors: Sequence[Any]) -> tuple[Any, Labels]:
         """Nested inputs and labels, from the tensors of a batch."""
@@ -172,16 +167,12 @@ class SampleStructure:
             ) from None
 
 
-_UNSIGNED = [
-    getattr(torch, name)
-    for name in ("uint16", "uint32", "uint64")
-    if hasattr(torch, name)
-]
-"""Types of newer versions of torch, which PopTorch doesn't have."""
+_LEAST, _MOST = -(2**31), 2**31 - 1
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def as_tensor(value: Any, where: str) -> Tensor:
-    """Makes a tensor of a tensor, an array or a number, in a type that IPUs have.
+    """Make a tensor of a tensor, an array or a number, in a type that IPUs have.
 
     Args:
         value: A tensor, an array or a number.
@@ -195,12 +186,27 @@ def as_tensor(value: Any, where: str) -> Tensor:
         tensor(0.5000)
     """
     tensor = dense_tensor(value, where)
-    # PopTorch would convert 64-bit floats at every call.
-    return narrowed(tensor, where) if tensor.dtype == torch.float64 else tensor
+    if tensor.dtype != torch.float64:
+        return tensor
+    narrow = torch.as_tensor(tensor, dtype=torch.float32)
+    is_infinite = torch.isinf(narrow)
+    if is_infinite.any():
+        at = is_infinite.logical_and(torch.isfinite(tensor)).nonzero()
+        if len(at):
+            index = at[0].tolist()
+            raise _too_large(float(tensor[tuple(index)]), where, f" at {index}")
+    return narrow
+
+
+def _too_large(value: float, where: str, at: str = "") -> DataError:
+    return DataError(
+        f"{where} has {value}{at}: an IPU has floats of 32 bits, up to {_LARGEST:.6g}, "
+        "and that is infinite in them. Scale the values."
+    )
 
 
 def dense_tensor(value: Any, where: str) -> Tensor:
-    """Makes a tensor of a tensor, an array or a number, in its own type.
+    """Make a tensor of a tensor, an array or a number, in its own type.
 
     Args:
         value: A tensor, an array or a number.
@@ -214,18 +220,25 @@ def dense_tensor(value: Any, where: str) -> Tensor:
         tensor(0.5000, dtype=torch.float64)
     """
     if isinstance(value, (np.ndarray, np.generic)):
-        value = _from_numpy(np.asarray(_unmasked(value, where), order="C"), where)
+        value = _from_numpy(np.asanyarray(value), where)
     elif not isinstance(value, Tensor):
-        if value is not None and _ismissing_value(value):
+        if value is not None and _is_missing(value):
             raise missing_value(f"{where} has {value!r}")
         if not isinstance(value, (bool, int, float)):
             raise DataError(
                 f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
                 "arrays or numbers."
             )
-        value = as_number(value, where)
+        if isinstance(value, float) and _LARGEST < abs(value) < math.inf:
+            raise _too_large(value, where)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise DataError(
+                f"{where} has {value}: an IPU has integers of 32 bits, from {_LEAST} "
+                f"to {_MOST}."
+            )
+        value = torch.as_tensor(value)
     tensor: Tensor = value
-    if tensor.dtype in _UNSIGNED:
+    if str(tensor.dtype) in ("torch.uint16", "torch.uint32", "torch.uint64"):
         raise DataError(
             f"{where} has a tensor of {tensor.dtype}, a type that PopTorch doesn't "
             "have. Convert it to int64."
@@ -240,26 +253,7 @@ def dense_tensor(value: Any, where: str) -> Tensor:
 
 
 def _from_numpy(array: Any, where: str) -> Tensor:
-    """A tensor in the array's memory, which may be read-only: we only read it."""
-    if array.dtype.kind == "O":
-        for at, value in np.ndenumerate(array):
-            if _ismissing_value(value):
-                raise missing_value(f"{where} has {value!r} at {list(at)}")
-    try:
-        if array.dtype.kind not in "biuf":
-            raise TypeError("it holds no numbers")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writ")
-            return torch.from_numpy(array)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
-            "Convert it to float32 or int64."
-        ) from None
-
-
-def _unmasked(array: Any, where: str) -> Any:
-    """The array, unless NumPy has masked some of it: torch sees no masks."""
+    """Make a tensor in the array's memory, which may be read-only: we only read it."""
     masked: Any = np.ma  # whose functions have no types in old NumPy
     if masked.is_masked(array):
         at = np.argwhere(masked.getmaskarray(array))[0].tolist()
@@ -269,11 +263,25 @@ def _unmasked(array: Any, where: str) -> Any:
             "would be trained on. Fill it with .filled(value), or leave those rows "
             "out; to have them count nothing in the loss give sample_weight 0."
         )
-    return array
+    if array.dtype.kind == "O":
+        for index, value in np.ndenumerate(array):
+            if _is_missing(value):
+                raise missing_value(f"{where} has {value!r} at {list(index)}")
+    try:
+        if array.dtype.kind not in "biuf":
+            raise TypeError("it holds no numbers")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writ")
+            return torch.from_numpy(np.asarray(array, order="C"))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
+            "Convert it to float32 or int64."
+        ) from None
 
 
-def _ismissing_value(value: Any) -> bool:
-    """Whether a value is None, or pandas' NA or NaT."""
+def _is_missing(value: Any) -> bool:
+    """Check for None, and for pandas' NA and NaT."""
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
@@ -335,10 +343,6 @@ def short_list(numbers: Sequence[int]) -> str:
     return f"[{', '.join(map(str, numbers[:3]))}, ... {len(numbers)} in all]"
 
 
-_LEAST, _MOST = -(2**31), 2**31 - 1
-_LARGEST = torch.finfo(torch.float32).max
-
-
 def check_integers(
     batch: Sequence[Tensor],
     structure: SampleStructure,
@@ -369,81 +373,15 @@ def check_integers(
             continue
         is_wrong = tensor.lt(_LEAST).logical_or(tensor.gt(_MOST))
         at = tuple(is_wrong.nonzero()[0].tolist())
+        parts = zip(structure.parts, ("inputs", "targets", "sample weights"))
+        names = [path for part, name in parts for path in part.paths(name)]
         as_cut = int(tensor[at].to(torch.int32))
         raise DataError(
             f"Sample {sample_of(at[0])} of `{name}` has {int(tensor[at])} in its "
-            f"{leaf_names(structure)[number]}: an IPU has integers of 32 bits, from "
+            f"{names[number]}: an IPU has integers of 32 bits, from "
             f"{_LEAST} to {_MOST}, and would take {as_cut} for it. Subtract an offset, "
             "number the values from 0, or pass them as float32 if they are quantities."
         )
-
-
-def leaf_names(structure: SampleStructure) -> list[str]:
-    """The name of each leaf of a sample in error messages.
-
-    Example:
-        >>> leaf_names(SampleStructure.of([{"ids": 0}, 0]))
-        ["inputs['ids']", 'targets']
-    """
-    names = ("inputs", "targets", "sample weights")
-    return [
-        leaf for part, name in zip(structure.parts, names) for leaf in part.paths(name)
-    ]
-
-
-def narrowed(value: Tensor, where: str) -> Tensor:
-    """A float64 tensor in float32, as an IPU has no 64-bit floats.
-
-    Args:
-        value: Tensor of float64.
-        where: Name of the tensor in error messages.
-
-    Raises:
-        DataError: A number is too large for float32.
-
-    Example:
-        >>> narrowed(torch.tensor([0.5], dtype=torch.float64), "`x`")
-        tensor([0.5000])
-    """
-    narrow = torch.as_tensor(value, dtype=torch.float32)
-    is_infinite = torch.isinf(narrow)
-    if is_infinite.any():
-        at = is_infinite.logical_and(torch.isfinite(value)).nonzero()
-        if len(at):
-            index = at[0].tolist()
-            raise _too_large(float(value[tuple(index)]), where, f" at {index}")
-    return narrow
-
-
-def as_number(value: float, where: str) -> Tensor:
-    """A bool, an int or a float as a tensor without axes.
-
-    Args:
-        value: The number.
-        where: Name of the number in error messages.
-
-    Raises:
-        DataError: The number is too large for any type that an IPU has.
-
-    Example:
-        >>> as_number(3, "`x`"), as_number(0.5, "`x`")
-        (tensor(3), tensor(0.5000))
-    """
-    if isinstance(value, float) and _LARGEST < abs(value) < math.inf:
-        raise _too_large(value, where)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise DataError(
-            f"{where} has {value}: an IPU has integers of 32 bits, from {_LEAST} to "
-            f"{_MOST}."
-        )
-    return torch.as_tensor(value)
-
-
-def _too_large(value: float, where: str, at: str = "") -> DataError:
-    return DataError(
-        f"{where} has {value}{at}: an IPU has floats of 32 bits, up to {_LARGEST:.6g}, "
-        "and that is infinite in them. Scale the values."
-    )
 
 
 Columns = Sequence[str]
@@ -519,10 +457,10 @@ def column_names(y: Any) -> Columns | None:
 def split_columns(
     row: Any, names: Columns, is_single: bool, where: str
 ) -> tuple[Any, Any]:
-    """Inputs and targets of something with named columns, such as a dict.
+    """Split something with named columns into inputs and targets.
 
     Args:
-        row: A mapping.
+        row: A mapping, or a frame.
         names: Names of the target columns.
         is_single: Whether the target is the one column itself, not a dict of it.
         where: Name of the row in error messages.
@@ -543,8 +481,11 @@ def split_columns(
     if missing:
         known = ", ".join(map(str, row.keys()))
         raise DataError(f"{where} has no column {missing[0]!r}. It has: {known}.")
-    inputs = {key: row[key] for key in row if key not in names}
-    if not inputs:
+    if is_frame(row):
+        inputs = without_columns(row, names)
+    else:
+        inputs = {key: row[key] for key in row if key not in names}
+    if not len(inputs.keys()):
         raise DataError(
             f"y={list(names)} names all columns of {where}: none is left for inputs."
         )
@@ -569,136 +510,3 @@ def without_columns(value: Any, names: Columns) -> Any:
     if is_frame(value) and hasattr(value, "columns"):
         return value[[name for name in value.columns if name not in names]]
     return value
-
-
-def stacked_leaves(
-    samples: Sequence[Sequence[Any]],
-    structure: SampleStructure,
-    likes: Sequence[tuple[torch.Size, torch.dtype]],
-) -> list[Tensor] | None:
-    """The leaves of samples, stacked as `default_collate` does it.
-
-    Args:
-        samples: Parts of each sample: inputs, targets, weights.
-        structure: How a sample must nest.
-        likes: Shape and type that each leaf must have.
-
-    Returns:
-        `[samples, ...]` for each leaf; or None if a sample is unlike the others, or
-        has leaves that need a closer look. No error is raised for them: the caller
-        looks at each sample by itself then.
-
-    Example:
-        >>> structure = SampleStructure.of((torch.ones(2), 1))
-        >>> likes = [(torch.Size([2]), torch.float32), (torch.Size(), torch.int64)]
-        >>> stacked_leaves([(torch.ones(2), 3), (torch.zeros(2), 4)], structure, likes)
-        [tensor([[1., 1.], [0., 0.]]), tensor([3, 4])]
-    """
-    columns = _columns_of_parts(samples, structure)
-    if columns is None or len(columns) != len(likes):
-        return None
-    leaves = []
-    for column, (shape, dtype) in zip(columns, likes):
-        leaf = _stacked(column, shape, dtype)
-        if leaf is None:
-            return None
-        leaves.append(leaf)
-    return leaves
-
-
-def _columns_of_parts(
-    samples: Sequence[Sequence[Any]], structure: SampleStructure
-) -> list[Sequence[Any]] | None:
-    count = len(samples[0]) if samples else 0
-    if not count or any(len(parts) != count for parts in samples):
-        return None
-    if any(part != NOTHING for part in structure.parts[count:]):
-        return None
-    columns: list[Sequence[Any]] = []
-    for part, values in zip(structure.parts, zip(*samples)):
-        if part == NOTHING:
-            if any(value is not None for value in values):
-                return None
-            continue
-        own = _columns(part, values)
-        if own is None:
-            return None
-        columns += own
-    return columns
-
-
-def _columns(structure: Structure, values: Sequence[Any]) -> list[Any] | None:
-    """The values of each leaf; None if values don't nest exactly as the structure."""
-    if structure.kind is None:
-        return [values]
-    if structure.kind == CONSTANT:
-        (expected,) = structure.keys
-        are_same = all(type(v) is type(expected) and v == expected for v in values)
-        return [] if are_same else None
-    if structure.kind not in (dict, list, tuple):
-        return None
-    if any(type(value) is not structure.kind for value in values):
-        return None
-    count = len(structure.children)
-    if any(len(value) != count for value in values):
-        return None
-    keys = structure.keys if structure.kind is dict else range(count)
-    columns: list[Any] = []
-    for key, child in zip(keys, structure.children):
-        if structure.kind is dict and not all(key in value for value in values):
-            return None
-        own = _columns(child, [value[key] for value in values])
-        if own is None:
-            return None
-        columns += own
-    return columns
-
-
-def _stacked(
-    values: Sequence[Any], shape: torch.Size, dtype: torch.dtype
-) -> Tensor | None:
-    """The stacked values of a leaf; None if they are no plain tensors or numbers."""
-    kind = type(values[0])
-    if any(type(value) is not kind for value in values):
-        return None
-    if kind in (bool, int, float):
-        return _stacked_numbers(values, dtype) if not shape else None
-    if kind is np.ndarray:
-        values = [_of_array(value) for value in values]
-    elif kind is not Tensor:
-        return None
-    for value in values:
-        if (
-            value is None
-            or value.shape != shape
-            or value.dtype is not dtype
-            or value.requires_grad
-            or value.layout is not torch.strided
-            or value.device.type != "cpu"
-        ):
-            return None
-    stacked = torch.stack(list(values))
-    # Processes that load stack into shared memory, which has torch's own strides.
-    return stacked if get_worker_info() is None else stacked.contiguous()
-
-
-def _stacked_numbers(values: Sequence[float], dtype: torch.dtype) -> Tensor | None:
-    try:
-        stacked = torch.tensor(values)
-    except (OverflowError, RuntimeError, ValueError):  # an int of more than 64 bits
-        return None
-    is_float = dtype.is_floating_point
-    if stacked.dtype is not dtype or (is_float and torch.isinf(stacked).any()):
-        return None
-    return stacked
-
-
-def _of_array(array: Any) -> Tensor | None:
-    """The tensor of an array; None if that needs care."""
-    flags = array.flags
-    if array.dtype.kind not in "biuf" or not (flags.c_contiguous and flags.writeable):
-        return None
-    try:
-        return torch.from_numpy(array)
-    except TypeError:  # a type that torch doesn't have
-        return None

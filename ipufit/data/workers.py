@@ -1,230 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that load samples."""
+"""Loads the calls of a map-style dataset through PopTorch's loader."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import functools
 import os
 import tempfile
 import traceback
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
-from weakref import WeakValueDictionary
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    _utils,
-    get_worker_info,
-)
+from torch.utils.data import Dataset
 
 from ipufit._poptorch import poptorch
+from ipufit.batching import BatchPlan
+from ipufit.distributed import Processes
 from ipufit.errors import DataError
+from ipufit.types import Batch
 
-Slots = Dict[Tuple[int, int], List[Tensor]]
-"""Shared tensors by the number of the process that loads and that of the slot."""
+from .datasets import ArrayDataset, FlatDataset, collate
+from .random_state import HostRandomState
 
 
-class Carrier:
-    """A collate function whose batches come out of processes in reused memory.
+class Loading(NamedTuple):
+    """How map-style data is loaded.
 
-    A process that loads has a few slots, and copies one batch after the other into
-    them. Only the first batch of each slot brings its memory along. The process that
-    waits copies each batch when it arrives, so a slot is free again before its process
-    gets another batch to load. Batches themselves don't change. One that has other
-    shapes than its slot comes as torch brings it.
-
-    In the process that waits, the carrier must live as long as the loader's iterator.
-    torch's iterators keep their collate function, which is this.
-
-    Args:
-        collate: Makes a batch of samples.
-        num_slots: Number of batches of one process that may be on the way.
+    Attributes:
+        num_workers: Number of processes that load; 0 to load in this one.
+        mode: `loader_mode` of `IPUConfig`.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], num_slots: int) -> None:
-        self.__setstate__((collate, num_slots, uuid.uuid4().hex))
+    num_workers: int = 0
+    mode: str = "sync"
 
-    def __getstate__(self) -> tuple[Any, int, str]:
-        return self._collate, self._num_slots, self._name
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether other processes load the samples."""
+        return self.num_workers > 0 or self.mode != "sync"
 
-    def __setstate__(self, state: tuple[Any, int, str]) -> None:
-        self._collate, self._num_slots, self._name = state
-        self._slots: Slots = {}
-        self._num_carried = 0
-        _carriers[self._name] = self
+    def seeds(self, dataset: Any, processes: Processes) -> bool:
+        """Whether each sample is loaded with random numbers of its own.
 
-    def __call__(self, samples: Any) -> Any:
-        """Make the batch of some samples.
-
-        Returns:
-            The batch; in a process that loads mostly an object that becomes the batch
-            where it is unpickled.
-        """
-        batch = self._collate(samples)
-        info: Any = get_worker_info()
-        if info is None:
-            return batch
-        leaves: list[Tensor] = []
-        rest = _taken_out(batch, leaves)
-        if not leaves:
-            return batch
-        at = info.id, self._num_carried % self._num_slots
-        is_new = at not in self._slots
-        if is_new:
-            self._slots[at] = [_shared_like(leaf) for leaf in leaves]
-        slot = self._slots[at]
-        if not _are_alike(slot, leaves):
-            return batch
-        self._num_carried += 1
-        for place, leaf in zip(slot, leaves):
-            place.copy_(leaf)
-        return _OnTheWay(self._name, at, slot if is_new else None, rest)
-
-    def arrived(self, at: tuple[int, int], slot: list[Tensor] | None) -> list[Tensor]:
-        """Copies of the tensors in a slot.
+        That is so where other processes load, and where several train: a sample is the
+        same whichever of them has it. Samples in memory draw nothing.
 
         Args:
-            at: Number of the process and of the slot.
-            slot: Memory of the slot, if it is a new one.
+            dataset: Map-style dataset; None for a stream.
+            processes: Processes that divide the samples.
         """
-        if slot is not None:
-            self._slots[at] = slot
-        return [shared.clone() for shared in self._slots[at]]
+        is_loaded = isinstance(dataset, FlatDataset)
+        return is_loaded and (self.is_elsewhere or processes.are_several)
 
 
-_carriers: WeakValueDictionary[str, Carrier] = WeakValueDictionary()
-
-
-def carried(loader: Any) -> Iterator[Any]:
-    """Begin a loader's pass; the batches of its processes come in reused memory.
-
-    The loader itself doesn't change. Its batches are those of `iter(loader)`.
-
-    Args:
-        loader: Any iterable. Only torch's and PopTorch's own loaders that begin to load
-            in other processes are treated otherwise than by `iter`.
-
-    Example:
-        >>> [batch.tolist() for batch in carried(DataLoader([1, 2, 3], 2))]
-        [[1, 2], [3]]
-    """
-    if type(loader) not in (DataLoader, poptorch.DataLoader) or not loader.num_workers:
-        return iter(loader)
-    users = loader.collate_fn
-    loader.collate_fn = Carrier(users, slots_of(loader))
-    try:
-        return iter(loader)
-    finally:
-        loader.collate_fn = users
-
-
-def slots_of(loader: Any) -> int:
-    """Number of batches of one process that may be on the way, and one more.
-
-    A process has up to `prefetch_factor` batches to load. When others have come to the
-    end of their part of a stream, it has theirs, too.
-    """
-    is_stream = isinstance(loader.dataset, IterableDataset)
-    return (loader.prefetch_factor or 0) * (loader.num_workers if is_stream else 1) + 1
-
-
-class _Leaf(NamedTuple):
-    """The place of a tensor in a batch."""
-
-    number: int
-
-
-class _OnTheWay:
-    """A batch in a slot. When it is unpickled, it is the batch itself."""
-
-    def __init__(
-        self, name: str, at: tuple[int, int], slot: list[Tensor] | None, rest: Any
-    ) -> None:
-        self._arguments = name, at, slot, rest
-
-    def __reduce__(self) -> Any:
-        return _arrived, self._arguments
-
-
-def _arrived(name: str, at: tuple[int, int], slot: Any, rest: Any) -> Any:
-    return _put_back(rest, _carriers[name].arrived(at, slot))
-
-
-def _shared_like(leaf: Tensor) -> Any:
-    shared: Any = torch.empty_like(leaf)
-    shared.share_memory_()
-    return shared
-
-
-def _are_alike(slot: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
-    return len(slot) == len(leaves) and all(
-        shared.shape == leaf.shape
-        and shared.dtype == leaf.dtype
-        and shared.stride() == leaf.stride()
-        for shared, leaf in zip(slot, leaves)
-    )
-
-
-def _taken_out(value: Any, leaves: list[Tensor]) -> Any:
-    """The value with a `_Leaf` in the place of each plain tensor."""
-    if type(value) is Tensor:
-        if not _is_plain(value):
-            return value
-        leaves.append(value)
-        return _Leaf(len(leaves) - 1)
-    return _mapped(value, lambda element: _taken_out(element, leaves))
-
-
-def _put_back(value: Any, leaves: Sequence[Tensor]) -> Any:
-    if type(value) is _Leaf:
-        return leaves[value.number]
-    return _mapped(value, lambda element: _put_back(element, leaves))
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Lists, tuples and dicts with other elements; what is neither stays."""
-    if type(value) in (list, tuple):
-        return type(value)([change(element) for element in value])
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[change(element) for element in value])
-    if type(value) is dict:
-        return {key: change(element) for key, element in value.items()}
-    return value
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a copy in shared memory is all there is to a tensor."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and not tensor.is_complex()
-        and not tensor.is_quantized
-        and tensor.is_contiguous()
-    )
+_MODES = {
+    "sync": poptorch.DataLoaderMode.Sync,
+    "async": poptorch.DataLoaderMode.Async,
+    "async_rebatched": poptorch.DataLoaderMode.AsyncRebatched,
+}
 
 
 class ErrorReport:
     """Keeps the traceback of an error in another process, until somebody takes it.
 
+    PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
+    The error itself is printed by the other process, where notebooks and logs miss it.
     It is kept in a file, which exists only in between.
-
-    Example:
-        >>> report = ErrorReport()
-        >>> rows = ReportedRows([1, 2], report)
-        >>> try:
-        ...     rows[2]
-        ... except IndexError:
-        ...     print(report.take().splitlines()[-1])
-        IndexError: list index out of range
-        >>> report.take()
-        ''
     """
 
     def __init__(self) -> None:
@@ -235,12 +79,9 @@ class ErrorReport:
         try:
             return function(*arguments)
         except Exception:
-            with os.fdopen(
-                os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600),
-                "w",
-                encoding="utf-8",
-            ) as file:
-                file.write(traceback.format_exc())
+            flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+            with os.fdopen(os.open(self._path, flags, 0o600), "wb") as file:
+                file.write(traceback.format_exc().encode())
             raise
 
     def take(self) -> str:
@@ -255,11 +96,7 @@ class ErrorReport:
 
 @dataclass(frozen=True, eq=False)
 class ReportedRows(Dataset):  # type: ignore[type-arg]
-    """A map-style dataset whose errors are reported.
-
-    Args:
-        report: Gets the traceback of an error.
-    """
+    """A map-style dataset whose errors are reported."""
 
     dataset: Any
     report: ErrorReport
@@ -274,87 +111,115 @@ class ReportedRows(Dataset):  # type: ignore[type-arg]
 
     def __getitems__(self, indices: Any) -> Any:
         """A batch of samples: torch's loaders use this method if it exists."""
-        together = getattr(self.dataset, "__getitems__", None)
-        if together is None:
-            return [self[index] for index in indices]
-        return self.report.calling(together, indices)
+        return self.report.calling(self.dataset.__getitems__, indices)
 
 
-@dataclass(frozen=True, eq=False)
-class WorkerSamples(IterableDataset):  # type: ignore[type-arg]
-    """The samples that one loading process gives, of all.
+@dataclass(eq=False)
+class CallLoader:
+    """Loads whole calls of a map-style dataset.
 
-    A dataset that asks for the number of its process before its first sample divides
-    itself. Of any other, a process keeps every n-th sample.
+    Processes of `num_workers` live as long as a pass, as torch's do, so that each pass
+    sees what has changed in the dataset. The process of an asynchronous loader takes
+    seconds to start. It lives until `close`.
 
     Args:
-        dataset: The user's iterable dataset.
-        name: Name of the data in error messages.
+        dataset: Samples; a `FlatDataset` may seed their random numbers.
+        plan: The factors of a call.
+        options: Options of the model.
+        loading: Which processes load, and how.
     """
 
-    dataset: Any
-    name: str = "x"
+    dataset: ArrayDataset | FlatDataset
+    plan: BatchPlan
+    options: poptorch.Options
+    loading: Loading
+    _loader: Any = field(default=None, init=False)
+    _iterator: Any = field(default=None, init=False)
+    _report: ErrorReport = field(default_factory=ErrorReport, init=False)
 
-    def __iter__(self) -> Iterator[Any]:
-        info: Any = get_worker_info()
-        if info is None or info.num_workers == 1:
-            yield from self.dataset
-            return
-        noted = _NotedInfo(info, self.dataset)
-        worker: Any = _utils.worker
-        worker._worker_info = noted
+    def batches(self, order: Iterable[int]) -> Iterator[Batch]:
+        """Begin a pass: make the iterator now, which draws from torch's generator.
+
+        Args:
+            order: Keys of the samples of this process. Each iteration gives those of
+                another pass; an asynchronous loader keeps the first order that it gets.
+
+        Returns:
+            The batches of calls, as lists of tensors.
+
+        Raises:
+            DataError: The process that loads has failed.
+        """
+        with self._loading_errors():
+            if self.loading.mode == "sync":
+                self.close()
+            if self._loader is None:
+                self._loader = self._new_loader(order)
+            self._iterator = iter(self._loader)
+        return self._each(self._iterator)
+
+    def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
+        seeds_here = (
+            not self.loading.is_elsewhere
+            and getattr(self.dataset, "seed", None) is not None
+        )
+        while True:  # `for` calls iter(), and PopTorch's begins anew
+            before = HostRandomState() if seeds_here else None
+            try:
+                with self._loading_errors():
+                    batch = next(iterator, None)
+            finally:
+                if before is not None:
+                    before.put_back()
+            if batch is None:
+                return
+            yield list(batch)
+
+    def close(self) -> None:
+        """End the processes that load; the next pass starts others."""
+        self._report.take()  # deletes its file
+        loader, self._loader = self._loader, None
+        iterator, self._iterator = self._iterator, None
+        if loader is not None:
+            loader.terminate()
+        # torch has no public way to end workers while something refers to their
+        # iterator, such as the traceback of an error.
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+
+    @contextlib.contextmanager
+    def _loading_errors(self) -> Iterator[None]:
         try:
-            yield from self._of_one_worker(noted, info)
-        finally:
-            worker._worker_info = info
+            yield
+        except (AssertionError, poptorch.Error) as error:
+            if "data fetcher" not in str(error) and "worker" not in str(error):
+                raise
+            raise DataError(
+                f"Samples could not be loaded. {error}\n{self._report.take()}".rstrip()
+            ) from error
 
-    def _of_one_worker(self, noted: _NotedInfo, info: Any) -> Iterator[Any]:
-        samples = iter(self.dataset)
-        first = list(itertools.islice(samples, 1))
-        if noted.was_asked:
-            yield from first
-            yield from samples
-            return
-        for number, sample in enumerate(itertools.chain(first, samples)):
-            if noted.was_asked:
-                raise DataError(
-                    f"`{self.name}` asks get_worker_info() which process loads it "
-                    "only after its first sample, when samples are divided already. "
-                    "Ask at the beginning of __iter__."
-                )
-            if number % info.num_workers == info.id:
-                yield sample
-
-
-class _NotedInfo:
-    """A stand-in for what `get_worker_info()` gives, which notes whether it is read.
-
-    Args:
-        info: The one of torch.
-        dataset: The user's dataset, which torch has a wrapper of.
-    """
-
-    def __init__(self, info: Any, dataset: Any) -> None:
-        self._info = info
-        self.dataset = dataset
-        self.was_asked = False
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """The class of the info, for `isinstance`."""
-        return type(self._info)
-
-    @property
-    def id(self) -> int:
-        """Number of the process that loads."""
-        self.was_asked = True
-        return int(self._info.id)
-
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that load."""
-        self.was_asked = True
-        return int(self._info.num_workers)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._info, name)
+    def _new_loader(self, order: Iterable[int]) -> Any:
+        plan, (num_workers, mode) = self.plan, self.loading
+        given: dict[str, Any] = {}
+        if mode == "sync":
+            given["persistent_workers"] = False
+            # torch draws a seed when processes start. A resumed run starts them once
+            # more than others do, which must not change torch's own generator.
+            given["generator"] = torch.Generator() if num_workers else None
+        if mode == "async_rebatched" and plan.samples_per_call == 1:
+            mode = "async"  # PopTorch refuses to rebatch calls of one row
+        is_reported = mode != "sync"
+        return poptorch.DataLoader(
+            self.options,
+            ReportedRows(self.dataset, self._report) if is_reported else self.dataset,
+            batch_size=plan.micro_batch_size,
+            num_workers=num_workers,
+            drop_last=True,
+            auto_distributed_partitioning=False,  # the order is divided already
+            mode=_MODES[mode],
+            collate_fn=functools.partial(self._report.calling, collate)
+            if is_reported
+            else collate,
+            sampler=order,
+            **given,
+        )

@@ -14,7 +14,7 @@ over them. Figures, data and checkpoints go through torch.distributed in both ca
 from __future__ import annotations
 
 from .collectives import Processes, exchanges_off
-from .current import configure, get_process_info, processes, times_asked
+from .current import configure, get_process_info, processes
 from .environment import ALONE, ProcessInfo
 from .group import has_group
 
@@ -27,5 +27,4 @@ __all__ = [
     "get_process_info",
     "has_group",
     "processes",
-    "times_asked",
 ]

@@ -16,7 +16,6 @@ from .environment import ProcessInfo, process_of
 from .group import has_group
 
 _configured: ProcessInfo | None = None
-_times_asked = 0
 
 
 def configure(info: ProcessInfo | None) -> None:
@@ -77,8 +76,6 @@ def get_process_info() -> ProcessInfo:
         >>> list(samples)[info.index :: info.count] == list(samples)
         True
     """
-    global _times_asked
-    _times_asked += 1
     if _configured is not None:
         return _configured
     parent = _of_parent()
@@ -92,11 +89,6 @@ def get_process_info() -> ProcessInfo:
     elif multiprocessing.parent_process() is None:
         _tell_children(None)  # what another script or an ended group has left
     return info
-
-
-def times_asked() -> int:
-    """How many times `get_process_info` was called: a dataset may have done so."""
-    return _times_asked
 
 
 def processes() -> Processes:

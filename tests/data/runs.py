@@ -47,6 +47,8 @@ class Stream(IterableDataset):
 class OwnStream(IterableDataset):
     """The samples of this process, so that updates have those of a global order."""
 
+    is_divided = True
+
     def __iter__(self):
         info = distributed.get_process_info()
         x, y = samples()

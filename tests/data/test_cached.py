@@ -29,7 +29,7 @@ from ipufit import (
     ModelCheckpoint,
 )
 from ipufit._tree import Structure, tree_map
-from ipufit.data import IndexedSource, as_source, random_state
+from ipufit.data import Source, as_source, random_state
 from ipufit.data.datasets import ArrayDataset
 from tests import reference
 from tests.checkpoint.samples import same_tensors
@@ -407,7 +407,7 @@ def test_a_split_of_it_is_taken_by_sample():
 def test_it_is_gathered_by_index_and_in_no_copy():
     cached = CachedDataset(pairs(13))
     source = as_source(cached)
-    assert isinstance(source, IndexedSource)
+    assert isinstance(source, Source)
     assert isinstance(source.dataset, ArrayDataset)
     for own, tensor in zip(cached.stacked, source.dataset.tensors):
         assert own.data_ptr() == tensor.data_ptr()

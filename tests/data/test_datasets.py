@@ -12,8 +12,13 @@ from hypothesis import given
 from torch.utils.data import DataLoader
 
 from ipufit import DataError
-from ipufit.data.calls import collate
-from ipufit.data.datasets import ArrayDataset, FlatDataset, IterableRows, Parts
+from ipufit.data.datasets import (
+    ArrayDataset,
+    FlatDataset,
+    IterableRows,
+    Parts,
+    collate,
+)
 from ipufit.data.structure import SampleStructure
 from tests.strategies import nestings
 

@@ -95,12 +95,11 @@ def test_blocks_of_all_processes_are_all_rows(count, plan, num_rows):
     assert torch.equal(torch.cat(own).sort().values, rows)
     num_rows = min(num_rows, one.rows_of_all)
     for division, mine in zip(divisions, own):
-        num_own = division.num_own(num_rows)
+        num_own = one.num_of_each(num_rows)[division.index]
         assert mine.lt(num_rows).nonzero().flatten().tolist() == list(range(num_own))
-        in_blocks = mine[: one.rows].reshape(-1, one.block).lt(num_rows).sum(dim=1)
-        assert torch.equal(division.num_in_blocks(num_own), in_blocks)
-    in_updates = rows[: one.rows_of_all].reshape(one.num_updates, -1).lt(num_rows)
-    assert torch.equal(one.num_in_updates(num_rows), in_updates.sum(dim=1))
+    in_updates = rows[: one.rows_of_all].reshape(one.rows // one.block, -1)
+    expected = in_updates.lt(num_rows).sum(dim=1)
+    assert torch.equal(one.num_in_updates(one.num_of_each(num_rows)), expected)
     assert sum(one.num_of_each(num_rows)) == num_rows
 
 

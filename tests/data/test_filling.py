@@ -13,7 +13,6 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ipufit import CachedDataset, DataError
 from ipufit.data import random_state
-from ipufit.data.cached import filled
 from tests.checkpoint.samples import same_tensors
 from tests.emulator._datasets import preload_fork_server
 
@@ -193,7 +192,7 @@ def test_drawing_numbers_that_change_nothing_is_no_fault(num_workers):
 def test_all_samples_are_computed_again_only_if_they_draw():
     for make, most in ((ones, COUNT + 40), (drawing_for_nothing, 2 * COUNT + 40)):
         asked = Asked(make)
-        filled(Computed(asked))
+        CachedDataset(Computed(asked))
         assert COUNT + 30 < len(asked.indices) <= most
         assert set(asked.indices) == set(range(COUNT))
     assert len(asked.indices) > 2 * COUNT
@@ -202,7 +201,7 @@ def test_all_samples_are_computed_again_only_if_they_draw():
 @pytest.mark.parametrize("count", [1, 2, 16, 17, COUNT])
 def test_samples_all_over_the_dataset_are_computed_twice_at_once(count):
     asked = Asked(ones)
-    filled(Computed(asked, count))
+    CachedDataset(Computed(asked, count))
     early = asked.indices[1:-count]  # after the first sample, which the rest is held to
     twice = early[::2]
     assert twice == early[1::2]
@@ -214,7 +213,7 @@ def test_samples_all_over_the_dataset_are_computed_twice_at_once(count):
 def test_a_fault_is_found_before_the_rest_is_computed():
     asked = Asked(of_python)
     with pytest.raises(DataError):
-        filled(Computed(asked, 10**9))
+        CachedDataset(Computed(asked, 10**9))
     assert len(asked.indices) < 10
 
 

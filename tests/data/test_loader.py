@@ -15,8 +15,7 @@ from ipufit.data import (
     TrainingBatches,
     as_source,
 )
-from ipufit.data import calls as calls_module
-from ipufit.data.calls import GatheredCalls, collate, rebatched, shares
+from ipufit.data.calls import rebatched, shares
 from tests import reference
 from tests.strategies import plans, sample_counts
 
@@ -110,11 +109,6 @@ def test_inference_covers_every_sample_once_and_pads_the_last_call(plan, count, 
     assert seen == list(range(count))
 
 
-def test_samples_of_different_shapes_cannot_share_a_call():
-    with pytest.raises(DataError, match=r"different shapes.*Pad or crop"):
-        collate([(torch.zeros(2),), (torch.zeros(3),)])
-
-
 # Streams --------------------------------------------------------------------------
 
 
@@ -191,7 +185,8 @@ def test_streams_are_padded_dropped_and_covered_as_indexed_samples_are(sizes, pl
 def test_shares_of_an_update_add_up_to_its_rows(num_real, plan):
     rows, size = plan.samples_per_call, plan.samples_per_update
     num_real = min(num_real, rows)
-    per_update = shares(num_real, rows, size).reshape(-1, size)
+    in_updates = torch.arange(rows).lt(num_real).reshape(-1, size).sum(dim=1)
+    per_update = shares(num_real, rows, size, in_updates).reshape(-1, size)
     assert int(per_update.gt(0).sum()) == num_real
     for update in per_update:
         assert float(update.sum()) in (0.0, pytest.approx(size))
@@ -227,21 +222,3 @@ def test_rows_of_a_micro_batch_filled_in_part_follow_one_by_one(count, plan):
             len(calls) - main // plan.samples_per_call
         )
         assert sum(call.num_real for call in calls) == count
-
-
-def test_no_loader_is_made_before_it_is_needed(monkeypatch):
-    made = []
-
-    def counted(*arguments):
-        made.append(GatheredCalls(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(calls_module, "GatheredCalls", counted)
-    batches = training(BatchPlan(2), 6)
-    batches.example()
-    assert len(made) == 0
-    assert numbers_of(batches) == numbers_of(batches)
-    assert len(made) == 1
-    batches.close()
-    assert len(numbers_of(batches)) == 3
-    assert len(made) == 2

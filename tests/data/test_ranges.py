@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ipufit import CachedDataset, DataError, IPUConfig, IPUModel
-from ipufit.data.structure import SampleStructure, check_integers, narrowed
+from ipufit.data.structure import SampleStructure, as_tensor, check_integers
 
 LARGE = 1_700_000_000_123
 AT = 11
@@ -161,9 +161,9 @@ def test_float64_is_rounded_or_refused(numbers):
     narrow = wide.to(torch.float32)
     if bool((torch.isinf(narrow) != torch.isinf(wide)).any()):
         with pytest.raises(DataError, match="`x` has "):
-            narrowed(wide, "`x`")
+            as_tensor(wide, "`x`")
     else:
-        assert torch.equal(narrowed(wide, "`x`").nan_to_num(7), narrow.nan_to_num(7))
+        assert torch.equal(as_tensor(wide, "`x`").nan_to_num(7), narrow.nan_to_num(7))
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**70)])

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from ipufit import IPUConfig, IPUModel
-from ipufit.data.datasets import SeededRows
+from ipufit import IPUConfig, IPUModel, LambdaCallback
+from ipufit.data.datasets import FlatDataset, Parts
 from ipufit.data.random_state import mixed
+from ipufit.data.structure import SampleStructure
 
 whole = st.integers(0, 2**40)
 
@@ -28,6 +29,11 @@ class Drawing(Dataset):
         return torch.tensor([float(index), *drawn]), torch.zeros(1)
 
 
+def seeded(seed):
+    structure = SampleStructure.of((0, 0))
+    return FlatDataset(Drawing(), Parts(), structure, "x", seed=seed)
+
+
 @given(st.lists(whole, min_size=2, max_size=4), whole)
 def test_seeds_fit_torch_and_depend_on_every_number(numbers, other):
     seed = mixed(*numbers)
@@ -39,15 +45,13 @@ def test_seeds_fit_torch_and_depend_on_every_number(numbers, other):
 
 @given(whole, st.integers(0, 5), st.integers(0, 7))
 def test_a_sample_is_the_same_whatever_was_drawn_before(seed, number, index):
-    rows = SeededRows(Drawing(), seed)
+    rows = seeded(seed)
     first = rows[8 * number + index][0]
     _ = rows[3], random.random(), np.random.rand(), torch.rand(2)
     assert torch.equal(rows[8 * number + index][0], first)
     assert first[0] == index
     assert not torch.equal(rows[8 * (number + 1) + index][0], first)
-    assert not torch.equal(
-        SeededRows(Drawing(), seed + 1)[8 * number + index][0], first
-    )
+    assert not torch.equal(seeded(seed + 1)[8 * number + index][0], first)
 
 
 class Seen(torch.nn.Module):
@@ -79,3 +83,40 @@ def test_numbers_do_not_depend_on_the_processes(config):
 def test_runs_without_a_seed_differ_unless_torch_is_seeded():
     first = sums(num_workers=1)
     torch.testing.assert_close(sums(num_workers=1), first)
+
+
+class OfEpoch(Dataset):
+    """Samples that a callback changes in each epoch."""
+
+    epoch = 0
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(self.epoch)), torch.zeros(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_sees_what_a_callback_sets(num_workers):
+    data = OfEpoch()
+
+    def set_epoch(epoch, logs):
+        data.epoch = epoch
+
+    model = IPUModel(Seen(), IPUConfig(num_workers=num_workers))
+    model.compile("sgd", "mse")
+    callback = LambdaCallback(on_epoch_begin=set_epoch)
+    model.fit(data, batch_size=2, epochs=3, callbacks=[callback], verbose=0)
+    assert model.module.sums.tolist() == [8 * (0 + 1 + 2)] * 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_pass_of_inference_draws_other_numbers(num_workers):
+    model = IPUModel(torch.nn.Identity(), IPUConfig(num_workers=num_workers, seed=3))
+    torch.manual_seed(1)
+    first, second = (model.predict(Drawing(), verbose=0) for _ in range(2))
+    assert not (first[:, 1:] == second[:, 1:]).any()
+    torch.manual_seed(1)
+    if num_workers:
+        assert torch.equal(model.predict(Drawing(), verbose=0), first)

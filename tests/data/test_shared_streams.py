@@ -58,6 +58,8 @@ class Numbers(IterableDataset):
 class OwnNumbers(Numbers):
     """Each process has those of its own; more in the first by `extra`."""
 
+    is_divided = True
+
     def __init__(self, count, extra=0):
         super().__init__(count)
         self.extra = extra

@@ -38,12 +38,10 @@ def test_the_first_batch_is_drawn_once_and_given_first():
     source = stream(batches())
     assert drawn == [0]
     assert source.is_one_shot
-    assert not source.is_spent
     assert [int(t) for t in source.first()] == [0]
     assert source.rows_of_first == 2
     assert seen(source) == [0, 1, 2, 3, 4]
     assert drawn == [0, 1]
-    assert source.is_spent
     assert seen(source) == []
 
 
@@ -52,7 +50,6 @@ def test_what_can_be_begun_anew_is():
     assert not source.is_one_shot
     for _ in range(3):
         assert seen(source) == [0, 1, 2, 3, 4]
-        assert not source.is_spent
 
 
 def test_a_pass_that_was_left_does_not_shift_the_next():

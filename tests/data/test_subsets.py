@@ -107,9 +107,8 @@ def test_processes_that_load_give_the_same(shuffle):
     plan = BatchPlan(3)
     subset = Subset(TensorDataset(*tensors()), list(range(15, 1, -1)))
     arguments = {"shuffle": shuffle, "loading": Loading(1)}
-    found, after = calls_of(subset, plan, **arguments)
-    expected, expected_after = calls_of(Single(subset), plan, **arguments)
-    assert after == expected_after
+    found, _ = calls_of(subset, plan, **arguments)
+    expected, _ = calls_of(Single(subset), plan, **arguments)
     for call, other in zip(found, expected):
         assert_same(call, other)
 

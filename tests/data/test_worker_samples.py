@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ipufit import BatchPlan, DataError
 from ipufit.data import Position, TrainingBatches, as_source
+from ipufit.data.datasets import IterableRows
 from ipufit.data.random_state import random_state
-from ipufit.data.workers import WorkerSamples
 from tests.data.test_division import options_for
 from tests.emulator._datasets import preload_fork_server
 
@@ -93,7 +93,7 @@ def test_a_dataset_that_asks_late_is_refused():
 @pytest.mark.parametrize("kind", [Numbers, Asking])
 def test_it_holds_however_processes_are_started(kind, context):
     loader = DataLoader(
-        WorkerSamples(kind()), 4, num_workers=2, multiprocessing_context=context
+        IterableRows(kind()), 4, num_workers=2, multiprocessing_context=context
     )
     for _ in range(2):
         assert sorted(n for batch in loader for n in batch.tolist()) == list(range(23))

@@ -83,6 +83,8 @@ class Draws(ipufit.Callback):
 class Stream(IterableDataset):
     """Gives each process its part, in an order that is drawn."""
 
+    is_divided = True
+
     def __iter__(self):
         info, (x, y) = get_process_info(), samples(COUNT)
         for index in torch.randperm(COUNT).tolist()[info.index :: info.count]:
@@ -92,13 +94,11 @@ class Stream(IterableDataset):
 class StatefulPart(StatefulLoader):
     """Gives each process its part, and the second one less."""
 
+    is_divided = True
+
     def __init__(self):
         info, (x, y) = get_process_info(), samples(COUNT - 5)
         super().__init__(x[info.index :: info.count], y[info.index :: info.count], 3)
-
-    def __iter__(self):
-        get_process_info()
-        return super().__iter__()
 
 
 def data(kind):
