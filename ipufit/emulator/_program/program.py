@@ -144,23 +144,26 @@ class Program:
         ipus = [0, *(block.ipu for block in self.blocks)]
         return 1 + sum(before != after for before, after in zip(ipus, ipus[1:]))
 
+    @cached_property
+    def _is_flat(self) -> bool:
+        """Whether `forward` returned a tuple of tensors that the graph computes."""
+        outputs = self.output_structure
+        is_flat = type(outputs) is tuple and all(type(t) is Tensor for t in outputs)
+        return is_flat and not self.constant_outputs and not self.host_outputs
+
     def outputs(self, results: list[Tensor]) -> Any:
         """Arrange results of the graph, and outputs beside them, as `forward` did."""
-        structure = self.output_structure
-        count = len(results) + len(self.constant_outputs) + len(self.host_outputs)
+        if self._is_flat:
+            _refuse_backward(results)
+            return tuple(results)
         constants = {i: value.clone() for i, value in self.constant_outputs.items()}
         _refuse_backward([*results, *constants.values()])
-        if structure is None:
+        if self.output_structure is None:
             return None
-        if (
-            count == len(results)
-            and type(structure) is tuple
-            and all(type(element) is Tensor for element in structure)
-        ):
-            return tuple(results)
         others, computed = {**self.host_outputs, **constants}, iter(results)
+        count = len(results) + len(others)
         values = [others[i] if i in others else next(computed) for i in range(count)]
-        return reconstructTensorStructure(structure, values)
+        return reconstructTensorStructure(self.output_structure, values)
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:
