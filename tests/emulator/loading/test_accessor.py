@@ -518,7 +518,7 @@ def _heeded_interrupts():
 @pytest.mark.parametrize(
     ("num_ignored", "patience", "signal_number"),
     # Long only where it reacts: that takes time on a busy machine.
-    [(0, [0.1, 60], 0), (9, [0.1, 0.1, 60], signal.SIGTERM)],
+    [(0, [0.1, 60, 60], 0), (9, [0.1, 0.1, 60], signal.SIGTERM)],
 )
 def test_a_process_that_does_not_react_is_made_to(
     start, monkeypatch, tmp_path, num_ignored, patience, signal_number
@@ -532,7 +532,7 @@ def test_a_process_that_does_not_react_is_made_to(
     exit_codes, waits = [], iter(patience)
     process = accessor._process
     join, close = process.join, process.close
-    monkeypatch.setattr(process, "join", lambda _: join(next(waits)))
+    monkeypatch.setattr(process, "join", lambda *_: join(next(waits, None)))
     monkeypatch.setattr(
         process, "close", lambda: (exit_codes.append(process.exitcode), close())
     )
