@@ -38,7 +38,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|nn|collections|typing|pathlib|enum|rich|logging)\b.*"),
     ("py:.*", r"(os|abc|json|datetime)\.\w+"),
     ("py:.*", r"[A-Z]?[a-z]+(\[.*)?"),  # built-in types
-    ("py:.*", r"(.*\.)?(_\w+|T|\w+Like|SavedAt|Rates|Precision|ExecutionStrategy|Structure|Leaf)"),
+    ("py:.*", r"(.*\.)?(_\w+|T|\w+Like|SavedAt|Rates|Precision|Structure|Leaf)"),
+    ("py:.*", r"(.*\.)?ExecutionStrategy"),
 ]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence"]
