@@ -260,7 +260,10 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def in_words(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
-    """The dtype and shape of each tensor of each group.
+    """The dtype and shape of each tensor of each group, in the order of names.
+
+    A tensor of a loaded checkpoint has this order, too, so a resumed run writes the
+    same bytes as an unbroken one.
 
     Example:
         >>> in_words({"model": {"w": torch.zeros(2, 3)}})
@@ -269,7 +272,7 @@ def in_words(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str,
     return {
         group: {
             name: f"{str(one.dtype)[len('torch.') :]} {list(one.shape)}"
-            for name, one in named.items()
+            for name, one in sorted(named.items())
         }
         for group, named in tensors.items()
     }
