@@ -34,7 +34,7 @@ ROOMS = {
     "metrics and losses": (Size(21, 1843, 15841), "metrics losses"),
     "optimizers": (Size(19, 1924, 14773), "optimizers"),
     "callbacks": (Size(32, 2221, 18133), "callbacks"),
-    "checkpoint and resume": (Size(10, 2187, 16578), "checkpoint resume"),
+    "checkpoint and resume": (Size(10, 2187, 16581), "checkpoint resume"),
     "config, placement, batching": (
         Size(17, 1464, 10736),
         "batching config mixing placement",
