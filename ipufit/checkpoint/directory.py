@@ -117,7 +117,7 @@ def replace_file(target: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Make durable which names were made, renamed or removed in a directory."""
+    """Sync a directory, so that new, renamed and removed names survive a crash."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -126,7 +126,7 @@ def _sync(directory: Path) -> None:
 
 
 def _make_directory(path: Path) -> None:
-    """Make a directory and its parents, durably, unless they exist."""
+    """Create a directory and its missing parents, and sync each."""
     if path.is_dir():
         return
     _make_directory(path.parent)
@@ -456,7 +456,7 @@ def _content(name: str, file: BinaryIO, written: Written) -> Any:
 
 
 def _blamed(path: Path, name: str, cause: Exception) -> CheckpointError:
-    """Make an error that names the checkpoint and the file which it is about."""
+    """Build the error for a file of a checkpoint that can't be read."""
     if isinstance(cause, CheckpointError):
         return type(cause)(f"Checkpoint {str(path)!r}: {cause}")
     number = getattr(cause, "errno", None)

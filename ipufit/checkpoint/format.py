@@ -107,14 +107,19 @@ class Written(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The files of a checkpoint by name, and when it was saved, if that is known."""
+    """What a manifest lists: the files of a checkpoint, and when it was saved.
+
+    Attributes:
+        files: Size and checksum of each file, by its name.
+        moment: When it was saved; None if the manifest doesn't say.
+    """
 
     files: Mapping[str, Written]
     moment: SavedAt | None
 
 
 def belongs(name: str) -> bool:
-    """Whether a checkpoint may have a file of this name.
+    """Return whether a name is allowed for a file of a checkpoint.
 
     Example:
         >>> belongs("model.safetensors"), belongs("../model.safetensors")
@@ -353,7 +358,7 @@ def dump_tensors(
 
     Args:
         name: Name of the tensors in error messages.
-        more: Further metadata.
+        more: Entries of the file's metadata, besides the tied names.
 
     Raises:
         UnsupportedError: A name is no str, or a tensor is sparse, has no values or a

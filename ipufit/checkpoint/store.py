@@ -53,7 +53,7 @@ _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
 
 
 def written_by_one(write: Callable[[], T]) -> T:
-    """Have process 0 write something, and wait for it in the other processes.
+    """Run a write in process 0, and wait for its end in all other processes.
 
     Each process of a run must call this. A process without others writes by itself.
 
@@ -151,7 +151,7 @@ class BackgroundWriter:
         """Wait until the job has ended.
 
         Raises:
-            Exception: The job has raised it.
+            Exception: Whatever the job in the background raised.
         """
         self._end_job(written_by_one)
 
@@ -161,7 +161,7 @@ class BackgroundWriter:
         Other processes hear nothing of it: they may have failed, or this one.
 
         Raises:
-            Exception: The job has raised it.
+            Exception: Whatever the job in the background raised.
         """
         try:
             self._end_job(lambda result: result())
