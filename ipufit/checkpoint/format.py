@@ -107,7 +107,7 @@ class Written(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a manifest lists: the files of a checkpoint, and when it was saved.
+    """The contents of a manifest: files of a checkpoint, and when it was saved.
 
     Attributes:
         files: Size and checksum of each file, by its name.
