@@ -2,44 +2,47 @@
 PYTHON ?= python3
 TOOLS := .venv-tools
 TOX := $(TOOLS)/bin/tox
-MATRIX := $(TOOLS)/bin/python .ci/matrix.py
 export DATA_DIR ?= data
-export IPUFIT_PYTHON38 := $(shell .ci/find-python 3.8)
+# The floor runs where a Python 3.8 is found; in continuous integration it must.
+PYTHON38 := $(or $(shell .ci/find-python 3.8),$(if $(IPUFIT_REQUIRE_FLOOR),python3.8))
+FLOOR := $(if $(PYTHON38),$(TOX) run --skip-missing-interpreters false -e floor,echo "skipped, as there is no Python 3.8: tox run -e floor")
+export IPUFIT_PYTHON38 := $(or $(PYTHON38),python3.8)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long test-all matrix lint types tests modes keras floor docs examples gallery release packages screens demo clean
+.PHONY: help test test-long matrix lint types tests modes keras floor docs examples gallery release packages screens demo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
-test: $(TOX)  ## the everyday checks: lint, types, tests, doctests, examples, modes, Keras, floor
-	@$(MATRIX)
+# The floor's wheels are large: they are fetched while the tests run.
+test: $(TOX)  ## the everyday checks: lint, tests, doctests, examples, Keras, types and a spread of tests on the floor
+	@$(FLOOR) --notest --skip-pkg-install >/dev/null 2>&1 & \
+	$(TOX) run -e lint,tests,keras; status=$$?; wait; \
+	$(FLOOR) && exit $$status
 
-test-long: $(TOX)  ## the long ones: many more examples of properties, all tests in each mode, the site
-	@$(MATRIX) --long
+test-long: $(TOX)  ## the long ones: many more examples of properties, all tests in the other modes, the site, all of the floor
+	@$(TOX) run -m long; status=$$?; \
+	$(FLOOR) -- tests --ignore=tests/test_examples.py --ignore=tests/keras --ignore=tests/benchmarks && exit $$status
 
-test-all: $(TOX)  ## the long ones and the matrix; hours, and gigabytes to fetch
-	@$(MATRIX) --long --matrix
-
-matrix: $(TOX)  ## other Pythons and torches, extras, release; ONLY="py39 py313" chooses some
-	@$(MATRIX) --matrix $(ONLY)
+matrix: $(TOX)  ## other Pythons and torches, extras, release; hours, and gigabytes; ONLY="py39 py313" chooses some
+	@.ci/matrix $(TOX) $(ONLY)
 
 lint: $(TOX)  ## ruff: rules and format
 	$(TOX) run -e lint
 
-types: $(TOX)  ## mypy: on the floor if there is a Python 3.8
-	$(TOX) run $(if $(IPUFIT_PYTHON38),-e floor -x testenv:floor.commands=mypy,-e types)
+types: $(TOX)  ## mypy on the running interpreter; `floor` runs it on 3.8
+	$(TOX) run -e types
 
 tests: $(TOX)  ## tests, doctests and examples on the running interpreter
 	$(TOX) run -e tests
 
-modes: $(TOX)  ## the numbers with the emulator's programs looped
+modes: $(TOX)  ## all tests in the emulator's other modes: looped, and contiguous
 	$(TOX) run -e modes
 
 keras: $(TOX)  ## Keras and ipufit side by side, on Python 3.11 or newer
 	$(TOX) run -e keras
 
-floor: $(TOX)  ## types and tests on Python 3.8 and the lowest dependencies
+floor: $(TOX)  ## types and a spread of the tests on Python 3.8 and the lowest dependencies
 	$(TOX) run -e floor
 
 docs: $(TOX)  ## the documentation's site, into .tox/docs/site, and its tests

@@ -115,8 +115,8 @@ def test_make_knows_its_targets_in_the_sdist(unpacked):
     )
     assert done.returncode == 0, done.stderr
     assert "-e demo" in done.stdout
-    assert ".ci/matrix.py" in done.stdout
-    for script in ("find-python", "find-poptorch"):
+    assert "-e lint,tests,keras" in done.stdout
+    for script in ("find-python", "find-poptorch", "matrix", "run"):
         assert os.access(str(unpacked / ".ci" / script), os.X_OK)
 
 
