@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from benchmarks import distributed, together
+from benchmarks import distributed
 from benchmarks.crews import Crew, CrewError
 from benchmarks.distributed import Layout, Measured, Turn
 
@@ -35,13 +35,6 @@ def test_a_crew_answers_together_and_says_why_it_fails():
             crew.ask(-1)
     finally:
         crew.dismiss()
-
-
-def test_processes_share_each_batch():
-    shares = [together.Share(together.MLP, index, 4) for index in range(4)]
-    assert sum(share.rows for share in shares) == together.MLP.batch_size
-    with pytest.raises(ValueError, match="3 processes can't share"):
-        _ = together.Share(together.MLP, 0, 3).rows
 
 
 def measured():

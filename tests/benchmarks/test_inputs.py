@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import inputs, reading
-from benchmarks.reading import WAYS, Drawings, Reading
+from benchmarks.reading import WAYS, Reading
 from benchmarks.runs import Runner
 
 SMALL = {"samples": 400, "epochs": 1, "source": "drawings"}
@@ -23,37 +23,12 @@ def _as_found():
     torch.set_num_threads(threads)
 
 
-def test_drawings_are_images_like_mnist_s():
-    drawings = Drawings(10)
-    x, y = drawings[3]
-    assert (x.shape, x.dtype) == ((1, 28, 28), torch.float32)
-    assert 0 <= y < 10
-    assert len(drawings) == 10
-    pixels = drawings.images[3].float() / 255
-    expected = (pixels - reading.MEAN) / reading.STD
-    torch.testing.assert_close(x[0], expected)
-
-
-def test_mnist_that_is_not_there_is_drawn_or_refused(tmp_path):
-    samples, source = reading.dataset(Reading("plain", 0, 40, data_dir=str(tmp_path)))
-    assert (len(samples), source) == (40, "drawings like MNIST's")
-    asked = Reading("plain", 0, 40, source="MNIST", data_dir=str(tmp_path))
-    with pytest.raises(RuntimeError, match="aren't there"):
-        reading.dataset(asked)
-
-
 @pytest.mark.parametrize("way", ["plain", "ipufit-default", "ipufit"])
 def test_every_way_can_be_measured(way):
     found = reading.measure(Reading(way, 0, **SMALL))
     assert found["cpu"] > 0
     assert found["wall"] > 0
     assert found["source"] == "drawings like MNIST's"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_can_be_measured_with_workers(way):
-    assert reading.measure(Reading(way, 2, **SMALL))["cpu"] > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is used")
@@ -89,9 +64,3 @@ def test_ratios_are_to_the_plain_loop_with_as_many_workers(monkeypatch, capsys):
     assert [WAYS["ipufit-default"], "0", "2.00", "2.00", "500"] in lines
     assert [WAYS["ipufit"], "2", "4.00", "4.00", "750"] in lines
     assert [WAYS["plain"], "2", "1.00", "1.00", "3000"] in lines
-
-
-def test_a_process_that_fails_ends_the_measurement(monkeypatch):
-    monkeypatch.setattr(Runner, "call", lambda *_: {"failed": "so it is"})
-    with pytest.raises(RuntimeError, match="so it is"):
-        inputs.main(["--workers", "0", "--repeats", "1"])

@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import re
 import shutil
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import distributed, page, peers, pictures, scaling, steps
+from benchmarks import page, peers, pictures
 from benchmarks.contestants import CONTESTANTS
-from benchmarks.contestants.base import Figures
 from benchmarks.results import Spread
 from benchmarks.runs import Runner
 from benchmarks.tables import spread
-from benchmarks.together import Spent
 
 PARTS = {
     **{part: f"peers --write {part}" for part in peers.PARTS},
@@ -186,31 +182,6 @@ def test_a_part_is_replaced_in_the_tables_and_in_the_results(docs):
         page.write("others", "a machine", [])
 
 
-def test_nothing_is_measured_if_the_pictures_could_not_be_drawn(monkeypatch, capsys):
-    monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
-    for module, switches in (
-        (peers, ["--write"]),
-        (scaling, ["--write"]),
-        (distributed, ["--write"]),
-    ):
-        with pytest.raises(SystemExit):
-            module.parse_arguments(switches)
-        assert "pip install matplotlib" in capsys.readouterr().err
-
-
-@needs_matplotlib
-def test_scaling_writes_what_it_measured(docs, monkeypatch):
-    answer = {"cpu": 1.0, "wall": 2.0, "peak_bytes": 3e6, "start_bytes": 1e6}
-    monkeypatch.setattr(Runner, "call", lambda *_, **__: answer)
-    switches = ["--axes", "samples", "--quick", "--repeats", "1", "--write"]
-    assert scaling.main(switches) == 0
-    first, second = page.read()["scaling"]["rows"]
-    assert (first["axis"], first["value"], second["value"]) == ("samples", 1024, 2048)
-    assert first["cpu_us_per_sample"] == [15.26] * 3  # of 64 epochs with 1024 samples
-    assert first["memory_mb"] == [2.0] * 3
-    assert "| 1024 " in (docs / page.APPENDIX).read_text("utf-8")
-
-
 @needs_matplotlib
 @pytest.mark.parametrize("part", peers.PARTS)
 def test_peers_write_what_they_measured(part, docs, monkeypatch):
@@ -240,72 +211,3 @@ def test_peers_write_what_they_measured(part, docs, monkeypatch):
     assert drawn.is_file() == (part in pictures.PICTURES)
     if drawn.is_file():
         assert "4.00" in [text for text, _ in strings(drawn)]
-
-
-@needs_matplotlib
-def test_what_others_have_stays_if_it_is_asked_for(docs, monkeypatch):
-    def run(self, job, repeat):
-        times = {"cpu": 1.0 if job.contestant == "plain" else 0.25, "wall": 1.0}
-        one = {"first": times, "measured": times}
-        return {
-            "operations": {"train": one},
-            "figures": {},
-            "peak_bytes": 100,
-            "set_up": {"cpu": 0.5, "wall": 0.5},
-        }
-
-    monkeypatch.setattr(Runner, "run", run)
-    monkeypatch.setattr(peers, "import_seconds", lambda runner, statement: 0.125)
-    before = page.read()["peers"]
-    switches = ["--workloads", "W2", "--contestants", "ipufit-default", "--repeats"]
-    switches += ["1", "--operations", "train", "--no-check", "--write", "peers"]
-    assert peers.main([*switches, "--merge"]) == 0
-    after = page.read()["peers"]
-    assert after["measured_on"].startswith(before["measured_on"] + "\n\nMeasured later")
-    key = "W2", "train", "ipufit-default"
-    names = [
-        (*map(one.get, ("workload", "operation", "contestant")),)
-        for one in after["rows"]
-    ]
-    assert names[1] == key
-    replaced = {key, ("W2", "train", "plain")}
-    kept = [one for one, name in zip(after["rows"], names) if name not in replaced]
-    assert all(one in before["rows"] for one in kept)
-    assert len(kept) >= len(before["rows"]) - 2
-    appendix = (docs / page.APPENDIX).read_text("utf-8")
-    assert "| `import keras` " in appendix
-    assert "| ipufit, nothing set " in appendix
-
-
-def test_steps_write_what_they_measured(docs, monkeypatch):
-    taken = {layer.way: [100.0, 110.0] for layer in steps.LAYERS}
-    monkeypatch.setattr(steps, "measure", lambda repeats: taken)
-    assert steps.main(["--write"]) == 0
-    first = page.read()["steps"]["rows"][0]
-    assert first["layer"] == steps.LAYERS[0].name
-    assert first["takes_us"] == first["adds_us"] == [105.0, 100.0, 110.0]
-    assert "105.0 (100.0-110.0)" in (docs / page.APPENDIX).read_text("utf-8")
-
-
-@needs_matplotlib
-def test_processes_write_what_they_measured(docs, monkeypatch):
-    class Crew:
-        def ask(self, *question):
-            return [Spent(1.0, 2.0, 1000, [Figures(1.0, 0.5)])]
-
-    @contextlib.contextmanager
-    def crews(layouts, *, quick):
-        yield {layout: Crew() for layout in layouts}
-
-    monkeypatch.setattr(distributed, "crews", crews)
-    switches = ["--quick", "--workloads", "mlp", "--processes", "2", "--write"]
-    assert distributed.main(switches) == 0
-    rows = page.read()["distributed"]["rows"]
-    assert [(row["processes"], row["threads"]) for row in rows] == [
-        (1, 1),
-        (1, 2),
-        (2, 1),
-    ]
-    samples = distributed.find("mlp", quick=True).num_train
-    assert rows[0]["samples_per_second"]["ipufit"] == samples / 2
-    assert json.dumps(rows[0]) in (docs / page.RESULTS).read_text("utf-8")

@@ -13,11 +13,6 @@ def row(contestant, speed, workload="W2", operation="train"):
     return Row(workload, operation, contestant, speed, ONE, ONE, 0.5, 1.0, None, ONE)
 
 
-def test_a_record_is_read_as_it_was_written():
-    given = row("ipufit", Spread(2.0, 1.5, 2.5))
-    assert records.recorded(records.record(given)) == given
-
-
 def test_newer_rows_stand_for_older_ones_in_the_usual_order():
     older = [
         row(name, ONE, work) for work in ("W2", "W1") for name in ("plain", "bare")

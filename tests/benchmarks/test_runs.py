@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-
 import pytest
 
 from benchmarks import peers, workloads
-from benchmarks.runs import Runner, caches, import_seconds, interleaved, terminal
+from benchmarks.runs import Runner, interleaved
 from benchmarks.worker import Job
 
 ECHO = """
@@ -52,22 +48,6 @@ def test_a_process_gets_its_environment_and_answers(tmp_path, monkeypatch, echo)
     assert lines == ["title", "title"]
 
 
-@pytest.mark.thorough
-def test_no_measured_import_compiles_source(tmp_path, monkeypatch):
-    package = tmp_path / "ipufit"
-    package.mkdir()
-    (package / "__init__.py").write_text("", encoding="utf-8")
-    counting = "import pathlib; pathlib.Path('log').open('a').write('x')"
-    (tmp_path / "counted_for_runs.py").write_text(counting, encoding="utf-8")
-    monkeypatch.setattr("benchmarks.runs.ROOT", tmp_path)
-    runner = Runner(tmp_path)
-    for _ in range(2):
-        assert import_seconds(runner, "import counted_for_runs") > 0
-    assert len((tmp_path / "log").read_text()) == 3  # the first isn't measured
-    assert list(package.glob("__pycache__/*.pyc"))
-    assert list(tmp_path.glob("__pycache__/counted_for_runs.*.pyc"))
-
-
 def test_a_process_that_fails_says_why(tmp_path, echo):
     answer = Runner(tmp_path).call(echo, {"fails": True}, 0, "title")
     assert answer == {"failed": "exit 1: so it is"}
@@ -83,21 +63,6 @@ def test_what_the_journal_has_is_not_measured_again(tmp_path, echo):
     runner.call(echo, {"a": 2}, 0, "another question")
     assert lines == ["another turn", "another question"]
     assert len(journal.read_text(encoding="utf-8").splitlines()) == 3
-
-
-def test_caches_stay_beside_a_journal_until_it_is_begun_anew(tmp_path):
-    journal = tmp_path / "journal"
-    with caches(journal) as folder:
-        (folder / "compiled").write_text("code")
-        journal.write_text("")
-    with caches(journal) as folder:
-        assert (folder / "compiled").exists()
-    journal.unlink()
-    with caches(journal) as folder:
-        assert not list(folder.iterdir())
-    with caches() as folder:
-        assert folder.is_dir()
-    assert not folder.exists()
 
 
 class Scripted:
@@ -122,33 +87,6 @@ def test_contestants_take_turns_and_who_failed_is_left_out():
         *(("plain", 1), ("ipufit", None), ("bare", 1)),
         *(("plain", 2), ("bare", 2)),
     ]
-
-
-def test_a_terminal_says_what_was_written_to_it():
-    with terminal() as (descriptor, said):
-        assert os.isatty(descriptor)
-        os.write(descriptor, b"bar")
-    assert said() == "bar"
-
-
-@pytest.mark.thorough
-def test_peers_measures_in_processes_and_prints_ratios(tmp_path, capsys):
-    journal = tmp_path / "journal"
-    switches = ["--workloads", "W2", "--contestants", "ipufit", "--repeats", "1"]
-    switches += ["--operations", "predict", "--no-check", "--journal", str(journal)]
-    assert peers.main(switches) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"\| plain loop +\| +1\.00 \|", printed)
-    assert "| `from ipufit import IPUConfig, IPUModel` |" in printed
-    keys = [json.loads(line)["key"] for line in journal.read_text().splitlines()]
-    assert len(keys) == 2
-    assert workloads.W2.title in printed
-
-
-def test_unknown_workloads_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        peers.main(["--workloads", "W9"])
-    assert "There is no workload 'W9'" in capsys.readouterr().err
 
 
 def test_a_contestant_that_does_less_fails_the_run(monkeypatch, capsys):

@@ -9,9 +9,13 @@ from benchmarks.splits import SUBJECTS, costs_of, layers, split_by_hand
 from ipufit.planning.split import best_split
 
 SMALL = [one for one in SUBJECTS if one.name != "ResNet-50"]
+CASES = [
+    pytest.param(one, marks=[] if not number else [pytest.mark.thorough])
+    for number, one in enumerate(SMALL)
+]
 
 
-@pytest.mark.parametrize("subject", SMALL, ids=lambda one: one.name)
+@pytest.mark.parametrize("subject", CASES, ids=lambda one: one.name)
 def test_automatic_stages_are_no_less_even(subject):
     costs = costs_of(subject)
     by_hand = split_by_hand(costs, subject.by_hand)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks import start
 from benchmarks.runs import Runner
 from benchmarks.start import Start
@@ -20,13 +18,6 @@ def result(set_up, first, later):
             }
         },
     }
-
-
-def test_a_start_ends_with_the_first_pass():
-    found = start.start_of(result(1.0, 2.0, 0.5))
-    assert found == Start(1.0, 2.0, 0.5)
-    assert found.whole == 3.0
-    assert start.start_of(result(1.0, 2.0, 0.5), "wall").whole == 6.0
 
 
 def test_a_ratio_is_that_of_the_same_turn():
@@ -54,15 +45,3 @@ def test_the_command_measures_and_reports(monkeypatch, capsys):
     plain, ours = ["1.00", "1.00", "0.50"], ["1.00", "1.50", "0.50"]
     assert ["encoder12", *plain, *ours, "1.50", "1.25"] in lines
     assert ["`import ipufit`", "0.12"] in lines
-
-
-def test_a_process_that_fails_ends_the_measurement(monkeypatch):
-    monkeypatch.setattr(Runner, "run", lambda *_: {"failed": "so it is"})
-    with pytest.raises(RuntimeError, match="so it is"):
-        start.main(["--networks", "W2", "--repeats", "2"])
-
-
-def test_one_turn_has_no_later_start(capsys):
-    with pytest.raises(SystemExit):
-        start.parse_arguments(["--repeats", "1"])
-    assert "2 or more" in capsys.readouterr().err
