@@ -26,12 +26,6 @@ def test_the_page_has_what_is_printed(capsys, monkeypatch):
     assert page.replaced(text, "pod_cost", printed) == text
 
 
-def test_the_time_of_a_step_is_what_two_published_results_leave():
-    assert pod_cost.implied_step_seconds() == pytest.approx(
-        pod_cost.STEP_SECONDS, rel=0.05
-    )
-
-
 def test_what_the_page_says_of_shares_is_so():
     def share(model, replicas, size):
         exchange = exchange_seconds(model, replicas, "float16")

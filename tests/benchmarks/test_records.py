@@ -27,13 +27,3 @@ def test_newer_rows_stand_for_older_ones_in_the_usual_order():
         ("W1", "ipufit-default", 0.5),
         ("W1", "bare", 0.5),
     ]
-
-
-def test_the_settings_say_what_was_measured_later():
-    rows = [row("plain", ONE), row("bare", ONE)]
-    once = records.settings_merged("A machine.", "Another.", rows)
-    assert once == (
-        "A machine.\n\nMeasured later (plain loop, limit: bare loop over slices; "
-        "on W2): Another."
-    )
-    assert records.settings_merged(once, "Another.", rows) == once

@@ -53,18 +53,6 @@ def test_a_process_that_fails_says_why(tmp_path, echo):
     assert answer == {"failed": "exit 1: so it is"}
 
 
-def test_what_the_journal_has_is_not_measured_again(tmp_path, echo):
-    journal, lines = tmp_path / "journal", []
-    first = Runner(tmp_path, journal).call(echo, {"a": 1}, 0, "title")
-    runner = Runner(tmp_path, journal, lines.append)
-    assert runner.call(echo, {"a": 1}, 0, "title") == first
-    assert lines == []
-    runner.call(echo, {"a": 1}, 1, "another turn")
-    runner.call(echo, {"a": 2}, 0, "another question")
-    assert lines == ["another turn", "another question"]
-    assert len(journal.read_text(encoding="utf-8").splitlines()) == 3
-
-
 class Scripted:
     """A runner whose processes fail where it is told."""
 

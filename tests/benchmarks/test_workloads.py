@@ -35,15 +35,6 @@ def test_weights_and_data_are_the_same_every_time(name):
     assert not torch.equal(train.x[: len(test.x)], test.x[: len(train.x)])
 
 
-def test_the_name_gives_the_accumulation():
-    assert workloads.find("W1").accumulation == 1
-    assert workloads.find("resnet18-g8").accumulation == 8
-    assert workloads.find("resnet18-g8").micro_batch == workloads.RESNET.micro_batch
-    for name in ("W9", "W9-g8", "W1-g0", "W1-g"):
-        with pytest.raises(ValueError, match="choose from W1"):
-            workloads.find(name)
-
-
 def test_w1_is_the_example_s_network(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     example = importlib.import_module("mnist_pipeline").Network()

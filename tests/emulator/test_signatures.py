@@ -80,7 +80,6 @@ def test_the_golden_file_says_where_it_came_from():
     assert source["repository"] == "https://github.com/graphcore/poptorch"
     assert re.fullmatch(r"[0-9a-f]{40}", source["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", source["committed"])
-    assert (Path(__file__).parents[2] / source["script"]).is_file()
     assert poptorch.__version__.startswith(source["version"])
 
 
