@@ -30,7 +30,7 @@ class Size(NamedTuple):
 ROOMS = {
     "emulator": (Size(82, 11512, 85418), "emulator"),
     "engine and model": (Size(44, 9270, 71596), "engine model"),
-    "data": (Size(11, 2665, 20856), "data"),
+    "data": (Size(11, 2613, 20361), "data"),
     "metrics and losses": (Size(21, 1843, 15841), "metrics losses"),
     "optimizers": (Size(18, 1821, 13974), "optimizers"),
     "callbacks": (Size(30, 2119, 16981), "callbacks"),

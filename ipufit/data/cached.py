@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from ipufit._tree import ConstantChangedError, Structure
+from ipufit._tree import Structure
 from ipufit.batching import check_count
 from ipufit.errors import DataError
 
-from .datasets import is_hugging_face, table_row
+from .datasets import FlatDataset, is_hugging_face, table_row
 from .random_state import HostRandomState, mixed, seed_all
-from .structure import dense_tensor
+from .structure import SampleStructure, dense_tensor
 
 _CHUNK_ROWS = 32
 """Samples that a process computes and sends at a time."""
@@ -88,13 +88,22 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
         if type(dataset) is TensorDataset:  # a subclass may do more
             self._structure = Structure.of(dataset.tensors)
             self._tensors = [dense_tensor(t, "`dataset`") for t in dataset.tensors]
-        else:
-            before = HostRandomState()
-            try:
-                rows = _Rows(dataset)
-                self._structure, self._tensors = rows.structure, rows.all(num_workers)
-            finally:
-                before.put_back()
+            return
+        parts_of = _row_as_inputs if is_hugging_face(dataset) else _as_inputs
+        before = HostRandomState()
+        try:
+            sample = dataset[0]
+            structure = SampleStructure.of(parts_of(sample))
+            if not structure.num_inputs:
+                raise DataError(
+                    f"Sample 0 of `dataset` holds no numbers: {sample!r:.80}."
+                )
+            samples = FlatDataset(dataset, parts_of, structure, "dataset", dense_tensor)
+            samples.flat(sample, 0)
+            self._structure = structure.inputs
+            self._tensors = _filled(samples, num_workers)
+        finally:
+            before.put_back()
 
     @property
     def stacked(self) -> Any:
@@ -141,212 +150,169 @@ def _require_map_style(dataset: Any) -> None:
         )
 
 
-class _Rows:
-    """Samples as lists of tensors, which must look like those of the first sample."""
+def _filled(samples: FlatDataset, num_workers: int) -> list[Tensor]:
+    """Compute and stack all samples; refuse those that change.
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._is_table = is_hugging_face(dataset)
-        sample = self._sample(0)
-        self.structure = Structure.of(sample)
-        self._paths = self.structure.paths("sample")
-        if not self._paths:
-            raise DataError(f"Sample 0 of `dataset` holds no numbers: {sample!r:.80}.")
-        self._first = self._tensors(sample, 0)
+    Args:
+        samples: The dataset; its first sample was read.
+        num_workers: Number of processes that compute samples; 0 to use this one.
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def _sample(self, index: int) -> Any:
-        sample = self._dataset[index]
-        return table_row(sample) if self._is_table else sample
-
-    def _tensors(self, sample: Any, index: int) -> list[Tensor]:
-        leaves = self.structure.flatten(sample, "sample")
-        return [dense_tensor(leaf, f"Sample {index} of `dataset`") for leaf in leaves]
-
-    def leaves(self, index: int, *, is_again: bool = False) -> list[Tensor]:
-        """Compute the leaves of a sample.
-
-        Args:
-            index: Index of the sample.
-            is_again: Whether the sample was computed before.
-
-        Raises:
-            DataError: The sample differs from the first one in structure, shape or
-                type.
-        """
-        sample = self._sample(index)
-        reason = advice = ""
-        try:
-            tensors = self._tensors(sample, index)
-        except ConstantChangedError as error:
-            reason = str(error)
-            advice = "Only numbers are stored by sample: leave it out."
-        except TypeError as error:
-            reason = f"it nests differently: {error}"
-            advice = "Give all samples one structure."
-        else:
-            for path, own, first in zip(self._paths, tensors, self._first):
-                if own.shape != first.shape:
-                    reason = (
-                        f"{path} has shape {tuple(own.shape)}, and had "
-                        f"{tuple(first.shape)}"
-                    )
-                    advice = "Pad or crop samples to one shape."
-                elif own.dtype != first.dtype:
-                    reason = f"{path} is of {own.dtype}, and was of {first.dtype}"
-                    advice = "Convert all samples to one type."
-        if not reason:
-            return tensors
-        if is_again or index == 0:
-            raise _not_the_same(index, reason)
+    Raises:
+        DataError: A sample can't be stacked, changes, or there is no memory for all.
+    """
+    count = len(samples)
+    last, spread = count - 1, min(_NUM_CHECKED - 1, count - 1)
+    checked = {}
+    for index in sorted({last * i // max(spread, 1) for i in range(spread + 1)}):
+        chunk = []
+        for time in range(2):
+            seed_all(mixed(1, time, index))
+            try:
+                chunk.append([leaf[None].clone() for leaf in samples[index]])
+            except DataError as error:
+                if time or not index:  # it was computed before
+                    raise _not_the_same(index, str(error)) from None
+                raise
+        _require_same(samples, index, *chunk)
+        checked[index] = chunk[0]
+    try:
+        stored = [torch.empty((count, *s), dtype=t) for s, t in samples.likes]
+    except RuntimeError as error:
+        sizes = [leaf.numel() * leaf.element_size() for leaf in checked[0]]
         raise DataError(
-            f"Sample {index} of `dataset` can't be stacked with sample 0: {reason}. "
-            f"{advice}"
+            f"{count} samples of `dataset`, of {sum(sizes)} bytes each, don't fit into "
+            f"memory: {error}. Leave it uncached."
+        ) from error
+
+    def store(first: int, chunk: list[Tensor]) -> None:
+        for tensor, part in zip(stored, chunk):
+            tensor[first : first + len(part)].copy_(part)
+
+    def compare(first: int, chunk: list[Tensor]) -> None:
+        _require_same(samples, first, [tensor[first:] for tensor in stored], chunk)
+
+    has_drawn = _each_chunk(samples, mixed(0), num_workers, store)
+    for index, leaves in checked.items():
+        compare(index, leaves)
+    if has_drawn:
+        for number in range(-(-_NUM_REPEATED // count)):
+            _each_chunk(samples, mixed(2, number), num_workers, compare)
+    return stored
+
+
+def _require_same(
+    samples: FlatDataset, first: int, stored: Sequence[Tensor], again: Sequence[Tensor]
+) -> None:
+    """Refuse samples that change when they are computed again.
+
+    Args:
+        samples: The dataset.
+        first: Index of the first sample.
+        stored: Leaves of the samples, `[count or more, ...]`.
+        again: Leaves of the same samples, computed again, `[count, ...]`.
+    """
+    paths = samples.structure.inputs.paths("sample")
+    for path, tensor, new in zip(paths, stored, again):
+        old = tensor[: len(new)]
+        differs = (old != new) & ~((old != old) & (new != new))  # NaN is like NaN
+        counts = differs.reshape(len(new), -1).sum(dim=1)
+        if not counts.any():
+            continue
+        row = int(counts.nonzero()[0])
+        raise _not_the_same(
+            first + row,
+            f"{path} differs in {int(counts[row])} of {new[row].numel()} numbers."
+            if new.dim() > 1
+            else f"{path} is {old[row].item()} once and {new[row].item()} the next "
+            "time.",
         )
-
-    def room(self, count: int) -> list[Tensor]:
-        """Make empty tensors for `count` samples."""
-        try:
-            return [leaf.new_empty((count, *leaf.shape)) for leaf in self._first]
-        except RuntimeError as error:
-            each = sum(leaf.numel() * leaf.element_size() for leaf in self._first)
-            raise DataError(
-                f"{count} samples of `dataset`, of {each} bytes each, don't fit into "
-                f"memory: {error}. Leave it uncached."
-            ) from error
-
-    def all(self, num_workers: int) -> list[Tensor]:
-        """Compute and stack all samples; refuse those that change."""
-        last, spread = len(self) - 1, min(_NUM_CHECKED - 1, len(self) - 1)
-        checked = {}
-        for index in sorted({last * i // max(spread, 1) for i in range(spread + 1)}):
-            seed_all(mixed(1, 0, index))
-            leaves = [leaf[None].clone() for leaf in self.leaves(index)]
-            seed_all(mixed(1, 1, index))
-            again = [leaf[None] for leaf in self.leaves(index, is_again=True)]
-            self._require_same(index, leaves, again)
-            checked[index] = leaves
-        stored = self.room(len(self))
-
-        def store(first: int, chunk: list[Tensor]) -> None:
-            for tensor, part in zip(stored, chunk):
-                tensor[first : first + len(part)].copy_(part)
-
-        def compare(first: int, chunk: list[Tensor]) -> None:
-            self._require_same(first, [tensor[first:] for tensor in stored], chunk)
-
-        has_drawn = self._each_chunk(mixed(0), num_workers, store)
-        for index, leaves in checked.items():
-            compare(index, leaves)
-        if has_drawn:
-            for number in range(-(-_NUM_REPEATED // len(self))):
-                self._each_chunk(mixed(2, number), num_workers, compare)
-        return stored
-
-    def _require_same(
-        self, first: int, stored: Sequence[Tensor], again: Sequence[Tensor]
-    ) -> None:
-        """Refuse samples that change when they are computed again.
-
-        Args:
-            first: Index of the first sample.
-            stored: Leaves of the samples, `[count or more, ...]`.
-            again: Leaves of the same samples, computed again, `[count, ...]`.
-        """
-        for path, tensor, new in zip(self._paths, stored, again):
-            old = tensor[: len(new)]
-            differs = (old != new) & ~((old != old) & (new != new))  # NaN is like NaN
-            counts = differs.reshape(len(new), -1).sum(dim=1)
-            if not counts.any():
-                continue
-            row = int(counts.nonzero()[0])
-            raise _not_the_same(
-                first + row,
-                f"{path} differs in {int(counts[row])} of {new[row].numel()} numbers"
-                if new.dim() > 1
-                else f"{path} is {old[row].item()} once and {new[row].item()} the next "
-                "time",
-            )
-
-    def _each_chunk(
-        self, seed: int, num_workers: int, use: Callable[[int, list[Tensor]], None]
-    ) -> bool:
-        """Compute all samples; returns whether any of them drew random numbers.
-
-        Args:
-            seed: Seed of the random numbers that they draw.
-            num_workers: Number of processes that compute samples; 0 to use this one.
-            use: Takes the index of the first sample of a chunk, and the stacked
-                samples.
-        """
-        loader: Any = DataLoader(
-            _Chunks(self, seed),
-            batch_size=None,
-            num_workers=num_workers,
-            collate_fn=_identity,
-        )
-        iterator = iter(loader)
-        has_drawn = False
-        try:
-            for number, chunk in enumerate(iterator):
-                if isinstance(chunk, DataError):
-                    raise chunk
-                use(number * _CHUNK_ROWS, chunk.leaves)
-                has_drawn = has_drawn or chunk.has_drawn
-        finally:
-            if num_workers:
-                # The traceback of an error would keep the processes, and torch has no
-                # public way to end them.
-                iterator._shutdown_workers()
-        return has_drawn
 
 
 def _not_the_same(index: int, reason: str) -> DataError:
     return DataError(
         f"Sample {index} of `dataset` isn't the same when it is computed again: "
-        f"{reason}. A cache would freeze one of them for every epoch. Cache the "
+        f"{reason} A cache would freeze one of them for every epoch. Cache the "
         "dataset without its random transforms, and apply those in a dataset around "
         "the cache; or leave it uncached."
     )
 
 
-class _Chunk(NamedTuple):
-    """Consecutive samples, stacked."""
+def _each_chunk(
+    samples: FlatDataset,
+    seed: int,
+    num_workers: int,
+    use: Callable[[int, list[Tensor]], None],
+) -> bool:
+    """Compute all samples; returns whether any of them drew random numbers.
 
-    leaves: list[Tensor]
-    has_drawn: bool
+    Args:
+        samples: The dataset.
+        seed: Seed of the random numbers that they draw.
+        num_workers: Number of processes that compute samples; 0 to use this one.
+        use: Takes the index of the first sample of a chunk, and the stacked samples.
+    """
+    iterator: Any = iter(
+        DataLoader(
+            _Chunks(samples, seed),
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=_unchanged,
+        )
+    )
+    has_drawn = False
+    try:
+        for number, chunk in enumerate(iterator):
+            if isinstance(chunk, DataError):
+                raise chunk
+            leaves, has_chunk_drawn = chunk
+            use(number * _CHUNK_ROWS, leaves)
+            has_drawn = has_drawn or has_chunk_drawn
+    finally:
+        if num_workers:
+            # The traceback of an error would keep the processes, and torch has no
+            # public way to end them.
+            iterator._shutdown_workers()
+    return has_drawn
 
 
 @dataclass(frozen=True, eq=False)
 class _Chunks(Dataset):  # type: ignore[type-arg]
     """The samples in chunks of `_CHUNK_ROWS`."""
 
-    rows: _Rows
+    samples: FlatDataset
     seed: int
 
     def __len__(self) -> int:
-        return -(-len(self.rows) // _CHUNK_ROWS)
+        return -(-len(self.samples) // _CHUNK_ROWS)
 
-    def __getitem__(self, number: int) -> _Chunk | DataError:
-        """A chunk; or its error, which torch would bury in a traceback if raised."""
+    def __getitem__(self, number: int) -> tuple[list[Tensor], bool] | DataError:
+        """A chunk, and whether random numbers were drawn.
+
+        An error of ours is returned, as torch would bury it in a traceback.
+        """
         seed_all(mixed(self.seed, number))
         begun = HostRandomState()
         first = number * _CHUNK_ROWS
-        count = min(_CHUNK_ROWS, len(self.rows) - first)
+        rows = []
         try:
-            leaves = self.rows.room(count)
-            for row in range(count):  # copied at once: a dataset may reuse its memory
-                for leaf, part in zip(leaves, self.rows.leaves(first + row)):
-                    leaf[row] = part
+            for index in range(first, min(first + _CHUNK_ROWS, len(self.samples))):
+                # Copied at once: a dataset may use its memory again.
+                rows.append([leaf.clone() for leaf in self.samples[index]])
         except DataError as error:
             return error
-        return _Chunk(leaves, begun.has_changed())
+        return [torch.stack(leaf) for leaf in zip(*rows)], begun.has_changed()
 
 
-def _identity(chunk: Any) -> Any:
-    return chunk
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _as_inputs(sample: Any) -> Sequence[Any]:
+    return (sample,)
+
+
+def _row_as_inputs(row: Any) -> Sequence[Any]:
+    return (table_row(row),)
 
 
 def arrays_behind(dataset: Any) -> tuple[Any, Tensor | None] | None:

@@ -17,7 +17,7 @@ from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
 from ipufit.types import Batch
 
-from .datasets import ALONE, FlatDataset, Source
+from .datasets import ALONE, Source
 from .mixing import ClassWeights, MixedRows
 from .order import BEGINNING, Division, Order, Position, padded
 from .random_state import RandomState, random_state, set_random_state
@@ -164,41 +164,15 @@ class _Batches:
         self.structure = source.structure
         self._plan = plan
         self._rows = plan.samples_per_call
-        self._options = options
         self._loading = loading
         self._processes = processes
         self._division = Division.of(processes, plan)
-        self.is_seeded = loading.seeds(source.dataset, processes)
-        self._loader: CallLoader | None = None
+        self._loader = CallLoader(source.dataset, plan, options, loading, processes)
+        self.is_seeded = self._loader.is_seeded
 
     def close(self) -> None:
         """End the processes that load samples; the next pass starts others."""
-        if self._loader is not None:
-            self._loader.close()
-
-    def _loaded(self, order: Order | Tensor, seed: int) -> Iterator[Batch]:
-        """Begin a pass over a map-style dataset; torch's generator is drawn from now.
-
-        Args:
-            order: Keys of the samples of this process.
-            seed: Seed of the random numbers that samples draw, if they have their own.
-        """
-        dataset: Any = self.source.dataset
-        if self.source.is_in_memory and not self._loading.is_elsewhere:
-            if dataset.rows is not None:
-                torch.empty((), dtype=torch.int64).random_()  # as a loader draws a seed
-            keys = order if isinstance(order, Tensor) else order.indices()
-            ends = range(self._rows, len(keys) + 1, self._rows)
-            return (dataset.gathered(keys[end - self._rows : end]) for end in ends)
-        if self._loader is None:
-            if isinstance(dataset, FlatDataset):
-                dataset = replace(dataset)
-            self._loader = CallLoader(dataset, self._plan, self._options, self._loading)
-        if isinstance(self._loader.dataset, FlatDataset) and self.is_seeded:
-            self._loader.dataset.seed = seed
-        return self._loader.batches(
-            order.tolist() if isinstance(order, Tensor) else order
-        )
+        self._loader.close()
 
     def _parts(
         self, source: StreamSource, blocks: Iterator[Batch], most: int | None = None
@@ -500,7 +474,9 @@ class TrainingBatches(_Batches):
         lefts = range(count - done * rows, 0, -rows)
         return (
             (batch, self._division.num_of_each(min(left, rows)))
-            for batch, left in zip(self._loaded(self._order(), self.seed), lefts)
+            for batch, left in zip(
+                self._loader.batches(self._order(), self.seed), lefts
+            )
         )
 
     def _order(self) -> Order:
@@ -652,7 +628,7 @@ class InferenceBatches(_Batches):
             # Each pass draws other numbers, as without processes that load.
             seed = int(torch.empty((), dtype=torch.int64).random_())
             seed = self._processes.first(seed)
-        for number, batch in enumerate(self._loaded(order, seed)):
+        for number, batch in enumerate(self._loader.batches(order, seed)):
             at = number * self._rows
             self.source.check(batch, lambda row, at=at: int(order[at + row]))  # type: ignore[misc]
             num_all = min(max(count - number * rows, 0), rows)

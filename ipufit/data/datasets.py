@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -103,15 +106,9 @@ def table_row(row: Any) -> Any:
     return {**row, **numbers}
 
 
-class StackedRows(Tuple[Tensor, ...]):
-    """Tensors of a batch, so that `collate` leaves them alone."""
-
-    __slots__ = ()
-
-
 def collate(samples: Any) -> Batch:
-    """Stack flat samples into the tensors of a call."""
-    is_stacked = isinstance(samples, StackedRows)
+    """Stack flat samples; those of `__getitems__` are stacked already."""
+    is_stacked = isinstance(samples[0], Tensor)
     return list(samples if is_stacked else default_collate(samples))
 
 
@@ -136,9 +133,9 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
         row = index if self.rows is None else int(self.rows[index])
         return tuple(tensor[row] for tensor in self.tensors)
 
-    def __getitems__(self, indices: list[int]) -> StackedRows:
+    def __getitems__(self, indices: list[int]) -> Batch:
         """A batch of samples at once: torch's loaders use this method if it exists."""
-        return StackedRows(self.gathered(torch.as_tensor(indices)))
+        return self.gathered(torch.as_tensor(indices))
 
     def gathered(self, indices: Tensor) -> list[Tensor]:
         """Copy the rows of some samples."""
@@ -155,20 +152,24 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         parts_of: Takes a sample apart: inputs, targets, weights.
         structure: How a sample nests.
         name: Name of the dataset in error messages.
+        convert: Makes a tensor of a leaf, given a name for messages.
         seed: Seed of the random numbers that samples draw, mixed with the number of the
             pass and the index of the sample; None to leave random numbers alone. The
             random state of another process can't be saved. With such seeds a run that
             is resumed in mid-epoch, or with another number of processes, draws the
             same. Indices are keys then: index + number of the pass * number of samples.
         likes: Shape and type of each leaf; those of the first sample if empty.
+        error_file: Gets the traceback of an error in `__getitems__`; None for none.
     """
 
     dataset: Any
     parts_of: Callable[[Any], Sequence[Any]]
     structure: SampleStructure
     name: str
+    convert: Callable[[Any, str], Tensor] = as_tensor
     seed: int | None = None
     likes: list[tuple[torch.Size, torch.dtype]] = field(default_factory=list)
+    error_file: Path | None = None
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -176,28 +177,33 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """One sample; numbers become tensors."""
-        return self._flat(self._item(int(index)), index)
+        return self.flat(self.dataset[self._begin(index)], index)
 
-    def __getitems__(self, indices: Sequence[int]) -> StackedRows | list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
         """A batch of samples: torch's loaders use this method if it exists."""
-        together = _getitems_of(self.dataset)
-        if together is None:
-            items = [self._item(index) for index in indices]
-        else:
-            self._begin(indices[0])
-            items = together([int(index) % len(self) for index in indices])
-            if len(items) != len(indices):
-                raise DataError(
-                    f"__getitems__ of `{self.name}` gave {len(items)} samples for "
-                    f"{len(indices)} indices."
-                )
-        leaves = self._stacked(items) if self.likes else None
-        if leaves is not None:
-            return StackedRows(leaves)
-        return [self._flat(item, index) for item, index in zip(items, indices)]
-
-    def _item(self, key: int) -> Any:
-        return self.dataset[self._begin(key)]
+        try:
+            together = _getitems_of(self.dataset)
+            if together is None:
+                items = [self.dataset[self._begin(index)] for index in indices]
+            else:
+                self._begin(indices[0])
+                items = together([int(index) % len(self) for index in indices])
+                if len(items) != len(indices):
+                    raise DataError(
+                        f"__getitems__ of `{self.name}` gave {len(items)} samples for "
+                        f"{len(indices)} indices."
+                    )
+            leaves = self._stacked(items) if self.likes else None
+            if leaves is None:
+                rows = [self.flat(item, at) for item, at in zip(items, indices)]
+                leaves = default_collate(rows)
+        except Exception:
+            if self.error_file is not None:
+                flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+                with os.fdopen(os.open(self.error_file, flags, 0o600), "wb") as file:
+                    file.write(traceback.format_exc().encode())
+            raise
+        return leaves
 
     def _begin(self, key: int) -> int:
         """Seed the random numbers of a sample, and return its index."""
@@ -206,10 +212,15 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
             seed_all(mixed(self.seed, number, index))
         return index
 
-    def _flat(self, item: Any, index: int) -> tuple[Tensor, ...]:
+    def flat(self, item: Any, index: int) -> tuple[Tensor, ...]:
+        """Flatten a sample, which must look like the first.
+
+        Raises:
+            DataError: It doesn't; or it holds something that is no number.
+        """
         where = f"Sample {int(index) % len(self)} of `{self.name}`"
         leaves = self.structure.flatten_like("sample 0", self.parts_of(item), where)
-        tensors = tuple(as_tensor(leaf, where) for leaf in leaves)
+        tensors = tuple(self.convert(leaf, where) for leaf in leaves)
         if not self.likes:
             self.likes += [(tensor.shape, tensor.dtype) for tensor in tensors]
         for tensor, (shape, dtype) in zip(tensors, self.likes):

@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import tempfile
-import traceback
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import torch
-from torch.utils.data import Dataset
+from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
@@ -23,6 +20,7 @@ from ipufit.errors import DataError
 from ipufit.types import Batch
 
 from .datasets import ArrayDataset, FlatDataset, collate
+from .order import Order
 from .random_state import HostRandomState
 
 
@@ -37,24 +35,6 @@ class Loading(NamedTuple):
     num_workers: int = 0
     mode: str = "sync"
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether other processes load the samples."""
-        return self.num_workers > 0 or self.mode != "sync"
-
-    def seeds(self, dataset: Any, processes: Processes) -> bool:
-        """Whether each sample is loaded with random numbers of its own.
-
-        That is so where other processes load, and where several train: a sample is the
-        same whichever of them has it. Samples in memory draw nothing.
-
-        Args:
-            dataset: Map-style dataset; None for a stream.
-            processes: Processes that divide the samples.
-        """
-        is_loaded = isinstance(dataset, FlatDataset)
-        return is_loaded and (self.is_elsewhere or processes.are_several)
-
 
 _MODES = {
     "sync": poptorch.DataLoaderMode.Sync,
@@ -63,58 +43,6 @@ _MODES = {
 }
 
 
-class ErrorReport:
-    """Keeps the traceback of an error in another process, until somebody takes it.
-
-    PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
-    The error itself is printed by the other process, where notebooks and logs miss it.
-    It is kept in a file, which exists only in between.
-    """
-
-    def __init__(self) -> None:
-        self._path = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
-
-    def calling(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function, and keep the traceback if it raises an error."""
-        try:
-            return function(*arguments)
-        except Exception:
-            flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
-            with os.fdopen(os.open(self._path, flags, 0o600), "wb") as file:
-                file.write(traceback.format_exc().encode())
-            raise
-
-    def take(self) -> str:
-        """Return the traceback and delete it; returns `""` if there is none."""
-        try:
-            text = self._path.read_text(encoding="utf-8")
-            self._path.unlink()
-        except FileNotFoundError:
-            return ""
-        return text
-
-
-@dataclass(frozen=True, eq=False)
-class ReportedRows(Dataset):  # type: ignore[type-arg]
-    """A map-style dataset whose errors are reported."""
-
-    dataset: Any
-    report: ErrorReport
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return len(self.dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        """One sample."""
-        return self.report.calling(self.dataset.__getitem__, index)
-
-    def __getitems__(self, indices: Any) -> Any:
-        """A batch of samples: torch's loaders use this method if it exists."""
-        return self.report.calling(self.dataset.__getitems__, indices)
-
-
-@dataclass(eq=False)
 class CallLoader:
     """Loads whole calls of a map-style dataset.
 
@@ -122,27 +50,51 @@ class CallLoader:
     sees what has changed in the dataset. The process of an asynchronous loader takes
     seconds to start. It lives until `close`.
 
+    PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
+    The error itself is printed by the other process, where notebooks and logs miss it.
+    So the dataset writes its traceback to a file, which exists only in between.
+
     Args:
-        dataset: Samples; a `FlatDataset` may seed their random numbers.
+        dataset: Samples; None for a stream, of which nothing is loaded.
         plan: The factors of a call.
         options: Options of the model.
         loading: Which processes load, and how.
+        processes: Processes that divide the samples.
+
+    Attributes:
+        is_seeded: Whether each sample is loaded with random numbers of its own. That is
+            so where other processes load, and where several train: a sample is the same
+            whichever of them has it. Samples in memory draw nothing.
     """
 
-    dataset: ArrayDataset | FlatDataset
-    plan: BatchPlan
-    options: poptorch.Options
-    loading: Loading
-    _loader: Any = field(default=None, init=False)
-    _iterator: Any = field(default=None, init=False)
-    _report: ErrorReport = field(default_factory=ErrorReport, init=False)
+    def __init__(
+        self,
+        dataset: ArrayDataset | FlatDataset | None,
+        plan: BatchPlan,
+        options: poptorch.Options,
+        loading: Loading,
+        processes: Processes,
+    ) -> None:
+        self._plan, self._options, self._loading = plan, options, loading
+        self._is_elsewhere = loading.num_workers > 0 or loading.mode != "sync"
+        self.is_seeded = isinstance(dataset, FlatDataset) and (
+            self._is_elsewhere or processes.are_several
+        )
+        self._dataset: Any = dataset
+        self._error_file = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
+        if isinstance(dataset, FlatDataset):  # another may load it with other seeds
+            reported = self._error_file if loading.mode != "sync" else None
+            self._dataset = replace(dataset, error_file=reported)
+        self._loader: Any = None
+        self._iterator: Any = None
 
-    def batches(self, order: Iterable[int]) -> Iterator[Batch]:
-        """Begin a pass: make the iterator now, which draws from torch's generator.
+    def batches(self, order: Order | Tensor, seed: int) -> Iterator[Batch]:
+        """Begin a pass; torch's generator is drawn from now, not with the first batch.
 
         Args:
-            order: Keys of the samples of this process. Each iteration gives those of
-                another pass; an asynchronous loader keeps the first order that it gets.
+            order: Keys of the samples of this process. An `Order` gives those of
+                another pass each time; an asynchronous loader keeps its first order.
+            seed: Seed of the random numbers that samples draw, if they have their own.
 
         Returns:
             The batches of calls, as lists of tensors.
@@ -150,21 +102,28 @@ class CallLoader:
         Raises:
             DataError: The process that loads has failed.
         """
+        if isinstance(self._dataset, ArrayDataset) and not self._is_elsewhere:
+            if self._dataset.rows is not None:
+                torch.empty((), dtype=torch.int64).random_()  # as a loader draws a seed
+            rows = self._plan.samples_per_call
+            keys = order if isinstance(order, Tensor) else order.indices()
+            ends = range(rows, len(keys) + 1, rows)
+            return (self._dataset.gathered(keys[end - rows : end]) for end in ends)
+        if self.is_seeded:
+            self._dataset.seed = seed
         with self._loading_errors():
-            if self.loading.mode == "sync":
+            if self._loading.mode == "sync":
                 self.close()
             if self._loader is None:
-                self._loader = self._new_loader(order)
+                keys = order.tolist() if isinstance(order, Tensor) else order
+                self._loader = self._new_loader(keys)
             self._iterator = iter(self._loader)
         return self._each(self._iterator)
 
     def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
-        seeds_here = (
-            not self.loading.is_elsewhere
-            and getattr(self.dataset, "seed", None) is not None
-        )
+        keeps_random = self.is_seeded and not self._is_elsewhere
         while True:  # `for` calls iter(), and PopTorch's begins anew
-            before = HostRandomState() if seeds_here else None
+            before = HostRandomState() if keeps_random else None
             try:
                 with self._loading_errors():
                     batch = next(iterator, None)
@@ -177,7 +136,7 @@ class CallLoader:
 
     def close(self) -> None:
         """End the processes that load; the next pass starts others."""
-        self._report.take()  # deletes its file
+        self._take_error()
         loader, self._loader = self._loader, None
         iterator, self._iterator = self._iterator, None
         if loader is not None:
@@ -195,11 +154,19 @@ class CallLoader:
             if "data fetcher" not in str(error) and "worker" not in str(error):
                 raise
             raise DataError(
-                f"Samples could not be loaded. {error}\n{self._report.take()}".rstrip()
+                f"Samples could not be loaded. {error}\n{self._take_error()}".rstrip()
             ) from error
 
-    def _new_loader(self, order: Iterable[int]) -> Any:
-        plan, (num_workers, mode) = self.plan, self.loading
+    def _take_error(self) -> str:
+        """Return the traceback of an error, or `""`, and delete its file."""
+        with contextlib.suppress(FileNotFoundError):
+            text = self._error_file.read_text(encoding="utf-8")
+            self._error_file.unlink()
+            return text
+        return ""
+
+    def _new_loader(self, order: Order | list[int]) -> Any:
+        plan, (num_workers, mode) = self._plan, self._loading
         given: dict[str, Any] = {}
         if mode == "sync":
             given["persistent_workers"] = False
@@ -208,18 +175,15 @@ class CallLoader:
             given["generator"] = torch.Generator() if num_workers else None
         if mode == "async_rebatched" and plan.samples_per_call == 1:
             mode = "async"  # PopTorch refuses to rebatch calls of one row
-        is_reported = mode != "sync"
         return poptorch.DataLoader(
-            self.options,
-            ReportedRows(self.dataset, self._report) if is_reported else self.dataset,
+            self._options,
+            self._dataset,
             batch_size=plan.micro_batch_size,
             num_workers=num_workers,
             drop_last=True,
             auto_distributed_partitioning=False,  # the order is divided already
             mode=_MODES[mode],
-            collate_fn=functools.partial(self._report.calling, collate)
-            if is_reported
-            else collate,
+            collate_fn=collate,
             sampler=order,
             **given,
         )

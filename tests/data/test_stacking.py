@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from ipufit import DataError
-from ipufit.data.datasets import FlatDataset, Parts, StackedRows, collate
+from ipufit.data.datasets import FlatDataset, Parts, collate
 from ipufit.data.structure import SampleStructure
 from tests.strategies import nestings
 
@@ -81,19 +81,7 @@ def test_any_nesting_is_stacked(inputs, count):
     assert_as_singly(flat_of([(inputs, 1)] * count))
 
 
-def test_common_samples_are_stacked_at_once():
-    for item in (
-        (torch.ones(2), 1),
-        (np.ones(2, np.float32), True),
-        ({"a": torch.ones(2), "b": [0.5]},),
-        (torch.ones(1), (torch.zeros(()), 2), 0.5),
-    ):
-        assert type(flat_of([item] * 3).__getitems__([0, 2])) is StackedRows
-    columns = flat_of([{"a": 1, "b": 2}] * 3, Parts(["b"], True))
-    assert type(columns.__getitems__([0, 2])) is StackedRows
-
-
-def test_what_needs_care_is_taken_singly():
+def test_what_needs_care_is_stacked_too():
     frozen = np.ones(2, np.float32)
     frozen.setflags(write=False)
     for item in (
@@ -103,9 +91,7 @@ def test_what_needs_care_is_taken_singly():
         (frozen, 1),
         (float("inf"), 1),
     ):
-        flat = flat_of([item] * 2)
-        assert type(flat.__getitems__([0, 1])) is list
-        assert_as_singly(flat)
+        assert_as_singly(flat_of([item] * 2))
 
 
 def test_strides_are_those_of_the_samples():
