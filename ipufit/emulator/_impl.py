@@ -13,7 +13,7 @@ from ipufit.emulator._tracing.state import is_tracing
 
 
 def isDispatchTracing() -> bool:
-    """Whether a module is being traced.
+    """Return whether a module is being traced.
 
     Example:
         >>> isDispatchTracing()

@@ -237,7 +237,7 @@ def check_agreement(processes: Processes, facts: Mapping[str, object]) -> None:
 
 @torch.no_grad()
 def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> list[str]:
-    """Give all processes the weights of process 0, in one message.
+    """Copy the weights of process 0 to all processes, in one message.
 
     Args:
         processes: The processes of this run.

@@ -80,7 +80,7 @@ class VariableAttributes:
         ]
 
     def isConstant(self, attr: str) -> bool:
-        """Say whether an attribute is compiled in.
+        """Return whether an attribute is compiled in.
 
         Args:
             attr: Any name; one that no optimiser knows counts as constant.
@@ -180,7 +180,7 @@ class Optimizer(torch.optim.Optimizer):
     """Whether the device's state is newer, so that `state_dict` has to read it."""
 
     def has_state(self) -> bool:
-        """Say whether a device state is held, loaded or read back.
+        """Return whether a device state is held, loaded or read back.
 
         Returns:
             False for a new optimiser.
@@ -211,7 +211,7 @@ class Optimizer(torch.optim.Optimizer):
         add(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give torch's state and the device's, read back if it's newer.
+        """Return torch's state and the device's, read back if it's newer.
 
         An executor puts a method of its own in this one's place, which reads the
         device first. So whoever holds the optimiser holds the executor, too.
@@ -229,7 +229,7 @@ class Optimizer(torch.optim.Optimizer):
         return self.get_state_dict()
 
     def get_state_dict(self) -> dict[str, Any]:
-        """Give torch's state, and the device's as the host knows it.
+        """Return torch's state, and the device's as the host knows it.
 
         Example:
             >>> from ipufit.emulator import optim

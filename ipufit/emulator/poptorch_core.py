@@ -25,7 +25,7 @@ __all__ = [
 
 
 def isCompilingWithDispatcher() -> bool:
-    """Whether a model is being compiled.
+    """Return whether a model is being compiled.
 
     Example:
         >>> isCompilingWithDispatcher()

@@ -13,7 +13,7 @@ __all__ = ["allclose"]
 
 
 def allclose(ref: Any, other: Any) -> bool:
-    """Whether two structures of tensors have the same types, lengths and values.
+    """Return whether two structures of tensors have the same types, lengths and values.
 
     Values are compared by `torch.allclose`.
 

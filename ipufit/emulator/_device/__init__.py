@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device: its weights, and calls that run on them."""
+"""The emulated device: its copy of the weights, and the calls that run on it."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled model that holds IPUs: weights, gradients, and calls on micro-batches.
+"""A compiled model on its IPUs: weights, gradients, and calls on micro-batches.
 
-Nothing here is shared with the host's module. Weights move only through `upload`
-and `download`, so that a copy which a script forgets is missing here as it would be
-on a pod.
+The device shares no tensor with the host's module. Only `upload` and `download` copy
+weights, so a script that forgets a copy sees stale values, as on a pod.
 """
 
 from __future__ import annotations
@@ -55,18 +54,21 @@ class DeviceWeights:
     for each group. A buffer that the program changes has a copy of its own on each.
 
     Args:
-        program: Has the names of the weights, and which of them it changes.
+        program: The program that reads and changes the weights.
         host: Host tensors by name; their values are uploaded.
         replicas: The number of replicas.
-        groups: The weights, by name, that differ between groups of replicas.
+        groups: The weights, by name, whose values differ between groups of replicas.
 
     Attributes:
-        trained: The weights that have gradients, with one element for each group of
-            a grouped weight.
-        groups_of_elements: For each of these elements the number of groups.
-        groups: The groups that were given.
-        arguments: For each replica the weights in the order of the program.
-        is_volatile: Whether the program changes integer weights: `fresh_arguments`.
+        trained: The weights that have gradients; a grouped weight has one tensor for
+            each group.
+        groups_of_elements: Number of groups of each tensor of a grouped weight, by the
+            tensor's name.
+        groups: As given.
+        arguments: For each replica the weights in the order in which the program takes
+            them.
+        is_volatile: Whether the program changes integer weights, which
+            `fresh_arguments` copies.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class DeviceWeights:
         self.arguments = [list(weights.values()) for weights in self._replicas]
 
     def _elements(self, name: str, host: dict[str, Tensor]) -> list[Tensor]:
-        """Give the host's value for each group of replicas; one without groups."""
+        """Return the host's value for each group of replicas, or the only value."""
         value = host[name].detach()
         groups = self.groups.get(name)
         if groups is None:
@@ -114,11 +116,11 @@ class DeviceWeights:
         return self.groups[name].members[replica] if name in self.groups else 0
 
     def of_replicas(self, name: str) -> list[Tensor]:
-        """The tensors of one weight, replica by replica."""
+        """Return the tensors of one weight, one for each replica."""
         return [weights[name] for weights in self._replicas]
 
     def fresh_arguments(self, replica: int) -> list[Tensor]:
-        """Copy the weights that the program changes but the device doesn't keep."""
+        """Return the weights of a call, with copies of the integers that it changes."""
         pairs = zip(self.arguments[replica], self._volatile)
         return [tensor.clone() if changes else tensor for tensor, changes in pairs]
 
@@ -133,7 +135,7 @@ class DeviceWeights:
 
     @torch.no_grad()
     def download(self, host: dict[str, Tensor]) -> None:
-        """Write the values of the first replica, or group by group, to the host."""
+        """Copy the weights to the host: the first replica's, or one of each group."""
         for name, tensor in self._replicas[0].items():
             target = host[name].detach()
             if name not in self._used:
@@ -146,20 +148,20 @@ class DeviceWeights:
 
 
 class Gradients:
-    """Computes gradients, adds up those of an update, and takes their sum or mean.
+    """Computes gradients, and adds up or averages those of an update.
 
-    A mean of P processes divides by P * G * R: each gradient before it is added
-    (`Running`), or their sum afterwards (`Post`). The running mean of a group of
-    replicas divides by G and the size of the group (PopART, `optimizerdecompose.cpp`).
+    A mean over P processes divides by P * G * R: each gradient before it is added
+    (`Running`), or the sum afterwards (`Post`). The running mean of a group of replicas
+    divides by G and the size of the group (PopART, `optimizerdecompose.cpp`).
 
     Args:
         options: The executor's options.
-        layout: Has G and R.
+        layout: The factors G and R.
         weights: The device's weights.
-        sums: Adds gradients up over processes; None if there is one.
+        sums: Adds up gradients over processes; None for a single process.
 
     Attributes:
-        share: Divides the gradients of a micro-batch where they are made.
+        share: Divisor of each micro-batch's gradients, 1 without a running mean.
     """
 
     def __init__(
@@ -192,11 +194,12 @@ class Gradients:
         self._seed_key: tuple[object, ...] = ()
 
     def begin(self, settings: OptimizerSettings) -> None:
-        """Begin a call, and drop the gradients of one that failed midway.
+        """Begin a call, and drop the gradients of a call that failed.
 
         Args:
-            settings: Their loss scaling multiplies the losses, and the optimizer
-                divides it out. float16 gradients are added up in their `accum_type`.
+            settings: The optimizer's settings. Their loss scaling multiplies the
+                losses, and the optimizer divides it out. float16 gradients are added up
+                in their `accum_type`.
         """
         if settings is not self._settings:
             self._settings = settings
@@ -207,11 +210,12 @@ class Gradients:
             tensor.grad = None
 
     def add(self, results: Results, factor: float) -> Results:
-        """Take the loss from the results of a program, and add its gradients.
+        """Back-propagate the loss, and return the other results of the program.
 
         Args:
-            results: The last one is the loss of a micro-batch, or the losses of some.
-            factor: Scales it besides the loss scaling.
+            results: Results of a program, the loss last: one micro-batch's, or one for
+                each micro-batch of a fold.
+            factor: Multiplies the loss, besides the loss scaling.
         """
         *others, loss = results
         if not loss.requires_grad:  # nothing is trained
@@ -233,7 +237,7 @@ class Gradients:
         return tuple(others)
 
     def take(self) -> dict[str, Tensor | None]:
-        """Give the reduced gradients by name; the next update starts from nothing."""
+        """Return the reduced gradients by name, and reset the sums."""
         gradients: dict[str, Tensor | None] = {}
         for name, tensor in self._trained.items():
             gradients[name] = tensor.grad
@@ -258,12 +262,12 @@ class Gradients:
 
 @functools.lru_cache(maxsize=None)
 def find_backward() -> Callable[[Tensor, Tensor], None]:
-    """Find a function that adds the gradients of a loss to the `grad` of weights.
+    """Return a function that adds the gradients of a loss to the `grad` of weights.
 
-    `torch.autograd.backward` looks at its arguments for as long as the whole backward
-    pass of a small network takes. Here they are always one loss, and one gradient of
-    its shape, so torch's engine gets them as they are, if it takes these arguments: it
-    is no public API.
+    `torch.autograd.backward` checks its arguments, which takes as long as the whole
+    backward pass of a small network. The device always passes one loss and one gradient
+    of its shape. So the function calls torch's engine directly if that private
+    interface takes these arguments.
     """
     try:
         engine = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined,unused-ignore]
@@ -289,21 +293,21 @@ def find_backward() -> Callable[[Tensor, Tensor], None]:
 
 
 class Watch:
-    """Sees the anchored gradients and updates of one call of a training model.
+    """Collects the anchored gradients and updates of one call of a training model.
 
-    A gradient is that of one micro-batch on one replica: before gradients are
-    accumulated or reduced, and multiplied by the loss scaling, as the tensor of this
-    name is on a device (PopART, `tensornames.hpp`). What an update leaves is the same
-    for all micro-batches that it is made of.
+    A gradient is that of one micro-batch on one replica, multiplied by the loss
+    scaling, before gradients are accumulated and reduced. On a device the tensor of
+    this name is the same (PopART, `tensornames.hpp`). All micro-batches of an update
+    have the same tensors after it.
 
     Use it as a context manager around the call.
 
     Args:
-        anchors: The tensors to see.
+        anchors: The tensors to collect.
         weights: The device's weights.
-        mode: Which values come back: a gradient and an update of each micro-batch.
-        returned: Steps whose values come back.
-        share: The divisor of gradients for a running mean, which is taken out again.
+        mode: The output mode that selects the micro-batches whose tensors are returned.
+        returned: Steps whose tensors are returned.
+        share: `Gradients.share`, by which the gradients are multiplied again.
     """
 
     def __init__(
@@ -336,7 +340,7 @@ class Watch:
             hook.remove()
 
     def saw_micro_batch(self, step: int, replica: int) -> None:
-        """Take the gradients of one micro-batch; zeros where none was computed."""
+        """Collect the gradients of one micro-batch; zeros where there is none."""
         values: list[Tensor] = []
         for name in self._anchors.gradients.values():
             gradient = self._latest.get(name)
@@ -347,7 +351,7 @@ class Watch:
         self._gradients.add(step, replica, tuple(values))
 
     def saw_update(self, steps: range, optimizer: DeviceOptimizer) -> None:
-        """Take the tensors that the update of the micro-batches of `steps` has left."""
+        """Collect the tensors after the update that consists of `steps`."""
         if not self._anchors.after_updates:
             return
         tensors = optimizer.tensors()
@@ -368,7 +372,7 @@ class Watch:
         return [tensors[name]] * len(self._weights.arguments)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All collected tensors, by the user's names."""
+        """Return the collected tensors, by the names that the user gave them."""
         return {
             **dict(zip(self._anchors.gradients, self._gradients.tensors())),
             **dict(zip(self._anchors.after_updates, self._updates.tensors())),
@@ -377,13 +381,13 @@ class Watch:
 
 @dataclass(frozen=True)
 class Call:
-    """A call under way.
+    """A call while it runs.
 
     Attributes:
         optimizer: Updates the weights; None for inference.
         gradients: Gradients of the current update; None for inference.
-        watch: Sees the gradients of each micro-batch, and the tensors that each update
-            leaves; None if none of these is anchored.
+        watch: Collects anchored gradients, and tensors after updates; None if no such
+            tensor is anchored.
     """
 
     program: Program
@@ -396,7 +400,7 @@ class Call:
     watch: Watch | None = None
 
     def collect(self, index: int, results: Results) -> None:
-        """Take the results of a micro-batch, in the order of indices."""
+        """Store the results of a micro-batch; called in the order of indices."""
         step, replica = divmod(index, self.layout.replicas)
         self.outputs.add(step, replica, results)
         if self.watch is not None:
@@ -429,8 +433,8 @@ class Runner:
         """Run the micro-batches of an update, or of an inference call.
 
         Args:
-            call: Has the program, the weights, the rows, and takes gradients.
-            indices: All replicas of some steps.
+            call: The call.
+            indices: Indices of the micro-batches: all replicas of one or more steps.
             collect: Called after each micro-batch.
         """
         replicas, run = call.layout.replicas, call.program.run
@@ -472,7 +476,8 @@ class Executable:
         first_micro_batch: The arguments of the first micro-batch it was compiled with.
         host_weights: The module's parameters and buffers by name. Integers are
             copies: they are constants of the program.
-        replica_groups: For each parameter that differs between replicas its groups.
+        replica_groups: The groups of replicas, by the name of the parameter that
+            differs between them.
         tensor_names: Names that `Options.anchorTensor` accepts.
         anchors: The tensors of the program that are anchored.
         runner: Runs the program: looped or folded.
@@ -489,14 +494,14 @@ class Executable:
     runner: Runner
 
     def given_arguments(self) -> tuple[Any, Any]:
-        """Give the first micro-batch in the types in which the caller gave it."""
+        """Return the first micro-batch's arguments in the types that were passed."""
         rows = self.first_micro_batch
         pairs = zip(rows.tensors(), self.arguments.tensors())
         given = rows.with_tensors(row.to(like.dtype) for row, like in pairs)
         return given.args, given.kwargs
 
     def facts(self, options: Options) -> dict[str, object]:
-        """List what must be the same in all processes that train the model."""
+        """List the facts that must be equal in all processes that train the model."""
         training = options.Training
         weights = [
             (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
@@ -516,22 +521,22 @@ class Executable:
 
 
 class CallResults(NamedTuple):
-    """The results of one call on the host, and when its parts happened.
+    """The results of one call on the host, and the times at which it got on.
 
     Times are seconds of this machine's clock. One stamp is taken for each micro-batch;
     users' counters are derived from these.
 
     Attributes:
         anchored: Anchored tensors, by the user's names.
-        started: When the caller handed over the inputs.
-        taken: When each micro-batch was taken by its replica, in order; the results of
-            the one before had been collected then.
-        ran: When the results of the last one had been collected.
-        returned: When the outputs were complete.
+        started: Time at which the caller handed over the inputs.
+        taken: Time at which each micro-batch was taken by its replica, in order. The
+            results of the micro-batch before it had been collected then.
+        ran: Time at which the results of the last micro-batch had been collected.
+        returned: Time at which the outputs were complete.
         sent: Indices of the micro-batches whose results came back.
         num_inputs: Number of tensors that the program takes besides the weights.
         num_outputs: Number of tensors that it returns.
-        is_synthetic: Whether nothing was sent.
+        is_synthetic: Whether the data was synthetic, so that nothing was transferred.
     """
 
     outputs: list[Tensor]
@@ -546,12 +551,12 @@ class CallResults(NamedTuple):
     is_synthetic: bool
 
     def counters(self) -> PerfCounters:
-        """List the times of the micro-batches of each input, and of each output.
+        """Return the times of each micro-batch, for each input and each output.
 
-        The first micro-batch is handed over with the call. The others are taken in
-        the moment they are handed over, as host and device share their memory; their
-        results are complete when they are collected, the last ones when the outputs
-        are.
+        The first micro-batch is handed over when the call starts. Host and device share
+        memory, so each other micro-batch is handed over at the moment it is taken. Its
+        results are complete when they are collected; those of the last micro-batch when
+        the outputs are.
         """
         times: PerfCounters = {name: [] for name in COUNTERS}
         if not self.is_synthetic:
@@ -572,11 +577,11 @@ class CallResults(NamedTuple):
         }
 
     def latency(self, start: str, end: str) -> Latency:
-        """Give the least, largest and mean time from one counter to another.
+        """Return the minimum, maximum and mean time from one counter to another.
 
-        From the first tensor of `start` to the last one of `end`. If fewer transfers
-        end than start, each belongs to a block of starts and the earliest counts
-        (PopTorch, `_poplar_executor.py`).
+        A time is measured from the first tensor of `start` to the last tensor of `end`.
+        If `end` has fewer times, each belongs to a block of times of `start`, the
+        earliest of which counts (PopTorch, `_poplar_executor.py`).
         """
         counters = self.counters()
         starts = counters[start][0] if counters[start] else []
@@ -589,7 +594,7 @@ class CallResults(NamedTuple):
         return (min(seconds), max(seconds), sum(seconds) / len(seconds))
 
     def cycles(self) -> int:
-        """Count the cycles that an IPU's clock would have made while the device ran."""
+        """Return the clock cycles of an IPU in the time that the device ran."""
         return round((self.ran - self.taken[0]) * CLOCK_HZ)
 
 
@@ -597,12 +602,13 @@ class Device:
     """IPUs with a compiled model on them, from attach to detach.
 
     Args:
-        executable: The model. Its host weights are uploaded from, and downloaded to.
+        executable: The model, with the host's weights to upload and to download into.
         options: The executor's options.
-        lease: Gives the IPUs back.
+        lease: Releases the IPUs.
         rng: The device's random state.
         optimizer: Updates the weights; None for inference.
-        processes: The processes that train the model; None if it is this one alone.
+        processes: The processes that train the model; None if there is only this
+            process.
     """
 
     def __init__(
@@ -653,15 +659,15 @@ class Device:
         self._gradients = Gradients(options, layout, self._weights, sums)
 
     def release(self) -> None:
-        """Keep the optimizer's state on the host, and give the IPUs back."""
+        """Save the optimizer's state on the host, and release the IPUs."""
         if self._optimizer is not None:
             self._optimizer.detach()
         self._lease()
 
     def download(self) -> None:
-        """Copy the device's weights to the host; with synthetic data none comes back.
+        """Copy the device's weights to the host, unless the data is synthetic.
 
-        PopART doesn't stream weights then (`Devicex::weightsToHost`).
+        With synthetic data PopART doesn't stream weights (`Devicex::weightsToHost`).
         """
         if not self._settings.is_synthetic:
             logger.debug("Writing weights from IPU to host")
@@ -675,12 +681,12 @@ class Device:
             self._optimizer.weights_were_uploaded()
 
     def upload_named(self, names: list[str]) -> None:
-        """Copy some of the host's weights to the device, and nothing else."""
+        """Copy the named weights from the host to the device."""
         host = self._executable.host_weights
         self._weights.upload({name: host[name] for name in names})
 
     def run(self, tensors: list[Tensor]) -> CallResults:
-        """Run one call of the executor on the tensors that it was given."""
+        """Run one call of the executor on these tensors."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # updates need tensors with versions
                 return self.run(tensors)
@@ -753,6 +759,6 @@ class Device:
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:
-        """Make the device's random state torch's."""
+        """Draw torch's random numbers from the device's random state."""
         with self._rng, rounding(is_stochastic=self._settings.rounds_at_random):
             yield

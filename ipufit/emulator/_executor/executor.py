@@ -226,7 +226,7 @@ class PoplarExecutor:
     # Compile, attach, destroy -------------------------------------------------
 
     def isCompiled(self) -> bool:
-        """Whether there is an executable.
+        """Return whether there is an executable.
 
         Example:
             >>> from ipufit.emulator import inferenceModel
@@ -236,7 +236,7 @@ class PoplarExecutor:
         return self._executable is not None
 
     def isAttachedToDevice(self) -> bool:
-        """Whether the executor holds IPUs.
+        """Return whether the executor holds IPUs.
 
         Example:
             >>> from ipufit.emulator import inferenceModel
@@ -581,7 +581,7 @@ class PoplarExecutor:
             self._host_weights_version = version
 
     def _require_device(self, method: str) -> Device:
-        """Give the device that a public method copies from or to.
+        """Return the device that a public method copies from or to.
 
         Raises:
             Error: No IPU is held: an engine of Poplar's runs on a device only.
@@ -714,7 +714,7 @@ class PoplarExecutor:
         return list(self._executable.tensor_names)
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
-        """The value of an anchored tensor in the last call.
+        """Return the value of an anchored tensor in the last call.
 
         It comes back as the outputs do: as many of them as the output mode of the
         options selects, whatever mode the anchor was given, as in PopTorch. A gradient

@@ -312,7 +312,7 @@ def _check_nodes(graph: Graph, constant_inputs: set[str], notes: Notes) -> None:
 
 
 def place_of(node: Node) -> Place:
-    """The place where a survey has recorded a node."""
+    """Return the place where a survey has recorded a node."""
     place: Place = node.meta.get(_PLACE, _NOWHERE)
     return place
 
@@ -398,11 +398,11 @@ class Notes:
                 torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
 
     def here(self) -> Place:
-        """The place where the program is."""
+        """Return the place where the program is."""
         return self._place(traceback.walk_stack(sys._getframe(1)))
 
     def of_error(self, error: BaseException) -> Place:
-        """The place where an error was raised, or the one that it explains."""
+        """Return the place where an error was raised, or the one that it explains."""
         found = Place(module=self._modules[-1])
         cause: BaseException | None = error
         while cause is not None:

@@ -31,7 +31,7 @@ _remembered: dict[int, tuple[weakref.ReferenceType[Any], type[Any]]] = {}
 
 
 def is_wrapped(item: object) -> bool:
-    """Whether a module, a parameter or a buffer has a wrapper class.
+    """Return whether a module, a parameter or a buffer has a wrapper class.
 
     Example:
         >>> from ipufit.emulator import trainingModel
@@ -229,7 +229,7 @@ def _module_class(
             prefix: str = "",
             keep_vars: bool = False,
         ) -> Any:
-            """Give a dictionary of its own, with plain tensors in the same memory."""
+            """Return a dictionary of its own, with plain tensors in the same memory."""
             state = super().state_dict(
                 *args, destination=destination, prefix=prefix, keep_vars=keep_vars
             )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run several micro-batches at once, where that is the same maths."""
+"""Run several micro-batches at once, where the results are those of the loop."""

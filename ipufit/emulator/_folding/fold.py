@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run several micro-batches at once, where that gives what the loop gives.
+"""Run several micro-batches at once, where the results are those of the loop.
 
-Which ones depends on the program, its options and two environment variables alone,
-never on time: two runs of a script give the same numbers bit by bit.
+A group of micro-batches that run at once is a fold. The choice depends only on the
+program, its options and two environment variables, never on measured times: two runs of
+a script give the same numbers bit by bit.
 
-`torch.func.vmap` runs the graph of a program once, on the rows of several
-micro-batches. What it calls is recorded, and later calls replay that. So the work of
-`vmap`, which takes longer than a small kernel, is done once.
+`torch.func.vmap` runs the graph of a program once, on the rows of several micro-
+batches. The torch operations that it calls are recorded, and later calls replay them:
+`vmap` itself takes longer than a small kernel.
 """
 
 from __future__ import annotations
@@ -59,23 +60,17 @@ def fold(
     num_weights: int,
     count: int,
 ) -> Forward:
-    """Make a function that computes what a program does for several micro-batches.
+    """Return a function that runs a program on several micro-batches at once.
 
     Args:
-        program: It writes to no argument and draws no random numbers.
+        program: A graph that writes to no argument and draws no random numbers.
         arguments: The weights, then for each input the rows of all micro-batches.
         num_weights: The number of weights.
         count: The number of micro-batches.
 
     Returns:
-        A function of the same arguments. Its results have a first dimension more than
-        those of the program, for the micro-batches.
-
-    Example:
-        >>> program = torch.fx.symbolic_trace(lambda weight, x: ((weight * x).sum(),))
-        >>> given = torch.tensor(2.0), torch.arange(6.0)
-        >>> fold(program, given, 1, 3)(*given)
-        (tensor([ 2., 10., 18.]),)
+        A function of the same arguments. Its results have a new first dimension, one
+        entry for each micro-batch.
     """
     recorder = _Recorder()
     given = [recorder.placeholder(tensor) for tensor in arguments]
@@ -93,7 +88,7 @@ def fold(
 
 
 class _Recorder(DispatchMode):
-    """Records the operations that run on plain tensors, each with its node."""
+    """Records operations on plain tensors as nodes of a graph."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
@@ -101,21 +96,21 @@ class _Recorder(DispatchMode):
         self._is_paused = False
 
     def placeholder(self, tensor: Tensor) -> Tensor:
-        """Add an argument."""
-        return _noted(
+        """Add an argument to the graph, and return the tensor to compute with."""
+        return _with_node(
             tensor, self._graph.placeholder(f"argument_{len(self._graph.nodes)}")
         )
 
     def constant(self, name: str, tensor: Tensor) -> Tensor:
-        """Add a tensor that the program has as an attribute."""
+        """Add a tensor that the program stores as an attribute."""
         self._is_paused = True
         try:
-            return _noted(tensor, self._graph.get_attr(name))
+            return _with_node(tensor, self._graph.get_attr(name))
         finally:
             self._is_paused = False
 
     def set_grad_enabled(self, is_enabled: bool) -> None:
-        """Record gradients from here on, or stop it."""
+        """Record that gradients are on or off from here on."""
         self._graph.call_function(_set_grad_enabled, (is_enabled,))
         _set_grad_enabled(is_enabled)
 
@@ -158,7 +153,7 @@ class _Recorder(DispatchMode):
         return node
 
     def finish(self, program: GraphModule, results: Sequence[Tensor]) -> Forward:
-        """Make a function of the graph, without operations that nobody needs."""
+        """Return a function of the graph without its dead operations."""
         self._graph.output(tuple(_node(result) for result in results))
         for node in reversed(list(self._graph.nodes)):
             has_effects = node.target is _set_grad_enabled or node.meta.get("writes")
@@ -168,7 +163,7 @@ class _Recorder(DispatchMode):
         return forward
 
 
-def _noted(tensor: Tensor, node: Node) -> Tensor:
+def _with_node(tensor: Tensor, node: Node) -> Tensor:
     alias: Tensor = tensor.detach().requires_grad_(tensor.requires_grad)
     alias._node = node  # type: ignore[attr-defined,unused-ignore]
     return alias
@@ -190,7 +185,6 @@ class _Interpreter(Interpreter):
         self._recorder = recorder
 
     def run_node(self, n: Node) -> Any:
-        """Run one node."""
         if n.target is _set_grad_enabled:
             return self._recorder.set_grad_enabled(bool(n.args[0]))
         if n.op == "get_attr":
@@ -222,11 +216,12 @@ class _Interpreter(Interpreter):
         batch_dims: Sequence[int | None],
         tensors: Sequence[Tensor],
     ) -> tuple[Any, Any]:
-        """Run an operation on the rows of all micro-batches, side by side.
+        """Run an operation once, on the rows of all micro-batches side by side.
 
         Args:
             count: The number of micro-batches.
-            batch_dims: The dimension of the micro-batches of each of `tensors`.
+            batch_dims: For each of `tensors` the dimension of the micro-batches; None
+                if it has none.
             tensors: The tensors of `rows`.
         """
         together: dict[int, Tensor] = {}
@@ -250,14 +245,14 @@ class _Interpreter(Interpreter):
 
 
 def _cut(tensor: Tensor, count: int, dim: int) -> Tensor:
-    """Cut a dimension of rows into one of micro-batches, and one of their rows."""
+    """Split a dimension of rows into micro-batches and the rows of each."""
     cut: Tensor = tensor.unflatten(dim, (count, -1))  # type: ignore[no-untyped-call,unused-ignore]
     cut._joined = dim, tensor  # type: ignore[attr-defined,unused-ignore]
     return cut
 
 
 def _joined(tensor: Tensor, at: int, dim: int) -> Tensor:
-    """Join the dimension `at` of micro-batches with their rows, in dimension `dim`."""
+    """Join dimension `at`, the micro-batches, with dimension `dim`, their rows."""
     known = getattr(tensor, "_joined", None)
     if known is not None and known[0] == at == dim:
         joined: Tensor = known[1]
@@ -268,7 +263,7 @@ def _joined(tensor: Tensor, at: int, dim: int) -> Tensor:
 
 
 class _Whole(Function):
-    """Runs an operation that `vmap` shall not take apart."""
+    """Runs an operation on joined rows, where `vmap` must not split it."""
 
     @staticmethod
     def forward(run: Any, *tensors: Tensor) -> Any:  # type: ignore[override,unused-ignore]
@@ -284,12 +279,12 @@ class _Whole(Function):
 
 
 class _Rows(NamedTuple):
-    """The arguments of an operation that have rows, each of which counts by itself.
+    """The arguments of an operation whose rows are independent of each other.
 
     Attributes:
-        tensors: These arguments. No other one depends on the micro-batch.
-        dims: The dimension of the rows of each; None if more dimensions don't matter.
-        results: The dimension of the rows of each result.
+        tensors: These arguments. No other argument depends on the micro-batch.
+        dims: Dimension of the rows of each; None if further dimensions are allowed.
+        results: Dimension of the rows of each result.
     """
 
     tensors: tuple[Tensor, ...]
@@ -298,7 +293,7 @@ class _Rows(NamedTuple):
 
 
 def _reduction_of_rows(node: Node, kwargs: Any) -> Callable[..., Tensor] | None:
-    """A loss that is reduced over the rows of a micro-batch: how; None for others.
+    """Return the reduction of a loss over the rows of a micro-batch, or None.
 
     `vmap` has rules for the losses of rows by `cross_entropy` and `nll_loss`, but for
     their mean it imports a compiler.
@@ -330,14 +325,14 @@ _OF_IMAGES = {
         *("adaptive_max_pool{}d", "adaptive_avg_pool{}d"),
     )
 }
-"""The number of dimensions of what these operations take."""
+"""Number of dimensions of the input of these operations."""
 
 
 def _find_rows(name: str, args: Any, kwargs: Any) -> _Rows | None:
-    """Find the rows of an operation that runs as a whole; None if `vmap` runs it.
+    """Return the rows of an operation to run on joined rows; None to let `vmap` run it.
 
-    `vmap` would take recurrent layers and attention apart, and make more operations of
-    convolutions and products than need be.
+    `vmap` would split recurrent layers and attention into small operations, and would
+    run more operations than needed for convolutions and products.
     """
     x: Any = args[0] if args else None
     if not isinstance(x, Tensor):
@@ -419,7 +414,7 @@ def choose_runner(
     settings: Settings,
     groups: Mapping[str, ReplicaGroups],
 ) -> Runner:
-    """Choose what runs a program: folds where they are allowed, else a loop.
+    """Return the runner of a program: in folds where they are allowed, else in a loop.
 
     `groups` are the weights that differ between groups of replicas.
     """
@@ -449,10 +444,10 @@ def choose_runner(
 
 
 class FoldRunner(Runner):
-    """Runs several micro-batches at once, if that is possible.
+    """Runs several micro-batches at once where that gives the results of the loop.
 
-    Folds of new sizes run beside the loop the first time. If they fail, or give
-    something else, micro-batches run in the loop for good.
+    The first fold of a new size runs beside the loop. If it fails, or its results
+    differ, all later micro-batches run in the loop.
     """
 
     def __init__(self, program: Program) -> None:
@@ -482,7 +477,7 @@ class FoldRunner(Runner):
             self._verify(call, sizes, indices, collect)
 
     def _choose_sizes(self, call: Call, count: int) -> tuple[int, ...]:
-        """Choose the numbers of micro-batches to run at once; nothing for the loop."""
+        """Return the sizes of the folds, in micro-batches; none for the loop."""
         if any(t.dtype == torch.float16 for t in call.weights.trained.values()):
             self._loop_from_now_on("one backward pass would add up in float16")
             return ()
@@ -512,7 +507,7 @@ class FoldRunner(Runner):
         sizes: Sequence[int],
         indices: range,
     ) -> Iterator[tuple[int, Results]]:
-        """Yield the first index of each fold, and its results, stacked."""
+        """Yield the first index of each fold, and its stacked results."""
         first = indices.start
         for size in sizes:
             started = perf_counter()
@@ -539,7 +534,7 @@ class FoldRunner(Runner):
         indices: range,
         collect: Collect,
     ) -> None:
-        """Run micro-batches both ways; go on with folds if both do the same."""
+        """Run micro-batches in folds and in the loop, and compare the results."""
         trained, taken = call.weights.trained.values(), call.inputs.taken
         num_taken = len(taken)
         looped: list[Results] = []
@@ -592,7 +587,7 @@ class FoldRunner(Runner):
         looped: Sequence[Tensor | None],
         folded: Sequence[Tensor | None],
     ) -> str | None:
-        """Describe how tensors differ beyond rounding; None if they don't."""
+        """Describe a difference of tensors beyond rounding; None if there is none."""
         nodes = self._program.graph.graph.nodes
         is_half = any(original(node.target) is not node.target for node in nodes)
         relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
@@ -620,7 +615,7 @@ class FoldRunner(Runner):
 
 
 def _give(call: Call, first: int, results: Results, collect: Collect) -> None:
-    """Give the stacked results of a fold to the outputs, uncut if all come back."""
+    """Pass the results of a fold to the outputs, whole if all are returned."""
     if call.outputs.takes_whole:
         call.outputs.add_whole([r.flatten(0, 1) if r.dim() > 1 else r for r in results])
         return
@@ -635,11 +630,11 @@ def _largest(tensor: Tensor | None) -> float:
 
 
 class _Memory(DispatchMode):
-    """Measures the tensors that are made while it is active.
+    """Measures the memory of tensors that are made while it is active.
 
     Attributes:
-        total: The size of all of them, in bytes.
-        most: The largest size of what there was at a time.
+        total: Size of all tensors, in bytes.
+        most: Largest size of the tensors that existed at the same time, in bytes.
     """
 
     def __init__(self) -> None:

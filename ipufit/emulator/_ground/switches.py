@@ -26,7 +26,7 @@ def _read(variable: str) -> str:
 
 
 def is_on(variable: str, *, default: bool = False) -> bool:
-    """Whether an environment variable is an integer other than 0.
+    """Return whether an environment variable is an integer other than 0.
 
     Args:
         variable: Name of the variable.
@@ -54,7 +54,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
 
 
 def folds() -> bool:
-    """Whether several micro-batches may run at once.
+    """Return whether several micro-batches may run at once.
 
     They may unless `IPUFIT_EMULATOR_FOLD` is 0.
 
@@ -93,7 +93,7 @@ def fold_bytes(*, is_training: bool) -> int:
 
 
 def is_strict() -> bool:
-    """Whether `IPUFIT_EMULATOR_STRICT` asks for strict mode.
+    """Return whether `IPUFIT_EMULATOR_STRICT` asks for strict mode.
 
     Raises:
         Error: If the variable holds no integer.
@@ -106,7 +106,7 @@ def is_strict() -> bool:
 
 
 def uses_channels_last() -> bool:
-    """Whether convolutional programs may run in channels_last.
+    """Return whether convolutional programs may run in channels_last.
 
     They may unless `IPUFIT_EMULATOR_CHANNELS_LAST` is 0.
 

@@ -75,7 +75,7 @@ def without_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_importing_compiler() -> bool:
-    """Whether an import of torch's compiler is under way.
+    """Return whether an import of torch's compiler is under way.
 
     Modules of the compiler compute with tensors when they are imported. That is no part
     of the user's program.

@@ -25,8 +25,8 @@ class DeviceRng:
 
     Args:
         seed: The seed of all processes of a run.
-        process: The index of this process. Each draws other numbers from one seed,
-            process 0 those of the seed itself.
+        process: The index of this process. Process 0 draws the numbers of the seed,
+            each other process numbers of its own.
 
     Example:
         >>> rng = DeviceRng(seed=1)
@@ -59,13 +59,13 @@ class DeviceRng:
         return torch.Generator().manual_seed(seed)
 
     def save(self) -> list[int]:
-        """Describe the state: the seed, then the generator's in 32-bit words."""
+        """Return the state as a list: the seed, then torch's state in 32-bit words."""
         logger.debug("Reading random seed")
         logger.debug("Reading RNG state")
         return [self._seed, *self._state.numpy().view(np.uint32).tolist()]
 
     def restore(self, state: Sequence[int]) -> None:
-        """Go on from a state that `save` described, or begin at a seed.
+        """Set the state to a list from `save`, or seed it with a list of a seed.
 
         Raises:
             ValueError: `state` is neither.
@@ -92,13 +92,13 @@ class DeviceRng:
 
 
 def check_rng_state(state: Sequence[int]) -> list[int]:
-    """Copy the description of a random state, and check it.
+    """Check a list that describes a random state, and return a copy.
 
     Args:
-        state: A seed, alone or with the words of a state.
+        state: A seed alone, or a seed and the words of a state.
 
     Raises:
-        ValueError: The length is another, or a word has more than 32 bits.
+        ValueError: The list has another length, or a word has more than 32 bits.
 
     Example:
         >>> check_rng_state([42])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of a call: which rows each micro-batch gets, which results come back.
+"""The layout of a call: the rows of each micro-batch, and the results returned.
 
 Dim 0 of every input is read as `[D, G, R, B]`: device iteration slowest, then
-accumulation step, then replica, then sample. Outputs come back in the same order,
-as many of them as the output mode asks for (PopTorch user guide, "Efficient data
-batching"; PopART, `stepiosplitter.cpp`, `dataflow.hpp`).
+accumulation step, then replica, then sample. Outputs come back in the same order; the
+output mode selects the micro-batches whose outputs do (PopTorch user guide, "Efficient
+data batching"; PopART, `stepiosplitter.cpp`, `dataflow.hpp`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Layout:
     Attributes:
         device_iterations: D.
         gradient_accumulation: G.
-        replicas: R, their number.
-        input_groups: Groups of replicas that receive rows of their own; R without
+        replicas: R.
+        input_groups: Number of groups of replicas that share rows; R without
             `inputReplicaGrouping`.
-        is_orthogonal: Whether group members stand apart (`r % groups`) instead of
-            side by side.
+        is_orthogonal: Whether replica r is in group `r % groups`; else the members of a
+            group are adjacent.
 
     Example:
         >>> Layout(1, 1, replicas=4, input_groups=2, is_orthogonal=True).groups
@@ -54,7 +54,7 @@ class Layout:
 
     @classmethod
     def from_options(cls, options: Options) -> Layout:
-        """Read the factors off the options."""
+        """Read D, G, R and the input groups from options."""
         return cls(
             device_iterations=options.device_iterations,
             gradient_accumulation=options.Training.gradient_accumulation,
@@ -84,10 +84,11 @@ class Layout:
         return self.gradient_accumulation * self.replicas
 
     def returned_steps(self, mode: OutputMode, period: int) -> range:
-        """The steps of a replica whose results are sent to the host.
+        """Return the steps of a replica whose results are sent to the host.
 
         Args:
-            mode: Final, EveryN, All or Sum, which is sent with the last step.
+            mode: The output mode: Final, EveryN, All or Sum. A sum is sent with the
+                last step.
             period: N of EveryN.
 
         Example:
@@ -103,7 +104,7 @@ class Layout:
         return range(0 if mode is OutputMode.All else self.steps - 1, self.steps)
 
     def describe(self) -> str:
-        """The factors, for error messages."""
+        """Return the factors as text for error messages."""
         return (
             f"device iterations ({self.device_iterations}) * input groups "
             f"({self.input_groups}, of {self.replicas} replicas) * gradient "
@@ -152,7 +153,7 @@ class Inputs:
 
     @cached_property
     def _blocks(self) -> list[tuple[Tensor, ...]]:
-        """The rows of each micro-batch; cut at the first use."""
+        """The rows of each micro-batch, cut at the first use."""
         count = self._layout.input_blocks
         if not self._on_device:
             return [()] * count
@@ -162,14 +163,14 @@ class Inputs:
         return list(zip(*cut))
 
     def rows(self, step: int, replica: int) -> tuple[Tensor, ...]:
-        """Rows of the micro-batch of one replica at a step (`d * G + g`)."""
+        """Return the rows of a replica's micro-batch at a step (`d * G + g`)."""
         self.taken.append(perf_counter())
         group = self._layout.groups[replica]
         rows = self._blocks[step * self._layout.input_groups + group]
         return tuple(row.clone() for row in rows) if self._is_shared else rows
 
     def joined(self, first: int, count: int) -> tuple[Tensor, ...]:
-        """Rows of `count` micro-batches from `first` on, in one tensor per input."""
+        """Return the rows of `count` micro-batches, joined for each input."""
         total = self._layout.input_blocks
         sizes = [tensor.shape[0] // total for tensor in self._on_device]
         return tuple(
@@ -178,35 +179,36 @@ class Inputs:
         )
 
     def note_fold(self, started: float, count: int) -> None:
-        """Note that `count` micro-batches ran at once, each for its share of the time.
+        """Set the time stamps of `count` micro-batches that ran at once.
 
         Args:
-            started: Time stamp at which they began, in seconds.
+            started: Time stamp at which the fold began, in seconds.
             count: Number of micro-batches.
         """
         share = (perf_counter() - started) / count
         self.taken.extend(started + index * share for index in range(count))
 
     def write_back(self) -> None:
-        """Give the caller what the program wrote into its inputs.
+        """Copy the program's changes of its inputs into the caller's tensors.
 
         PopTorch copies such tensors back after the run (`PoplarExecutable.cpp`).
-        Nothing comes back from replicas that share their rows.
+        Nothing is copied from replicas that share their rows.
         """
         for index in self._written:
             self._tensors[index].detach().copy_(self._on_device[index])
 
 
 class Outputs:
-    """Collects the results of micro-batches as an output mode demands.
+    """Collects the results of micro-batches that an output mode selects.
 
     Args:
-        mode: Final, EveryN, All or Sum.
+        mode: The output mode: Final, EveryN, All or Sum.
         returned: Steps whose results come back, from `Layout.returned_steps`.
 
     Attributes:
         are_sums: Whether results are added up.
-        takes_whole: Whether all rows come back, so that those of a fold needn't be cut.
+        takes_whole: Whether the rows of all micro-batches come back, so that a fold's
+            results need not be cut.
     """
 
     def __init__(self, mode: OutputMode, returned: range) -> None:
@@ -216,7 +218,7 @@ class Outputs:
         self._kept: list[list[Tensor]] = []
 
     def add(self, step: int, replica: int, tensors: tuple[Tensor, ...]) -> None:
-        """Take the results of one micro-batch; they come in the order of the layout."""
+        """Store the results of one micro-batch; called in the order of the layout."""
         if self.are_sums:
             if step == 0:
                 self._kept.append([tensor.detach().clone() for tensor in tensors])
@@ -227,11 +229,11 @@ class Outputs:
             self._kept.append([tensor.detach() for tensor in tensors])
 
     def add_whole(self, tensors: Sequence[Tensor]) -> None:
-        """Take the rows of several micro-batches in one tensor for each result."""
+        """Store the rows of several micro-batches, joined for each result."""
         self._kept.append([tensor.detach() for tensor in tensors])
 
     def tensors(self) -> list[Tensor]:
-        """Join the results of the call: new tensors, of 32 bits at most."""
+        """Return the results of the call as new tensors, of at most 32 bits."""
         joined = [_join(blocks) for blocks in zip(*self._kept)]
         return [t if t.dtype in _SAME_TYPES else host_tensor(t) for t in joined]
 
@@ -243,7 +245,7 @@ def _join(blocks: tuple[Tensor, ...]) -> Tensor:
 
 
 def synthetic_inputs(tensors: list[Tensor]) -> list[Tensor]:
-    """Make inputs of the same shapes and types, the same ones in each call.
+    """Return inputs of the same shapes and types, equal in each call.
 
     Returns:
         Normally distributed numbers. Integers are zero: they may be indices.
@@ -262,7 +264,7 @@ def synthetic_inputs(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def unwritten_outputs(tensors: list[Tensor]) -> list[Tensor]:
-    """Make outputs that nothing was written to; PopTorch doesn't even initialise them.
+    """Return zeros, where PopTorch returns uninitialised outputs.
 
     Example:
         >>> unwritten_outputs([torch.ones(2)])

@@ -34,12 +34,12 @@ _SECONDS_BETWEEN_TRIES = 15.0
 
 
 class Pod:
-    """A number of IPUs that programs acquire and release.
+    """Holds a number of IPUs that programs acquire and release.
 
     Args:
-        num_ipus: By default `IPUFIT_EMULATOR_IPUS`, or 64, the most that PopTorch gives
-            to one process.
-        sleep: Waits between two tries to get IPUs that are in use.
+        num_ipus: Number of IPUs; by default `IPUFIT_EMULATOR_IPUS`, or 64, PopTorch's
+            limit for one process.
+        sleep: Function that waits between two tries to acquire IPUs.
 
     Example:
         >>> pod = Pod(num_ipus=2)
@@ -58,7 +58,7 @@ class Pod:
 
     @property
     def num_ipus(self) -> int:
-        """The number of IPUs, held or free."""
+        """Number of IPUs, in use or not."""
         if self._num_ipus is not None:
             return self._num_ipus
         text = os.environ.get(NUM_IPUS_VARIABLE, str(MAX_IPUS_PER_PROCESS))
@@ -70,7 +70,7 @@ class Pod:
         return int(text)
 
     def acquire(self, count: int, first: int | None = None) -> frozenset[int]:
-        """Take `count` free IPUs, or those from `first` on.
+        """Acquire `count` free IPUs, or those numbered from `first` on.
 
         With `POPTORCH_WAIT_FOR_IPU=1` it waits for IPUs that are in use, forever if
         need be, and tries every 15 seconds.
@@ -109,7 +109,7 @@ class Pod:
         )
 
     def release(self, ipus: frozenset[int]) -> None:
-        """Give back what `acquire` returned."""
+        """Release IPUs that `acquire` returned."""
         self._held -= ipus
 
 
@@ -118,7 +118,9 @@ POD = Pod()
 
 
 def lease(owner: object, count: int, first: int | None = None) -> Callable[[], Any]:
-    """Hold IPUs for an owner until it is garbage, or until the result is called.
+    """Acquire IPUs, and return a function that releases them.
+
+    The IPUs are also released when `owner` is garbage-collected.
 
     Args:
         first: Number of the first IPU; None takes any.
@@ -128,7 +130,7 @@ def lease(owner: object, count: int, first: int | None = None) -> Callable[[], A
 
 @dataclass(frozen=True)
 class Target:
-    """The target of one program.
+    """The device that one program is compiled for.
 
     Attributes:
         is_model: Whether it is the IPU Model.
@@ -217,7 +219,7 @@ class Target:
 
 
 def uses_ipu_model(options: Options) -> bool:
-    """Whether a program with these options runs on the IPU Model.
+    """Return whether a program with these options runs on the IPU Model.
 
     `Options.useIpuModel` decides if it was called, else the environment does.
 
@@ -236,7 +238,7 @@ def uses_ipu_model(options: Options) -> bool:
 
 
 def ipu_model_is_on() -> bool:
-    """Whether the environment asks for the IPU Model, the full or the small one.
+    """Return whether the environment asks for the IPU Model, the full or the small one.
 
     Example:
         >>> ipu_model_is_on()
@@ -246,7 +248,7 @@ def ipu_model_is_on() -> bool:
 
 
 def isRunningOnIpu() -> bool:
-    """Whether this code is being traced for a device.
+    """Return whether this code is being traced for a device.
 
     Returns:
         True only while an executor traces `forward`; False in the constructor of
@@ -260,7 +262,7 @@ def isRunningOnIpu() -> bool:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether the pod has `num_ipus` IPUs, in use or not.
+    """Return whether the pod has `num_ipus` IPUs, in use or not.
 
     The emulated pod counts as hardware, as it stands for the pod that a script was
     written for. It has 64 IPUs, or as many as `IPUFIT_EMULATOR_IPUS` says.
@@ -277,7 +279,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def ipuHardwareVersion() -> int:
-    """The version of the IPUs.
+    """Return the version of the IPUs.
 
     Returns:
         2, the Mk2 that PopTorch compiles for by default.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that differ between groups of replicas.
+"""Parameters whose values differ between groups of replicas.
 
-On the host such a parameter has one more dimension in front: the group. A replica
-holds one element of it, and the module is traced with one element. Replicas sum
-gradients within their group only (PopTorch user guide, "Grouping tensor weights across
-replicas").
+On the host such a parameter has a leading dimension, one element for each group. A
+replica holds the element of its group, and the module is traced with one element.
+Replicas sum gradients within their group only (PopTorch user guide, "Grouping tensor
+weights across replicas").
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Grouping(NamedTuple):
     variable_retrieval_mode: VariableRetrievalMode
 
     def check(self) -> Grouping:
-        """Give the grouping itself, if its arguments have the right types.
+        """Check the types of the arguments, and return the grouping.
 
         Raises:
             AssertionError: An argument has another type.
@@ -60,9 +60,9 @@ class ReplicaGroups:
     """The groups of replicas that share a value of one parameter.
 
     Attributes:
-        members: For each replica the number of its group.
-        returned: For each row of the host's tensor the replica whose value is read
-            back into it.
+        members: Number of each replica's group.
+        returned: For each row of the host's tensor the replica whose value is copied
+            into it.
 
     Example:
         >>> grouping = Grouping(
@@ -78,7 +78,7 @@ class ReplicaGroups:
 
     @classmethod
     def of(cls, grouping: Grouping, replicas: int) -> ReplicaGroups:
-        """Put a number of replicas into groups.
+        """Divide replicas into groups.
 
         Raises:
             Error: The size of a group doesn't divide their number.
@@ -109,7 +109,7 @@ class ReplicaGroups:
         return max(self.members) + 1
 
     def row(self, group: int) -> int:
-        """Row of the host's tensor from which a group gets its value.
+        """Return the row of the host's tensor from which a group gets its value.
 
         With `AllReplicas` a group has several rows; the first one counts.
         """
@@ -117,13 +117,13 @@ class ReplicaGroups:
 
 
 class GroupedParameters:
-    """Parameters of one executor for which `replicaGrouping` was called."""
+    """The parameters of one executor for which `replicaGrouping` was called."""
 
     def __init__(self) -> None:
         self._groupings: list[tuple[Tensor, Grouping]] = []
 
     def add(self, parameter: Tensor, grouping: Grouping) -> None:
-        """Have the next compilation group a parameter; the last grouping counts."""
+        """Set the grouping of a parameter for the next compilation."""
         self._groupings.append((parameter, grouping))
 
     def by_name(self, module: torch.nn.Module) -> dict[str, Grouping]:
@@ -138,7 +138,7 @@ class GroupedParameters:
     def resolve(
         self, module: torch.nn.Module, replicas: int
     ) -> dict[str, ReplicaGroups]:
-        """Form the groups of each parameter, and check that the host's tensors fit.
+        """Return the groups of each parameter, and check the shapes of its host tensor.
 
         Raises:
             Error: A tensor can't be split between its groups.
@@ -177,10 +177,10 @@ class GroupedParameters:
 
 @contextlib.contextmanager
 def one_element_each(module: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
-    """Replace grouped parameters by one element for a while, as a replica has them.
+    """Replace grouped parameters by one element each while the context lasts.
 
     Args:
-        module: Its parameters are replaced.
+        module: The module whose parameters are replaced.
         names: Names of the grouped parameters.
     """
     weights = named_weights(module)
@@ -209,7 +209,7 @@ def one_element_each(module: torch.nn.Module, names: Iterable[str]) -> Iterator[
 
 
 def element_name(name: str, group: int) -> str:
-    """Name of one group's element of a parameter, for the device's optimiser.
+    """Name the element of a parameter that one group has.
 
     Example:
         >>> element_name("weight", 2)
@@ -221,24 +221,18 @@ def element_name(name: str, group: int) -> str:
 class GroupedState:
     """Translates optimiser states between the device and the host.
 
-    The device has a state for each group's element of a parameter, the host one state
-    with a leading dimension for the whole parameter.
+    The device has a state for each group's element of a parameter. The host has one
+    state for the whole parameter, with a leading dimension.
 
     Args:
         groups: Groups of each grouped parameter, by its name.
-
-    Example:
-        >>> state = GroupedState({"w": ReplicaGroups(members=(0, 1), returned=(0, 1))})
-        >>> elements = {"Step___w..0": torch.ones(()), "Step___w..1": torch.ones(())}
-        >>> state.joined({"ipu_state": elements, "ipu_param": {}})
-        {'ipu_state': {'Step___w': tensor([1., 1.])}, 'ipu_param': {}}
     """
 
     def __init__(self, groups: Mapping[str, ReplicaGroups]) -> None:
         self._groups = groups
 
     def group_index(self, index: Mapping[str, int | None]) -> dict[str, int | None]:
-        """Give each element the optimiser's parameter group of the whole parameter."""
+        """Map each element to the parameter group of its parameter."""
         translated = dict(index)
         for name, groups in self._groups.items():
             for group in range(groups.count):
@@ -248,7 +242,7 @@ class GroupedState:
     def joined(self, state: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Translate a state of the device to the host's.
 
-        Hyper-parameters get no leading dimension: groups have them in common.
+        Hyper-parameters get no leading dimension: all groups share them.
         """
         tensors, values = dict(state["ipu_state"]), dict(state["ipu_param"])
         for name, groups in self._groups.items():
@@ -291,6 +285,6 @@ class GroupedState:
 
 
 def _slots(tensors: Tensors, name: str) -> list[str]:
-    """List the prefixes of the keys that end with `name`, such as `Accl1___`."""
+    """List the prefixes of keys that end with `name`, such as `Accl1___`."""
     slots = [key[: -len(name)] for key in tensors if key.endswith(name)]
     return [slot for slot in slots if _SLOT.fullmatch(slot)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data loaders that give each call all the rows it takes."""
+"""Data loaders whose batches hold the rows of one call."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterates over data that a background process reads ahead.
+"""An iterator over data that a background process loads ahead.
 
-The two sides talk over one pipe. The tensors are in a ring of slots in shared memory.
-Slots are filled, delivered and released in ring order, so counting the free ones is
-enough.
+The two processes talk over one pipe. The tensors are in a ring of slots in shared
+memory. Slots are filled, delivered and released in the order of the ring, so each side
+only counts the free slots.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class AsynchronousDataAccessor:
                 raise
 
     def _receive_start(self) -> None:
-        """Wait for the first reply, and map the slots that the process has made."""
+        """Wait for the first reply of the process, and map its shared memory."""
         start = self._receive()
         if start is None:
             raise createPoptorchError(
@@ -234,7 +234,7 @@ class AsynchronousDataAccessor:
             self._connection.send(request)
 
     def _receive(self) -> Any:
-        """Wait for the next reply; None if the process fails, or has ended."""
+        """Return the next reply; None if the process has failed or ended."""
         with contextlib.suppress(EOFError, ConnectionError):
             while not self._connection.poll(_LIVENESS_PERIOD_SECONDS):
                 # Its children can keep the pipe open after its death.
@@ -244,7 +244,7 @@ class AsynchronousDataAccessor:
         return None
 
     def _failure(self) -> str:
-        """Point to the message of the process: only it knows the cause.
+        """Return a hint to the process's own message, which has the cause.
 
         PopTorch does the same (`python/_dataloader.py`).
         """
@@ -262,7 +262,7 @@ class AsynchronousDataAccessor:
     # Iteration ----------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Number of elements that one epoch returns."""
+        """Return the number of elements that one epoch returns."""
         if self._rebatched_size is None:
             return len(self._dataset)
         num_rows: int = len(self._dataset) * self._dataset.batch_size
@@ -339,15 +339,15 @@ Spec = Tuple[Tuple[int, ...], torch.dtype]
 
 
 class Reply(NamedTuple):
-    """Reply: a slot is filled, or the dataset is exhausted.
+    """Message of the process: a slot is filled, or the dataset has ended.
 
-    The first reply is another one: the skeleton and the specs of an element, and the
-    shared file follows it. None in place of a reply says that the process ends because
-    of an exception, which it prints.
+    The first message is another one: the skeleton and the specs of an element. The
+    descriptor of the shared file follows it. None in place of a reply says that the
+    process ends because of an exception, which it prints.
 
     Attributes:
-        generation: Number of the last restart.
-        slot: The filled slot; None at the end of the dataset.
+        generation: Number of restarts before it.
+        slot: Index of the filled slot; None at the end of the dataset.
         num_rows: Number of rows in use; None if the slot is full.
         is_idle: Whether the process waits before it reads the next epoch.
     """
@@ -359,14 +359,14 @@ class Reply(NamedTuple):
 
 
 def _skeleton(element: Any) -> Any:
-    """The arrangement of an element's tensors, without the tensors.
+    """Return the structure of an element, without its tensors.
 
     Returns:
-        None for a tensor, a dict or list of None, or for an object whose exact type has
-        a registered parser one like it of empty tensors.
+        None for a tensor; a dict or list of None; for an object whose exact type has a
+        registered parser, such an object with empty tensors.
 
     Raises:
-        Error: If it is of another type, or has a member that isn't a tensor.
+        Error: The element is of another type, or contains something else than tensors.
     """
     parser = custom_arg_parser(element, exact=True)
     if parser is not None:
@@ -411,7 +411,7 @@ def _tensors_of(element: Any, like: Any, count: int | None = None) -> list[Tenso
 
 
 def _rebuilt(like: Any, tensors: list[Tensor]) -> Any:
-    """Arrange tensors as in a skeleton; a list or tuple is a list, as in PopTorch."""
+    """Build an element of tensors like a skeleton, with lists for tuples."""
     parser = custom_arg_parser(like, exact=True)
     if parser is not None:
         return parser.reconstruct(like, iter(tensors))
@@ -442,10 +442,10 @@ def _num_bytes(spec: Spec) -> int:
 
 
 def shared_file(specs: Sequence[Spec], num_slots: int) -> int:
-    """Make the file behind a ring, and return its descriptor; the caller closes it.
+    """Create a shared file for a ring of slots, and return its descriptor.
 
-    The file has no name: there is nothing to clean up, it is gone with the last process
-    or tensor that uses it.
+    The caller closes the descriptor. The file has no name: it is deleted when no
+    process and no tensor uses it any more.
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("poptorch_ring_buffer")
@@ -460,7 +460,7 @@ def shared_file(specs: Sequence[Spec], num_slots: int) -> int:
 def slots_of(
     file_descriptor: int, specs: Sequence[Spec], num_slots: int
 ) -> list[list[Tensor]]:
-    """Map a shared file as a list of tensors for each slot.
+    """Map a shared file, and return the tensors of each slot.
 
     Example:
         >>> specs = [((2,), torch.float32)]
@@ -490,11 +490,11 @@ def slots_of(
 
 
 class _Stopped(Exception):
-    """The consumer has no more use for this process."""
+    """Raised when the consumer no longer needs this process."""
 
 
 class _Restarted(Exception):
-    """The consumer wants the dataset from its beginning."""
+    """Raised when the consumer asks for the dataset from its beginning."""
 
 
 class _Worker:
@@ -505,7 +505,7 @@ class _Worker:
         rebatched_size: Rows to collect in each slot; None leaves elements as they are.
         is_spinning: Whether to poll for requests while the ring is full, not sleep.
         load_indefinitely: Whether to read the next epoch as soon as one ends.
-        early_preload: Whether to read on before the consumer starts.
+        early_preload: Whether to fill the ring before the consumer starts.
     """
 
     def __init__(
@@ -539,8 +539,8 @@ class _Worker:
 
         Args:
             connection: The process's end of the pipe.
-            inherited: The accessor's end if forking has copied it. It is closed, or the
-                process would never notice that the accessor is gone.
+            inherited: The consumer's end of the pipe if forking has copied it. It is
+                closed, or the process wouldn't notice that the consumer has ended.
             dataset: The dataset; None if it is in a file.
             path: Path of the file with the pickled dataset.
         """
@@ -582,7 +582,7 @@ class _Worker:
             elements = iter(dataset)
 
     def _begin(self, elements: Iterator[Any]) -> Iterator[Any]:
-        """Read the first element, and make a ring of slots like it."""
+        """Read the first element, and make slots of its shapes and types."""
         first = next(elements, self)
         if first is self:
             raise createPoptorchError("The dataset is empty.")
@@ -603,7 +603,7 @@ class _Worker:
         return itertools.chain([first], elements)
 
     def _run_epoch(self, dataset: Any, elements: Iterator[Any]) -> None:
-        """Fill each slot with one element, or with rows of as many as it takes."""
+        """Fill slots with one element each, or with `rebatched_size` rows each."""
         size, num_filled = self._rebatched_size, 0
         self._has_delivered = False
         self._wait_for_slot()
@@ -649,18 +649,18 @@ class _Worker:
             pass
 
     def _send(self, reply: Any) -> None:
-        """Send a reply; None says that this process fails."""
+        """Send a reply, or None if this process fails."""
         try:
             self._connection.send(reply)
         except ConnectionError as error:
             raise _Stopped from error
 
     def _receive(self, *, wait: bool) -> bool:
-        """Handle the next request; False if there is none yet and `wait` is false.
+        """Handle the next request, and return whether there was one.
 
         Raises:
-            _Restarted: The consumer asks for it.
-            _Stopped: The consumer asks for it, or is gone.
+            _Restarted: The consumer asks for a restart.
+            _Stopped: The consumer asks for the end, or has ended.
         """
         try:
             while not self._connection.poll(0):
@@ -684,7 +684,7 @@ class _Worker:
 
 
 def _common_rows(tensors: list[Tensor], limit: int) -> int:
-    """Number of rows of an element that is to be rebatched.
+    """Return the number of rows of an element to rebatch.
 
     Raises:
         Error: If its tensors differ in length, or have more rows than a slot.

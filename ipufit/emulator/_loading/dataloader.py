@@ -24,7 +24,7 @@ from ipufit.emulator.errors import createPoptorchError, require
 
 
 class DataLoader(TorchDataLoader[Any]):
-    """A loader whose batches hold the rows of one call.
+    """Loader whose batches hold the rows of one call.
 
     One call takes the combined batch, `batch_size * device iterations * input groups
     * gradient accumulation` rows, where input groups are the replicas divided by the
@@ -240,7 +240,7 @@ class DataLoader(TorchDataLoader[Any]):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """The rows of one call; `None` without a batch size.
+        """Number of rows of one call; `None` without a batch size.
 
         Example:
             >>> from ipufit.emulator import DataLoader, Options
@@ -252,7 +252,7 @@ class DataLoader(TorchDataLoader[Any]):
 
     @property
     def options(self) -> Options:
-        """The options that the loader was given, frozen.
+        """The options that were passed to the loader, frozen.
 
         Raises:
             AttributeError: If the loader has no batch size, as in PopTorch.
@@ -284,7 +284,7 @@ class DataLoader(TorchDataLoader[Any]):
             accessor.terminate()
 
     def __len__(self) -> int:
-        """The number of batches.
+        """Return the number of batches.
 
         As in PopTorch it is an estimate in two cases: with iterable datasets it
         ignores what each worker loses; with a batch sampler it counts micro-batches
@@ -311,7 +311,7 @@ class DataLoader(TorchDataLoader[Any]):
     def _combine(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Concatenate the micro-batches of each call along dimension 0.
 
-        Leaves that aren't tensors are those of the first micro-batch.
+        Leaves that aren't tensors are taken from the first micro-batch.
         """
         while True:
             group = list(itertools.islice(batches, self._num_combined))
@@ -324,7 +324,7 @@ class DataLoader(TorchDataLoader[Any]):
 
 
 class Partition(Dataset[Any]):
-    """The contiguous block of a dataset that one of several processes reads.
+    """The block of a dataset that one of several processes reads.
 
     With `drop_last` all blocks have the same length, a multiple of the combined
     batch, and what is behind the blocks is left over. Otherwise the blocks cover the

@@ -34,7 +34,7 @@ class TensorText:
     close_bracket: str
 
     def __call__(self, tensor: Tensor) -> str:
-        """The text of `tensor`, one row of its last dimension per line."""
+        """Return the text of `tensor`, one row of its last dimension per line."""
         is_short = not 0 < self.summarise_threshold < tensor.numel()
         values = tensor.detach().tolist() if is_short else self._edges(tensor.detach())
         numbers = [value for value in _leaves(values) if value is not _CUT]
@@ -54,7 +54,7 @@ class TensorText:
         return [*first, _CUT, *[self._edges(row) for row in tensor[size - edge :]]]
 
     def _spec(self, numbers: list[float]) -> str:
-        """The format of floating-point numbers."""
+        """Return the format of floating-point numbers."""
         if not self.digits or self.float_format == "none":
             return f".{self.digits}g" if self.digits else ""
         finite = [abs(number) for number in numbers if abs(number) < float("inf")]

@@ -195,7 +195,7 @@ class DeviceOptimizer:
         return {f"{slot}___{name}": t for slot, t in self._states[name].items()}
 
     def _values_of(self, name: str, *, with_constants: bool) -> State:
-        """Give the hyper-parameters, such as `learningRate___specific___<weight>`."""
+        """Return the hyper-parameters, such as `learningRate___specific___<weight>`."""
         rule = self._rules[name]
         end = "default___FLOAT" if rule.index is None else f"specific___{name}"
         return {
@@ -225,7 +225,7 @@ class DeviceOptimizer:
         return {"ipu_state": state, "ipu_param": values}
 
     def tensors(self) -> State:
-        """Give all tensors of the device's optimizer, by PopART's names.
+        """Return all tensors of the device's optimizer, by PopART's names.
 
         Constants are among them. State tensors are the device's own.
         """
@@ -301,7 +301,7 @@ def _as_tensor(value: float) -> Tensor:
 
 
 def _is_missing(what: str, key: str, given: Mapping[str, Tensor]) -> bool:
-    """Say whether a name is missing from what is loaded, and log it."""
+    """Return whether a name is missing from what is loaded, and log it."""
     if key not in given:
         logger.warning("writeOptimizerState: ignoring missing %s %s", what, key)
     return key not in given
@@ -469,7 +469,7 @@ class OptimizerSync:
     # State of PopTorch's optimizers ---------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the state of the optimizer that the executor has now."""
+        """Return the state of the optimizer that the executor has now."""
         optimizer = self._poptorch
         if optimizer is None:
             raise AssertionError(
@@ -562,7 +562,7 @@ class OptimizerSync:
             self._sent_state = self._grouped.joined(self._attached().state_dict())
 
     def _joined_state(self) -> dict[str, State]:
-        """The device's state; with synthetic data the one that it was sent."""
+        """Return the device's state; with synthetic data the one that it was sent."""
         if self._sent_state is not None:
             return self._sent_state
         return self._grouped.joined(self._attached().state_dict())

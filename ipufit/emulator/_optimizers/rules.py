@@ -103,7 +103,7 @@ class WeightGroup:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Say whether the elements of a tensor fill its memory, in whatever order."""
+    """Return whether the elements of a tensor fill its memory, in whatever order."""
     # Only of such tensors does a copy keep the strides.
     return bool(tensor.detach().to("meta").stride() == tensor.stride())
 
@@ -144,7 +144,7 @@ def store(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensors:
 
 @functools.lru_cache(maxsize=None)
 def _fused_kernels() -> tuple[Any, Any]:
-    """Give torch's fused AdamW and SGD, or None for both where they don't run.
+    """Return torch's fused AdamW and SGD, or None for both where they don't run.
 
     torch has had them for processors since 2.4; older versions have the names, but
     nothing behind them.

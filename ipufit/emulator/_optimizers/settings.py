@@ -148,7 +148,7 @@ class OptimizerSettings:
         return self.accum_type == torch.float16 and self.kind.mode != "combined"
 
     def variables(self, group_index: int | None) -> Variables:
-        """Give the hyper-parameters of a group, or the defaults for None."""
+        """Return the hyper-parameters of a group, or the defaults for None."""
         return self.defaults if group_index is None else self.groups[group_index]
 
 

@@ -250,7 +250,7 @@ class Options(OptionsDict):
         return self._store(auto_round_num_ipus=auto_round_num_ipus)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
-        """Say whether all replicas share their buffers.
+        """Choose whether all replicas share their buffers.
 
         A model with several replicas that changes a buffer compiles with False only:
         then each replica has its own.
@@ -343,7 +343,7 @@ class Options(OptionsDict):
         )
 
     def defaultOutputMode(self) -> bool:
-        """Tell whether the output mode is `Default`, so that the model decides.
+        """Return whether the output mode is `Default`, so that the model decides.
 
         Example:
             >>> from ipufit.emulator import Options

@@ -158,7 +158,7 @@ class OptionsDict(Freezable):
         return self
 
     def exists(self, option: str) -> bool:
-        """Tell whether a public option of this name has a value.
+        """Return whether a public option of this name has a value.
 
         Example:
             >>> from ipufit.emulator import Options

@@ -382,7 +382,7 @@ class ParallelPhasedExecution(_PhasedExecution):
 
 
 def is_pipelined(strategy: ExecutionStrategy) -> bool:
-    """Whether a strategy is a `PipelinedExecution` and not a `ShardedExecution`.
+    """Return whether a strategy is a `PipelinedExecution` and not a `ShardedExecution`.
 
     Example:
         >>> is_pipelined(PipelinedExecution()), is_pipelined(ShardedExecution())

@@ -24,7 +24,7 @@ LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
 
 
 def isPopdistEnvSet() -> bool:
-    """Whether PopRun started this process.
+    """Return whether PopRun started this process.
 
     Example:
         >>> isPopdistEnvSet()
@@ -34,7 +34,7 @@ def isPopdistEnvSet() -> bool:
 
 
 def getNumTotalReplicas() -> int:
-    """The number of replicas in all instances; 1 without PopRun.
+    """Return the number of replicas in all instances; 1 without PopRun.
 
     Example:
         >>> getNumTotalReplicas()
@@ -44,7 +44,7 @@ def getNumTotalReplicas() -> int:
 
 
 def getNumLocalReplicas() -> int:
-    """The number of replicas in this instance; 1 without PopRun.
+    """Return the number of replicas in this instance; 1 without PopRun.
 
     Example:
         >>> getNumLocalReplicas()
@@ -54,7 +54,7 @@ def getNumLocalReplicas() -> int:
 
 
 def getNumIpusPerReplica() -> int:
-    """The number of IPUs that one replica has; 1 without PopRun.
+    """Return the number of IPUs that one replica has; 1 without PopRun.
 
     Example:
         >>> getNumIpusPerReplica()
@@ -64,7 +64,7 @@ def getNumIpusPerReplica() -> int:
 
 
 def getNumInstances() -> int:
-    """The number of instances; 1 without PopRun.
+    """Return the number of instances; 1 without PopRun.
 
     Raises:
         RuntimeError: If not all instances have the same number of replicas.
@@ -77,7 +77,7 @@ def getNumInstances() -> int:
 
 
 def getInstanceIndex() -> int:
-    """The index of this instance; 0 without PopRun.
+    """Return the index of this instance; 0 without PopRun.
 
     Raises:
         RuntimeError: If not all instances have the same number of replicas.
@@ -90,7 +90,7 @@ def getInstanceIndex() -> int:
 
 
 def getReplicaIndexOffset() -> int:
-    """The index of this instance's first replica among all; 0 without PopRun.
+    """Return the index of this instance's first replica among all; 0 without PopRun.
 
     Example:
         >>> getReplicaIndexOffset()
@@ -117,7 +117,7 @@ def _replicas_of_each() -> int:
 
 
 def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
-    """Give the command that starts the emulator several times on this machine.
+    """Return the command that starts the emulator several times on this machine.
 
     Args:
         processes: The number of processes.
@@ -143,7 +143,7 @@ def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
 def launch_environment(
     processes: int, replicas: int | None, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Give the environment of `torchrun_command`.
+    """Return the environment of `torchrun_command`.
 
     Args:
         processes: The number of processes.
@@ -173,7 +173,7 @@ def launch_environment(
 
 
 def instance_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that PopRun would set for a process of torchrun's.
+    """Return the variables that PopRun would set for a process of torchrun's.
 
     PopRun starts instances by Open MPI's `mpirun`, so that variables of that are among
     them: `poptorch.Options` reads these.

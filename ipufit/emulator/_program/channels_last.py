@@ -185,7 +185,7 @@ def in_channels_last(
 
 
 def _is_write(node: Node) -> bool:
-    """Whether a node writes to a tensor that it is given."""
+    """Return whether a node writes to a tensor that it is given."""
     is_asked_to = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
     return node.op.startswith("call") and (is_in_place(node) or bool(is_asked_to))
 
@@ -200,7 +200,7 @@ def _is_only_its_own(target: Any) -> bool:
 
 
 def _is_identity(node: Node) -> bool:
-    """Whether a node returns its operand as it is: dropout while evaluating."""
+    """Return whether a node returns its operand as it is: dropout while evaluating."""
     is_dropout = "dropout" in function_name(node)
     return is_dropout and node.kwargs.get("training") is False
 
@@ -210,7 +210,7 @@ _MOST_PLACES = 3
 
 
 def _is_plain_pooling(node: Node) -> bool:
-    """Whether a node is max-pooling of whole windows that gives no places."""
+    """Return whether a node is max-pooling of whole windows that gives no places."""
     names = "padding", "dilation", "ceil_mode", "return_indices"
     given = {**dict(zip(names, node.args[3:])), **node.kwargs}
     return (

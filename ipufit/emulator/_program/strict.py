@@ -245,7 +245,7 @@ def unsupported_nodes(
 
 
 def alternative_to(function: str) -> str:
-    """A way to write a function that PopTorch doesn't have; "" if none is known.
+    """Return a way to write a function that PopTorch doesn't have; "" if none is known.
 
     Example:
         >>> alternative_to("torch.searchsorted")
@@ -260,7 +260,7 @@ def _bare(name: str) -> str:
 
 
 def _written(function: Callable[..., Any]) -> str:
-    """A function's name as users write it."""
+    """Return a function's name as users write it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it looks at what is deprecated too
         name: str | None = resolve_name(function)  # type: ignore[no-untyped-call,unused-ignore]

@@ -139,7 +139,7 @@ class _BeginBlockHook:
 
 
 def is_block_hook(hook: object) -> bool:
-    """Whether a forward-pre-hook is one that `BeginBlock` registered."""
+    """Return whether a forward-pre-hook is one that `BeginBlock` registered."""
     return isinstance(hook, _BeginBlockHook)
 
 

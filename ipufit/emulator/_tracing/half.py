@@ -95,7 +95,7 @@ def rounding(*, is_stochastic: bool) -> Iterator[None]:
 
 
 def rounds_at_random() -> bool:
-    """Whether `rounding` says so now."""
+    """Return whether `rounding` says so now."""
     return _is_stochastic
 
 
@@ -204,7 +204,7 @@ def _on_half_lattice(numbers: Tensor) -> Tensor:
 
 
 def in_float32(operation: Operation) -> Operation:
-    """An operation as a device computes it if it touches float16.
+    """Return an operation as a device computes it if it touches float16.
 
     Returns:
         The operation itself if there is no float16, or if it computes no values.
@@ -234,7 +234,7 @@ def in_float32(operation: Operation) -> Operation:
 
 
 def _drops_nothing(dropout: Operation) -> bool:
-    """Whether the result of `dropout` is its input."""
+    """Return whether the result of `dropout` is its input."""
     given = dropout.arguments("input p training")
     return given.get("p") == 0.0 or given.get("training") is False
 

@@ -34,7 +34,7 @@ def error_about(message: str, *nodes: Node) -> Error:
 
 
 def blamed_nodes(error: Error) -> tuple[Node, ...]:
-    """The nodes that an error is about; none if it isn't known."""
+    """Return the nodes that an error is about; none if it isn't known."""
     nodes: tuple[Node, ...] = vars(error).get("_blamed_nodes", ())
     return nodes
 
@@ -58,7 +58,7 @@ _OF_A_SHAPE = frozenset(
 
 
 def function_name(node: Node) -> str:
-    """The name of the function that a node calls.
+    """Return the name of the function that a node calls.
 
     Example:
         >>> import torch
@@ -100,7 +100,7 @@ def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
 
 
 def is_in_place(node: Node) -> bool:
-    """Whether a node changes the tensor that is its first argument.
+    """Return whether a node changes the tensor that is its first argument.
 
     Example:
         >>> graph = Graph()
@@ -179,7 +179,7 @@ class MemoryWatch:
         )
 
     def effects(self, result: Any) -> Effects:
-        """The effects of the operation, which has returned `result`."""
+        """Return the effects of the operation, which has returned `result`."""
         results = tensors_in(result)
         writes = frozenset(
             memory
@@ -213,7 +213,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def effects_of(node: Node) -> Effects:
-    """The effects of the operation that a node stands for."""
+    """Return the effects of the operation that a node stands for."""
     effects: Effects = node.meta.get("effects", _NONE)
     return effects
 
@@ -272,7 +272,7 @@ def erase_dead(
 
 
 def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
-    """The memory that operations change, and the names of their functions.
+    """Return the memory that operations change, and the names of their functions.
 
     Example:
         >>> changed_memory([Graph()])

@@ -96,7 +96,7 @@ class Operation:
     kwargs: dict[str, Any]
 
     def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, however nested."""
+        """Return the tensors among the arguments, however nested."""
         return tensors_in((self.args, self.kwargs))
 
     def arguments(self, names: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Operation:
         return {**dict(zip(names.split(), self.args)), **self.kwargs}
 
     def arguments_of(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """The given arguments, by the names in the signature of `function`."""
+        """Return the given arguments, by the names in the signature of `function`."""
         signature = inspect.signature(function)
         return signature.bind_partial(*self.args, **self.kwargs).arguments
 
@@ -134,7 +134,7 @@ class DeviceFunction:
 
 
 def recorded(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that a tracer records for `func`."""
+    """Return the function that a tracer records for `func`."""
     return func.function if isinstance(func, DeviceFunction) else func
 
 
@@ -179,7 +179,7 @@ def creates_on_device(operation: Operation) -> bool:
 
 
 def requested_device(operation: Operation) -> Any:
-    """The device in the arguments, if any.
+    """Return the device in the arguments, if any.
 
     Tensors of an emulated device have `torch.device("cpu")` as theirs, so only the
     string "cpu" means the host.

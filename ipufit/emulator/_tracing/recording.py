@@ -53,7 +53,7 @@ Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
 
 
 def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
-    """The parameters of a module, then its buffers, each tensor once."""
+    """Return the parameters of a module, then its buffers, each tensor once."""
     weights: dict[str, Tensor] = dict(module.named_parameters())
     weights.update(module.named_buffers())
     return weights
@@ -185,11 +185,11 @@ class Recording:
         self._nodes = dict(nodes)
 
     def is_on_device(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is a weight, an input, or computed from one."""
+        """Return whether `tensor` is a weight, an input, or computed from one."""
         return id(tensor) in self._nodes
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """The copy of a weight; any other tensor is returned as it is."""
+        """Return the copy of a weight; any other tensor is returned as it is."""
         return self._copy_of.get(id(tensor), tensor)
 
     def on_host(self, tensor: Tensor) -> Tensor:
@@ -197,15 +197,15 @@ class Recording:
         return self._host_of.get(id(tensor), tensor)
 
     def tensors(self) -> list[Tensor]:
-        """All tensors that the trace has met, each once, in that order."""
+        """Return all tensors that the trace has met, each once, in that order."""
         return list({id(tensor): tensor for tensor in self._kept_alive}.values())
 
     def weight_memory(self) -> dict[int, str]:
-        """The storages of the copies, and the weights' names."""
+        """Return the storages of the copies, and the weights' names."""
         return {storage_of(copy): name for name, copy in self.copies.items()}
 
     def input_memory(self) -> list[int]:
-        """The storages of the inputs, in order."""
+        """Return the storages of the inputs, in order."""
         return [storage_of(tensor) for tensor in self._inputs]
 
     def rebound(self) -> list[str]:
@@ -218,7 +218,7 @@ class Recording:
         ]
 
     def constant_inputs(self) -> set[str]:
-        """Names of the graph's inputs that PopTorch makes constants of."""
+        """Return the names of the graph's inputs that PopTorch makes constants of."""
         return {
             f"weight_{index}"
             for index, weight in enumerate(self.weights.values())
@@ -454,7 +454,7 @@ def _copy(weight: Tensor) -> Tensor:
 
 
 def _is_method(operation: Operation) -> bool:
-    """Whether a graph calls the operation as a method of its first argument."""
+    """Return whether a graph calls the operation as a method of its first argument."""
     function, name = operation.function, operation.name
     return (
         is_tensor_method_or_property(function)
@@ -464,7 +464,7 @@ def _is_method(operation: Operation) -> bool:
 
 
 def _is_whole(operand: Any) -> bool:
-    """Whether all numbers in an argument are whole numbers."""
+    """Return whether all numbers in an argument are whole numbers."""
     return not isinstance(operand, (float, complex, np.floating)) and not any(
         t.is_floating_point() or t.is_complex() for t in tensors_in(operand)
     )

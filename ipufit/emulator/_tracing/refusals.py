@@ -127,7 +127,7 @@ def plain_number(value: Any, nodes: NodesById, name: str) -> Any:
 
 
 def is_whole_number(tensor: Tensor) -> bool:
-    """Whether a tensor is a single whole number."""
+    """Return whether a tensor is a single whole number."""
     is_fraction = tensor.is_floating_point() or tensor.is_complex()
     return tensor.numel() == 1 and not is_fraction and tensor.dtype != torch.bool
 

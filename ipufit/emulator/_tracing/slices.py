@@ -142,7 +142,7 @@ def _parts(index: Any) -> tuple[Any, ...]:
 
 
 def _size(start: Any, stop: Any, nodes: NodesById) -> int:
-    """The size of a slice with an end on the device."""
+    """Return the size of a slice with an end on the device."""
     if isinstance(start, Tensor) and isinstance(stop, Tensor):
         (origin, before), (other, after) = (
             _from_origin(e, nodes) for e in (start, stop)
@@ -158,7 +158,7 @@ def _size(start: Any, stop: Any, nodes: NodesById) -> int:
 
 
 def _from_origin(end: Tensor, nodes: NodesById) -> tuple[Node, int]:
-    """The tensor that an end is computed from, and the constant added to it."""
+    """Return the tensor that an end is computed from, and the constant added to it."""
     node, offset = nodes[id(end)], 0
     while node.op in ("call_function", "call_method"):
         name = function_name(node)

@@ -20,7 +20,7 @@ _active: Recording | None = None
 
 
 def is_tracing() -> bool:
-    """Whether a module is being traced at this moment.
+    """Return whether a module is being traced at this moment.
 
     Example:
         >>> is_tracing()
@@ -30,7 +30,7 @@ def is_tracing() -> bool:
 
 
 def enclosing_trace() -> Recording | None:
-    """The trace that the caller is in, also while a recorded operation runs.
+    """Return the trace that the caller is in, also while a recorded operation runs.
 
     Example:
         >>> enclosing_trace() is None
@@ -40,7 +40,7 @@ def enclosing_trace() -> Recording | None:
 
 
 def current_trace() -> Recording | None:
-    """The trace that would record an operation made here.
+    """Return the trace that would record an operation made here.
 
     Returns:
         None outside a trace, and while a recorded operation runs: what happens in
@@ -88,7 +88,7 @@ def require_tensor(value: Any, message: str) -> None:
 
 
 def getIpuTensorId(x: Tensor) -> int:
-    """The number of a tensor that is on the device, while a model is traced.
+    """Return the number of a tensor that is on the device, while a model is traced.
 
     The numbers are the emulator's own: each trace counts its tensors from 0, in the
     order in which it meets them, weights and inputs first.
