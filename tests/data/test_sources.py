@@ -1,0 +1,572 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users pass as data: its values, what is refused, how it is counted and split."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+
+from ipufit import DataError, IPUConfig, IPUModel, poptorch
+from ipufit._tree import Structure, tree_map
+from tests import reference
+from tests.emulator._datasets import preload_fork_server
+from tests.strategies import Pair, examples, nestings
+
+preload_fork_server()
+
+# On a machine with one processor.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create", "ignore::ipufit.errors.IpufitWarning"
+)
+
+X, Y = reference.samples(10)
+
+
+class Items(Dataset):
+    """A dataset of the items of a list."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+class Stream(IterableDataset):
+    """A stream of the items of a list."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+class Echo(torch.nn.Module):
+    """Gives its input back."""
+
+    def forward(self, x):
+        return x
+
+
+class Summed(torch.nn.Module):
+    """Takes any inputs, and has something to train."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, *inputs, **named):
+        leaves = Structure.of((inputs, named)).flatten((inputs, named))
+        rows = [leaf.to(torch.float32).reshape(len(leaf), -1) for leaf in leaves]
+        return torch.cat(rows, dim=1).sum(dim=1) * self.weight
+
+
+def predicted(data, **config):
+    return IPUModel(Echo(), IPUConfig(**config)).predict(data, batch_size=2, verbose=0)
+
+
+def compiled(module=None, loss="mse"):
+    model = IPUModel(module or Summed())
+    model.compile("sgd", loss)
+    return model
+
+
+def classifier():
+    return compiled(reference.network(), "cross_entropy")
+
+
+# Values ----------------------------------------------------------------------------
+
+VALUES = {
+    "an int": (3, torch.int64),
+    "a float": (1.5, torch.float32),
+    "a bool": (True, torch.bool),
+    "not a number": (float("nan"), torch.float32),
+    "infinity": (float("inf"), torch.float32),
+    "NumPy's float64": (np.float64(1.5), torch.float32),
+    "NumPy's float16": (np.float16(1.5), torch.float16),
+    "NumPy's int32": (np.int32(3), torch.int32),
+    "NumPy's bool": (np.bool_(1), torch.bool),
+    "an array of one number": (np.array(3), torch.int64),
+    "an array": (np.arange(6, dtype=np.float32).reshape(2, 3), torch.float32),
+    "a reversed array": (np.arange(6, dtype=np.int32)[::-1], torch.int32),
+    "an array that masks nothing": (np.ma.masked_array([1.0, 2.0]), torch.float32),
+    "float64": (torch.ones(2, dtype=torch.float64) / 3, torch.float32),
+    "float16": (torch.ones(2, dtype=torch.float16), torch.float16),
+    "uint8": (torch.ones(2, 2, dtype=torch.uint8), torch.uint8),
+    "a strided tensor": (torch.arange(24.0).reshape(2, 4, 3).permute(2, 0, 1), None),
+    "one with a gradient": (torch.ones(2, requires_grad=True), torch.float32),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("name", VALUES)
+def test_values_become_tensors_of_types_that_ipus_have(name, num_workers):
+    value, dtype = VALUES[name]
+    outputs = predicted(Items([value] * 3), num_workers=num_workers)
+    on_ipu = {torch.int64: torch.int32, None: torch.float32}.get(dtype, dtype)
+    assert outputs.dtype in (dtype, on_ipu)
+    expected = np.asarray(value.detach() if hasattr(value, "detach") else value)
+    for row in outputs:
+        np.testing.assert_allclose(row.numpy(), expected, rtol=1e-6)
+
+
+@settings(max_examples=examples(50))
+@given(nestings.filter(lambda n: Structure.of(n).num_leaves), st.integers(1, 5))
+def test_samples_of_any_nesting_are_stacked_leaf_by_leaf(nesting, count):
+    def sample(number):
+        return tree_map(lambda leaf: leaf + number, nesting)
+
+    def kind(number):  # batches of some kinds are stacked at once, others singly
+        return tree_map(np.int32 if count % 2 else int, sample(number))
+
+    outputs = predicted(Items([((kind(i),),) for i in range(count)]))
+    for number in range(count):
+        row = tree_map(lambda leaf, i=number: int(leaf[i]), outputs)
+        assert row == sample(number)
+
+
+def test_read_only_memory_is_read_as_it_is():
+    array = np.frombuffer(X.numpy().tobytes(), dtype=np.float32).reshape(X.shape)
+    assert torch.equal(predicted(array), X)
+    assert torch.equal(predicted(np.asfortranarray(X.numpy())), X)
+
+
+def test_a_subclass_of_a_tensor_dataset_keeps_what_it_adds():
+    class Doubled(TensorDataset):
+        def __getitem__(self, index):
+            return (2 * super().__getitem__(index)[0],)
+
+    assert torch.equal(predicted(Doubled(X)), 2 * X)
+
+
+def test_names_and_namedtuples_are_inputs_and_targets():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, a, b):
+            return Pair(a * self.weight, b[0] * self.weight)
+
+    y = torch.zeros(10, 3)
+    model = compiled(Two())
+    figures = model.evaluate({"a": X, "b": (X,)}, Pair(y, y), verbose=0)
+    assert figures["loss"] == pytest.approx(float(2 * X.square().mean()), rel=1e-5)
+
+
+def test_a_frame_is_a_matrix_and_a_series_a_vector():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]})
+    assert predicted(frame).tolist() == [[1.0, 0.5, 1.0], [2.0, 1.5, 0.0]]
+    assert predicted(frame["a"]).tolist() == [1, 2]
+    assert predicted(frame.astype("Float64")).tolist() == predicted(frame).tolist()
+
+
+# What is refused -------------------------------------------------------------------
+
+CAT, DOG = {"a": 1.0, "kind": "cat"}, {"a": 1.0, "kind": "dog"}
+MASKED = np.ma.masked_array(np.arange(6.0).reshape(3, 2), mask=[[0, 0], [0, 1], [1, 0]])
+NO_VALUES = {
+    "a complex number": (1j, "has a complex"),
+    "an object": (object(), "has a object"),
+    "words": (np.array(["word"]), "which torch can't hold"),
+    "complex numbers": (np.array([1j]), "has an array of complex128.* Convert it"),
+    "dates": (np.array(["2020-01-01"], dtype="M8[D]"), "datetime64"),
+    "objects": (np.zeros(10, dtype=object), "has an array of object.* Convert it"),
+    "swapped bytes": (np.zeros(10, ">f4"), "has an array of >f4.* Convert it"),
+    "torch's complex numbers": (torch.zeros(2, dtype=torch.complex64), "complex64"),
+    "a sparse tensor": (torch.eye(2).to_sparse(), "sparse"),
+    "a tensor without values": (torch.zeros(2, device="meta"), "on meta"),
+    "a masked array": (
+        MASKED,
+        r"masked array \(2 of 6 values, the first at \[1, 1\]\), .* \.filled\(value\)",
+    ),
+    "masked numbers": (MASKED.astype(np.int64)[1], r"masked array \(1 of 2 values"),
+    "None among objects": (
+        np.array([1, None], dtype=object),
+        r"has None at \[1\], a missing value.* fillna",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_VALUES)
+def test_values_that_an_ipu_cannot_take_are_refused(name):
+    value, message = NO_VALUES[name]
+    with pytest.raises(DataError, match=message):
+        compiled().fit(Items([(value, 1.0)] * 2), batch_size=2, verbose=0)
+
+
+DATA = {
+    "no arrays": (((), {}), None, "`x` holds no arrays"),
+    "an array of objects": (np.zeros(10, dtype=object), None, "`x` has an array of"),
+    "an empty dataset": (Items([]), None, "`x` has no samples"),
+    "an empty tensor": (X[:0], None, "`x` has no samples"),
+    "a number": (torch.tensor(3.0), None, "`x` holds an array without axes"),
+    "a list for y": (X, Y.tolist(), r"`y` holds a single number .* torch.tensor"),
+    "rows as a list": (
+        [np.zeros(3) for _ in range(32)],
+        torch.zeros(32),
+        r"\[3, 3, 3, \.\.\. 32 in all\].* one array, as with numpy\.stack",
+    ),
+    "targets as a list": (
+        torch.zeros(32, 3),
+        [np.zeros(3) for _ in range(32)],
+        r"\[3, 3, 3, \.\.\. 32 in all\].* one array, as with numpy\.stack",
+    ),
+    "two loaders": (
+        DataLoader(X, 2),
+        DataLoader(Y, 2),
+        r"`y` is a loader, .* by its own evaluate\(\)",
+    ),
+    "y beside a dataset": (Items([1.0, 2.0]), Y, "`y` was given beside a .*Items"),
+    "something else": (3, None, "`x` is a int. Pass tensors"),
+    "four parts": (Items([(1, 2, 3, 4)]), None, "have 4 parts"),
+    "no parts": (Items([()]), None, "have 0 parts"),
+    "a column that isn't there": ({"a": X}, "b", "`x` has no column 'b'"),
+    "all columns": ({"a": X}, ["a"], "none is left for inputs"),
+    "columns of a tuple": (Items([(1, 2)] * 2), ["a"], "it is a tuple"),
+    "columns of a tensor": (Items(X), "a", "it is a Tensor"),
+    "no targets": (X, None, "`x` has no targets to train with"),
+    "words for targets": (
+        Items([(1.0, "word")]),
+        None,
+        "targets of `x` are no numbers: .* 'word'",
+    ),
+    "words for weights": (
+        Items([(1.0, 1.0, "word")]),
+        None,
+        "weights of `x` are no numbers: .* 'word'",
+    ),
+    # Of streams the first batch tells.
+    "an empty stream": (iter([]), None, "`x` has no samples"),
+    "an empty first batch": (iter([(X[:0],)]), None, "first batch of `x` has no rows"),
+    "words in a stream": (iter([("word",)]), None, "A batch of `x` holds no arrays"),
+    "a number in a stream": (iter([(1.0,)]), None, "batch of `x` holds a single num"),
+    "unequal lengths": (iter([(X, Y[:3])]), None, r"numbers of samples: \[10, 3\]"),
+    "no axes": (iter([(torch.tensor(1.0),)]), None, "an array without axes"),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_that_cannot_be_used_is_refused(name):
+    x, y, message = DATA[name]
+    with pytest.raises(DataError, match=message):
+        compiled().fit(x, y, batch_size=1, steps_per_epoch=1, verbose=0)
+
+
+def test_weights_and_validation_data_are_named():
+    with pytest.raises(DataError, match="`sample_weight` holds a single number"):
+        compiled().fit(X, X[:, 0], sample_weight=[1.0] * 10, verbose=0)
+    with pytest.raises(DataError, match="`validation_data` has no samples"):
+        compiled().fit(X, X[:, 0], validation_data=Items([]), verbose=0)
+    for x in (TensorDataset(X, Y), iter([X]), None, "x"):
+        with pytest.raises(DataError, match="the arrays of one batch"):
+            compiled().train_on_batch(x)
+
+
+def test_columns_that_lack_values_are_named():
+    pandas = pytest.importorskip("pandas")
+    for dtype in ("Int64", "Float64", "boolean", object):
+        column = pandas.Series([True, True, None], dtype=dtype)
+        frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "b": column})
+        with pytest.raises(DataError, match="`x` has NA in its column 'b' in row 2"):
+            predicted(frame)
+        with pytest.raises(DataError, match="`x` has NA in row 2"):
+            predicted(frame["b"])
+    with pytest.raises(DataError, match="columns that hold no numbers: d"):
+        predicted(frame[["a"]].assign(d=["x", "y", "z"]))
+    with pytest.raises(DataError, match="`x` is a series of"):
+        predicted(pandas.Series(["x", "y"]))
+    for value in (pandas.NA, np.array([1, pandas.NA], dtype=object)):
+        with pytest.raises(DataError, match=r"has <NA>.* a missing value.* fillna"):
+            predicted(Items([value]))
+
+
+ODD = {
+    "shape": ((torch.zeros(3), 1.0), r"has shape \(3,\).*different shapes"),
+    "type": ((torch.zeros(2), 1), "is of torch.int64 and sample 0 of"),
+    "flag": ((torch.zeros(2), True), "is of torch.bool and sample 0 of"),
+    "a tuple": (((torch.zeros(2),) * 2, 1.0), "has a tuple"),
+    "a word": ((torch.zeros(2), "one"), "has a str, 'one'"),
+    "parts": ((torch.zeros(2), 1.0, 1, 1), "have 4 parts"),
+    "no target": ((torch.zeros(2),), "nests differently from sample 0"),
+    "a large number": ((torch.zeros(2), 2**64), f"has {2**64}"),
+}
+
+
+class Together(Items):
+    def __getitems__(self, indices):
+        return [self.items[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Items, Together])
+@pytest.mark.parametrize("name", ODD)
+def test_a_sample_unlike_the_first_is_refused_by_its_index(name, kind):
+    odd, message = ODD[name]
+    data = kind([(torch.zeros(2), 1.0)] * 3 + [odd])
+    where = "" if "parts" in message else "Sample 3 of `x` "
+    with pytest.raises(DataError, match=f"{where}{message}"):
+        compiled().fit(data, batch_size=2, verbose=0)
+
+
+@pytest.mark.parametrize("kind", [Items, Together, Stream])
+def test_a_constant_that_changes_is_named(kind):
+    class Named(Summed):
+        def forward(self, a, kind):
+            return super().forward(a)
+
+    with pytest.raises(DataError, match=r"inputs\['kind'\] was 'cat' and is 'dog' now"):
+        compiled(Named()).fit(kind([(CAT, 1.0), (DOG, 1.0)]), batch_size=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.zeros(2, 4), 1.0), r"shape \(4,\), and the first had"),
+        ((torch.zeros(2, 3).int(), 1.0), "torch.int32"),
+        ((torch.zeros(2, 3),), "nests differently from the first"),
+        ((torch.zeros(2, 3), "word"), "nests differently|a str"),
+    ],
+)
+def test_a_batch_of_a_stream_unlike_the_first_is_refused(batch, message):
+    batches = iter([(torch.zeros(2, 3), 1.0), batch])
+    with pytest.raises(DataError, match=message):
+        compiled().fit(batches, steps_per_epoch=2, verbose=0)
+
+
+# Counting and going through --------------------------------------------------------
+
+
+def poptorchs(mode=poptorch.DataLoaderMode.Sync):
+    options = poptorch.Options().deviceIterations(2).replicationFactor(2)
+    options.Training.gradientAccumulation(1)
+    return poptorch.DataLoader(options, TensorDataset(X, Y), batch_size=1, mode=mode)
+
+
+LOADERS = {
+    "whole batches": (lambda data: DataLoader(data, 5), 2, 10),
+    "a rest": (lambda data: DataLoader(data, 4), 3, 10),
+    "drop_last": (lambda data: DataLoader(data, 4, drop_last=True), 2, 8),
+    "a sampler": (
+        lambda data: DataLoader(data, 3, sampler=SubsetRandomSampler(range(6))),
+        2,
+        6,
+    ),
+    "PopTorch's": (lambda data: poptorchs(), None, 8),
+    "batches": (lambda data: DataLoader(data, batch_sampler=[[0, 1], [2]]), None, 3),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_batch_size_and_number_of_samples_are_the_loaders_own(name):
+    make, steps, count = LOADERS[name]
+    model = classifier()
+    loader = make(TensorDataset(X, Y))
+    history = model.fit(loader, drop_last="pad", verbose=0)
+    assert history.params["steps"] == steps
+    assert len(model.predict(loader, verbose=0)) == count
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda dataset: DataLoader(dataset, 2),
+        lambda dataset: DataLoader(dataset, 2, num_workers=1, persistent_workers=True),
+        lambda dataset: poptorch.DataLoader(
+            poptorch.Options(), dataset, 2, mode=poptorch.DataLoaderMode.Async
+        ),
+        lambda dataset: Batches(dataset.tensors[0].split(4)),
+    ],
+)
+def test_every_pass_over_a_loader_gives_each_batch_once(make):
+    # PopTorch's asynchronous loader begins anew whenever its iterator is asked for.
+    loader = make(TensorDataset(torch.arange(6.0)))
+    model = IPUModel(Echo())
+    try:
+        model.predict(loader, steps=1, verbose=0)  # a pass that is left
+        for _ in range(3):
+            assert model.predict(loader, verbose=0).tolist() == [0, 1, 2, 3, 4, 5]
+    finally:
+        if hasattr(loader, "terminate"):
+            loader.terminate()
+
+
+class Batches:
+    """Batches that can be begun anew."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __iter__(self):
+        return iter(self.parts)
+
+
+def test_the_first_batch_of_a_generator_is_drawn_once():
+    drawn = []
+
+    def batches():
+        for number, part in enumerate(torch.arange(5.0).split(2)):
+            drawn.append(number)
+            yield part
+
+    stream = batches()
+    model = IPUModel(Echo())
+    assert model.predict(stream, verbose=0).tolist() == [0, 1, 2, 3, 4]
+    assert drawn == [0, 1, 2]
+    with pytest.raises(DataError, match="no samples"):
+        model.predict(stream, verbose=0)
+
+
+def test_an_accessor_of_poptorchs_is_no_generator():
+    accessor = poptorch.AsynchronousDataAccessor([torch.arange(2.0), torch.arange(2.0)])
+    model = IPUModel(Echo())
+    for _ in range(2):
+        assert model.predict(accessor, verbose=0).tolist() == [0, 1, 0, 1]
+    accessor.terminate()
+
+
+def of_loader(generator):
+    return {"generator": generator, "shuffle": True}
+
+
+def of_sampler(generator):
+    return {"sampler": RandomSampler(range(10), generator=generator)}
+
+
+def of_batches(generator):
+    sampler = RandomSampler(range(10), generator=generator)
+    return {"batch_size": 1, "batch_sampler": BatchSampler(sampler, 2, False)}
+
+
+@pytest.mark.parametrize("settings_of", [of_loader, of_sampler, of_batches])
+def test_checking_leaves_every_generator_of_a_loader_as_it_was(settings_of):
+    own = torch.Generator().manual_seed(3)
+    loader = DataLoader(TensorDataset(X, Y), **{"batch_size": 2, **settings_of(own)})
+    before = own.get_state()
+    model = classifier()
+    assert model.check(loader)
+    assert torch.equal(own.get_state(), before)
+
+
+# Validation ------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(25))
+@given(st.integers(2, 60), st.floats(0.01, 0.99))
+def test_a_split_validates_on_the_last_samples_as_keras_does(count, fraction):
+    numbers = torch.arange(float(count))
+    model = compiled(loss="mae")
+    at = math.floor(count * (1.0 - fraction))
+    given_data = {"batch_size": 1, "validation_split": fraction, "verbose": 0}
+    if not 0 < at < count:
+        with pytest.raises(DataError, match="validation_split="):
+            model.fit(numbers, numbers * 0, **given_data)
+        return
+    model.optimizer.param_groups[0]["lr"] = 0.0
+    history = model.fit(numbers, numbers * 0, **given_data).history
+    assert history["loss"] == [pytest.approx(float(numbers[:at].mean()), rel=1e-5)]
+    assert history["val_loss"] == [pytest.approx(float(numbers[at:].mean()), rel=1e-5)]
+
+
+@pytest.mark.parametrize("fraction", [float("nan"), float("inf"), 1, -0.1, True, "0.2"])
+def test_a_fraction_that_leaves_nothing_to_one_part_is_refused(fraction):
+    with pytest.raises(DataError, match="validation_split="):
+        classifier().fit(X, Y, validation_split=fraction, verbose=0)
+
+
+def test_validation_data_may_have_any_form_and_goes_before_a_split():
+    rows = Items([{"input": x, "label": int(y)} for x, y in zip(X[:3], Y[:3])])
+    loader = DataLoader(TensorDataset(X[:3], Y[:3]), 2, num_workers=1)
+    figures = []
+    settings_of = {"batch_size": 5, "shuffle": False, "verbose": 0}
+    for data in ((X[:3], Y[:3]), [X[:3], Y[:3]], TensorDataset(X[:3], Y[:3]), loader):
+        model = classifier()
+        history = model.fit(
+            X, Y, **settings_of, validation_split=0.5, validation_data=data
+        )
+        assert history.dropped_samples == 0
+        figures.append(history.history)
+    table = {"input": X, "label": Y}
+    model = classifier()
+    named = model.fit(table, "label", validation_data=rows, **settings_of)
+    figures.append(named.history)
+    assert [len(one["val_loss"]) for one in figures] == [1] * 5
+    for one in figures:
+        assert one["val_loss"] == pytest.approx(figures[0]["val_loss"], rel=1e-5)
+
+
+def test_one_loader_trains_and_validates():
+    loader = DataLoader(
+        TensorDataset(X, Y), 5, num_workers=1, persistent_workers=True
+    )  # which allows one iterator at a time
+    history = classifier().fit(loader, validation_data=loader, epochs=2, verbose=0)
+    assert len(history.history["val_loss"]) == 2
+
+
+# Class weights ---------------------------------------------------------------------
+
+
+def trained(targets, loss="cross_entropy", **weights):
+    model = compiled(reference.network(), loss)
+    history = model.fit(X, targets, batch_size=5, shuffle=False, verbose=0, **weights)
+    return history.history["loss"], reference.weights(model.module)
+
+
+@settings(max_examples=examples(12))
+@given(st.dictionaries(st.integers(0, 4), st.floats(0, 9), min_size=1))
+def test_each_sample_has_the_weight_of_its_class_and_others_one(table):
+    weights = torch.tensor([table.get(index, 1.0) for index in Y.tolist()])
+    loss, expected = trained(Y, sample_weight=weights)
+    one_hot = torch.nn.functional.one_hot(Y, 4).float()
+    for targets in (Y, Y.int(), one_hot, one_hot * 0.9 + 0.025):  # the last are soft
+        own_loss, own = trained(targets, class_weight=table)
+        if targets is one_hot or targets.dim() == 1:
+            assert own_loss == pytest.approx(loss, rel=1e-5)
+            for name, weight in expected.items():
+                torch.testing.assert_close(own[name], weight, rtol=1e-4, atol=1e-5)
+
+
+PAIRS = torch.stack([Y, Y], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("y", "given_weights", "message"),
+    [
+        ((Y, Y), {1: 3.0}, "needs one target"),
+        (PAIRS, {1: 3.0}, r"\(\d+, 2\) don't add up to 1"),
+        *(
+            (Y, table, "class_weight")
+            for table in (3, [1], {}, {"a": 1}, {1.0: 1}, {True: 1}, {1: "a"}, {1: -1})
+        ),
+        (Y, {1: float("inf")}, "class_weight"),
+    ],
+)
+def test_what_is_no_table_of_weights_is_refused(y, given_weights, message):
+    with pytest.raises(DataError, match=message):
+        compiled(loss=lambda outputs, targets: outputs.sum()).fit(
+            X, y, class_weight=given_weights, batch_size=5, verbose=0
+        )
+
+
+def test_sample_weights_exclude_class_weights():
+    with pytest.raises(DataError, match="multiply them"):
+        trained(Y, sample_weight=torch.ones(10), class_weight={1: 3})
