@@ -17,7 +17,6 @@ from torch.utils.data import (
     IterableDataset,
     Subset,
     TensorDataset,
-    random_split,
 )
 
 from ipufit import (
@@ -29,7 +28,7 @@ from ipufit import (
     ModelCheckpoint,
 )
 from ipufit._tree import Structure, tree_map
-from ipufit.data import Source, as_source, random_state
+from ipufit.data import as_source, random_state
 from ipufit.data.datasets import ArrayDataset
 from tests import reference
 from tests.checkpoint.samples import same_tensors
@@ -392,26 +391,6 @@ def test_the_last_samples_may_validate():
     assert same_tensors(one[1], other[1])
     with pytest.raises(DataError, match=r"or hold it in memory as ipufit\.CachedDat"):
         fitted(pairs(13), validation_split=0.3)
-
-
-def test_a_split_of_it_is_taken_by_sample():
-    cached = CachedDataset(pairs(13))
-    first, second = random_split(cached, [9, 4])
-    one = fitted(first, validation_data=second)
-    plain = Subset(pairs(13), first.indices), Subset(pairs(13), second.indices)
-    other = fitted(plain[0], validation_data=plain[1])
-    assert one[0] == other[0]
-    assert same_tensors(one[1], other[1])
-
-
-def test_it_is_gathered_by_index_and_in_no_copy():
-    cached = CachedDataset(pairs(13))
-    source = as_source(cached)
-    assert isinstance(source, Source)
-    assert isinstance(source.dataset, ArrayDataset)
-    for own, tensor in zip(cached.stacked, source.dataset.tensors):
-        assert own.data_ptr() == tensor.data_ptr()
-    assert as_source(cached, inputs_only=True).structure.num_inputs == 1
 
 
 def test_arrays_beside_it_are_refused_as_beside_a_dataset():

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.data import random_state, set_random_state
-from ipufit.data.random_state import HostRandomState
 from ipufit.errors import DataError
 
 
@@ -42,26 +41,6 @@ def test_the_same_numbers_come_again(seed, count):
     assert [draws(own) for _ in range(3)] == first
 
 
-def test_a_state_is_a_copy_of_plain_tensors():
-    state = random_state()
-    kept = {name: tensor.clone() for name, tensor in state.items()}
-    draws()
-    assert all(torch.equal(state[name], kept[name]) for name in kept)
-    assert {tensor.dtype for tensor in state.values()} == {
-        torch.uint8,
-        torch.int64,
-        torch.float64,
-    }
-
-
-def test_a_state_is_that_in_which_it_was_made():
-    own = torch.Generator().manual_seed(1)
-    state = HostRandomState([own])
-    first = draws(own)
-    set_random_state(state.tensors(), [own])
-    assert draws(own) == first
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -86,22 +65,3 @@ def test_what_is_no_state_is_refused_and_sets_nothing(spoil):
 def test_generators_must_be_as_many():
     with pytest.raises(DataError, match="generator0"):
         set_random_state(random_state(), [torch.Generator()])
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        random.random,
-        lambda: random.gauss(0, 1),
-        np.random.rand,
-        np.random.randn,
-        lambda: np.random.bytes(4 * 624),  # as many words as its state has
-        lambda: torch.rand(()),
-    ],
-)
-def test_a_state_passes_when_numbers_are_drawn(draw):
-    for _ in range(3):  # every other number of a pair is drawn beforehand
-        state = HostRandomState()
-        assert not state.has_changed()
-        draw()
-        assert state.has_changed()

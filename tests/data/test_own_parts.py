@@ -11,7 +11,6 @@ from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
 
 from ipufit import BatchPlan, WholeStreamWarning, poptorch
 from ipufit.data import InferenceBatches, as_source
-from ipufit.data.calls import first_rows
 from ipufit.distributed import configure, get_process_info
 from tests.data._together import together
 from tests.data.test_division import joined, options_for
@@ -162,9 +161,3 @@ def test_an_iterator_gives_the_next_batches_of_each_part():
     first, second = together(2, in_turn(run))
     assert first == [[0, 1, 2], [6, 7, 8], [12, 13, 14], [18, 19, 20]]
     assert second == [[3, 4, 5], [9, 10, 11], [15, 16, 17], [21, 22, 23]]
-
-
-def test_nothing_is_drawn_for_no_rows():
-    blocks = iter([[torch.arange(3)]])
-    assert list(first_rows(blocks, 0)) == []
-    assert len(list(blocks)) == 1

@@ -8,16 +8,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from ipufit import IPUConfig, IPUModel, LambdaCallback
-from ipufit.data.datasets import FlatDataset, Parts
-from ipufit.data.random_state import mixed
-from ipufit.data.structure import SampleStructure
-
-whole = st.integers(0, 2**40)
 
 
 class Drawing(Dataset):
@@ -27,31 +20,6 @@ class Drawing(Dataset):
     def __getitem__(self, index):
         drawn = [random.random(), np.random.rand(), float(torch.rand(()))]
         return torch.tensor([float(index), *drawn]), torch.zeros(1)
-
-
-def seeded(seed):
-    structure = SampleStructure.of((0, 0))
-    return FlatDataset(Drawing(), Parts(), structure, "x", seed=seed)
-
-
-@given(st.lists(whole, min_size=2, max_size=4), whole)
-def test_seeds_fit_torch_and_depend_on_every_number(numbers, other):
-    seed = mixed(*numbers)
-    assert 0 <= seed < 2**63
-    for i, number in enumerate(numbers):
-        if number != other:
-            assert mixed(*numbers[:i], other, *numbers[i + 1 :]) != seed
-
-
-@given(whole, st.integers(0, 5), st.integers(0, 7))
-def test_a_sample_is_the_same_whatever_was_drawn_before(seed, number, index):
-    rows = seeded(seed)
-    first = rows[8 * number + index][0]
-    _ = rows[3], random.random(), np.random.rand(), torch.rand(2)
-    assert torch.equal(rows[8 * number + index][0], first)
-    assert first[0] == index
-    assert not torch.equal(rows[8 * (number + 1) + index][0], first)
-    assert not torch.equal(seeded(seed + 1)[8 * number + index][0], first)
 
 
 class Seen(torch.nn.Module):

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from ipufit import BatchPlan, CachedDataset, DataError, IPUConfig, IPUModel
 from ipufit.data import InferenceBatches, Loading, TrainingBatches, as_source
 from ipufit.data.cached import arrays_behind
 from ipufit.data.datasets import ArrayDataset
-from tests.data.test_loader import options_for
+from tests.data.test_division import options_for
 from tests.strategies import examples, plans
 
 
@@ -113,17 +113,6 @@ def test_processes_that_load_give_the_same(shuffle):
         assert_same(call, other)
 
 
-@given(indices)
-def test_samples_are_those_of_torchs_loader(chosen):
-    subset = Subset(TensorDataset(*tensors()), chosen)
-    source = as_source(subset)
-    assert type(source.dataset) is ArrayDataset
-    assert source.num_samples == len(subset)
-    ours = source.dataset.__getitems__(range(len(chosen)))
-    assert all(map(torch.equal, ours, next(iter(DataLoader(subset, len(chosen))))))
-    assert all(map(torch.equal, source.dataset[1], subset[1]))
-
-
 def test_parts_of_a_split_share_its_memory():
     whole = TensorDataset(*tensors())
     for part in random_split(whole, [15, 5]):
@@ -155,14 +144,6 @@ def test_only_numbers_of_the_subset_must_fit_32_bits():
     assert as_source(Subset(TensorDataset(x, x), [0, 2])).num_samples == 2
     with pytest.raises(DataError, match=rf"Sample 1 of `x` has {2**40}"):
         as_source(Subset(TensorDataset(x, x), [2, 1]))
-
-
-def test_a_subset_is_not_split_again():
-    subset = Subset(TensorDataset(*tensors()), range(10))
-    model = IPUModel(torch.nn.Linear(3, 20))
-    model.compile("sgd", "cross_entropy")
-    with pytest.raises(DataError, match="needs arrays"):
-        model.fit(subset, batch_size=2, validation_split=0.5)
 
 
 def test_a_fit_is_the_same_from_a_subset():
