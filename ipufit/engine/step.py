@@ -18,7 +18,7 @@ from ipufit._tree import Structure, tree_map
 from ipufit.blocks import Blocks, annotated_blocks, started_blocks
 from ipufit.config import IPUConfig
 from ipufit.data import NOTHING, SampleStructure
-from ipufit.engine.constants import host_samples_warned, random_draws_warned
+from ipufit.engine.constants import random_draws_warned
 from ipufit.engine.metric_state import Entry, vector_of, widened_all
 from ipufit.engine.objective import (
     OWN_LOSS,
@@ -883,7 +883,7 @@ class Step(torch.nn.Module):
             buffers = BufferObserver(dict(self.named_buffers()))
             autograd = AutogradObserver(is_training=self._head.is_training)
             observing = Observing(autograd, buffers)
-            with observing, random_draws_warned(), host_samples_warned(self.module):
+            with observing, random_draws_warned(self.module):
                 if self._first_block is not None:  # casts and transfers belong to it
                     poptorch.Block.start(self._first_block)
                 batch = self._loaded(tensors[:count])

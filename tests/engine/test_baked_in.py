@@ -17,6 +17,7 @@ from torch import nn
 
 from ipufit import BakedInWarning, Callback, ConfigError, IPUConfig, IPUModel
 from tests import reference
+from tests.resume import settings_of_another_module as settings
 
 X, Y = reference.samples(32)
 
@@ -177,12 +178,15 @@ NESTED = types.SimpleNamespace(deep={"k": [1.0]})
 class Of(nn.Module):
     """Multiplies the outputs of a network by a number that `read` finds."""
 
-    def __init__(self):
+    factor = 1.0
+
+    def __init__(self, **attributes):
         super().__init__()
         self.net = reference.network()
+        vars(self).update(attributes)
 
     def read(self):
-        raise NotImplementedError
+        return self.factor
 
     def forward(self, x):
         return self.net(x) * self.read()
@@ -205,226 +209,223 @@ class Config:
         return self._k
 
 
-class OfAnObject(Of):
-    def __init__(self):
-        super().__init__()
-        self.cfg = Config()
-
-    def read(self):
-        return self.cfg.k
-
-    def change(self, value):
-        self.cfg._k = value
+class OwnGet(dict):
+    def get(self, key):
+        return self[key]
 
 
-class OfSlots(Of):
-    def __init__(self):
-        super().__init__()
-        self.cfg = Slotted()
+class Fields:
+    """As configs of packages are: fields in a private dict, found by `__getattr__`."""
 
-    def read(self):
-        return self.cfg.k
+    def __init__(self, **fields):
+        vars(self)["_fields"] = fields
 
-    def change(self, value):
-        self.cfg.k = value
-
-
-class OfADict(Of):
-    def __init__(self):
-        super().__init__()
-        self.d = {"t": {"u": 1.0}}
-
-    def read(self):
-        return self.d["t"]["u"]
-
-    def change(self, value):
-        self.d["t"]["u"] = value
+    def __getattr__(self, name):
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
-class OfADictWithAGetOfItsOwn(Of):
-    class Settings(dict):
-        def get(self, key):
-            return self[key]
-
-    def __init__(self):
-        super().__init__()
-        self.d = self.Settings(t=1.0)
-
-    def read(self):
-        return self.d.get("t")
-
-    def change(self, value):
-        self.d["t"] = value
-
-
-class OfADataList(Of):
-    def __init__(self):
-        super().__init__()
-        self.configs = [types.SimpleNamespace(k=1.0)]
-
-    def read(self):
-        return self.configs[0].k
-
-    def change(self, value):
-        self.configs[0].k = value
-
-
-class OfAGlobal(Of):
-    def read(self):
-        return SETTING
-
-    def change(self, value):
-        globals()["SETTING"] = value
-
-
-class OfAGlobalObject(Of):
-    def read(self):
-        return NESTED.deep["k"][0]
-
-    def change(self, value):
-        NESTED.deep["k"][0] = value
-
-
-class OfAClass(Of):
+def of_a_closure():
     factor = 1.0
 
-    def read(self):
-        return self.factor
+    def told():
+        return factor
 
-    def change(self, value):
-        type(self).factor = value
+    def change(_, value):
+        nonlocal factor
+        factor = value
 
-
-class OfAHiddenClassValue(OfAClass):
-    def change(self, value):
-        self.factor = value
+    return {"told": told, "change": change}
 
 
-class OfADefault(Of):
-    def read(self, k=1.0):
-        return k
-
-    def change(self, value):
-        type(self).read.__defaults__ = (value,)
+def with_a_default(self, k=1.0):
+    return k
 
 
-class OfAClosure(Of):
-    def __init__(self):
-        super().__init__()
-        factor = 1.0
-
-        def told():
-            return factor
-
-        def change(value):
-            nonlocal factor
-            factor = value
-
-        self.told, self.change = told, change
-
-    def read(self):
-        return self.told()
+def with_a_keyword(self, *, k=1.0):
+    return k
 
 
-class OfAPartial(Of):
-    def __init__(self):
-        super().__init__()
-        self.told = functools.partial(lambda a, b: a * b, 1.0, b=1.0)
+def imported(self):
+    from tests.resume import settings_of_another_module as module
 
-    def read(self):
-        return self.told()
-
-    def change(self, value):
-        self.told.keywords["b"] = value
+    return module.SCALE
 
 
-class OfAnAttributeByName(Of):
-    def __init__(self):
-        super().__init__()
-        self.k1 = 1.0
-
-    def read(self):
-        return getattr(self, f"k{1}")
-
-    def change(self, value):
-        self.k1 = value
+def set_at_times(self):
+    if not self.kept:
+        self.kept = 5.0
+    return self.kept
 
 
-class OfATensor(Of):
-    def __init__(self):
-        super().__init__()
-        self.constants = [torch.ones(())]
-
-    def read(self):
-        return float(self.constants[0])
-
-    def change(self, value):
-        self.constants[0].fill_(value)
+def set_unless_it_fails(self):
+    try:
+        self.kept = float(self.text)
+    except ValueError:
+        self.text = ""
+    return self.kept
 
 
-class OfAnArray(Of):
-    def __init__(self):
-        super().__init__()
-        self.table = np.ones(3, np.float32)
-
-    def read(self):
-        return float(self.table[1])
-
-    def change(self, value):
-        self.table[1] = value
+def by_name(name):
+    return lambda self: getattr(self, name)
 
 
-class OfAHook(Of):
-    def read(self):
-        return 1.0
+def put(name, key=None):
+    def change(module, value):
+        owner = getattr(module, name)
+        if key is None:
+            setattr(module, name, value)
+        elif isinstance(owner, (dict, np.ndarray)):
+            owner[key] = value
+        else:
+            setattr(owner, key, value)
 
-    def change(self, value):
-        self.net.register_forward_hook(lambda net, inputs, outputs: outputs * value)
-
-
-class OfAForward(Of):
-    def read(self):
-        return 1.0
-
-    def change(self, value):
-        self.forward = lambda x: self.net(x) * value
+    return change
 
 
-class OfAMethod(Of):
-    def read(self):
-        return 1.0
-
-    def change(self, value):
-        self.read = lambda: value
+def attributes(**kinds):
+    """Attributes of a module, made by functions."""
+    return lambda: {name: make() for name, make in kinds.items()}
 
 
-PLACES = [
-    OfAnObject,
-    OfSlots,
-    OfADict,
-    OfADictWithAGetOfItsOwn,
-    OfADataList,
-    OfAGlobal,
-    OfAGlobalObject,
-    OfAClass,
-    OfAHiddenClassValue,
-    OfADefault,
-    OfAClosure,
-    OfAPartial,
-    OfAnAttributeByName,
-    OfATensor,
-    OfAnArray,
-    OfAHook,
-    OfAForward,
-    OfAMethod,
-]
+def one():
+    return 1.0
+
+
+# How the number is read and changed, the attributes, and how a message calls it.
+PLACES = {
+    "a property": (
+        lambda self: self.cfg.k, put("cfg", "_k"),
+        attributes(cfg=Config), r"module\.cfg\._k was 1\.0",
+    ),
+    "slots": (
+        lambda self: self.cfg.k, put("cfg", "k"),
+        attributes(cfg=Slotted), r"module\.cfg\.k was 1\.0",
+    ),
+    "__getattr__": (
+        lambda self: self.cfg.k, lambda m, value: m.cfg._fields.update(k=value),
+        lambda: {"cfg": Fields(k=1.0)}, r"\bk'?\]? was 1\.0",
+    ),
+    "dicts": (
+        lambda self: self.d["t"]["u"], lambda m, value: m.d["t"].update(u=value),
+        lambda: {"d": {"t": {"u": 1.0}}}, r"module\.d\['t'\]\['u'\] was 1\.0",
+    ),
+    "a dict with a get of its own": (
+        lambda self: self.d.get("t"), put("d", "t"),
+        lambda: {"d": OwnGet(t=1.0)}, r"module\.d\['t'\] was 1\.0",
+    ),
+    "a list of objects": (
+        lambda self: self.configs[0].k,
+        lambda m, value: setattr(m.configs[0], "k", value),
+        lambda: {"configs": [types.SimpleNamespace(k=1.0)]},
+        r"module\.configs\[0\]\.k was 1\.0",
+    ),
+    "a global": (
+        lambda self: SETTING, lambda m, value: globals().update(SETTING=value),
+        dict, r"global SETTING was 1\.0",
+    ),
+    "a global object": (
+        lambda self: NESTED.deep["k"][0],
+        lambda m, value: put("deep", "k")(NESTED, [value]),
+        dict, r"global NESTED\.deep\['k'\]\[0\] was 1\.0",
+    ),
+    "another module": (
+        imported, lambda m, value: setattr(settings, "SCALE", value),
+        dict, r"SCALE was 1\.0",
+    ),
+    "a class": (
+        Of.read, lambda m, value: setattr(Of, "factor", value),
+        dict, r"Of\.factor was 1\.0",
+    ),
+    "a class, hidden": (Of.read, put("factor"), dict, r"module\.factor was missing"),
+    "a default": (
+        with_a_default,
+        lambda m, value: setattr(with_a_default, "__defaults__", (value,)),
+        dict, r"default k was 1\.0",
+    ),
+    "a keyword": (
+        with_a_keyword, lambda m, value: with_a_keyword.__kwdefaults__.update(k=value),
+        dict, r"default k was 1\.0",
+    ),
+    "a closure": (
+        lambda self: self.told(), lambda m, value: m.change(m, value),
+        of_a_closure, r"closure variable factor was 1\.0",
+    ),
+    "a partial": (
+        lambda self: self.told(), lambda m, value: m.told.keywords.update(b=value),
+        lambda: {"told": functools.partial(lambda a, b: a * b, 1.0, b=1.0)},
+        r"module\.told\.keywords\['b'\] was 1\.0",
+    ),
+    "a name in getattr": (
+        lambda self: getattr(self, "k1", 7.0), put("k1"),
+        attributes(k1=one), r"module\.k1 was 1\.0",
+    ),
+    "a computed name": (
+        lambda self: getattr(self, f"k{1}"), put("k1"),
+        attributes(k1=one), r"module\.k1 was 1\.0",
+    ),
+    "a name in a closure": (
+        by_name("k1"), put("k1"), attributes(k1=one), r"module\.k1 was 1\.0"
+    ),
+    "vars": (
+        lambda self: vars(self)["k1"], put("k1"),
+        attributes(k1=one), r"module\.k1 was 1\.0",
+    ),
+    "a lambda in a list": (
+        lambda self: sum([(lambda: self.cfg._k)() for _ in range(1)]), put("cfg", "_k"),
+        attributes(cfg=Config), r"module\.cfg\._k was 1\.0",
+    ),
+    "set at times": (
+        set_at_times, put("kept"), attributes(kept=one), r"module\.kept was 1\.0"
+    ),
+    "set unless it fails": (
+        set_unless_it_fails, put("kept"),
+        attributes(kept=one, text=str), r"module\.kept was 1\.0",
+    ),
+    "a tensor": (
+        lambda self: float(self.constants[0]),
+        lambda m, value: m.constants[0].fill_(value),
+        lambda: {"constants": [torch.ones(())]}, r"module\.constants\[0\] was",
+    ),
+    "an array": (
+        lambda self: float(self.table[1]), put("table", 1),
+        lambda: {"table": np.ones(3, np.float32)}, r"module\.table was",
+    ),
+    "a hook": (
+        Of.read,
+        lambda m, value: m.net.register_forward_hook(lambda _, x, y: y * value),
+        dict, r"module\.net's hook \d+ was missing",
+    ),
+    "forward": (
+        Of.read,
+        lambda m, value: setattr(m, "forward", lambda x: m.net(x) * value),
+        dict, r"module\.forward was missing",
+    ),
+    "forward of a part": (
+        Of.read,
+        lambda m, value: setattr(
+            m.net[2],
+            "forward",
+            lambda x: nn.functional.linear(x, m.net[2].weight, m.net[2].bias) * value,
+        ),
+        dict, r"module\.net\.2\.forward was missing",
+    ),
+    "a method": (
+        Of.read, lambda m, value: setattr(m, "read", lambda: value),
+        dict, r"module\.read was missing",
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _values_return():
     yield
-    globals()["SETTING"] = NESTED.deep["k"][0] = OfAClass.factor = 1.0
-    OfADefault.read.__defaults__ = (1.0,)
+    globals()["SETTING"] = Of.factor = settings.SCALE = 1.0
+    NESTED.deep["k"] = [1.0]
+    with_a_default.__defaults__ = (1.0,)
+    with_a_keyword.__kwdefaults__["k"] = 1.0
 
 
 def plain(module):
@@ -438,34 +439,26 @@ def still(module, loss="cross_entropy"):
     return model
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-def test_a_change_between_runs_counts_wherever_it_is(place):
-    model = still(place())
-    for value in (1.0, 3.0):
-        if value != 1.0:
-            model.module.change(value)
-        assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
-
-
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_batch_end"])
-def test_a_change_in_mid_run_is_refused_wherever_it_is(place, hook):
-    model = still(place())
-    change = Callback()
-    setattr(change, hook, lambda *_: model.module.change(3.0))
-    run = {"batch_size": 8, "callbacks": change, "verbose": 0}
-    with pytest.raises(ConfigError, match=r"was .* when the model was compiled"):
-        (model.fit if "train" in hook else model.evaluate)(X, Y, **run)
-
-
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-def test_nothing_is_compiled_again_without_a_change(place, counted):
-    model = still(place())
-    losses(model)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_change_counts_between_runs_and_is_refused_in_a_run(place, counted):
+    read, change, attributes, path = PLACES[place]
+    # A class of its own, whose code reads the number.
+    module = type("Read", (Of,), {"read": read} if read is not Of.read else {})
+    model = still(module(**attributes()))
+    assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
     before = counted()
-    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), "cross_entropy")
     losses(model)
-    assert counted() == before
+    assert counted() == before  # nothing is compiled again without a change
+    in_run = Callback()
+    in_run.on_train_batch_end = lambda *_: change(model.module, 3.0)
+    run = {"batch_size": 8, "verbose": 0}
+    with pytest.raises(ConfigError, match=f"{path}.* when the model was compiled"):
+        model.fit(X, Y, callbacks=in_run, **run)
+    assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+    in_run = Callback()
+    in_run.on_test_batch_end = lambda *_: change(model.module, 2.0)
+    with pytest.raises(ConfigError, match=r"was .* when the model was compiled"):
+        model.evaluate(X, Y, callbacks=in_run, **run)
 
 
 @pytest.fixture
@@ -529,16 +522,12 @@ def test_the_values_of_a_metric_count_too():
 
 
 class OfAVocabulary(Of):
-    def __init__(self):
-        super().__init__()
-        self.numbers = {str(i): 1.0 for i in range(1000)}
-
     def read(self):
         return self.numbers["999"]
 
 
 def test_a_large_container_counts_between_runs():
-    model = still(OfAVocabulary())
+    model = still(OfAVocabulary(numbers={str(i): 1.0 for i in range(1000)}))
     for value in (1.0, 3.0):
         model.module.numbers["999"] = value
         assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
@@ -576,7 +565,7 @@ def test_what_is_no_value_may_change_at_any_time(counted):
 
 
 def test_a_submodule_replaced_in_mid_fit_is_refused():
-    model = still(OfAClass())
+    model = still(Of())
     change = Callback()
     change.on_train_batch_end = lambda *_: setattr(
         model.module, "net", reference.network()
@@ -586,8 +575,13 @@ def test_a_submodule_replaced_in_mid_fit_is_refused():
         model.fit(X, Y, **run)
 
 
+class OfAnObject(Of):
+    def read(self):
+        return self.cfg.k
+
+
 def test_what_no_code_reads_may_change_at_any_time():
-    model = still(OfAnObject())
+    model = still(OfAnObject(cfg=Config()))
     change = Callback()
 
     def count(*_):
@@ -600,9 +594,7 @@ def test_what_no_code_reads_may_change_at_any_time():
 
 
 class Alternating(Of):
-    def __init__(self):
-        super().__init__()
-        self.steps = 0
+    steps = 0
 
     def read(self):
         self.steps += 1
@@ -610,16 +602,12 @@ class Alternating(Of):
 
 
 def test_a_number_that_forward_changes_and_reads_is_said():
-    model = still(Alternating())
+    model = still(Alternating(steps=0))
     with pytest.warns(BakedInWarning, match=r"changes module\.steps \(from 0 to 1\)"):
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
 class Drawing(Of):
-    def __init__(self, draw):
-        super().__init__()
-        self.draw = draw
-
     def read(self):
         return 1.0 + self.draw()
 
@@ -637,35 +625,29 @@ def numpys():
 )
 @pytest.mark.parametrize("use", ["fit", "evaluate"])
 def test_random_numbers_of_python_s_in_forward_are_said(draw, source, use):
-    model = still(Drawing(draw))
+    model = still(Drawing(draw=draw))
     with pytest.warns(BakedInWarning, match=f"draws random numbers from {source}"):
         getattr(model, use)(X, Y, batch_size=8, verbose=0)
 
 
 def test_random_numbers_of_torch_in_forward_are_the_device_s():
-    model = still(Drawing(lambda: torch.rand(1)))
+    model = still(Drawing(draw=lambda: torch.rand(1)))
     model.fit(X, Y, batch_size=8, shuffle=True, verbose=0)
 
 
-class Noisy(Of):
-    def __init__(self):
-        super().__init__()
-        self.noise = torch.distributions.Uniform(0.0, 1.0)
-
-
-class NoisyOnHost(Noisy):
+class NoisyOnHost(Of):
     def forward(self, x):
         return self.net(x) * self.noise.sample().to(x.device)
 
 
-class NoisyOnDevice(Noisy):
+class NoisyOnDevice(Of):
     def forward(self, x):
         return self.net(x) * torch.distributions.Uniform(0.0, 1.0).sample()
 
 
 @pytest.mark.parametrize("use", ["fit", "evaluate"])
 def test_a_sample_of_a_distribution_of_the_host_is_said(use):
-    model = still(NoisyOnHost())
+    model = still(NoisyOnHost(noise=torch.distributions.Uniform(0.0, 1.0)))
     with pytest.warns(BakedInWarning, match=r"samples module\.noise, a Uniform that"):
         getattr(model, use)(X, Y, batch_size=8, verbose=0)
     assert not {"sample", "rsample"} & vars(model.module.noise).keys()
@@ -679,9 +661,9 @@ def test_a_distribution_that_forward_makes_is_the_device_s():
 
 def test_beyond_the_bound_compile_makes_it_count(monkeypatch):
     monkeypatch.setattr("ipufit.engine.constants.DEPTH", 1)
-    model = still(OfADict())
+    model = still(OfAnObject(cfg=Config()))
     losses(model)
-    model.module.change(3.0)
+    model.module.cfg._k = 3.0
     model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), "cross_entropy")
     assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
 
