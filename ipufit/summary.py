@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ._tree import Structure
-from .blocks import Begun, started_blocks
 from .config import IPUConfig
-from .placement import blocks_begun, stage_and_ipu
+from .placement import Begun, blocks_begun, stage_and_ipu, started_blocks
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -34,7 +34,6 @@ FLOORS = {
         "checkpoint": 3,
         "data": 3,
         "summary": 3,
-        "blocks": 2,
         "placement": 2.5,
         "config": 2,
         "doctor": 2,

@@ -129,7 +129,7 @@ def test_models_train_through_the_one_installed_module(python):
     code = """
 import sys, torch, poptorch, ipufit
 from ipufit import IPUModel
-from ipufit.config import ipu_config as config
+from ipufit import config
 from ipufit.model import evaluating as model
 from ipufit.optimizers import kinds as optimizers
 assert ipufit.poptorch is poptorch is sys.modules["poptorch"]

@@ -26,7 +26,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipufit._tree import Structure
-from ipufit.blocks import Begun, Blocks, started_blocks
 from ipufit.config import IPUConfig
 from ipufit.engine.precision import computed_in
 from ipufit.engine.step import call_module, kept_submodules
@@ -34,7 +33,7 @@ from ipufit.engine.trace_checks import tensors_of
 from ipufit.engine.weights import mode, unfetched
 from ipufit.errors import ConfigError
 from ipufit.optimizers.state_types import WeightState
-from ipufit.placement import blocks_begun, stage_and_ipu
+from ipufit.placement import Begun, Blocks, blocks_begun, stage_and_ipu, started_blocks
 from ipufit.planning.memory import StageCost, StateCost, WeightCost
 from ipufit.planning.split import BlockCost
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, tree_map
-from ipufit.blocks import Blocks, annotated_blocks, started_blocks
 from ipufit.config import IPUConfig
 from ipufit.data import NOTHING, SampleStructure
 from ipufit.engine.constants import random_draws_warned
@@ -49,7 +48,15 @@ from ipufit.errors import ConfigError, DataError, IpufitError, UnknownNameError
 from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
 from ipufit.mixing import mixed_inputs
-from ipufit.placement import Beginnings, find_beginnings, is_inside, own_stages
+from ipufit.placement import (
+    Beginnings,
+    Blocks,
+    annotated_blocks,
+    find_beginnings,
+    is_inside,
+    own_stages,
+    started_blocks,
+)
 from ipufit.scalars import Scalars, collected
 
 _NO_FORWARD = "_forward_unimplemented"

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
-from ipufit.blocks import annotated_blocks
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure, Source
 from ipufit.engine import NoForwardError, call_module, call_step
 from ipufit.engine.sizes import block_costs, device_bytes, stage_costs, weight_cost
 from ipufit.errors import ConfigError
 from ipufit.optimizers.state_types import weight_states
+from ipufit.placement import annotated_blocks
 from ipufit.planning.memory import DEVICES, Device, MemorySettings, state_bytes
 from ipufit.planning.plan import HostTraffic, ModelPlan
 from ipufit.planning.schedule import EpochPlan

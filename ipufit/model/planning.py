@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from ipufit.batching import BatchPlan
 from ipufit.callbacks.base import CallbackLike
-from ipufit.config.plans import forward_stages
+from ipufit.config import forward_stages
 from ipufit.data import Source, example_of, num_trained_on
 from ipufit.errors import IpufitError
 from ipufit.placement import own_stages

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
-from ipufit.config.own_options import MADE_FOR_INFERENCE, MADE_FOR_TRAINING
 
-GIVEN = {
+OF_TRAINING = {
     "gradient_accumulation": 4,
     "device_iterations": 3,
     "offload_optimizer": True,
@@ -17,6 +16,8 @@ GIVEN = {
     "precision": "float16",
     "profile_dir": "reports",
     "recompute": "auto",
+}
+OF_BOTH = {
     "replicas": 2,
     "execution": "sharded",
     "available_memory_proportion": 0.25,
@@ -28,8 +29,8 @@ GIVEN = {
     "cache_dir": "cache",
     "offline": True,
     "seed": 7,
-    "inference_iterations": 6,
 }
+GIVEN = {**OF_TRAINING, **OF_BOTH, "inference_iterations": 6}
 """A value that isn't the default, of each field that options are made of."""
 
 ALSO = {
@@ -48,8 +49,8 @@ def options_of(kind, **fields):
 @pytest.mark.parametrize(
     ("kind", "field"),
     [
-        *(("training_options", field) for field in MADE_FOR_TRAINING),
-        *(("inference_options", field) for field in MADE_FOR_INFERENCE),
+        *(("training_options", field) for field in [*OF_TRAINING, *OF_BOTH]),
+        *(("inference_options", field) for field in ["inference_iterations", *OF_BOTH]),
     ],
 )
 def test_own_options_have_what_a_field_asks_for_or_are_refused(kind, field):

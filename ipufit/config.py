@@ -1,0 +1,1341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`IPUConfig`: how a model is laid out on IPUs, as one frozen value.
+
+Options of PopTorch for training and for inference are made from it. `customize` changes
+them; or you can pass whole `poptorch.Options` of your own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
+
+import torch
+
+from . import _env
+from ._poptorch import popdist, poptorch
+from .batching import BatchPlan, derive_plan
+from .distributed import ProcessInfo, get_process_info, has_group
+from .errors import ConfigError, UnknownNameError
+
+Customize = Callable[[poptorch.Options, bool], Any]
+"""Changes options, or makes others of them; it is told whether they train."""
+
+_AUTO = "auto"
+
+REST = -1
+"""Stands for an even share of the layers that the other numbers leave."""
+
+_MOST_IPUS = 64
+"""IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
+
+_OVERRIDABLE = (
+    "replicas",
+    "pipeline",
+    "layers_per_ipu",
+    "execution",
+    "loss_block",
+    "stochastic_rounding",
+    "partials",
+    "available_memory_proportion",
+    "num_io_tiles",
+    "overlap_io",
+    "prefetch_depth",
+)
+"""Fields that `IPUConfig(inference=...)` takes."""
+
+_ELSEWHERE = {
+    "ipus": "evaluate and predict use the stages of training, if no others are named",
+    "device_iterations": "give IPUConfig(inference_iterations=...)",
+    "micro_batch_size": "give batch_size to evaluate, predict or validation",
+    "gradient_accumulation": "inference accumulates nothing",
+    "precision": "the weights have one precision, in training and inference",
+    "float32_modules": "they have one precision, in training and inference",
+}
+
+
+class Precision(NamedTuple):
+    """The types that a program computes in.
+
+    Attributes:
+        activations: Type of inputs, and of all that is computed from them.
+        weights: Type in which weights are kept and updated.
+    """
+
+    activations: torch.dtype
+    weights: torch.dtype
+
+    @property
+    def word(self) -> str:
+        """The name that checkpoints have: the same for two names of one precision.
+
+        Example:
+            >>> precision_of("16.16").word, precision_of("16.32").word
+            ('float16', '16.32')
+        """
+        if self.activations == self.weights:
+            return str(self.weights).rpartition(".")[2]
+        return "16.32"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether activations are float16."""
+        return self.activations == torch.float16
+
+
+_PRECISIONS = {
+    "float16": Precision(torch.float16, torch.float16),
+    "float32": Precision(torch.float32, torch.float32),
+    "16.16": Precision(torch.float16, torch.float16),
+    "16.32": Precision(torch.float16, torch.float32),
+    "32.32": Precision(torch.float32, torch.float32),
+}
+
+
+def precision_of(word: str) -> Precision:
+    """The types that a name of a precision stands for.
+
+    Example:
+        >>> precision_of("16.32")
+        Precision(activations=torch.float16, weights=torch.float32)
+    """
+    return _PRECISIONS[word]
+
+
+@dataclass(frozen=True)
+class IPUConfig:
+    """The layout of a model on IPUs, or on the emulator.
+
+    Args:
+        micro_batch_size: Samples of one forward pass on one replica; derived from
+            `batch_size` if left open.
+        gradient_accumulation: Micro-batches per weight update; derived likewise.
+        replicas: Copies of the model in each process, each with samples of its own; by
+            default the launcher's (`ipufit launch --replicas`, PopRun), or else 1.
+        device_iterations: Weight updates per call: Keras's `steps_per_execution`. By
+            default `fit` chooses them: as many as divide the updates of an epoch, if
+            nothing happens after each update, within 64 updates and 64 MiB of host
+            memory. That changes no number. Elsewhere it is 1 then.
+        inference_iterations: Forward passes per call of `evaluate`, `predict` and
+            validation. More of them make fewer, larger calls, which changes no figure;
+            the last call is padded to as many. By default ipufit chooses them: as many
+            as the data has, within 64 MiB of host memory and little padding, and fewer
+            for large models. Where a callback hears each batch they are
+            `device_iterations`.
+        pipeline: The stages of the model, in the order of the data, one IPU each:
+            names of its submodules, or patterns of them as in `fnmatch`
+            (`"encoder.layer.[0-5]*"`); names of the model's `poptorch.Block`s;
+            sequences of such names, or `poptorch.Stage`s; or a ready PopTorch strategy.
+            None for a model on one IPU, or one that begins blocks itself. `"auto"`
+            leaves it to ipufit to cut the model into stages of even work.
+        layers_per_ipu: Stages by the number of layers on each IPU, instead: `[0, 4, 4,
+            4]` for the 12 layers of a `ModuleList` or `Sequential`, the only one of
+            that length. What comes before them is on the first IPU, what comes after
+            on the last. -1 stands for the rest. Several lists, or another, by name:
+            `{"encoder.layer": [0, 4, 4, 4]}`.
+        ipus: Number of IPUs that `pipeline="auto"` divides each replica over. `"auto"`,
+            the default, takes the smallest power of two whose memory holds parameters,
+            the optimiser's state and accumulators.
+        execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one after
+            the other.
+        loss_block: The block that the loss joins, and all else that ipufit adds. By
+            default the last of `pipeline`, or the last block that the model begins
+            with `poptorch.Block`.
+        precision: Bits of activations, then of weights. `"16.16"`, or `"float16"`:
+            both are float16. `"16.32"`: activations are float16, and float32 weights
+            are rounded where they are used. `"32.32"`, or `"float32"`, the default.
+            Losses and figures of `compile` are float32 in each.
+        float32_modules: Names or patterns of submodules that compute in float32 all the
+            same, and keep float32 weights; `"norm"` for normalisation layers, and
+            `"loss"` for torch's losses.
+        stochastic_rounding: Round float16 results of training up or down at random,
+            unbiased; by default if weights are float16. `evaluate` and `predict`
+            round to the nearest unless `inference` says otherwise.
+        partials: Type of the sums in convolutions and matrix products: `"half"` or
+            `"float"`; PopTorch's default otherwise.
+        offload_optimizer: Keep the optimiser's state off the chip.
+        shard_optimizer: Divide the optimiser's state among the replicas (replicated
+            tensor sharding).
+        recompute: Activations that are computed again for the backward pass instead of
+            kept: `"auto"` lets PopART choose, `"off"` keeps all, and names or patterns
+            of submodules (`"encoder.layer.*"`) keep only their outputs. By default
+            pipelines recompute and other models don't.
+        available_memory_proportion: Share of each IPU's memory, 0 to 1, for the
+            temporary data of convolutions and matrix products: one number for all, or
+            one per IPU.
+        num_io_tiles: Tiles of each IPU that load and store only: even, 32 to 192.
+        overlap_io: Load and store while computing, on these tiles: `"accumulation"`
+            for each micro-batch, or `"device_iterations"` for each update.
+        prefetch_depth: Calls' worth of data that the host prepares ahead for a device
+            (PopART's `defaultPrefetchBufferingDepth`).
+        seed: Seed of the devices' random numbers and of shuffling. Several processes
+            without one shuffle by a seed that process 0 draws.
+        process_id: Number of this process, from 0, where no launcher that ipufit
+            knows has set it; with `num_processes`.
+        num_processes: Number of processes that train together.
+        num_workers: Processes that load map-style and iterable data; 0 for none.
+        loader_mode: `"sync"` loads in this process, `"async"` in one beside it while
+            the device computes, `"async_rebatched"` joins its workers' incomplete
+            batches (`poptorch.DataLoaderMode`). Map-style data only.
+        profile_dir: Write PopVision reports of training here. `Profiler` records what
+            the host does.
+        cache_dir: Keep compiled programs in this directory, and take them from it
+            (`POPTORCH_CACHE_DIR` does so for all of PopTorch).
+        offline: Compile for IPUs that aren't there: programs are built, not run.
+        inference: Other values of fields for `evaluate`, `predict` and validation, by
+            name, such as `{"execution": "sharded", "replicas": 1}`.
+        customize: A function that changes the options which this config makes, on top
+            of everything: it gets them, and whether they train. It may return others.
+        training_options: Your own options for training, cloned and taken whole: fields
+            that they are made of stay at their defaults.
+        inference_options: Your own options for `evaluate` and `predict`, likewise.
+
+    Raises:
+        ConfigError: A value is out of range, or own options contradict a field.
+
+    Example:
+        >>> config = IPUConfig(micro_batch_size=40, device_iterations=10)
+        >>> config.training_plan(batch_size=400).gradient_accumulation
+        10
+    """
+
+    micro_batch_size: int | None = None
+    gradient_accumulation: int | None = None
+    replicas: int | None = None
+    device_iterations: int | None = None
+    inference_iterations: int | None = None
+    pipeline: Any = None
+    layers_per_ipu: Sequence[int] | Mapping[str, Sequence[int]] | None = field(
+        default=None, hash=False
+    )
+    ipus: int | str | None = None
+    execution: str = "pipelined"
+    loss_block: str | None = None
+    precision: str = "float32"
+    float32_modules: str | Sequence[str] | None = None
+    stochastic_rounding: bool | None = None
+    partials: str | None = None
+    offload_optimizer: bool = False
+    shard_optimizer: bool = False
+    recompute: str | Sequence[str] | None = None
+    available_memory_proportion: float | Sequence[float] | None = None
+    num_io_tiles: int | None = None
+    overlap_io: str | None = None
+    prefetch_depth: int | None = None
+    seed: int | None = None
+    process_id: int | None = None
+    num_processes: int | None = None
+    num_workers: int = 0
+    loader_mode: str = "sync"
+    profile_dir: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    offline: bool = False
+    inference: Mapping[str, Any] | None = field(default=None, hash=False)
+    customize: Customize | None = None
+    training_options: poptorch.Options | None = None
+    inference_options: poptorch.Options | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        _check_process(self)
+        _check_stages(self)
+        _check_layers(self)
+        _check_ipus(self)
+        _memory_proportions(self)
+        _take_own_options(self)
+        _check_memory(self)
+        _check_precision(self)
+        if self.inference is not None:
+            object.__setattr__(self, "inference", _checked_inference(self.inference))
+            self._for_inference  # noqa: B018 - checks its fields, too
+
+    def __repr__(self) -> str:
+        """The class, and the fields that aren't at their defaults."""
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __getstate__(self) -> dict[str, Any]:  # another process finds out itself
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    # Processes, replicas, IPUs ------------------------------------------------------
+
+    @property
+    def process(self) -> ProcessInfo:
+        """This process: by own fields, own `training_options`, or the launcher."""
+        # It is kept: reading all launchers' variables takes as long as a small call. A
+        # process group that is made later counts.
+        known = self.__dict__.get("_process")
+        if known is None or known[1] != has_group():
+            known = self.__dict__["_process"] = _process_of(self), has_group()
+        info: ProcessInfo = known[0]
+        return info
+
+    @property
+    def own_replicas(self) -> int:
+        """Replicas of this process, whatever own options say."""
+        process = self.process
+        if self.replicas is None:
+            return process.replicas or 1
+        if process.replicas not in (None, self.replicas):
+            raise ConfigError(
+                f"replicas={self.replicas}, and the launcher gives this process "
+                f"{process.replicas} replicas ({process.total_replicas} in "
+                f"{process.count} processes). Leave `replicas` open, or launch with "
+                f"{self.replicas * process.count} replicas in all."
+            )
+        return self.replicas
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of this process; `training_options` win if there are any."""
+        own = self.training_options
+        return self.own_replicas if own is None else int(own.replication_factor)
+
+    @property
+    def num_inference_replicas(self) -> int:
+        """Replicas of this process in `evaluate` and `predict`."""
+        own = self.inference_options
+        if own is not None:
+            return int(own.replication_factor)
+        return self.inference_config.own_replicas
+
+    @property
+    def num_ipus(self) -> int:
+        """IPUs of all replicas, as far as `pipeline` names stages.
+
+        `IPUModel.summary(x).num_ipus` counts those of the model's own blocks, too.
+
+        Example:
+            >>> IPUConfig(pipeline=["a", "b"], replicas=4).num_ipus
+            8
+        """
+        return (max(self.stage_ipus, default=0) + 1) * self.num_replicas
+
+    # Stages -------------------------------------------------------------------------
+
+    @property
+    def placement(self) -> Any:
+        """Stages, or a strategy of PopTorch: `pipeline`, or what stands for it.
+
+        Example:
+            >>> IPUConfig(layers_per_ipu=[0, 4]).placement
+            ('layers on IPU 0', 'layers on IPU 1')
+        """
+        if self.layers_per_ipu is None:
+            return self.pipeline
+        numbers = next(iter(layer_lists(self.layers_per_ipu).values()))
+        return tuple(f"layers on IPU {ipu}" for ipu in range(len(numbers)))
+
+    @property
+    def _listed_stages(self) -> Sequence[Any]:
+        given = self.placement
+        return given if isinstance(given, (tuple, list)) else ()
+
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """Names of each stage; empty without a pipeline or with a strategy.
+
+        Example:
+            >>> IPUConfig(pipeline=["a", ("b", "c")]).stages
+            (('a',), ('b', 'c'))
+        """
+        return tuple(_stage_names(stage) for stage in self._listed_stages)
+
+    @property
+    def stage_ipus(self) -> tuple[int, ...]:
+        """IPU of each stage in a replica, as far as `pipeline` names stages.
+
+        Example:
+            >>> IPUConfig(pipeline=["a", ("b", "c")]).stage_ipus
+            (0, 1)
+        """
+        if self.has_open_stages:
+            return tuple(range(self.ipus)) if isinstance(self.ipus, int) else ()
+        # PopTorch has no public getter of a stage's IPU.
+        asked = [getattr(stage, "_ipu", None) for stage in self._listed_stages]
+        return tuple(i if ipu is None else int(ipu) for i, ipu in enumerate(asked))
+
+    @property
+    def num_stages(self) -> int:
+        """Forward stages, as far as `pipeline` names them."""
+        return max(1, len(self.stage_ipus))
+
+    @property
+    def has_open_stages(self) -> bool:
+        """Whether stages are left to ipufit, which chooses them when data come.
+
+        Example:
+            >>> IPUConfig(pipeline="auto", ipus=4).has_open_stages
+            True
+        """
+        return isinstance(self.pipeline, str) and self.pipeline == _AUTO
+
+    def resolved(self, model: Any, x: Any = None) -> IPUConfig:
+        """This config with the names of the stages that `pipeline="auto"` stands for.
+
+        They are those that `fit`, `evaluate` and `predict` of the model choose. So a
+        config can be printed, kept and changed by hand. Nothing is compiled for it.
+
+        Args:
+            model: A compiled `IPUModel`; the optimizer's state counts for the memory.
+            x: Data as for `fit`, of which shapes count; by default those of the model's
+                last run.
+
+        Returns:
+            An equal config with `pipeline=[names]`, or without stages if there is one;
+            itself if its stages aren't left open.
+
+        Raises:
+            ConfigError: There is no such data, or no such split.
+
+        Example:
+            >>> import torch
+            >>> from ipufit import IPUConfig, IPUModel
+            >>> layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+            >>> config = IPUConfig(pipeline="auto", ipus=2)
+            >>> model = IPUModel(layers, config)
+            >>> config.resolved(model, torch.zeros(8, 4))
+            IPUConfig(pipeline=['0', '2'])
+        """
+        chosen: IPUConfig = model._resolved(self, x) if self.has_open_stages else self
+        return chosen
+
+    @property
+    def first_block(self) -> str | None:
+        """The block that operations before the module join, if `pipeline` names it.
+
+        Outside of it they would be on IPU 0, and PopTorch refuses a first stage on
+        another IPU then.
+        """
+        return self.stages[0][0] if self.stages else None
+
+    @property
+    def last_block(self) -> str | None:
+        """The block that the loss joins, if `loss_block` or `pipeline` names it."""
+        if self.loss_block is not None:
+            return self.loss_block
+        return self.stages[-1][-1] if self.stages else None
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether all stages are busy at once."""
+        return self.execution == "pipelined" and self.overlap_io is None
+
+    # Precision and memory -----------------------------------------------------------
+
+    @property
+    def types(self) -> Precision:
+        """The types of activations and of weights, which `precision` names."""
+        return precision_of(self.precision)
+
+    @property
+    def rounds_at_random(self) -> bool | None:
+        """Whether training rounds at random; None for PopTorch's default, which is no.
+
+        Example:
+            >>> IPUConfig(precision="16.16").rounds_at_random
+            True
+        """
+        if self.stochastic_rounding is None and self.types.weights == torch.float16:
+            return True
+        return self.stochastic_rounding
+
+    @property
+    def float32_patterns(self) -> tuple[str, ...]:
+        """Words and patterns of `float32_modules`; empty for none.
+
+        Example:
+            >>> IPUConfig(precision="16.16", float32_modules="norm").float32_patterns
+            ('norm',)
+        """
+        given = self.float32_modules or ()
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    @property
+    def recompute_patterns(self) -> tuple[str, ...]:
+        """Names and patterns of the submodules whose outputs are kept.
+
+        Example:
+            >>> IPUConfig(recompute="layer.*").recompute_patterns
+            ('layer.*',)
+        """
+        given = self.recompute
+        if given is None or given in ("auto", "off"):
+            return ()
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    # Inference ----------------------------------------------------------------------
+
+    @property
+    def inference_config(self) -> IPUConfig:
+        """The config of `evaluate` and `predict`: this one, with what `inference` says.
+
+        Example:
+            >>> IPUConfig(replicas=4, inference={"replicas": 2}).inference_config
+            IPUConfig(replicas=2)
+        """
+        return self if self.inference is None else self._for_inference
+
+    @functools.cached_property
+    def _for_inference(self) -> IPUConfig:
+        given = dict(self.inference or {})
+        changes: dict[str, Any] = {}
+        if not {"pipeline", "layers_per_ipu"}.isdisjoint(given):
+            # Other stages need another block for the loss: it is the last one again.
+            others = "pipeline", "layers_per_ipu", "ipus", "loss_block"
+            changes = dict.fromkeys(others)
+        changes.update(given)
+        if given.get("pipeline", ()) is None and self.pipeline is not None:
+            # All on one IPU, blocks that the model begins by name, too.
+            stage = tuple(name for names in self.stages for name in names)
+            changes["pipeline"] = (stage,) if stage else None
+        own = self.training_options
+        if own is not None and own.Distributed.numProcesses > 1:
+            changes["process_id"] = own.Distributed.processId
+            changes["num_processes"] = own.Distributed.numProcesses
+        # Of training alone; one replica of inference needn't share what isn't there.
+        changes.update(inference=None, training_options=None, shard_optimizer=False)
+        try:
+            return dataclasses.replace(self, **changes)
+        except ConfigError as error:
+            raise ConfigError(f"With inference={self.inference!r}: {error}") from None
+
+    # Plans of calls -----------------------------------------------------------------
+
+    def training_plan(
+        self,
+        batch_size: int | None = None,
+        own_stages: int = 1,
+        device_iterations: int | None = None,
+    ) -> BatchPlan:
+        """Derive the factors of a training call.
+
+        Args:
+            batch_size: Samples per weight update; None to take the product of the
+                factors given, or 32 if none is.
+            own_stages: Stages of blocks that the model begins itself: they count where
+                gradient accumulation is left open.
+            device_iterations: Updates per call, if the config leaves them open; 1 by
+                default.
+
+        Raises:
+            ConfigError: The factors don't multiply up to `batch_size`.
+
+        Example:
+            >>> IPUConfig(replicas=4).training_plan(batch_size=32).micro_batch_size
+            8
+        """
+        own = self.training_options
+        accumulation, stages = self.gradient_accumulation, forward_stages(self)
+        iterations = self.device_iterations or device_iterations or 1
+        if accumulation is None:
+            stages = max(stages, own_stages)
+        if own is not None:
+            accumulation = own.Training.gradient_accumulation
+            iterations = own.device_iterations
+        return derive_plan(
+            batch_size,
+            micro_batch_size=self.micro_batch_size,
+            gradient_accumulation=accumulation,
+            replicas=self.num_replicas,
+            processes=self.process.count,
+            device_iterations=iterations,
+            stages=stages if own is None and self.is_pipelined else 1,
+        )
+
+    def inference_plan(
+        self,
+        batch_size: int,
+        own_stages: int = 1,
+        inference_iterations: int | None = None,
+    ) -> BatchPlan:
+        """Derive the factors of an inference call, with iterations for all stages.
+
+        Args:
+            batch_size: Samples of one forward pass on every replica.
+            own_stages: Stages of blocks that the model begins itself.
+            inference_iterations: Forward passes per call, if the config leaves them
+                open; its `device_iterations` by default, or else 1.
+
+        Example:
+            >>> IPUConfig(pipeline=("a", "b", "c")).inference_plan(8).device_iterations
+            3
+        """
+        own = self.inference_options
+        wanted = self.inference_iterations or inference_iterations
+        iterations = wanted or self.device_iterations or 1
+        least = _least_inference_iterations(self.inference_config)
+        iterations = max(iterations, least, own_stages)
+        return derive_plan(
+            batch_size,
+            micro_batch_size=None,
+            gradient_accumulation=1,
+            replicas=self.num_inference_replicas,
+            processes=self.process.count,
+            device_iterations=iterations if own is None else own.device_iterations,
+        )
+
+    # Options of PopTorch ------------------------------------------------------------
+
+    def build_training_options(
+        self,
+        plan: BatchPlan,
+        *,
+        own_stages: int = 1,
+        sums_gradients: bool = False,
+        returns_outputs: bool = False,
+        scales_automatically: bool = False,
+        divides_early: bool = False,
+        anchors: Mapping[str, str] | None = None,
+    ) -> poptorch.Options:
+        """Build the options of the training program.
+
+        Args:
+            plan: From `training_plan`.
+            own_stages: As for `training_plan`.
+            sums_gradients: If True, the gradients of an update are added and not
+                averaged: for losses that are sums themselves.
+            returns_outputs: If True, the outputs of every micro-batch come back
+                besides figures.
+            scales_automatically: If True, automatic loss scaling is on.
+            divides_early: If True, the gradients of an update are divided while they
+                are added up, so that their mean is clipped.
+            anchors: PopART's names of tensors that every call sends to the host, by
+                ours.
+
+        Returns:
+            New options. Figures come back under `OutputMode.All`, unless the user's own
+            options choose a mode. Anchored tensors follow the mode of the options, so
+            with anchors they come back under `Sum`, if no outputs do: a tensor of each
+            micro-batch would be large.
+
+        Raises:
+            ConfigError: The user's own options ask for sums of outputs, or `customize`
+                changes what the plan is made of.
+        """
+        own = self.training_options
+        if own is None:
+            options = _derived_for_training(self, plan, own_stages)
+        else:
+            options = _own_options(self, own)
+        training, mode = options.Training, poptorch.OutputMode
+        if sums_gradients:
+            training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+        if scales_automatically:
+            training.setAutomaticLossScaling(True)
+        if divides_early:
+            training.setMeanAccumulationAndReplicationReductionStrategy(
+                poptorch.MeanReductionStrategy.Running
+            )
+        for name, tensor in (anchors or {}).items():
+            options.anchorTensor(name, tensor)
+        if options.defaultOutputMode():
+            is_summed = bool(anchors) and not returns_outputs
+            options.outputMode(mode.Sum if is_summed else mode.All)
+        options = _customized(self, options, is_training=True)
+        if returns_outputs and options.output_mode == mode.Sum.value:
+            raise ConfigError(
+                "training_options or customize ask for OutputMode.Sum, and a streamed "
+                "metric needs the outputs themselves. Use OutputMode.All, or leave the "
+                "mode at its default."
+            )
+        return options
+
+    def build_inference_options(self, plan: BatchPlan) -> poptorch.Options:
+        """Build the options of the inference program, which returns all outputs.
+
+        The user's own options, or `customize`, may choose another output mode.
+        """
+        own = self.inference_options
+        if own is None:
+            # The model's own blocks are a pipeline if there is a micro-batch for each.
+            is_short = plan.device_iterations == 1
+            options = _derived_for_inference(self, plan, is_short=is_short)
+        else:
+            options = _own_options(self, own)
+        if options.defaultOutputMode():
+            options.outputMode(poptorch.OutputMode.All)
+        return _customized(self, options, is_training=False)
+
+
+def with_stages(config: IPUConfig, names: Sequence[str]) -> IPUConfig:
+    """Name the stages that were chosen, as if a user had.
+
+    Args:
+        config: Leaves its stages open.
+        names: Name of the submodule that begins each stage. A single stage needs none.
+
+    Example:
+        >>> with_stages(IPUConfig(pipeline="auto", ipus=2), ["0", "2"])
+        IPUConfig(pipeline=['0', '2'])
+    """
+    pipeline = list(names) if len(names) > 1 else None
+    return dataclasses.replace(config, pipeline=pipeline, ipus=None)
+
+
+def forward_stages(config: IPUConfig) -> int:
+    """Count forward stages as PopTorch does (`CompilerImpl.cpp`).
+
+    They begin on IPU 0: a first stage elsewhere makes one more.
+    """
+    return config.num_stages + (config.stage_ipus[:1] not in ((), (0,)))
+
+
+def _least_inference_iterations(config: IPUConfig) -> int:
+    if config.stages:
+        return forward_stages(config) if config.is_pipelined else 1
+    if config.pipeline is not None and config.gradient_accumulation is not None:
+        # The stages of a strategy are unknown, but training with G micro-batches
+        # per update allows at most (G + 1) / 2 of them.
+        return (config.gradient_accumulation + 1) // 2
+    return 1
+
+
+def _process_of(config: IPUConfig) -> ProcessInfo:
+    index, count = config.process_id, config.num_processes
+    if index is not None and count is not None:
+        return ProcessInfo(index, count, index, "config")
+    info, own = get_process_info(), config.training_options
+    if own is None or own.Distributed.numProcesses == 1:
+        return info
+    given = own.Distributed.processId, own.Distributed.numProcesses
+    if info.count > 1 and given != (info.index, info.count):
+        raise ConfigError(
+            f"training_options say that this is process {given[0]} of {given[1]}, and "
+            f"{info.launcher} says that it is {info.index} of {info.count}. Leave "
+            "Options.Distributed alone: ipufit sets it."
+        )
+    return dataclasses.replace(info, index=given[0], count=given[1])
+
+
+# Checks of fields ---------------------------------------------------------------------
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _are_names(value: Any) -> bool:
+    names = [value] if isinstance(value, str) else value
+    is_listed = isinstance(names, (tuple, list)) and bool(names)
+    return is_listed and all(isinstance(one, str) and one for one in names)
+
+
+_Rule = Tuple[Callable[[Any], bool], str]
+
+
+def _is_a(kind: Any, fault: str) -> _Rule:
+    return lambda value: isinstance(value, kind), fault
+
+
+def _one_of(*choices: Any) -> _Rule:
+    known = ", ".join(map(repr, choices))
+    return lambda value: value in choices, f"none of {known}"
+
+
+_COUNT = (
+    lambda value: _is_whole(value) and value >= 1,
+    "not a whole number of 1 or more",
+)
+_WHOLE = _is_whole, "not a whole number"
+_FLAG = _is_a(bool, "neither True nor False")
+_OPTIONS = _is_a(poptorch.Options, "not a poptorch.Options")
+_RULES: dict[str, _Rule] = {
+    "micro_batch_size": _COUNT,
+    "gradient_accumulation": _COUNT,
+    "inference_iterations": _COUNT,
+    "replicas": _COUNT,
+    "device_iterations": _COUNT,
+    "num_processes": _COUNT,
+    "prefetch_depth": _COUNT,
+    "precision": _one_of(*_PRECISIONS),
+    "execution": _one_of("pipelined", "sharded"),
+    "loader_mode": _one_of("sync", "async", "async_rebatched"),
+    "partials": _one_of(None, "half", "float"),
+    "overlap_io": _one_of(None, "accumulation", "device_iterations"),
+    "num_workers": (
+        lambda value: _is_whole(value) and value >= 0,
+        "not a whole number of 0 or more",
+    ),
+    "offload_optimizer": _FLAG,
+    "shard_optimizer": _FLAG,
+    "offline": _FLAG,
+    "stochastic_rounding": _is_a(bool, "none of True, False and None"),
+    "num_io_tiles": (
+        lambda value: _is_whole(value) and value in range(32, 193, 2),
+        "not an even number from 32 to 192",
+    ),
+    "recompute": (
+        _are_names,
+        "neither 'auto', 'off' nor names or patterns of submodules",
+    ),
+    "float32_modules": (
+        _are_names,
+        "neither 'norm', 'loss' nor names or patterns of submodules",
+    ),
+    "cache_dir": (
+        lambda value: isinstance(value, (str, os.PathLike)) and bool(os.fspath(value)),
+        "not a path",
+    ),
+    "customize": (callable, "not a function of options and whether they train"),
+    "loss_block": _is_a(str, "not a block's name"),
+    "profile_dir": _is_a((str, os.PathLike), "not a path"),
+    "seed": _WHOLE,
+    "process_id": _WHOLE,
+    "training_options": _OPTIONS,
+    "inference_options": _OPTIONS,
+}
+"""Check of a field's value, and what is wrong with a value that fails it."""
+
+
+def _check_fields(config: IPUConfig) -> None:
+    for one in fields(config):
+        value = getattr(config, one.name)
+        if one.name not in _RULES or (value is None and one.default is None):
+            continue
+        is_valid, fault = _RULES[one.name]
+        if not is_valid(value):
+            is_bfloat16 = one.name == "precision" and "bf" in str(value).lower()
+            why = " IPUs have no bfloat16: use 'float16'." if is_bfloat16 else ""
+            raise ConfigError(f"{one.name}={value!r} is {fault}.{why}")
+
+
+def _check_process(config: IPUConfig) -> None:
+    index, count = config.process_id, config.num_processes
+    if (index is None) != (count is None):
+        raise ConfigError(
+            f"process_id={index} and num_processes={count}: give both, or neither to "
+            "go by the launcher's variables."
+        )
+    if index is not None and count is not None and not 0 <= index < count:
+        raise ConfigError(
+            f"process_id={index} of num_processes={count}: processes count from 0 to "
+            f"{count - 1}."
+        )
+
+
+def _check_stages(config: IPUConfig) -> None:
+    given = config.pipeline
+    strategies = (
+        poptorch.PipelinedExecution,
+        poptorch.ShardedExecution,
+        poptorch.SerialPhasedExecution,
+        poptorch.ParallelPhasedExecution,
+    )
+    if isinstance(given, str) and given != _AUTO:
+        raise ConfigError(
+            f"pipeline={given!r} is one name: give a sequence with a name for each "
+            f"stage, as in pipeline=({given!r}, ...), or 'auto' to have the model "
+            "divided."
+        )
+    if isinstance(given, (tuple, list)):
+        names = [name for stage in given for name in _stage_names(stage)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"pipeline names {', '.join(twice)} more than once.")
+    elif given is not None and not isinstance(given, (str, *strategies)):
+        raise ConfigError(
+            f"pipeline={given!r} is neither a sequence of stages nor a strategy such "
+            "as poptorch.PipelinedExecution."
+        )
+
+
+def _stage_names(stage: Any) -> tuple[str, ...]:
+    if isinstance(stage, poptorch.Stage):
+        return tuple(stage.blocks)
+    names = tuple(stage) if isinstance(stage, (tuple, list)) else (stage,)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"pipeline has the stage {stage!r}: a stage is a name, several of them, "
+            "or a poptorch.Stage."
+        )
+    return names
+
+
+def _check_layers(config: IPUConfig) -> None:
+    given = config.layers_per_ipu
+    if given is None:
+        return
+    if config.pipeline is not None:
+        raise ConfigError(
+            f"pipeline={config.pipeline!r} and layers_per_ipu={given!r} are both "
+            "given, and each says where stages begin. Give one of them."
+        )
+    lists: list[Any] = list(layer_lists(given).values())
+    are_listed = all(isinstance(one, (tuple, list)) and one for one in lists)
+    if not (lists and are_listed) or not all(
+        _is_whole(n) and n >= REST for one in lists for n in one
+    ):
+        raise ConfigError(
+            f"layers_per_ipu={given!r}: give the number of layers on each IPU, as in "
+            "[0, 4, 4, 4], with -1 for the rest; or such numbers by the name of each "
+            'list of layers, as in {"encoder.layer": [0, 4, 4, 4]}.'
+        )
+    if len({len(numbers) for numbers in lists}) > 1:
+        raise ConfigError(
+            f"layers_per_ipu={given!r}: the lists have numbers for different IPUs. "
+            "Give each as many, with 0 where it has no layers."
+        )
+    check_filled(given, lists)
+
+
+def layer_lists(given: Any) -> dict[str | None, Sequence[int]]:
+    """Numbers of layers per IPU, by the name of their list; None if it isn't named."""
+    return dict(given) if isinstance(given, Mapping) else {None: given}
+
+
+def check_filled(given: Any, lists: Sequence[Sequence[int]]) -> None:
+    """Refuse an IPU in the middle that has no layers.
+
+    The first may have none: it has what comes before them. So may the last, which has
+    what comes after them.
+
+    Args:
+        given: The user's value, for messages.
+        lists: Numbers of layers per IPU, of each list.
+
+    Raises:
+        ConfigError: An IPU has nothing to do.
+    """
+    columns = [any(column) for column in zip(*lists)]
+    empty = [ipu for ipu, has_some in enumerate(columns) if not has_some]
+    if not any(columns) or not {*empty} <= {0, len(columns) - 1}:
+        ipu = next((ipu for ipu in empty if ipu > 0), 0)
+        raise ConfigError(
+            f"layers_per_ipu={given!r} leaves IPU {ipu} without layers. Only the first "
+            "IPU and the last may have none: they have what comes before all layers, "
+            "and after them."
+        )
+
+
+def _check_ipus(config: IPUConfig) -> None:
+    ipus: Any = config.ipus
+    if ipus not in (None, _AUTO) and not (_is_whole(ipus) and ipus > 0):
+        raise ConfigError(
+            f"ipus={ipus!r} is neither a whole number of 1 or more nor 'auto'."
+        )
+    if not config.has_open_stages and ipus is not None:
+        raise ConfigError(
+            f"ipus={ipus!r} goes with pipeline='auto', and pipeline="
+            f"{config.pipeline!r}. Stages with names have an IPU each, and a model "
+            "without stages has one: leave ipus out, or give pipeline='auto'."
+        )
+    own = config.training_options, config.inference_options
+    if config.has_open_stages and own != (None, None):
+        raise ConfigError(
+            "pipeline='auto' makes the execution strategy of the options, and whole "
+            "options of your own have theirs. Give customize= instead, a function that "
+            "changes the options that ipufit makes; or name the stages."
+        )
+    if None not in own:
+        return  # they have their replicas and stages
+    replicas, per_replica = config.own_replicas, len({*config.stage_ipus}) or 1
+    total = replicas * per_replica
+    if total > _MOST_IPUS:
+        each = f" with {per_replica} IPUs each, its stages" if config.stage_ipus else ""
+        raise ConfigError(
+            f"replicas={replicas}{each}, need {total} IPUs, and a process has "
+            f"{_MOST_IPUS} at most. Use {_MOST_IPUS // per_replica} replicas or fewer, "
+            "or fewer stages; gradient_accumulation makes batches larger without more "
+            "IPUs."
+        )
+
+
+def _memory_proportions(config: IPUConfig) -> dict[str, float]:
+    """Give the share of memory for temporary data of each IPU.
+
+    A model that begins blocks itself may have any number of IPUs, so that one number is
+    given to as many as there can be: PopTorch looks the share up by IPU.
+    """
+    given: Any = config.available_memory_proportion
+    if given is None:
+        return {}
+    num_ipus = max(config.stage_ipus, default=_MOST_IPUS - 1) + 1
+    shares = [given] * num_ipus if _is_number(given) else given
+    if not isinstance(shares, (tuple, list)) or not all(map(_is_number, shares)):
+        raise ConfigError(
+            f"available_memory_proportion={given!r}: give a number, or a sequence "
+            "with one per IPU."
+        )
+    for share in map(float, shares):
+        if not 0 <= share <= 1:
+            raise ConfigError(
+                f"available_memory_proportion={share} is not a share: use numbers "
+                "from 0 to 1."
+            )
+    is_known = bool(config.stage_ipus)
+    if len(shares) > num_ipus or (is_known and len(shares) < num_ipus) or not shares:
+        ipus = f"{num_ipus} IPUs" if is_known else f"at most {num_ipus} IPUs"
+        raise ConfigError(
+            f"available_memory_proportion={given!r} has {len(shares)} numbers, and a "
+            f"replica has {ipus}. Give one number for each of them, or a single one."
+        )
+    return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
+
+
+def _check_memory(config: IPUConfig) -> None:
+    has_stages = bool(config.stages) or config.has_open_stages
+    is_pipeline = has_stages and config.execution != "sharded"
+    if config.overlap_io is not None and config.num_io_tiles is None:
+        raise ConfigError(
+            f"overlap_io={config.overlap_io!r} needs tiles that load and store while "
+            "the others compute: give num_io_tiles, such as 32."
+        )
+    if config.overlap_io is not None and (is_pipeline or _is_ready_pipeline(config)):
+        raise ConfigError(
+            f"overlap_io={config.overlap_io!r} doesn't go with a pipeline: PopTorch "
+            "refuses it there. Take execution='sharded', or leave overlap_io out."
+        )
+    if config.shard_optimizer and config.num_replicas * config.process.count == 1:
+        raise ConfigError(
+            "shard_optimizer=True divides the optimiser's state among replicas, and "
+            "there is one. Use more replicas, or offload_optimizer=True to keep the "
+            "state off the chip."
+        )
+
+
+def _is_ready_pipeline(config: IPUConfig) -> bool:
+    """Whether it is PopTorch's pipelined strategy, which its sharded one inherits."""
+    is_sharded = isinstance(config.pipeline, poptorch.ShardedExecution)
+    return isinstance(config.pipeline, poptorch.PipelinedExecution) and not is_sharded
+
+
+def _check_precision(config: IPUConfig) -> None:
+    if config.float32_modules is not None and not config.types.is_half:
+        raise ConfigError(
+            f"float32_modules={config.float32_modules!r}, and with precision="
+            f"{config.precision!r} everything is float32: give precision='16.16' or "
+            "'16.32', or leave float32_modules out."
+        )
+
+
+def _checked_inference(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"inference={given!r} is no mapping: give values by the names of fields, "
+            'as in inference={"execution": "sharded"}.'
+        )
+    for name in given:
+        if name in _ELSEWHERE:
+            raise ConfigError(f"inference has {name!r}: {_ELSEWHERE[name]}.")
+        if name not in _OVERRIDABLE:
+            raise UnknownNameError("field of inference", str(name), _OVERRIDABLE)
+    if given.get("pipeline") == _AUTO:
+        raise ConfigError(
+            "inference has pipeline='auto': evaluate and predict use the stages of "
+            "training, if nothing else is given. Name others, or give None for one IPU."
+        )
+    return dict(given)
+
+
+# Options that a config stands for -----------------------------------------------------
+
+
+def _derived_for_training(
+    config: IPUConfig, plan: BatchPlan, own_stages: int = 1
+) -> poptorch.Options:
+    options = _derived(config, plan, own_stages=own_stages)
+    options.Training.gradientAccumulation(plan.gradient_accumulation)
+    if config.rounds_at_random is not None:
+        options.Precision.enableStochasticRounding(config.rounds_at_random)
+    if config.profile_dir is not None and config.process.is_first:
+        options.enableProfiling(config.profile_dir)
+    return options
+
+
+def _derived_for_inference(
+    config: IPUConfig, plan: BatchPlan, *, is_short: bool = False
+) -> poptorch.Options:
+    options = _derived(config.inference_config, plan, is_short=is_short)
+    is_rounded = (config.inference or {}).get("stochastic_rounding")
+    if is_rounded is not None:
+        options.Precision.enableStochasticRounding(is_rounded)
+    return options
+
+
+def _derived(
+    config: IPUConfig, plan: BatchPlan, *, is_short: bool = False, own_stages: int = 1
+) -> poptorch.Options:
+    """Make the options that training and inference share."""
+    if config.process.launcher == "poprun":
+        # PopDist has set replicas and process in its own, and refuses to be told.
+        options: poptorch.Options = popdist().poptorch.Options()
+    else:
+        options = poptorch.Options()
+        options.replicationFactor(plan.replicas)
+        _set_process(options, config.process)
+    options.deviceIterations(plan.device_iterations)
+    options.autoRoundNumIPUs(True)
+    options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
+    options.showCompilationProgressBar(False)  # we show the phase ourselves
+    # Schedulers of torch add attributes to the optimiser; each would be a warning.
+    options.relaxOptimizerAttributesChecks(True)
+    strategy = _strategy_of(config, is_short=is_short)
+    if strategy is not None:
+        options.setExecutionStrategy(strategy)
+    proportions = _memory_proportions(config)
+    if proportions:
+        options.setAvailableMemoryProportion(proportions)
+    _set_memory(options, config, own_stages)
+    if config.cache_dir is not None:
+        options.enableExecutableCaching(str(config.cache_dir))
+    if config.offline:
+        options.useOfflineIpuTarget(_env.compile_for())
+    _set_seed(options, config.seed)
+    return options
+
+
+def _strategy_of(config: IPUConfig, *, is_short: bool) -> Any:
+    """Choose the strategy that runs the stages; None for PopTorch's default.
+
+    Args:
+        config: Has the stages.
+        is_short: Whether a call has too few micro-batches to pipeline the blocks of a
+            model without a pipeline.
+    """
+    if config.has_open_stages:
+        raise ConfigError(
+            "pipeline='auto' stands for stages that are chosen when a model gets data. "
+            "Options can be made of config.resolved(model, x), which has their names."
+        )
+    given, is_pipelined = config.placement, config.is_pipelined
+    if given is None:
+        return None if is_pipelined and not is_short else poptorch.ShardedExecution()
+    if not isinstance(given, (tuple, list)):
+        return given
+    kind = poptorch.PipelinedExecution if is_pipelined else poptorch.ShardedExecution
+    return kind(
+        *(
+            stage
+            if isinstance(stage, poptorch.Stage)
+            else poptorch.Stage(*_stage_names(stage)).ipu(index)
+            for index, stage in enumerate(given)
+        )
+    )
+
+
+def _set_memory(options: poptorch.Options, config: IPUConfig, own_stages: int) -> None:
+    if config.offload_optimizer or config.shard_optimizer:
+        location = poptorch.TensorLocationSettings()
+        if config.offload_optimizer:
+            location.useOnChipStorage(False)
+        if config.shard_optimizer:
+            location.useReplicatedTensorSharding(True)
+        options.TensorLocations.setOptimizerLocation(location)
+    if config.num_io_tiles is not None:
+        options.TensorLocations.numIOTiles(config.num_io_tiles)
+    if config.prefetch_depth is not None:
+        options._Popart.set("defaultPrefetchBufferingDepth", config.prefetch_depth)
+    if config.partials is not None:
+        is_half = config.partials == "half"
+        options.Precision.setPartialsType(torch.half if is_half else torch.float)
+    kind = _recomputation(config, own_stages)
+    if kind is not None:
+        options._Popart.set("autoRecomputation", kind)
+
+
+# PopART's RecomputationType (`willow/include/popart/sessionoptions.hpp`).
+_NO_RECOMPUTATION, _STANDARD, _PIPELINE, _RECOMPUTE_ALL = 0, 1, 3, 4
+
+
+def _recomputation(config: IPUConfig, own_stages: int) -> int | None:
+    """Choose PopART's kind of recomputation; None for PopTorch's choice.
+
+    PopTorch recomputes in pipelines of several IPUs (`Compiler.cpp`), and nowhere else.
+    PopART has one kind for these, and refuses it on one IPU; the others do nothing in a
+    pipeline (`ir.cpp`, `recompute.cpp`).
+    """
+    if config.recompute is None:
+        return None
+    if config.recompute == "off":
+        return _NO_RECOMPUTATION
+    if _is_ready_pipeline(config):
+        return None  # only PopTorch knows its IPUs
+    has_stages = len(set(config.stage_ipus)) > 1 or own_stages > 1
+    if config.is_pipelined and has_stages:
+        return _PIPELINE
+    return _STANDARD if config.recompute == "auto" else _RECOMPUTE_ALL
+
+
+def _set_process(options: poptorch.Options, process: ProcessInfo) -> None:
+    """Name this process in options that don't; PopDist's do, and refuse to be told."""
+    given = options.Distributed
+    if (given.processId, given.numProcesses) != (process.index, process.count):
+        given.configureProcessId(process.index, process.count)
+
+
+def _set_seed(options: poptorch.Options, seed: int | None) -> None:
+    """Seed the device; torch's generator, which PopTorch seeds too, stays as it was."""
+    if seed is not None:
+        with torch.random.fork_rng(devices=[]):
+            options.randomSeed(seed)
+
+
+# The user's own options, and customize ------------------------------------------------
+#
+# PopTorch has no public getters for most settings; `Options.toDict()` shows them all.
+
+_ROUNDING = "Precision.enableStochasticRounding", "enableStochasticRounding"
+_LOCATION = "TensorLocations.setOptimizerLocation", "location_optimizer"
+_STRATEGY = "setExecutionStrategy", "execution_mode"
+_ITERATIONS = "deviceIterations", "device_iterations"
+_PREFETCH = "defaultPrefetchBufferingDepth"
+
+_FOR_TRAINING: dict[str, tuple[str, ...]] = {
+    "gradient_accumulation": ("Training.gradientAccumulation", "gradient_accumulation"),
+    "device_iterations": _ITERATIONS,
+    "offload_optimizer": _LOCATION,
+    "shard_optimizer": _LOCATION,
+    "precision": _ROUNDING,
+    "profile_dir": ("enableProfiling", "engineOptions"),
+    "recompute": ("_Popart.set('autoRecomputation')", "autoRecomputation"),
+}
+_FOR_INFERENCE: dict[str, tuple[str, ...]] = {"inference_iterations": _ITERATIONS}
+_FOR_BOTH: dict[str, tuple[str, ...]] = {
+    "replicas": ("replicationFactor", "replication_factor"),
+    "execution": _STRATEGY,
+    "overlap_io": _STRATEGY,
+    "available_memory_proportion": (
+        "setAvailableMemoryProportion",
+        "available_memory_proportion",
+    ),
+    "partials": (
+        "Precision.setPartialsType",
+        "partialsTypeMatMuls",
+        "convolutionOptions",
+    ),
+    "stochastic_rounding": _ROUNDING,
+    "num_io_tiles": ("TensorLocations.numIOTiles", "numIOTiles"),
+    "prefetch_depth": (f"_Popart.set('{_PREFETCH}')", _PREFETCH),
+    "cache_dir": ("enableExecutableCaching", "enableEngineCaching", "cachePath"),
+    "offline": ("useOfflineIpuTarget", "ipu_version"),
+    "seed": ("randomSeed", "random_seed"),
+}
+"""Fields that options are made of: PopTorch's setter, and names in `toDict`."""
+
+_PLANNED = {
+    "deviceIterations": "device_iterations",
+    "replicationFactor": "replication_factor",
+    "Training.gradientAccumulation": "gradient_accumulation",
+    "Distributed.configureProcessId": "distributed_process_id",
+    "Distributed.setEnvVarNames": "num_distributed_processes",
+}
+"""Settings that data are laid out by: setters, and names in `toDict`."""
+
+_MERGED = ("engineOptions", "convolutionOptions", "matmulOptions")
+"""Dicts that a setter of PopTorch replaces as a whole."""
+
+
+def _settings_of(options: poptorch.Options) -> dict[str, Any]:
+    """All settings of options, by PopTorch's names; it shows none without a mode."""
+    if options.defaultOutputMode():
+        options = options.clone().outputMode(poptorch.OutputMode.All)
+    settings: dict[str, Any] = options.toDict()
+    return settings
+
+
+def _take_own_options(config: IPUConfig) -> None:
+    """Keep copies of a config's own options, unless they contradict a field."""
+    for name in ("training_options", "inference_options"):
+        own = getattr(config, name)
+        if own is None:
+            continue
+        if config.customize is not None:
+            raise ConfigError(
+                f"customize and {name} are both given, and own options are taken "
+                f"whole: leave {name} out, or change them before you give them."
+            )
+        object.__setattr__(config, name, own.clone())
+        is_training = name == "training_options"
+        derive = _derived_for_training if is_training else _derived_for_inference
+        iterations = (
+            config.device_iterations if is_training else config.inference_iterations
+        )
+        plan = BatchPlan(
+            1,
+            config.gradient_accumulation or 1,
+            config.own_replicas,
+            device_iterations=iterations or 1,
+        )
+        made = {**(_FOR_TRAINING if is_training else _FOR_INFERENCE), **_FOR_BOTH}
+        has, asks = _settings_of(own), _settings_of(derive(config, plan))
+        defaults = {one.name: one.default for one in fields(config)}
+        for one, (setter, *keys) in made.items():
+            value = getattr(config, one)
+            wrong = [key for key in keys if not _holds(has.get(key), asks.get(key))]
+            if one == "seed" and "random_seed" not in has:
+                wrong = []  # the config's is added
+            if wrong and value != defaults[one]:
+                key = wrong[0]
+                raise ConfigError(
+                    f"{one}={value!r}, but {name} have {key}={has.get(key)!r} where "
+                    f"that makes it {asks.get(key)!r}. Own options are taken whole: "
+                    f"call options.{setter}(...) on them and leave {one} at its "
+                    "default; or give customize=, a function that changes the options "
+                    f"which ipufit makes, instead of {name}."
+                )
+
+
+def _holds(has: Any, asked: Any) -> bool:
+    """Whether options have what is asked for, and maybe more."""
+    if isinstance(has, dict) and isinstance(asked, dict):
+        return all(has.get(key) == value for key, value in asked.items())
+    return bool(has == asked) or (has is None and not asked)
+
+
+def _own_options(config: IPUConfig, own: poptorch.Options) -> poptorch.Options:
+    """Copy the user's own options, for this process."""
+    options = own.clone()
+    _set_process(options, config.process)
+    options.autoRoundNumIPUs(True)  # a device has a power of two of them
+    if not options.exists("random_seed"):
+        _set_seed(options, config.seed)
+    return options
+
+
+def _customized(
+    config: IPUConfig, options: poptorch.Options, *, is_training: bool
+) -> poptorch.Options:
+    """Have the user change options, and make them offline where nothing is to run.
+
+    Engine options, and those of convolutions and matrix products, are merged with the
+    ones that were there: PopTorch's setters replace all of them.
+    """
+    if config.customize is not None:
+        before = _settings_of(options)
+        kept = {key: dict(before[key]) for key in _MERGED if key in before}
+        given = config.customize(options, is_training)
+        if isinstance(given, (bool, int, float, str, tuple, list, Mapping)):
+            raise ConfigError(
+                f"customize returned {given!r}: have it change the options that it "
+                "gets, and return nothing, or other poptorch.Options."
+            )
+        if isinstance(given, poptorch.Options):  # setters return parts of options, too
+            options = given
+        after = _settings_of(options)
+        for setter, key in _PLANNED.items():
+            if after.get(key) != before.get(key):
+                raise ConfigError(
+                    f"customize has set {key} to {after.get(key)!r}, and data are laid "
+                    f"out for {before.get(key)!r}: leave options.{setter}(...) to "
+                    "ipufit, and give the fields of IPUConfig (device_iterations, "
+                    "replicas, gradient_accumulation, process_id)."
+                )
+        for key, values in kept.items():
+            merged = {**values, **after.get(key, {})}
+            if merged != after.get(key):
+                options._Popart.set(key, merged)
+    if _env.compile_only() is not None:
+        options.useOfflineIpuTarget(_env.compile_for())
+    return options
